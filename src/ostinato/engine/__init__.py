@@ -1,1 +1,1 @@
-"""Engines that make tokens: the embedded one, and clients of servers."""
+"""Engines that sample tokens: the embedded engine, and clients of inference servers."""

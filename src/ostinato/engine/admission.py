@@ -1,4 +1,4 @@
-"""What an engine refuses before it does any work: the one check that every `Generate` passes, shared by all engines."""
+"""Request validation before any work is done: the single check that every `Generate` must pass, shared by all engines."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ostinato.core.records import Sampling
 MAX_SAMPLES = 128
 MAX_STOPS = 16
 MAX_TOPS = 20
-MAX_TOPS_OF_ALL = 128  # with each token of n answers: they are held until the answers are sent
+MAX_TOPS_OF_ALL = 128  # per position, summed over n answers: they are held in memory until the answers are sent
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 MAX_BIASES = 1024
 
 
 def check_request(request: Generate, *, context: int, vocab_size: int) -> None:
-    """Refuse a request that no state of the engine could serve.
+    """Refuse a request that the engine could not serve in any state.
 
     Args:
-        request: what was asked for.
+        request: the request.
         context: the most tokens (prompt and answer together) that the model can hold.
         vocab_size: prompt ids lie in [0, vocab_size).
 

@@ -1,4 +1,4 @@
-"""Which engine makes the tokens, and its sizes."""
+"""The choice of the engine, and its sizes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field, model_validator
 
 
 class EngineConfig(BaseModel, frozen=True, extra="forbid"):
-    """Which engine makes the tokens, and its sizes. vLLM servers have sizes of their own: of the rest they use `max_waiting`,
-    `recompute_on_swap`, `urls`, `replicas`, `connect_s`, `silence_s` and `weights_seen_as`.
+    """The choice of the engine, and its sizes. vLLM servers are sized by their own options: with them only `max_waiting`,
+    `recompute_on_swap`, `urls`, `replicas`, `connect_s`, `silence_s` and `weights_seen_as` apply.
     """
 
     kind: Literal["embedded", "vllm"] = Field(

@@ -1,4 +1,4 @@
-"""Who may share a prefix: the rule that every engine's prefix cache keeps."""
+"""Which requests may share a cached prefix: the rule for every engine's prefix cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 
 def prefix_key(policy: str, salt: str) -> bytes:
-    """16 bytes for one policy's hash and one cache salt: computed prefixes may be shared under the same key only.
+    """A 16-byte key for a policy's hash and a cache salt: computed prefixes may be shared only under the same key.
 
     Example: ``prefix_key("9f2c", "acme") != prefix_key("9f2c", "evil")``
     """

@@ -1,4 +1,4 @@
-"""What one sampled token shows, and whether it ends its answer: the same for every engine."""
+"""The visible text of a sampled token, and whether the token ends its answer: the same for every engine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ostinato.model.stream import TextStream
 
 
 def shown(stream: TextStream, token: int, stop_ids: Set[int], *, last: bool) -> tuple[str, Finish | None]:
-    """Feed a token to its answer's text. Returns the text that may be shown now, and how the answer ends if it does.
+    """Feed a token to its answer's text. Returns the text that may be shown now, and the finish if the answer ends.
 
-    `last` says that the token uses up `max_tokens`. A stop token ends the answer without being fed; of a stop string nothing is shown.
+    `last`: the token uses up `max_tokens`. A stop token ends the answer without being fed; no part of a stop string is shown.
     """
     if token in stop_ids:
         return stream.flush(), Finish.STOP

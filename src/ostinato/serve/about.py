@@ -1,4 +1,4 @@
-"""What the server says about itself: models, health, numbers."""
+"""The server's read-only routes about itself: models, health, metrics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class About:
         await exchange.reply(200, json_bytes(card))
 
     async def health(self, exchange: Exchange) -> None:
-        """`GET /health`: 200 when calls can be answered, else 503 with the reason; open to all, says nothing about users."""
+        """`GET /health`: 200 when calls can be answered, else 503 with the reason. Needs no key and tells nothing about users."""
         loaded = self._parts.engine.slots()
         slots = {name: {"number": policy.number, "hash": policy.hash} for name, policy in loaded.items()}
         status, body = "ready", {"model": self._parts.model, "slots": slots}
@@ -50,7 +50,7 @@ class About:
         await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **body}))
 
     async def numbers(self, exchange: Exchange) -> None:
-        """`GET /metrics`, for Prometheus: everything for an operator or where no keys are asked for, a tenant's own for a tenant."""
+        """`GET /metrics`, for Prometheus: all metrics for an operator or if no keys are configured, else only the tenant's own."""
         keys = self._parts.keys
         who = keys.identify(exchange.headers)
         page = self._parts.metrics.page(None if who.admin or keys.open else who.tenant)

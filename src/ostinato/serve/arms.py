@@ -26,12 +26,12 @@ class Assignment:
 class Arms:
     """Deals users to arms.
 
-    Control takes a fixed share by one hash of tenant and name: those users stay on it. Of the others the verified release takes its share
-    by a second one. Who is left is dealt by a third, with the salt of the trial that is under way: canary takes the lower end of it, the
-    previous release the upper one, live the rest.
+    Control takes a fixed share of the users by a hash of tenant and name; those users stay on it. The verified release takes its share
+    of the others by a second hash. The remaining users are dealt by a third hash, salted for the current trial: canary takes its lower
+    end, the previous release its upper end, and live the rest.
 
     Raises:
-        BadConfig: a share of control that is none.
+        BadConfig: the control share lies outside [0, 1].
     """
 
     def __init__(self, *, control: float = 0.0, salt: str = "ostinato") -> None:
@@ -43,15 +43,15 @@ class Arms:
         self._trial_key = self._verified_key = b""
 
     def deal(self, dealing: Dealing | None) -> None:
-        """The shares that are in force from now on; None: there is no trial."""
+        """Set the shares that are in force from now on, or None if there is no trial."""
         if dealing != self._dealing:
             self._dealing = dealing
             self._trial_key = b"" if dealing is None else dealing_key(dealing.salt)
             self._verified_key = b"" if dealing is None else dealing_key(f"verified {dealing.verified_salt}")
 
     def releases(self, loaded: Mapping[str, PolicyVersion]) -> frozenset[str]:
-        """The loaded slots that hold a release of their own. Canary and previous do while users of the trial get them, by the ledger's
-        word, and once their weights are not live's: between trials both hold what is live, and so does canary until the candidate loads.
+        """The loaded slots that hold a release of their own. Canary and previous do only while the ledger deals users of the trial to them
+        and their weights differ from live's: between trials both hold the live weights, and so does canary until the candidate loads.
         """
         dealing = self._dealing or Dealing(salt="")
         tried = {Arm.CANARY: dealing.canary > 0.0, Arm.PREVIOUS: dealing.previous > 0.0}
@@ -63,7 +63,7 @@ class Arms:
         )
 
     def assign(self, tenant: str, user: str, loaded: Collection[str]) -> Assignment:
-        """The arm of a tenant's user, given the slots that are loaded: an arm without weights gives its share to live."""
+        """The arm of a tenant's user, given the loaded slots. The share of an arm without weights goes to live."""
         if user == ANONYMOUS:  # many people behind one name: hashing it would move them all together
             return Assignment(arm=Arm.LIVE, propensity=1.0)
         control = self._control if Arm.CONTROL in loaded else 0.0

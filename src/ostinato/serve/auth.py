@@ -1,4 +1,4 @@
-"""Who may call: API keys, admin keys, signatures of users, and the rule that a server without keys stays on this machine.
+"""Authentication: API keys, admin keys, user signatures, and the rule that a server without keys listens on loopback only.
 
 Secrets are compared in constant time and never appear in messages, logs or metrics.
 """
@@ -29,7 +29,7 @@ _SIGNATURE = re.compile(r"(\d{1,12})\.([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who sent a request. `admin` may name a weight slot and sees all metrics.
+    """The sender of a request. An `admin` may name a weight slot and sees all metrics.
 
     Example: ``Principal(tenant="acme", admin=False)``
     """
@@ -39,12 +39,12 @@ class Principal:
 
 
 class Keyring:
-    """The configured keys. A key is found by a digest that only this process can compute, however many keys there are.
+    """The configured keys. A key is looked up by a digest that only this process can compute, in the same time however many keys there are.
 
     Args:
         api_keys: entries "key" or "tenant:key"; empty means that everyone on this machine is let in.
         admin_keys: the operator's keys.
-        own: how many of `api_keys` stand in the configuration itself, for messages: the others come from the file. None: all.
+        own: how many of `api_keys` come from the configuration itself (the others from the file), for error messages. None: all.
 
     Raises:
         BadConfig: a key is shorter than 16 characters, occurs twice, or its tenant's name is malformed.
@@ -70,12 +70,12 @@ class Keyring:
 
     @property
     def open(self) -> bool:
-        """True if no key is asked for."""
+        """True if no key is required."""
         return not self._tenants
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Every tenant that a request can belong to. An admin's own calls are the default tenant's."""
+        """Every tenant that a request can belong to. An admin's own calls belong to the default tenant."""
         return frozenset({*self._tenants.values(), DEFAULT_TENANT})
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Principal:
@@ -92,10 +92,10 @@ class Keyring:
 
 
 def client_keys(api_keys: Sequence[SecretStr], file: Path | None) -> tuple[SecretStr, ...]:
-    """All keys of clients: those of the configuration, then those of the file, one a line. The file is read anew at each call.
+    """All client keys: those of the configuration, then those of the file, one per line. The file is read again at each call.
 
-    Lines that begin with # are comments. Raises BadConfig, which holds no key, for a file that cannot be read, that everybody may read or
-    write, with a line that is no key, or without one.
+    Lines that begin with # are comments. Raises BadConfig, whose message holds no key, if the file cannot be read, is accessible to
+    everybody (any permission for others), has a line that is not a key, or holds no key.
     """
     if file is None:
         return tuple(api_keys)
@@ -120,9 +120,9 @@ def client_keys(api_keys: Sequence[SecretStr], file: Path | None) -> tuple[Secre
 
 
 def _read_keys(file: Path) -> tuple[int, list[str]]:
-    """The file's mode, and its lines. Raises BadConfig."""
+    """The file's mode and its lines. Raises BadConfig."""
     try:
-        # a pipe without a writer would hold up the start
+        # opening a pipe without a writer would block the start
         descriptor = os.open(file.expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, encoding="utf-8-sig") as opened:
             status = os.fstat(descriptor)
@@ -141,12 +141,12 @@ def _read_keys(file: Path) -> tuple[int, list[str]]:
 
 
 class UserKeys:
-    """The secrets with which tenants sign who their users are.
+    """The secrets with which tenants sign the names of their users.
 
     A signature is ``<expires>.<hex>``: Unix seconds, and the HMAC-SHA256 of ``"<expires>.<user>"`` in UTF-8 under the secret.
 
     Args:
-        entries: "secret" or "tenant:secret"; a tenant may have several, so that they can be changed.
+        entries: "secret" or "tenant:secret"; a tenant may have several, so that they can be rotated.
 
     Raises:
         BadConfig: a secret is shorter than 16 characters or its tenant's name is malformed.
@@ -159,7 +159,7 @@ class UserKeys:
             self._secrets[tenant].append(secret)
 
     def check(self, tenant: str, user: str, signature: str, now: float) -> None:
-        """Raise Unauthorized unless this tenant has signed this user, and the signature still holds."""
+        """Raise Unauthorized unless this tenant has signed this user and the signature has not expired."""
         parts = _SIGNATURE.fullmatch(signature)
         if parts is None:
             raise Unauthorized(
@@ -168,7 +168,7 @@ class UserKeys:
         expires, given = parts[1], parts[2].encode()
         message = f"{expires}.{user}".encode()
         found = False
-        for secret in self._secrets.get(tenant, []):  # no early exit: the time must not tell which secret it was
+        for secret in self._secrets.get(tenant, []):  # no early exit: the time must not reveal which secret matched
             found |= hmac.compare_digest(hmac.new(secret, message, hashlib.sha256).hexdigest().encode(), given)
         if not found:
             raise Unauthorized(
@@ -179,7 +179,7 @@ class UserKeys:
 
 
 def check_bind(host: str, api_keys: Sequence[object]) -> None:
-    """Refuse to listen beyond this machine without keys. Raises BadConfig.
+    """Refuse to listen on a non-loopback address without keys. Raises BadConfig.
 
     Example: ``check_bind("0.0.0.0", [])`` raises; ``check_bind("127.0.0.1", [])`` does not.
     """
@@ -192,7 +192,7 @@ def check_bind(host: str, api_keys: Sequence[object]) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """True for a name or address (IPv6 in brackets or not) that only this machine answers to.
+    """True for a loopback name or address (IPv6 with or without brackets).
 
     Example: ``is_loopback("[::1]") and is_loopback("localhost") and not is_loopback("localhost.example.org")``
     """

@@ -12,7 +12,7 @@ from ostinato.serve.judge.config import JudgeConfig
 
 
 class QuotaConfig(BaseModel, frozen=True, extra="forbid"):
-    """What one tenant may use of the gateway.
+    """One tenant's limits at the gateway.
 
     Example: ``QuotaConfig(calls_per_s=20.0, open_samples=64)``
     """
@@ -37,7 +37,7 @@ class QuotaConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class SamplingRule(BaseModel, frozen=True, extra="forbid"):
-    """What is sampled with, whatever a client sends.
+    """Sampling parameters that override the client's.
 
     Example: ``SamplingRule(temperature=1.0)``
     """

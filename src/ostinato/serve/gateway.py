@@ -1,6 +1,6 @@
-"""The gateway: OpenAI-compatible HTTP in front of an engine, every call captured, feedback taken, arms dealt.
+"""The gateway: OpenAI-compatible HTTP in front of an engine. Captures every call, takes feedback and deals users to arms.
 
-This page builds the parts and says which path is whose: model calls are in `calls/`, feedback in `feedback/`, HTTP in `wire/`.
+This module builds the parts and maps paths to handlers: model calls are in `calls/`, feedback in `feedback/`, HTTP in `wire/`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LOG = logging.getLogger(__name__)
 COUNT_PATH = "/v1/messages/count_tokens"
 
 Page = Callable[[Visitors], Sequence[BaseRoute]]
-"""Makes the routes of the page, which asks the gateway who its visitors are."""
+"""Makes the routes of the page, given the gateway's `Visitors`, which identify the page's visitors."""
 
 
 def create_app(
@@ -68,24 +68,24 @@ def create_app(
     dealer: Dealer | None = None,
     page: Page | None = None,
 ) -> GatewayApp:
-    """The gateway as an ASGI app. `app.state.metrics` is where swaps are reported (`metrics.swapped`), `app.state.waits` knows
-    how long people wait.
+    """The gateway as an ASGI app. Swaps are reported to `app.state.metrics` (`metrics.swapped`); `app.state.waits` measures how long
+    people wait.
 
     Args:
         engine: makes tokens; started and stopped by the caller.
         renderer: messages <-> ids of the same model.
-        log: where turns and signals go; opened and closed by the caller.
+        log: stores turns and signals; opened and closed by the caller.
         config: limits, keys, arms.
         clock: Unix seconds.
         model_name: the name that clients send as `model`.
-        metrics: where to count; a new `Metrics(engine)` if None.
-        admin_keys: keys of operators beside `config.admin_key`.
+        metrics: the metrics to use; a new `Metrics(engine)` if None.
+        admin_keys: operators' keys besides `config.admin_key`.
         dealer: draws among the arms of `config.auto`; needed if there are any.
-        page: makes the routes of the page, behind the same keys and checks of origin; None: there is none.
+        page: makes the routes of the page, behind the same keys and origin checks; None if there is no page.
 
     Raises:
-        BadConfig: weak or repeated keys, a file of keys that cannot be used, shares above 1, an arm of Auto whose key is missing, Auto
-            under the model's own name.
+        BadConfig: weak or repeated keys, an unusable key file, a control share outside [0, 1], a missing key or dealer for Auto's arms,
+            or Auto under the model's own name.
     """
     metrics = metrics or Metrics(engine)
     own = [] if config.admin_key is None else [config.admin_key]
@@ -122,7 +122,7 @@ def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals
 
 
 class GatewayApp(Starlette):
-    """A Starlette app whose plain paths skip its middleware and routing: an endpoint answers every error by itself."""
+    """A Starlette app whose plain paths bypass its middleware and routing: each endpoint answers every error itself."""
 
     def __init__(self, parts: Parts, pages: Sequence[BaseRoute] = ()) -> None:
         self._parts = parts
@@ -146,7 +146,7 @@ class GatewayApp(Starlette):
         self.state.waits = parts.people.waits
 
     def deal(self, dealing: Dealing | None) -> None:
-        """Deal users to the arms of a trial from now on; None: there is none."""
+        """Deal users to the arms of a trial from now on, or end the dealing if None."""
         self._parts.arms.deal(dealing)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -190,7 +190,7 @@ class GatewayApp(Starlette):
 
     @asynccontextmanager
     async def _life(self, app: Any) -> AsyncGenerator[None]:
-        """Find past sessions again at the start; finish writes at the end. A log that hangs, or cannot be read, holds up neither."""
+        """Restore past sessions at the start and finish writes at the end. A log that hangs or cannot be read blocks neither."""
         longest_s = self._parts.config.store_timeout_s
         try:
             async with asyncio.timeout(longest_s):

@@ -1,7 +1,7 @@
-"""The gateway's numbers for Prometheus, in a registry of their own. Labels never hold keys, users or text; their count is bounded.
+"""The gateway's Prometheus metrics, in their own registry. Labels never hold keys, users or text; their number is bounded.
 
-What is counted by tenant can be read by that tenant; everything else, such as how often prompts were found in a cache, only by an
-operator, because it would tell tenants about each other.
+A tenant can read the metrics that carry its tenant label. Only an operator can read the rest, such as the prefix cache's hit rate,
+because they would tell tenants about each other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ostinato.core.records import Turn
 from ostinato.core.seams import Engine
 from ostinato.core.weights import Swap
 
-_MAX_NAMES = 32  # distinct signal names shown of each tenant; the rest is counted as "other"
+_MAX_NAMES = 32  # distinct signal names shown per tenant; all others are counted as "other"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -25,7 +25,7 @@ class Metrics:
     """Counts what the gateway does. Implements `capture.TurnObserver`.
 
     Args:
-        engine: its `stats()` are read at each scrape as `ostinato_engine_<name>`; None for a gateway's counts alone.
+        engine: its `stats()` are read at each scrape as `ostinato_engine_<name>`; None for the gateway's metrics alone.
     """
 
     def __init__(self, engine: Engine | None = None) -> None:
@@ -82,7 +82,7 @@ class Metrics:
         self._inflight.inc(change)
 
     def giving_way(self, calls: int) -> None:
-        """So many calls of machines wait until people wait less."""
+        """Set how many calls of worlds and of the gate are waiting for people."""
         self._giving_way.set(calls)
 
     def first_token(self, seconds: float) -> None:
@@ -103,7 +103,7 @@ class Metrics:
         self._passed_on.inc(tenant, arm)
 
     def delivered(self, tenant: str, turns: int) -> None:
-        """Turns were handed over."""
+        """Turns were delivered."""
         self._delivered.inc(tenant, by=turns)
 
     def refused(self, tenant: str, reason: str) -> None:
@@ -115,7 +115,7 @@ class Metrics:
         self._store_errors.inc()
 
     def event(self, tenant: str, name: str, status: str, *, foreign: bool) -> None:
-        """A feedback event was answered. That it was about a foreign turn is nothing that its sender may see."""
+        """A feedback event was answered. Its sender must not learn whether it was about another tenant's turn (`foreign`)."""
         self._feedback.inc(tenant, status)
         if foreign:
             self._foreign.inc(tenant)
@@ -125,15 +125,15 @@ class Metrics:
         self._named.inc(tenant, name if name in names else "other")
 
     def judged(self, tenant: str, rules: str, judge: str) -> None:
-        """The judge said what a message is, and so had the rules."""
+        """The judge labelled a message; `rules` is the rules' label for it."""
         self._words.inc(tenant, rules, judge)
 
     def not_judged(self, tenant: str, reason: str) -> None:
-        """The judge was to hear a message and said nothing that counts."""
+        """The judge was to label a message and gave no valid label."""
         self._no_words.inc(tenant, reason)
 
     def judge_used(self, tenant: str, prompt: float, answer: float, cost: float) -> None:
-        """The judge counted so many tokens, which cost so much; 0.0 without prices."""
+        """Add tokens that the judge counted, and their cost; the cost is 0.0 without prices."""
         self._judge_tokens.inc(tenant, "prompt", by=prompt)
         self._judge_tokens.inc(tenant, "answer", by=answer)
         if cost:
@@ -144,12 +144,12 @@ class Metrics:
         self._pause.labels(swap.slot).observe(swap.pause_s)
 
     def page(self, tenant: str | None = None) -> bytes:
-        """All numbers in Prometheus' text format, or only those of one tenant."""
+        """All metrics in Prometheus' text format, or only those of one tenant."""
         return generate_latest(self.registry if tenant is None else _OneTenant(self.registry, tenant))
 
 
 class _Labelled:
-    """A counter that keeps its children: looking one up by labels costs more than counting."""
+    """A counter that caches its children, because looking up a child by labels costs more than counting."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
@@ -167,7 +167,7 @@ def _tenants(name: str, description: str, registry: CollectorRegistry, *labels: 
 
 
 class _OneTenant(CollectorRegistry):
-    """What a registry holds about one tenant."""
+    """A view of a registry with one tenant's samples only."""
 
     def __init__(self, registry: CollectorRegistry, tenant: str) -> None:
         super().__init__()

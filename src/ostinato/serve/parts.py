@@ -1,4 +1,4 @@
-"""What every handler of the gateway is made of."""
+"""The dependencies that all handlers of the gateway share."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ostinato.serve.writes import Writes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts that handlers share. `model` is the name that clients send; `clock` gives Unix seconds.
-    `deals` is Auto, None without arms; `tracing` makes spans, None without a collector.
+    """The gateway's shared parts. `model` is the name that clients send; `clock` gives Unix seconds.
+    `deals` is Auto, or None without arms; `tracing` makes spans, or is None without a collector.
 
     Example: ``Calls(parts, stored=intake.turn)``
     """

@@ -1,8 +1,8 @@
 """People before machines: calls of simulated worlds and of the gate give way while people are served too slowly.
 
-What is let through at once is halved each second in which more than a tenth of the people who asked lately waited too long for a first
-token, or still wait, or got the rest too slowly, and grows by one in each other second. Nothing that was begun is cut off: a call is one
-answer, and an agent's next one waits.
+The limit on concurrent machine calls changes once a second. It is halved if more than a tenth of the recent calls of people waited too
+long for a first token (or are still waiting too long), or got the rest too slowly; otherwise it grows by one. A call that has begun is
+never cut off; an agent's next call waits.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from ostinato.serve.waits import Waits
 _LATELY_S = 10.0
 _EACH_S = 1.0
 _LATE_SHARE = 0.1
-_SHORT = 8  # an answer of so few tokens says nothing of speed
-_SHARE_OF_LEFT = 0.25  # of a call's own deadline, the most that is spent on waiting
+_SHORT = 8  # an answer of at most so many tokens says nothing about speed
+_SHARE_OF_LEFT = 0.25  # the largest share of the time until a call's own deadline that is spent waiting
 
 
 def _nothing(*_: int) -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody who waits: is told of the first token, once, and of how many there were at the last. As it is made here, nobody's call."""
+    """Callbacks for a person's call: `first` is called once, at the first token, and `last` with the token count at the last. The defaults
+    do nothing, for a call that is not a person's.
+    """
 
     first: Callable[[], None] = _nothing
     last: Callable[[int], None] = _nothing
 
     def also(self, waited: Callable[[], None]) -> Person:
-        """The same, and somebody else is told of the first token."""
+        """A copy that also calls `waited` at the first token."""
 
         def first() -> None:
             waited()
@@ -47,16 +49,16 @@ class Person:
 
 
 class PeopleFirst:
-    """Counts people who wait, and says when a machine's call may go on.
+    """Tracks how long people wait, and decides when a machine's call may go on.
 
     Args:
-        longest_s: what people may wait for a first token; 0: any time.
-        least: tokens a second that people are to get after the first; 0: any speed.
-        patience_s: what a machine's call waits at most; then it goes on whatever people wait.
-        tell: told how many calls wait, whenever that changes.
+        longest_s: longest acceptable wait of a person for a first token; 0: any time.
+        least: tokens per second that people should get after the first token; 0: any speed.
+        patience_s: longest wait of a machine's call; after that it goes on however long people wait.
+        tell: called with the number of waiting machine calls whenever it changes.
         clock: seconds.
 
-    `waits` is told by whoever asks the engine, whether or not anybody gives way to people.
+    `waits` counts the calls at the engine (see `asks`), even if machine calls never give way (both limits 0).
 
     Example::
 
@@ -80,8 +82,8 @@ class PeopleFirst:
         self._patience_s, self._tell, self._clock = patience_s, tell, clock
         self.waits = Waits(clock)
         self._numbers = itertools.count()
-        self._asking: dict[int, float] = {}  # people without a first token: when they came
-        self._lately: deque[tuple[float, bool]] = deque()  # what people got: when, and whether it was too slow
+        self._asking: dict[int, float] = {}  # people's calls without a first token: when they arrived
+        self._lately: deque[tuple[float, bool]] = deque()  # recent observations of people's calls: when, and whether too slow
         self._changed = asyncio.Condition()
         self._looked = -math.inf
         self._limit = math.inf
@@ -89,7 +91,7 @@ class PeopleFirst:
 
     @contextmanager
     def person(self) -> Generator[Person]:
-        """A person's call."""
+        """Track a person's call."""
         if self._off:
             yield Person()
             return
@@ -115,13 +117,13 @@ class PeopleFirst:
 
     @contextmanager
     def asks(self, person: Person, answers: int, user: str | None) -> Generator[Person]:
-        """The engine is asked for this person. See `Waits.asked`."""
+        """Count this person's call at the engine. See `Waits.asked`."""
         with self.waits.asked(answers, user) as waited:
             yield person.also(waited)
 
     @asynccontextmanager
     async def machine(self, left_s: float | None) -> AsyncGenerator[None]:
-        """A machine's call: waits until it may go on. `left_s`: until its own deadline, of which it spends no more than a quarter."""
+        """A machine's call: waits until it may go on. `left_s` is the time until its own deadline; it waits at most a quarter of that."""
         if self._off:
             yield
             return
@@ -157,7 +159,7 @@ class PeopleFirst:
         self._tell(self._waiting)
 
     def _look(self) -> None:
-        """Once a second: does anybody wait too long?"""
+        """Adjust the limit, at most once a second, to whether too many people wait too long."""
         now = self._clock()
         if now - self._looked < _EACH_S:
             return
@@ -168,6 +170,6 @@ class PeopleFirst:
         late = overdue + sum(late for _, late in self._lately)
         if late > _LATE_SHARE * (overdue + len(self._lately)):
             self._limit = max(1, min(self._limit, self._open) // 2)
-            self._lately.clear()  # what was seen before this would halve again
+            self._lately.clear()  # else the same observations would halve the limit again
         elif self._open or self._waiting:
             self._limit += 1

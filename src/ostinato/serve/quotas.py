@@ -1,7 +1,7 @@
-"""What each tenant may use: calls, events and bytes a second, tokens a minute, samples in progress. Arithmetic over a given clock.
+"""Per-tenant quotas: calls, events and bytes per second, tokens per minute, samples in progress. Arithmetic over a given clock.
 
-Of the places for samples in progress one half is everybody's and the other is kept for tenants in equal shares, so that however
-much one of them asks for, the next one finds room at once.
+Half of the places for samples in progress are shared by all tenants; the other half is reserved for the tenants in equal shares, so
+that however much one tenant asks for, the next one finds room at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ostinato.serve.config import QuotaConfig, ServeConfig
 
 
 class QuotaExceeded(OstinatoError):
-    """A tenant has used up what it may. `kind` is OpenAI's word for what of; `retry_after_s` says when to come again."""
+    """A tenant has exhausted a quota. `kind` is OpenAI's name for the resource; `retry_after_s` is when to retry."""
 
     status = 429
     code = "rate_limit_exceeded"
@@ -28,7 +28,7 @@ class QuotaExceeded(OstinatoError):
 
 
 class Bucket:
-    """Fills at `rate` a second up to `size`; whoever takes leaves less for the next.
+    """A token bucket: fills at `rate` per second up to `size`.
 
     Example: ``Bucket(rate=2.0, size=10.0, now=0.0).take(1.0, now=0.0) == 0.0``
     """
@@ -40,9 +40,9 @@ class Bucket:
         self._level, self._at = size, now
 
     def take(self, amount: float, now: float) -> float:
-        """Take so much and return 0, or take nothing and return the seconds until it can be had.
+        """Take `amount` and return 0, or take nothing and return the seconds until it can be taken.
 
-        More than the bucket holds can be had when it is full; the debt is paid off by the time that follows.
+        More than `size` can be taken when the bucket is full; the bucket then goes into debt and refills from there.
         """
         wait_s = self.wait(amount, now)
         if not wait_s:
@@ -50,13 +50,13 @@ class Bucket:
         return wait_s
 
     def wait(self, amount: float, now: float) -> float:
-        """The seconds until so much can be had."""
+        """The seconds until `amount` can be taken."""
         self._level = min(self._size, self._level + self._rate * max(0.0, now - self._at))
         self._at = now
         return max(0.0, min(amount, self._size) - self._level) / self._rate
 
     def give_back(self, amount: float) -> None:
-        """Put back what was taken and not used."""
+        """Put back an amount that was taken and not used."""
         self._level = min(self._size, self._level + amount)
 
 
@@ -76,9 +76,9 @@ class Quotas:
 
     Args:
         config: the quotas.
-        tenants: all tenants that can ask.
+        tenants: all tenants that can send requests.
         clock: seconds.
-        refused: told of a tenant and the error's code when something is refused.
+        refused: called with the tenant and the error's code at each refusal.
     """
 
     def __init__(
@@ -91,35 +91,35 @@ class Quotas:
         self._places = config.max_inflight
         self._kept = self._places if len(tenants) == 1 else self._places // (2 * len(tenants))
         self._open = 0
-        self._kept_free = self._kept * len(tenants)  # places that are kept for tenants and not taken by them
+        self._kept_free = self._kept * len(tenants)  # places that are reserved for tenants and not in use by them
 
     def count_call(self, tenant: str) -> None:
-        """A model call has come. Raises QuotaExceeded."""
+        """Charge a model call. Raises QuotaExceeded."""
         account = self._tenants[tenant]
         if wait_s := account.calls.take(1.0, self._clock()):
             limit = f"{account.quota.calls_per_s:g} calls a second (serve.quota.calls_per_s)"
             raise self._exceeded(tenant, f"More than {limit}; slow down.", wait_s)
 
     def count_bytes(self, tenant: str, size: int) -> None:
-        """A body of so many bytes is coming. Raises QuotaExceeded."""
+        """Charge a request body of `size` bytes. Raises QuotaExceeded."""
         account = self._tenants[tenant]
         if wait_s := account.bytes.take(size, self._clock()):
             limit = f"{account.quota.bytes_per_s:g} bytes a second (serve.quota.bytes_per_s)"
             raise self._exceeded(tenant, f"More than {limit}; slow down.", wait_s)
 
     def expect_events(self, tenant: str) -> None:
-        """Feedback is coming, of how many events is not known yet. Raises QuotaExceeded if not even one may come."""
+        """Check for room before feedback whose number of events is not known yet. Raises QuotaExceeded if not even one event may come."""
         if wait_s := self._tenants[tenant].events.wait(1.0, self._clock()):
             raise self._too_many_events(tenant, wait_s)
 
     def count_events(self, tenant: str, events: int) -> None:
-        """Feedback has come. Raises QuotaExceeded."""
+        """Charge feedback events. Raises QuotaExceeded."""
         if wait_s := self._tenants[tenant].events.take(events, self._clock()):
             raise self._too_many_events(tenant, wait_s)
 
     @contextmanager
     def places(self, tenant: str, samples: int) -> Generator[None]:
-        """Room for a call's samples while it is in progress. Raises BadRequest, QuotaExceeded, Unavailable."""
+        """Hold places for a call's samples while it is in progress. Raises BadRequest, QuotaExceeded, Unavailable."""
         account = self._tenants[tenant]
         quota = account.quota
         most = min(quota.max_n, quota.open_samples, self._places - self._kept * (len(self._tenants) - 1))
@@ -139,7 +139,7 @@ class Quotas:
             self._change(account, -samples)
 
     def hold_tokens(self, tenant: str, tokens: int) -> None:
-        """A call may use so many tokens. Raises QuotaExceeded."""
+        """Charge the most tokens that a call may use. Raises QuotaExceeded."""
         account = self._tenants[tenant]
         if account.tokens is not None and (wait_s := account.tokens.take(tokens, self._clock())):
             limit = f"{account.quota.tokens_per_minute} (serve.quota.tokens_per_minute)"
@@ -147,7 +147,7 @@ class Quotas:
             raise self._exceeded(tenant, why, wait_s, "tokens")
 
     def give_back_tokens(self, tenant: str, tokens: int) -> None:
-        """The call has ended and did not use these."""
+        """Return the tokens that a finished call did not use."""
         bucket = self._tenants[tenant].tokens
         if bucket is not None:
             bucket.give_back(tokens)

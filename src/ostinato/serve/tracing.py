@@ -1,6 +1,6 @@
-"""Each answered call as an OpenTelemetry span, sent to a collector by OTLP: which turn and weights, how many tokens, never what was said.
+"""Each answered call as an OpenTelemetry span, sent to a collector by OTLP: turn ids, weights and token counts, never any text.
 
-Names are those of OpenTelemetry's conventions for generative AI. A caller that sends a `traceparent` finds the span in its own trace.
+Names follow OpenTelemetry's conventions for generative AI. A caller that sends a `traceparent` finds the span in its own trace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """Makes spans. A collector that is away costs nothing but the spans beyond 2,048 that wait for it.
+    """Makes spans. While the collector is unreachable, up to 2,048 spans wait for it and further ones are lost; nothing else is affected.
 
     Example: ``tracing.answered(capture, "m", headers)``, and at the end ``await tracing.close()``
     """
@@ -39,7 +39,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("ostinato")
 
     def answered(self, capture: Capture, model: str, headers: Mapping[bytes, bytes]) -> None:
-        """A call has ended, however it did. `headers` are its own, with names in lower case."""
+        """Record a call that has ended, successfully or not. `headers` are the request's, with names in lower case."""
         call = capture.call
         carrier = {
             name: headers[name.encode()].decode("latin-1")
@@ -58,7 +58,7 @@ class Tracing:
         span.end(_nanoseconds(self._clock()))
 
     async def close(self) -> None:
-        """Send what waits, and end the thread that sends."""
+        """Send the waiting spans and end the sending thread."""
         await asyncio.to_thread(self._provider.shutdown)
 
 

@@ -1,8 +1,8 @@
-"""Browsers: a key is given once, in a form, and exchanged for a cookie that holds no key.
+"""Browsers: a key is entered once, in a form, and exchanged for a cookie that does not contain the key.
 
-The cookie says which key was given (by a digest), until when it holds, and carries an HMAC under a secret made of all keys: it outlives
-a restart of the gateway, and ends when any key is changed. Browsers send it to no other site's pages (SameSite=Strict), but to every
-port of this host: that is why it is not the key.
+The cookie holds a digest of the key, its expiry time, and an HMAC under a secret derived from all keys: it survives a restart of the
+gateway and becomes invalid when any key changes. Browsers do not send it with other sites' requests (SameSite=Strict), but they do send
+it to every port of this host, which is why it is not the key itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Visits:
     """Implements `core.visitors.Visitors` over the configured keys.
 
     Args:
-        keys: tells whose a key is.
+        keys: identifies the owner of a key.
         api_keys: the clients' keys, each 'key' or 'tenant:key'.
         admin_keys: the operators' keys.
         clock: Unix seconds.
@@ -51,15 +51,15 @@ class Visits:
 
     @property
     def cookie_s(self) -> int:
-        """How long a cookie holds, in seconds."""
+        """How long a cookie is valid, in seconds."""
         return _COOKIE_S
 
     def visitor(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
-        """By a key in a header, else by the cookie, else anyone where no keys are asked for."""
+        """The visitor by a key in a header, else by the cookie, else an anonymous visitor if no keys are configured; else None."""
         return self._by_key(headers) or self._by_cookie(headers) or self._anyone()
 
     def cookie(self, key: str) -> str | None:
-        """A cookie's value for a key; None if it is no key of this gateway's."""
+        """A cookie's value for a key; None if it is not a key of this gateway."""
         given = key.strip().encode()
         if self._named(given) is None:
             return None
@@ -84,7 +84,7 @@ class Visits:
         return None if key is None else self._named(key)
 
     def _named(self, key: bytes) -> Visitor | None:
-        """Whose a key is, if it is one."""
+        """The visitor that a key belongs to; None if it is not a known key."""
         if not key or self._name(key) not in self._known:
             return None
         return self._visitor({b"x-ostinato-key": key})
@@ -106,7 +106,7 @@ class Visits:
 
 
 class OwnNameOnly(BaseRoute):
-    """A route of the page behind the gateway's check of where a request comes from."""
+    """A route of the page behind the gateway's origin check."""
 
     def __init__(self, inner: BaseRoute, origins: Origins) -> None:
         self._inner, self._origins = inner, origins

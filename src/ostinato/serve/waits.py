@@ -1,4 +1,4 @@
-"""How many answers people ask for, and how long they wait for the first token where more servers would help."""
+"""How many answers people request, and how long they wait for the first token in calls that more servers would speed up."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 
 _LATELY_S = 10.0
 _LATE_SHARE = 0.1
-_LATE_CALLS = 3  # fewer may be one long prompt
-_LATE_USERS = 2  # whoever is alone keeps nothing off
+_LATE_CALLS = 3  # fewer late calls may be due to a single long prompt
+_LATE_USERS = 2  # waits of a single user are no reason to return servers
 
 
 class Waits:
-    """Counts people's calls from when the engine is asked. `clock` gives seconds.
+    """Tracks people's calls from the moment the engine is asked. `clock` gives seconds.
 
     Example::
 
@@ -27,14 +27,14 @@ class Waits:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._numbers = itertools.count()
-        self._waiting: dict[int, tuple[float, str]] = {}  # who has no first token: when they came
-        self._lately: deque[tuple[float, float, str]] = deque()  # first tokens: when, after how long, whose
+        self._waiting: dict[int, tuple[float, str]] = {}  # calls without a first token: start time and user
+        self._lately: deque[tuple[float, float, str]] = deque()  # first tokens: time, wait and user
         self.answers = 0
 
     @contextmanager
     def asked(self, answers: int, user: str | None) -> Generator[Callable[[], None]]:
-        """A person's call for so many answers; what it gives is to be called at the first token. `user` None: the call is counted, and
-        its wait says nothing of the live slot's servers.
+        """A person's call for so many answers; the yielded function must be called at the first token. With `user` None the call is only
+        counted, because its wait says nothing about the live slot's servers.
         """
         self.answers += answers
         if user is None:
@@ -55,9 +55,9 @@ class Waits:
             self._waiting.pop(number, None)
 
     def delay_s(self) -> float:
-        """The seconds that a tenth of the calls of late waited at least, or wait already; 0 if nobody asked.
+        """The wait, in seconds, that the slowest tenth of recent calls (those still waiting included) reached or exceeded; 0 without calls.
 
-        Of a tenth that is fewer than three calls, or one user's alone, the next shorter waits are looked at too; 0 if there are none.
+        If that tenth is fewer than three calls, or all of one user, it is extended by the next shorter waits; 0 if there are none.
         """
         now = self._clock()
         self._forget(now)

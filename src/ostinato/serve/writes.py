@@ -1,4 +1,4 @@
-"""Writes to the log that outlast the request that began them, and whether the log takes any."""
+"""Writes to the log that outlive the request that started them, and whether the log accepts writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ostinato.core.errors import BadRequest, OstinatoError
 from ostinato.core.seams import Clock
 
 _LOG = logging.getLogger(__name__)
-FAILING_S = 30.0  # whom nobody calls any more because it fails has no other way to learn that it does not
+FAILING_S = 30.0  # a gateway that gets no more calls because it reports failure has no other way to learn that the log recovered
 
 
 class Writes:
@@ -19,17 +19,17 @@ class Writes:
 
     Args:
         clock: seconds.
-        slow_s: a write that takes longer counts as failing until it ends.
+        slow_s: while a write takes longer than this, the log counts as failing.
     """
 
     def __init__(self, clock: Clock, *, slow_s: float) -> None:
         self._clock = clock
         self._slow_s = slow_s
-        self._tasks: dict[asyncio.Task[Any], float] = {}  # with when they began, the oldest first
+        self._tasks: dict[asyncio.Task[Any], float] = {}  # with their start times, the oldest first
         self._failed: tuple[str, float] | None = None
 
     def begin(self, write: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a write to its end whatever happens to the caller, who awaits it under `asyncio.shield`."""
+        """Run a write to its end even if the caller is cancelled; the caller awaits it under `asyncio.shield`."""
         task = asyncio.get_running_loop().create_task(write)
         self._tasks[task] = self._clock()
         task.add_done_callback(self._ended)
@@ -41,7 +41,7 @@ class Writes:
             await asyncio.wait(self._tasks)
 
     def failing(self) -> str | None:
-        """The error's code if the last write failed, not longer than `FAILING_S` ago, or does not end; None if all is well."""
+        """The error's code if the last write failed at most `FAILING_S` ago, or "store_slow" if one does not end; None if all is well."""
         now = self._clock()
         if self._tasks and now - next(iter(self._tasks.values())) > self._slow_s:
             return "store_slow"
@@ -53,7 +53,7 @@ class Writes:
         del self._tasks[task]
         if task.cancelled():
             return
-        error = task.exception()  # the caller may be gone: whoever is still there has it from the shield
+        error = task.exception()  # retrieved in case the caller is gone; a caller that is still there gets it from the shield
         if error is None:
             if self._failed is not None:
                 _LOG.warning("The log takes writes again.")

@@ -1,4 +1,4 @@
-"""The block pool's book-keeping: which blocks of the KV cache are free, who reads them, and which hold a known prefix.
+"""The block pool's book-keeping: which blocks of the KV cache are free, how many readers each has, and which hold a known prefix.
 
 Pure Python, no tensors: `kv.py` owns the memory that the block numbers stand for.
 """
@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 
 def chain_key(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of a full block: a digest of everything up to its end. `parent` of a first block is its `prefix_key`."""
+    """The name of a full block: a digest of all tokens up to its end. The `parent` of a first block is its `prefix_key`."""
     return blake2b(parent + b"".join(token.to_bytes(4, "little") for token in tokens), digest_size=16).digest()
 
 
@@ -20,7 +20,7 @@ class BlockPool:
     """Counts readers of `blocks` numbered blocks.
 
     A block is in exactly one state: free, held (one reader or more), or idle (no reader, but it still holds a prefix that a later
-    request may ask for). Idle blocks are given away least recently used first.
+    request may ask for). Idle blocks are reused in least-recently-used order.
 
     Example::
 
@@ -74,7 +74,7 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Take one reader from each block. A block without readers becomes idle if it has a name, else free."""
-        for block in reversed(blocks):  # the end of a chain is useless without its beginning: let it go first
+        for block in reversed(blocks):  # the end of a chain is useless without its beginning, so it is released first
             if self._readers[block] == 0:
                 raise ValueError(f"block {block} has no reader: it was released twice")
             self._readers[block] -= 1

@@ -38,18 +38,18 @@ _TURN_S = 0.0002
 
 
 class TorchEngine:
-    """Makes tokens with one module per loaded policy.
+    """Samples tokens with one module per loaded policy.
 
     Args:
         build: weights -> an eval module; raises BadWeights for weights that must not be served.
         renderer: decodes ids and knows the stop tokens, the vocabulary and the context.
         config: sizes.
         prepack: bring models into the engine's form when they are loaded (the same bits, fewer microseconds).
-        integers: what the decoder's linear layers multiply by, whatever `prepack` says; None: in the model's dtype.
-        contract: the arithmetic of this process, stamped on what it samples; None if nobody measured it.
-        wide: a team of `config.threads` torch threads gives the bits of one: small steps may then use them all.
-        grammars: compiles what an answer must follow; None: no request may demand anything.
-        clock: seconds that only go on, for deadlines.
+        integers: integer format of the decoder's linear layers, even without `prepack`; None: they compute in the model's dtype.
+        contract: the numerics contract of this process, stamped on its samples; None if it was not measured.
+        wide: a team of `config.threads` torch threads gives the same bits as one thread, so small steps may use them all.
+        grammars: compiles the grammars that answers must follow; None: requests with a grammar are not supported.
+        clock: monotonic seconds, for deadlines.
 
     Example::
 
@@ -80,7 +80,7 @@ class TorchEngine:
         self._contract, self._wide, self._grammars, self._clock = contract, wide, grammars, clock
         self._rows = DEFAULT_ROWS if contract is None else contract.rows
         self._loading = asyncio.Lock()
-        # one thread: freed weights stay with the part of the heap of the thread that took them, and the next version is to reuse it
+        # one thread: freed weights stay in the heap arena of the thread that allocated them, and the next version should reuse it
         self._building = ThreadPoolExecutor(1, thread_name_prefix="build")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: EngineThread | None = None
@@ -128,14 +128,14 @@ class TorchEngine:
 
         Raises:
             NotFound: nothing is loaded in the slot.
-            TooLarge, BadRequest: the request can never be served (see `check_request`), or its grammar is none.
+            TooLarge, BadRequest: the request can never be served (see `check_request`), or its grammar is invalid.
             Unavailable: not started, failed, or too many samples are open.
         """
         worker = self._running()
         self._admit(worker, request)
         until = None if request.within_s is None else self._clock() + request.within_s
         editor = None
-        if request.sampling.edits_logits:  # compiling may take a while: streams go on meanwhile
+        if request.sampling.edits_logits:  # compiling may take a while; open streams go on in the meantime
             editor = await asyncio.to_thread(LogitEditor.of, request.sampling, self._grammars)
             self._admit(worker, request)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(48)
@@ -154,7 +154,7 @@ class TorchEngine:
         finally:
             self._open -= request.n
             if missing:
-                with contextlib.suppress(Unavailable):  # the thread ended meanwhile, and the stream with it
+                with contextlib.suppress(Unavailable):  # the thread has ended, and the stream with it
                     worker.post(lambda: worker.cancel(submitted[0]))
 
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
@@ -200,15 +200,15 @@ class TorchEngine:
         return {slot: policy.version for slot, policy in self._running().policies.copy().items()}
 
     def numerics(self) -> str:
-        """The contract's id; "" without a contract."""
+        """The numerics contract's id; "" without a contract."""
         return "" if self._contract is None else self._contract.id
 
     def contract(self) -> Contract | None:
-        """As given."""
+        """The numerics contract, as given."""
         return self._contract
 
     def capabilities(self) -> Capabilities:
-        """The renderer's vocabulary and its context, if the KV cache holds so many; scores are exact where a contract says so."""
+        """The renderer's vocabulary and context, the latter limited by the KV cache; scores are exact if the contract's mode says so."""
         exact = self._contract is not None and self._contract.mode == "exact"
         renderer = self._renderer
         return Capabilities(
@@ -239,7 +239,7 @@ class TorchEngine:
         }
 
     def _make(self, weights: Weights) -> PreTrainedModel:
-        with team(1):  # the other cores are the open streams'
+        with team(1):  # leave the other cores to the open streams
             model = self._build(weights)
             set_rows(model, self._rows)
             if backend_of(model).kernels == "own" and (self._prepack or self._integers is not None):
@@ -298,9 +298,9 @@ class TorchEngine:
 
 @contextlib.contextmanager
 def _short_turns() -> Generator[None]:
-    """While a version is built, threads take the interpreter in turns of 0.2 ms and not of 5.
+    """Shorten the interpreter's thread switch interval from 5 ms to 0.2 ms while a version is built.
 
-    Each of a step's operations gives the interpreter up, and would wait for a whole turn of the building thread to have it back.
+    Each operation of a step releases the interpreter and would otherwise wait a full interval of the building thread to get it back.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, _TURN_S))

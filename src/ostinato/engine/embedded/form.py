@@ -1,6 +1,6 @@
-"""The engine's form of a model: all layers in one call or fused ones where that changes no bit, packed linear layers elsewhere.
+"""The engine's form of a model: all layers in one call, or fused layers, if that changes no bit; otherwise packed linear layers.
 
-Or, where rounding is wanted, fused layers of whole numbers.
+If rounding to integers is requested, it is fused layers of integer products.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ostinato.model.integers import Integers
 
 
 def prepack(model: nn.Module, rows: int = 1, integers: Integers | None = None) -> int:
-    """Bring a model, or a part of one, into the engine's form, in place. Returns how many linear layers were laid out anew.
+    """Bring a model, or a part of a model, into the engine's form, in place. Returns how many linear layers were laid out anew.
 
-    `rows` is the row rule: what is computed at multiples of it keeps its bits. With `integers` a model's decoder is rounded to
-    them. Raises BadConfig for a model that cannot be.
+    `rows` is the row rule: results at multiples of it keep their bits. With `integers` a model's decoder is rounded to them. Raises
+    BadConfig for a model that cannot be rounded.
     """
     if not isinstance(model, PreTrainedModel):
         return prepack_linears(model)

@@ -1,7 +1,7 @@
-"""The KV cache's memory and one step's attention over it: a store holds the blocks' tensors, what `attend` gives says who reads which.
+"""The KV cache's memory and one step's attention over it: a store holds the blocks' tensors, `attend` maps the step's rows to blocks.
 
-Decode rows, prompt chunks and samples of a shared prompt are all the same to our kernel: a run of queries and a list of blocks. Nothing is
-padded to the longest row, and rows that share a prompt stand side by side, so its blocks are read once for several.
+Our kernel treats decode rows, prompt chunks and samples of a shared prompt alike: as a run of queries and a list of blocks. Nothing is
+padded to the longest row, and rows that share a prompt are adjacent, so its blocks are read once for several rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ostinato.model.paged import Blocks, Entry, Pages, Places, Reads
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """What the cache must hold for one model.
+    """The shape of the cache for one model.
 
     Example: ``KVShape(layers=30, kv_heads=3, head_dim=64, dtype=torch.bfloat16)``.
     """
@@ -34,7 +34,7 @@ class KVShape:
 
 
 class KVStore(Protocol):
-    """Keys and values of blocks for every layer."""
+    """Holds the blocks' keys and values for every layer."""
 
     shape: KVShape
     block: int
@@ -53,12 +53,12 @@ class KVStore(Protocol):
 
 
 def open_store(shape: KVShape, blocks: int, block: int) -> KVStore:
-    """An empty one for the backend that the shape names."""
+    """An empty store for the backend that the shape names."""
     return Store(shape, blocks, block) if shape.backend.kernels == "own" else DeviceStore(shape, blocks, block)
 
 
 class DeviceStore:
-    """On the backend's device, by torch's operations. All of its memory is taken at once."""
+    """A store on the backend's device, using torch operations. All of its memory is allocated at once."""
 
     def __init__(self, shape: KVShape, blocks: int, block: int) -> None:
         self.shape, self.block = shape, block
@@ -89,7 +89,7 @@ class DeviceStore:
 
 
 class Store:
-    """Keys and values of `blocks` blocks for every layer. Zeroed lazily by the system: memory is used as blocks are."""
+    """A store of `blocks` blocks on the CPU. The system zeroes its memory lazily, so memory is used only as blocks are."""
 
     def __init__(self, shape: KVShape, blocks: int, block: int) -> None:
         self.shape, self.block = shape, block
@@ -115,7 +115,7 @@ class Store:
 class PagedAttention:
     """Attention for one flattened forward over `entries`. Call it as the model's `attend`.
 
-    All indices are made here, once per step, not once per layer.
+    All indices are computed here, once per step instead of once per layer.
     """
 
     def __init__(self, store: Store, entries: Sequence[Entry]) -> None:
@@ -130,6 +130,6 @@ class PagedAttention:
         return self._reads.attend(q, blocks, scale, window)[0]
 
     def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Pages:
-        """The same for whoever runs all layers at once."""
+        """The same indices and blocks, for a caller that runs all layers at once."""
         del layers, kv_heads, dim, dtype  # a policy of another shape is not loaded
         return Pages(self._reads, self._places, self._store.layers)

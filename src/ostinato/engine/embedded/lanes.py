@@ -1,8 +1,8 @@
 """One step's arithmetic, spread over lanes: threads that each run a part of the batch through the whole model.
 
-Lanes need no barrier inside a layer, where a team of OpenMP threads needs two per operation; torch runs with one thread in each. A
-row's bits do not depend on the rows beside it, so they do not depend on the lanes. Where there is too little work for two parts, its
-one part is computed by a team after all: few tokens cost what it costs to read the weights, and two cores read more than one.
+Lanes need no barrier inside a layer, whereas a team of OpenMP threads needs two per operation; each lane runs torch with one thread. A
+row's bits do not depend on the rows beside it, so they do not depend on the lanes. If there is too little work for two parts, a team
+computes the single part after all: for few tokens the cost is that of reading the weights, and two cores read faster than one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ostinato.model.threads import team
 
 A = TypeVar("A")
 B = TypeVar("B")
-_WORTH = 8  # tokens below which a part of its own would read all weights for too little
+_WORTH = 8  # a part with fewer tokens is not worth reading all weights for
 
 
 class Lanes:
-    """`count` threads, the caller's included. `wide`: what stands alone may use them all, because that changes no bit.
+    """`count` threads, including the caller's. `wide`: a single item may use them all, because that changes no bit.
 
     Example: ``Lanes(2).map(run, parts)``.
     """
@@ -48,14 +48,14 @@ class Lanes:
         )
 
     def parts(self, model: PreTrainedModel) -> int:
-        """Into how many parts a model's work is best divided: into one where the threads, or a device, share it anyway."""
+        """The best number of parts for a model's work: 1 if the threads, or a device, share the work anyway."""
         shared = backend_of(model).device != "cpu" or (self._wide and is_condensed(model))
         return 1 if shared else self.count
 
     def map(self, run: Callable[[A], B], items: Sequence[A]) -> list[B]:
-        """`run` of every item; each lane takes the next one when it is done with its last, so the longest should come first.
+        """Apply `run` to every item. Each free lane takes the next item, so the longest items should come first.
 
-        Returns the answers in the items' order. Raises what `run` raises, after all have ended.
+        Returns the results in the items' order. Raises what `run` raises, after all lanes have ended.
         """
         if len(items) == 1:
             with team(self.count if self._wide else torch.get_num_threads()):
@@ -67,7 +67,7 @@ class Lanes:
             while waiting:
                 try:
                     at, item = waiting.popleft()
-                except IndexError:  # another lane was quicker
+                except IndexError:  # another lane took the last item
                     return
                 found[at] = run(item)
 
@@ -76,7 +76,7 @@ class Lanes:
             lane()
         finally:
             for other in others:
-                other.exception()  # waits: no lane may still be writing keys when the next step begins
+                other.exception()  # wait: no lane may still be writing keys when the next step begins
         for other in others:
             other.result()
         return cast("list[B]", found)
@@ -95,20 +95,20 @@ class Part:
 
     @property
     def tokens(self) -> int:
-        """How many it computes."""
+        """The number of tokens that it computes."""
         return sum(piece.end - piece.start for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a part gave: the final state of each piece's last token, and each piece's experts per token [n, L, k], if any."""
+    """A part's results: the final state of each piece's last token, and each piece's experts per token [n, L, k], if any."""
 
     states_RD: Tensor
     routes: list[NDArray[np.integer[Any]]] | None
 
 
 def cut(model: PreTrainedModel, pieces: Sequence[Scheduled], lanes: int) -> list[Part]:
-    """Divide work among lanes by tokens. The longest pieces come first; single tokens that share a prompt stand side by side."""
+    """Divide work among lanes by tokens. The longest pieces come first; single tokens that share a prompt are adjacent."""
     pieces = sorted(pieces, key=lambda piece: (piece.start - piece.end, piece.sample.blocks))
     total = sum(piece.end - piece.start for piece in pieces)
     router = routing.of(model)
@@ -127,7 +127,7 @@ def cut(model: PreTrainedModel, pieces: Sequence[Scheduled], lanes: int) -> list
 
 @torch.inference_mode()
 def forward(part: Part, store: KVStore, rows: int) -> Ran:
-    """The part's pieces through the model; their keys and values are in the store afterwards."""
+    """Run the part's pieces through the model; afterwards their keys and values are in the store."""
     pieces = part.pieces
     device = part.model.device
     ids = torch.tensor([token for p in pieces for token in p.sample.ids[p.start : p.end]]).to(device)
@@ -143,7 +143,7 @@ def forward(part: Part, store: KVStore, rows: int) -> Ran:
 
 @torch.inference_mode()
 def sample(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], lanes: Lanes, padding: int) -> Drawn:
-    """One token for each of M states, drawn as `rows` says."""
+    """Draw one token for each of M states, as `rows` specifies."""
     together, kernels = lanes.parts(model) == 1, backend_of(model).kernels
     made_MV = lanes.map(lambda states_MD: logits(model, states_MD, rows=padding), [states_MD])[0] if together else None
     share = -(-len(rows) // lanes.count) if kernels == "own" else len(rows)

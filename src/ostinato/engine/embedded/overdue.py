@@ -1,4 +1,4 @@
-"""Which samples' time is over. Whatever it is asked costs as much as what it finds, and a logarithm of how many there are. Pure."""
+"""Which samples have passed their deadlines. Every operation costs amortised O(log n) per sample that it handles. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 S = TypeVar("S", bound=Hashable)
-_SLACK = 64  # places of samples that have ended, which may be kept beside as many of others
+_SLACK = 64  # the heap may hold this many entries beyond twice the number of open samples before ended ones are removed
 
 
 class Deadlines(Generic[S]):
-    """Samples by when they must have ended, in seconds of any one clock. Of one that ended by itself only a pair of numbers may stay.
+    """Samples by deadline, in seconds of any single clock. A sample that ended by itself may leave only a pair of numbers behind.
 
     Example::
 
@@ -26,13 +26,13 @@ class Deadlines(Generic[S]):
         self._put = 0
 
     def put(self, sample: S, at: float) -> None:
-        """A sample must have ended by then."""
+        """Set a sample's deadline."""
         self._put += 1
         self._samples[self._put], self._numbers[sample] = sample, self._put
         heappush(self._heap, (at, self._put))
 
     def discard(self, sample: S) -> None:
-        """It has ended. A sample that has no deadline is none of ours."""
+        """Drop a sample that has ended. A sample without a deadline is ignored."""
         number = self._numbers.pop(sample, None)
         if number is None:
             return
@@ -42,7 +42,7 @@ class Deadlines(Generic[S]):
             heapify(self._heap)
 
     def passed(self, now: float) -> list[S]:
-        """Those whose time is over, the earliest first; they are forgotten here."""
+        """Remove and return the samples whose deadline has passed, the earliest first."""
         found: list[S] = []
         while self._heap and self._heap[0][0] <= now:
             _, number = heappop(self._heap)

@@ -1,4 +1,4 @@
-"""Logits -> tokens: one batched pass in which every draw depends on (seed, sample index, position) and its own logits only."""
+"""Logits -> tokens: one batched pass in which every draw depends only on (seed, sample index, position) and its own logits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ostinato.model.logit_edits import Edit, edit_logits
 from ostinato.model.logprobs import GREEDY, RowSoftmax, softmax
 
 _MASK = (1 << 64) - 1
-_TOP = 512  # a nucleus almost always lies within this many tokens; else the whole row is sorted
+_TOP = 512  # a nucleus almost always fits in this many tokens; otherwise the whole row is sorted
 
 
 def uniform(seed: int, index: int, position: int) -> float:
-    """A number in [0, 1) that depends on its three arguments only: SplitMix64's finaliser applied to each in turn.
+    """A number in [0, 1) that depends only on its three arguments: SplitMix64's finaliser applied to each in turn.
 
     The finaliser is Stafford's variant 13 as used in Steele, Lea, Flood (2014), "Fast splittable pseudorandom number generators".
     """
@@ -35,9 +35,9 @@ def uniform(seed: int, index: int, position: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """How one row is drawn. `u` in [0, 1) decides; temperature 0 ignores it.
+    """How one row is sampled. `u` in [0, 1) decides the draw; temperature 0 ignores it.
 
-    `edit`: what is done to its logits first. `tops`: how many of the likeliest tokens are wanted too.
+    `edit`: the logit edits that are applied first. `tops`: how many of the likeliest tokens are also returned.
 
     Example: ``Draw(temperature=1.0, top_p=1.0, u=uniform(7, 0, 12))``.
     """
@@ -51,7 +51,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """One entry per row. `sound` is False where the logits held a NaN or +inf, or nothing but -inf; the token then means nothing.
+    """One entry per row. `sound` is False if the logits held a NaN or +inf, or only -inf; the token is then meaningless.
 
     Example: ``Drawn(tokens=[5], logprobs=[-0.3], sound=[True], tops=[()])``.
     """
@@ -67,15 +67,15 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch
 
     Args:
         logits_MV: [M, V] in any floating dtype; edited in place.
-        rows: M ways to draw.
-        kernels: whose; "torch" takes logits on any device.
+        rows: sampling parameters of the M rows.
+        kernels: "own" or "torch"; "torch" takes logits on any device.
 
     Returns:
-        Tokens and their log-probabilities: log_softmax(logits / temperature) of the edited logits, before any top-p cut, temperature 1
-        where greedy.
+        Tokens and their log-probabilities: log_softmax(logits / temperature) of the edited logits, before any top-p cut, with
+        temperature 1 for greedy rows.
     """
     edit_logits(logits_MV, {i: row.edit for i, row in enumerate(rows) if row.edit is not None})
-    # dtypes are named: a model that another thread is building changes the process's default meanwhile
+    # explicit dtypes: another thread that builds a model changes the process's default dtype in the meantime
     temperatures_M = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float32)
     normal = softmax(logits_MV, temperatures_M, kernels)
     tokens_M = normal.draw(np.array([row.u if row.temperature else GREEDY for row in rows]))
@@ -94,7 +94,7 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch
 
 
 def _tops(logits_MV: Tensor, normal: RowSoftmax | TensorSoftmax, wanted: Sequence[int]) -> list[Tops]:
-    """Of each row, so many of its likeliest tokens that are possible at all."""
+    """For each row, its likeliest tokens, as many as `wanted`, without impossible ones."""
     most = min(max(wanted), logits_MV.shape[1])
     if not most:
         return [()] * len(wanted)

@@ -1,4 +1,4 @@
-"""Which tokens the next step computes: continuous batching, chunked prefill, shared prompts, the prefix cache, preemption.
+"""Decides which tokens the next step computes: continuous batching, chunked prefill, shared prompts, the prefix cache, preemption.
 
 Pure book-keeping over `BlockPool`: no tensors, no clock, no threads. The worker asks for `plan()`, runs it, and reports back through
 `advance`, `fork` and `remove`.
@@ -24,9 +24,9 @@ from ostinato.model.logit_edits import LogitEditor
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Generation:
-    """One answer in the making. `ids` = prompt and sampled tokens; the KV of the first `computed` of them lies in `blocks`.
+    """One answer in progress. `ids` are the prompt and sampled tokens; the KV of the first `computed` of them is in `blocks`.
 
-    `leader` is the sample of the same request that computes their common prompt; None once the prompt is this sample's own.
+    `leader` is the sample of the same request that computes their common prompt; None once this sample has or computes the prompt itself.
 
     Example: ``Generation(request=request, index=0, seed=7, ids=list(request.prompt_ids), policy=v3)``.
     """
@@ -41,12 +41,12 @@ class Generation:
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     routes: list[NDArray[np.integer[Any]]] = field(default_factory=list)  # experts [L, k] per computed position, if any
-    pure: bool = True  # all of its KV was made by `policy`, so its full blocks may be found by others
-    editor: LogitEditor | None = None  # where tokens are not drawn from the model's own logits
+    pure: bool = True  # all of its KV was computed by `policy`, so others may reuse its full blocks
+    editor: LogitEditor | None = None  # if tokens are sampled from edited logits
 
     @property
     def asker(self) -> str:
-        """Whose it is: who shares a cache salt."""
+        """The asker, identified by the cache salt."""
         return self.request.cache_salt
 
     @property
@@ -62,7 +62,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled:
-    """Compute ids[start:end] of a sample. `last` says that the token after `end` is to be drawn.
+    """Compute ids[start:end] of a sample. `last`: the token at index `end` is then to be sampled.
 
     Example: ``Scheduled(sample=sample, start=96, end=97, last=True)``.
     """
@@ -74,20 +74,20 @@ class Scheduled:
 
 
 class Scheduler:
-    """Decides, within `rows` samples at once and, per step and lane, `chunk` prefill tokens; no sample gets more than one lane's.
+    """Plans steps with at most `rows` samples at once and `chunk` prefill tokens per lane; no sample gets more than one lane's share.
 
-    Requests with one cache salt are one asker's. Askers take turns, and the one with most samples running makes room: when blocks run
-    out, or when an asker with none running waits, its youngest is put back in the queue and computed again later. The oldest sample
-    always goes on. As every admitted request fits the empty pool, the queue always moves. A step costs what it plans, however
-    many samples wait.
+    Requests with the same cache salt belong to one asker. Askers take turns, and the asker with the most running samples makes room: when
+    blocks run out, or an asker with none running waits, its youngest sample is put back in the queue and recomputed later. The oldest
+    sample always goes on. Since every admitted request fits the empty pool, the queue always advances. The cost of a step depends on the
+    work that it plans, not on how many samples wait.
     """
 
     def __init__(self, pool: BlockPool, *, block: int, rows: int, chunk: int, lanes: int = 1) -> None:
         self.pool, self._block, self._rows, self._chunk, self._lanes = pool, block, rows, chunk, lanes
-        self._routes: dict[int, Sequence[NDArray[np.integer[Any]]]] = {}  # of the tokens in a block that has a name
+        self._routes: dict[int, Sequence[NDArray[np.integer[Any]]]] = {}  # experts of the tokens in each named block
         self.waiting: WaitingSamples[Generation] = WaitingSamples()
-        self.following: dict[Generation, list[Generation]] = {}  # by leader: those that wait for its prompt
-        self.running: dict[Generation, None] = {}  # in the order in which they began
+        self.following: dict[Generation, list[Generation]] = {}  # by leader: the samples that wait for its prompt
+        self.running: dict[Generation, None] = {}  # in the order in which they started
         self.prefix_hits = 0
         self.preemptions = 0
 
@@ -105,16 +105,16 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """Samples that do not run."""
+        """The number of samples that do not run."""
         return len(self.waiting) + sum(map(len, self.following.values()))
 
     def plan(self) -> list[Scheduled]:
-        """The next step's work; empty when nothing waits or runs."""
+        """The next step's work; empty if no sample waits or runs."""
         work: list[Scheduled] = []
         budget, preemptions = self._chunk * self._lanes, self.preemptions
         for sample in list(self.running):
             if sample not in self.running:
-                continue  # preempted for another one in this very loop
+                continue  # preempted for another sample in this loop
             missing = len(sample.ids) - sample.computed
             take = missing if missing == 1 else min(missing, budget, self._chunk)
             if take and self._grow(sample, sample.computed + take):
@@ -125,7 +125,7 @@ class Scheduler:
         return work if self.preemptions == preemptions else [piece for piece in work if piece.sample in self.running]
 
     def advance(self, work: Scheduled) -> None:
-        """The KV of this work is in the cache: name the blocks that became full."""
+        """Record that the KV of this work is in the cache, and name the blocks that became full."""
         sample = work.sample
         sample.computed = work.end
         while sample.pure and (len(sample.keys) + 1) * self._block <= sample.computed:
@@ -136,10 +136,10 @@ class Scheduler:
                 self._routes[sample.blocks[at]] = sample.routes[at * self._block : (at + 1) * self._block]
 
     def fork(self, leader: Generation) -> list[tuple[Generation, int | None, int | None]]:
-        """The leader's prompt is computed: give it to the samples that wait for it.
+        """Give the leader's computed prompt to the samples that wait for it.
 
-        Returns (sample, source block, target block) for each that can start now; source and target are set where a partly
-        filled block must be copied. Those that find no room go to the head of the queue as ordinary samples.
+        Returns (sample, source block, target block) for each sample that can start now; source and target are set if a partly
+        filled block must be copied. Samples that find no room go to the head of the queue as ordinary samples.
         """
         started: list[tuple[Generation, int | None, int | None]] = []
         left: list[Generation] = []
@@ -161,7 +161,7 @@ class Scheduler:
         return started
 
     def remove(self, sample: Generation) -> None:
-        """Forget a sample, finished or not, and release its blocks. Those that waited for it wait no longer."""
+        """Remove a sample, finished or not, and release its blocks. If others wait for its prompt, the first of them computes it."""
         if sample in self.running:
             self._stop(sample)
         self.waiting.discard(sample.asker, sample)
@@ -169,7 +169,7 @@ class Scheduler:
             self.following[sample.leader].remove(sample)
         self._release(sample)
         if followers := self.following.pop(sample, None):
-            first, *others = followers  # it computes the prompt now
+            first, *others = followers  # `first` computes the prompt now
             first.leader = None
             self._to_head(first)
             for other in others:
@@ -177,22 +177,22 @@ class Scheduler:
             self.following |= {first: others} if others else {}
 
     def spoil(self, sample: Generation) -> list[int]:
-        """The sample's KV is not finite: its own blocks, now without names, to be wiped before it is removed."""
+        """Unname and return the blocks that only this sample reads, whose KV is not finite. They must be wiped before it is removed."""
         own = [block for block in sample.blocks if self.pool.readers(block) == 1]
         for block in own:
             self.pool.forget(block)
         return own
 
     def swap(self, slot: str, policy: PolicyVersion, *, recompute: bool) -> int:
-        """The slot holds other weights now and its samples go on. Returns how many.
+        """Let the slot's samples go on with its new weights. Returns how many there are.
 
-        With `recompute` they compute their past again first, as do those that have sampled nothing yet; the others go on at
-        once, with keys and values of mixed origin.
+        With `recompute` they first recompute their past, as samples without sampled tokens always do; the others go on at once, with
+        keys and values from both versions.
         """
         found = [sample for sample in self.samples() if sample.request.slot == slot]
         for sample in found:
             sample.policy = policy
-        for sample in reversed([sample for sample in found if sample in self.running]):  # the oldest is back first
+        for sample in reversed([sample for sample in found if sample in self.running]):  # so that the oldest is back at the head
             if sample.computed and (recompute or not sample.sampled):
                 self._put_back(sample)
             else:
@@ -204,7 +204,7 @@ class Scheduler:
         return Scheduled(sample=sample, start=sample.computed, end=end, last=end == len(sample.ids))
 
     def _grow(self, sample: Generation, tokens: int) -> bool:
-        """Blocks for this many tokens; takes them from whoever has most running. False if that was the sample itself."""
+        """Ensure blocks for this many tokens, preempting samples if needed. False if the sample itself was preempted."""
         missing = -(-tokens // self._block) - len(sample.blocks)
         if missing <= 0:
             return True
@@ -215,7 +215,7 @@ class Scheduler:
         return True
 
     def _preempt(self) -> Generation:
-        """Put back the youngest sample of an asker with most running: the oldest of all only where it is the last."""
+        """Put back the youngest sample of an asker with the most running ones. The oldest sample is chosen only if no other runs."""
         most = self.waiting.most
         sample = next(each for each in reversed(self.running) if self.waiting.running(each.asker) == most)
         self._put_back(sample)
@@ -223,7 +223,7 @@ class Scheduler:
         return sample
 
     def _has_row(self) -> bool:
-        """True if a sample may start: in a free row, or in one of an asker with several, for an asker with none."""
+        """True if a sample may start: a row is free, or an asker with none running can take a row from an asker with several."""
         return len(self.running) < self._rows or (self.waiting.newcomer and self.waiting.most > 1)
 
     def _put_back(self, sample: Generation) -> None:
@@ -247,17 +247,17 @@ class Scheduler:
         sample.blocks, sample.keys, sample.computed, sample.pure = [], [], 0, True
 
     def _admit(self, budget: int) -> list[Scheduled]:
-        """Start samples while there is room. For askers with none running room is made; then only theirs start."""
+        """Start samples while there is room. For askers with none running, room is made by preemption; then only theirs start."""
         work: list[Scheduled] = []
         preemptions = self.preemptions
         while budget > 0 and self._has_row() and (sample := self.waiting.next()) is not None:
             newcomer = not self.waiting.running(sample.asker)
             if not newcomer and self.preemptions > preemptions:
-                break  # it may have been put back just now
+                break  # it may be the sample that was just put back
             if len(self.running) >= self._rows:
                 self._preempt()
             found = self._find(sample)
-            self.pool.share(found)  # first, so that allocating cannot give them away
+            self.pool.share(found)  # before allocating, which could give them away
             take = min(len(sample.ids) - len(found) * self._block, budget, self._chunk)
             missing = -(-(len(found) * self._block + take) // self._block) - len(found)
             own = self._reserve(missing, make_room=newcomer)
@@ -274,16 +274,16 @@ class Scheduler:
         return work
 
     def _reserve(self, missing: int, *, make_room: bool) -> list[int] | None:
-        """So many blocks, beside one for every running sample, which may soon want it: to take those would only preempt again."""
+        """Allocate blocks, but leave one per running sample, which may need it soon: taking those would only cause a preemption."""
         while missing + len(self.running) > self.pool.available:
-            # who has one sample running keeps it, so nobody is put back in turn
+            # an asker keeps its only running sample, so askers do not preempt each other in turn
             if not make_room or self.waiting.most < 2:
                 return None
             self._preempt()
         return self.pool.allocate(missing)
 
     def _find(self, sample: Generation) -> list[int]:
-        """The cached blocks that begin this sample's ids; at least one token is always left to compute."""
+        """The cached blocks with the longest known prefix of this sample's ids; at least one token is always left to compute."""
         found: list[int] = []
         sample.keys = []
         for at in range((len(sample.ids) - 1) // self._block):

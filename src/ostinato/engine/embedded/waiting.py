@@ -1,4 +1,4 @@
-"""Who starts next: askers take turns, and each asker's samples keep their order. Whatever it is asked costs as much as there are askers."""
+"""Which sample starts next: askers take turns, and each asker's samples keep their order. Operations cost at most O(number of askers)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ S = TypeVar("S", bound=Hashable)
 class WaitingSamples(Generic[S]):
     """Samples that could start, by asker.
 
-    The next one is of the asker with the fewest samples running; among equals, of who has waited longest for a turn.
+    The next sample belongs to the asker with the fewest samples running; among equals, to the one that has waited longest for a turn.
 
     Example::
 
@@ -24,7 +24,7 @@ class WaitingSamples(Generic[S]):
     """
 
     def __init__(self) -> None:
-        self._queues: dict[str, OrderedDict[S, None]] = {}  # by asker, those that waited longest for a turn first
+        self._queues: dict[str, OrderedDict[S, None]] = {}  # by asker; those that have waited longest for a turn come first
         self._running: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class WaitingSamples(Generic[S]):
         return chain.from_iterable(self._queues.values())
 
     def put(self, asker: str, sample: S, *, first: bool = False) -> None:
-        """Queue a sample behind its asker's others, or before them."""
+        """Queue a sample behind its asker's other samples, or before them if `first`."""
         queue = self._queues.setdefault(asker, OrderedDict())
         queue[sample] = None
         if first:
@@ -42,40 +42,40 @@ class WaitingSamples(Generic[S]):
 
     @property
     def newcomer(self) -> bool:
-        """True if an asker waits of whom nothing runs. Costs as much as there are askers of whom something runs."""
+        """True if an asker with no running samples is waiting. Costs O(number of askers with running samples)."""
         return not self._queues.keys() <= self._running.keys()
 
     @property
     def most(self) -> int:
-        """The samples running of the asker that has most of them running."""
+        """The number of running samples of the asker with most of them."""
         return max(self._running.values(), default=0)
 
     def running(self, asker: str) -> int:
-        """The asker's samples that run."""
+        """The number of the asker's running samples."""
         return self._running[asker]
 
     def next(self) -> S | None:
-        """Who starts next; None if nobody waits."""
+        """The sample that starts next; None if none waits."""
         if not self._queues:
             return None
         asker = min(self._queues, key=self._running.__getitem__)  # the first of equals
         return next(iter(self._queues[asker]))
 
     def start(self, asker: str, sample: S) -> None:
-        """A sample runs now, whether it waited here or not."""
+        """Count a sample as running, whether or not it waited here."""
         self.discard(asker, sample)
         self._running[asker] += 1
         if queue := self._queues.pop(asker, None):
-            self._queues[asker] = queue  # had its turn: last among equals
+            self._queues[asker] = queue  # it had its turn, so it comes last among equals
 
     def end(self, asker: str) -> None:
-        """One of the asker's samples runs no more."""
+        """One of the asker's samples has stopped running."""
         self._running[asker] -= 1
         if not self._running[asker]:
             del self._running[asker]
 
     def discard(self, asker: str, sample: S) -> None:
-        """Take a sample out, if it waits."""
+        """Remove a sample if it waits here."""
         queue = self._queues.get(asker)
         if queue is not None:
             queue.pop(sample, None)

@@ -1,4 +1,4 @@
-"""The engine's one thread: plan, forward, draw, deliver, again. Everything here runs on that thread except `post`."""
+"""The engine's single thread, which loops over plan, forward, draw and deliver. Everything here runs on that thread except `post`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SCORE_ROWS = 128  # positions whose logits are held at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A version and its module, which slots with the same weights share."""
+    """A policy version and its module, which slots with the same weights share."""
 
     version: PolicyVersion
     model: PreTrainedModel
@@ -50,7 +50,7 @@ class Policy:
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """One request on its way out: where its chunks go, and how each sample's ids become text."""
+    """An open request: the callback for its chunks, and the text decoder of each sample."""
 
     deliver: Callable[[Chunk], None]
     texts: list[TextStream]
@@ -58,9 +58,9 @@ class Stream:
 
 
 class EngineThread(threading.Thread):
-    """Runs steps while there is work and sleeps when there is none.
+    """Runs steps while there is work and sleeps otherwise.
 
-    `flush(outbox)` hands the chunks of a whole step to the event loop at once. When a step raises, every stream ends with
+    `flush(outbox)` hands all chunks of a step to the event loop at once. When a step raises, every stream ends with
     `Finish.ERROR`, `failure` is set and the thread ends.
     """
 
@@ -82,7 +82,7 @@ class EngineThread(threading.Thread):
         self.policies: dict[str, Policy] = {}
         self.failure: BaseException | None = None
         self.counters = {"tokens": 0, "steps": 0, "prefill_tokens": 0, "busy_s": 0.0, "orders_done": 0}
-        self.posted = 0  # orders taken
+        self.posted = 0  # orders accepted
         self.swaps = 0
         self.pauses: deque[float] = deque(maxlen=1024)
         self._make_store, self._stop_ids, self._decode, self._flush = make_store, stop_ids, decode, flush
@@ -95,7 +95,7 @@ class EngineThread(threading.Thread):
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._closed = False
-        self._gate = threading.Lock()  # after `_closed` no order is taken, and all taken before are carried out
+        self._gate = threading.Lock()  # once `_closed` is set, no order is accepted, and all accepted before are carried out
 
     # ---- from any thread
 
@@ -117,9 +117,9 @@ class EngineThread(threading.Thread):
         editor: LogitEditor | None = None,
         until: float | None = None,
     ) -> Stream:
-        """Queue a request's samples; they end with `Finish.ERROR` at once if the slot was emptied meanwhile.
+        """Queue a request's samples; they end with `Finish.ERROR` at once if the slot was emptied in the meantime.
 
-        `editor`, at the answer's beginning, makes the edits that its sampling asks for. `until`: when they must have ended, by the clock.
+        `editor`, in its initial state, makes the logit edits that the sampling asks for. `until`: the samples' deadline, by the clock.
         """
         policy = self.policies.get(request.slot)
         version = PolicyVersion(number=0, hash="") if policy is None else policy.version
@@ -144,14 +144,14 @@ class EngineThread(threading.Thread):
         return stream
 
     def cancel(self, stream: Stream) -> None:
-        """Stop the samples of a request that are still open, without a last chunk."""
+        """Stop the request's open samples without a last chunk."""
         for sample in stream.samples:
             if self._streams.pop(sample, None) is not None:
                 self._deadlines.discard(sample)
                 self.scheduler.remove(sample)
 
     def exchange(self, slot: str, policy: Policy) -> tuple[Swap, Policy | None]:
-        """Point the slot at other weights. Returns the old policy too, so that its memory is freed elsewhere."""
+        """Point the slot at other weights. Also returns the old policy, so that its memory is freed elsewhere."""
         self._check_shape(policy.model)
         started = time.perf_counter()
         old = self.policies.get(slot)
@@ -163,7 +163,7 @@ class EngineThread(threading.Thread):
         return Swap(slot=slot, policy=policy.version, pause_s=pause, streams=streams), old
 
     def unload(self, slot: str) -> Policy | None:
-        """Forget the slot; its open samples end with `Finish.ERROR`."""
+        """Empty the slot and return its policy; its open samples end with `Finish.ERROR`."""
         policy = self.policies.pop(slot, None)
         self._end_slot(slot)
         return policy
@@ -196,7 +196,7 @@ class EngineThread(threading.Thread):
     # ---- the loop
 
     def run(self) -> None:
-        """Until `stop` or a failure."""
+        """Run until `stop` or a failure."""
         torch.set_num_threads(1)  # the lanes are the parallelism
         finish = Finish.ABORT
         try:
@@ -220,7 +220,7 @@ class EngineThread(threading.Thread):
         self._send()
 
     def _obey(self) -> None:
-        """Carry out the orders that wait; sleep for one when there is no work."""
+        """Carry out the waiting orders; block until the next order if there is no work."""
         while True:
             try:
                 order = self._orders.get(block=not self._streams)
@@ -247,8 +247,8 @@ class EngineThread(threading.Thread):
         self.counters["busy_s"] += time.perf_counter() - started
 
     def _end_overdue(self) -> None:
-        """End the samples whose time is over, those that wait as those that run: nothing more is computed for them."""
-        for sample in reversed(self._deadlines.passed(self._clock())):  # who waits for a leader's prompt goes before it
+        """End the samples whose deadline has passed, waiting and running alike; nothing more is computed for them."""
+        for sample in reversed(self._deadlines.passed(self._clock())):  # samples that wait for a leader's prompt end before the leader
             text = self._streams[sample].texts[sample.index]
             rest = text.flush()
             self._emit(sample, (), (), rest, Finish.STOP if text.stopped else Finish.DEADLINE)
@@ -307,8 +307,8 @@ class EngineThread(threading.Thread):
         stream = self._streams[sample].texts[sample.index]
         last = sample.sampled == sample.request.sampling.max_tokens
         text, finish = shown(stream, token, self._stop_ids, last=last)
-        if sample.editor is not None and (why := sample.editor.take(token)):  # an end that is allowed is taken too
-            # the compiler's words hold the whole grammar, which is the client's text
+        if sample.editor is not None and (why := sample.editor.take(token)):  # fed the end token too, if it is allowed
+            # the compiler's message quotes the whole grammar, which is the client's text
             _LOG.warning("request %s: its grammar cannot go on: %.120s", sample.request.id, why.partition("\n")[0])
             finish = Finish.ERROR
         self._emit(sample, (token,), (logprob,), text, finish, (tops,) if tops else ())
@@ -346,7 +346,7 @@ class EngineThread(threading.Thread):
             self.scheduler.remove(sample)
 
     def _routes(self, sample: Generation) -> bytes:
-        """The experts of every position that was computed, encoded; empty for a dense model and for a stream that was cut."""
+        """The encoded experts of every computed position; empty for a dense model and for a stream that was cut off."""
         policy = self.policies.get(sample.request.slot)
         router = None if policy is None else routing.of(policy.model)
         if router is None or len(sample.routes) < len(sample.ids) - 1:

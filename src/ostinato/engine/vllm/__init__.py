@@ -1,1 +1,1 @@
-"""An engine that is a client of vLLM servers: token ids in, token ids and log-probabilities out."""
+"""An engine that is a client of vLLM servers: it sends token ids and receives token ids and log-probabilities."""

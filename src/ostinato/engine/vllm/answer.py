@@ -1,4 +1,4 @@
-"""A server's token events -> the chunks of one request, each token under the version that made it."""
+"""A server's token events -> the chunks of one request, each token attributed to the version that made it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class _Sample:
 
 
 class OpenAnswer:
-    """The samples of one request. `take` what the server sends, `end` what it did not finish.
+    """The samples of one request. `take` processes the server's events; `end` ends the samples that the server did not finish.
 
-    A token's version is what its slot held when it came; the server's own account stands on a sample's last event only. Where the
-    two differ the sample ends with `Finish.ERROR`, because nobody may learn from tokens of unknown origin.
+    A token's version is the one its slot held when it arrived; the server reports its own account only on a sample's last event. If the
+    two differ the sample ends with `Finish.ERROR`, because tokens of unknown origin must not be trained on.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class OpenAnswer:
         return sum(not sample.ended for sample in self._samples)
 
     def take(self, choice: WireChoice, policy: PolicyVersion) -> Chunk | None:
-        """New tokens, made by `policy`. None if they come after their sample's end."""
+        """The chunk for new tokens, made by `policy`. None if they arrive after their sample's end."""
         if choice.index >= len(self._samples) or self._samples[choice.index].ended:
             return None
         sample = self._samples[choice.index]
@@ -72,8 +72,8 @@ class OpenAnswer:
         return self._chunk(choice.index, choice.ids[:used], choice.values[:used], policy, text, finish, tops)
 
     def end(self, finish: Finish, policy: PolicyVersion) -> list[Chunk]:
-        """A last chunk for every sample that has none. At a deadline, of one that saw a swap, `Finish.ERROR`: the server's own account of
-        who made which token has not come, and will not.
+        """The last chunks of all samples that have not ended. At a deadline, a sample that saw a swap ends with `Finish.ERROR`, because the
+        server's account of which version made which token has not arrived, and will not.
         """
         chunks: list[Chunk] = []
         for index, sample in enumerate(self._samples):
@@ -88,10 +88,10 @@ class OpenAnswer:
         return chunks
 
     def _as_told(self, sample: _Sample, choice: WireChoice) -> bool:
-        """Whether the server's account of the versions is ours. If we see the end first there is none yet: a sample that saw no swap
-        is then believed.
+        """Whether the server's account of the versions matches ours. If we see the end before the server does, there is no account yet, and
+        only a sample that saw no swap is accepted.
         """
-        if choice.finish_reason is None:  # we saw the end before the server did
+        if choice.finish_reason is None:  # we saw the end before the server
             return len(sample.runs) <= 1
         told = [
             (span.version, span.start, min(span.end, sample.tokens))

@@ -1,4 +1,4 @@
-"""What is asked of a vLLM server for one request: the body of its token-in, token-out API."""
+"""The body of a request to a vLLM server's token-in, token-out API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ostinato.core.generation import Generate
 
 
 def token_request(request: Generate, seed: int, stop_ids: frozenset[int], salt: str) -> dict[str, Any]:
-    """The JSON of a token request. `salt` is what its prefix may be shared under."""
+    """The JSON of a token request. Its prefix may be shared only under the same `salt`."""
     sampling = request.sampling
     edits: dict[str, Any] = {"logit_bias": {str(token): value for token, value in sampling.logit_bias}}
     edits |= {"presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty}
@@ -27,7 +27,7 @@ def token_request(request: Generate, seed: int, stop_ids: frozenset[int], salt: 
             "stop": list(sampling.stop),
             "stop_token_ids": sorted(stop_ids),
             "ignore_eos": True,  # the renderer's stop tokens are the ones that count
-            "logprobs": request.tops,  # beside the sampled token's
+            "logprobs": request.tops,  # in addition to the sampled token's
             "detokenize": bool(sampling.stop),
             **(edits if sampling.edits_logits else {}),
         },

@@ -1,6 +1,6 @@
-"""`core.seams.Engine` over vLLM servers: each holds one version of the weights, and a slot stands for one or several of them.
+"""`core.seams.Engine` over vLLM servers: each holds one version of the weights, and a slot is served by one or several servers.
 
-Log-probabilities are the server's own, under its temperature and its nucleus; no contract says which arithmetic made them.
+Log-probabilities are the server's own, under its temperature and its nucleus; no contract covers the arithmetic behind them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from ostinato.model.tensors import check_finite
 
 _LOG = logging.getLogger(__name__)
 _CLOSED = "The engine is not running; start it, or restart the server if it was closed."
-_TRIES = 2  # not more: a request that ends a server must not end them all
+_TRIES = 2  # not more: a request that crashes a server must not crash them all
 
 Event = tuple[WireChoice, PolicyVersion] | Finish | OstinatoError
-"""Tokens, each with the version that its server held when they came, or how a request ends."""
+"""Tokens with the version that their server held when they arrived, or how a request ends."""
 
 
 @dataclass(eq=False, slots=True)
 class _Stream:
-    """An open request, at one replica. `samples` are those that have not ended; `said`: some have a token; `lent`: the replica was lent."""
+    """An open request at one replica. `samples`: how many have not ended; `said`: output has arrived; `lent`: the replica was on loan."""
 
     slot: str
     samples: int
@@ -61,10 +61,10 @@ async def open_vllm(
     drive: Callable[[str], WeightDriver],
     draining: Callable[[], Collection[str]] = tuple,
 ) -> VllmEngine:
-    """Wait for the servers in `config.urls` and make an engine of them. `drive(url)` brings one its weights; `draining()` names those
-    that get nothing new.
+    """Wait for the servers in `config.urls` and make an engine of them. `drive(url)` makes a server's weight driver; `draining()` names the
+    servers that get no new requests.
 
-    Raises Unavailable if one does not answer within `connect_s`, BadConfig if one was started without what is needed.
+    Raises Unavailable if a server does not answer within `connect_s`, BadConfig if a server was started without a needed option.
     """
     servers = [ServerClient(url, drive(url), silence_s=config.silence_s) for url in config.urls]
     try:
@@ -77,9 +77,9 @@ async def open_vllm(
 
 
 class VllmEngine:
-    """Makes tokens by vLLM servers. `context` is the servers' own limit. Made by `open_vllm`.
+    """Samples tokens on vLLM servers. `context` is the servers' own limit. Made by `open_vllm`.
 
-    `loans` lends replicas of people's newest release to rollouts, where somebody asks for it.
+    `loans` lends replicas of the live slot to rollouts, when asked to.
 
     Slots that hold the same version share servers. A slot that leaves a shared server leaves its open streams there: they end
     under the version that they began with.
@@ -112,7 +112,7 @@ class VllmEngine:
         self.loans = Loans(self._fleet, *lends, running=self._running, cut=self._cut, clock=time.monotonic)
 
     async def start(self) -> None:
-        """Begin to watch what the servers serve. Slots are empty until `load`."""
+        """Begin to watch the versions that the servers serve. Slots are empty until `load`."""
         if self._watch is not None or self._closed:
             raise Unavailable("The engine has been started before; make a new one.")
         for server in self._servers:
@@ -120,7 +120,7 @@ class VllmEngine:
         self._watch = asyncio.create_task(self._fleet.keep())
 
     async def close(self) -> None:
-        """End open streams with `Finish.ABORT` and let go of the servers, which go on running. Idempotent."""
+        """End open streams with `Finish.ABORT` and disconnect from the servers, which go on running. Idempotent."""
         self._closed = True
         self.loans.close()
         self._end(Finish.ABORT, self._streams)
@@ -134,8 +134,8 @@ class VllmEngine:
     async def generate(self, request: Generate) -> AsyncGenerator[Chunk, None]:
         """One chunk per event of the server, in order within a sample. See `core.seams.Engine.generate`.
 
-        A request whose server fails before its first token is asked of another one, under the same seed; after it never. One whose time
-        is over keeps the tokens that have come.
+        If a request's server fails before its first token, the request is retried at another server with the same seed; after it, never. At
+        its deadline a request keeps the tokens that have arrived.
 
         Raises:
             NotFound: nothing is loaded in the slot.
@@ -165,11 +165,11 @@ class VllmEngine:
                     return
 
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
-        """Have the slot's servers take the version from the weight store, which must hold it, one after another; the weights in hand are
-        only looked at. A server that cannot be reached gets it when it is back.
+        """Have the slot's servers load the version, one after another, from the weight store, which must hold it; the given weights are
+        only checked. A server that cannot be reached gets the version when it is back.
 
-        Raises BadWeights for a NaN, Corrupt or Unavailable if the servers refuse: the slot then keeps what it had. Raises Conflict
-        if nobody knows what its last server holds: its slots are then empty. Unavailable too if every server holds another version.
+        Raises BadWeights for a NaN, Corrupt or Unavailable if the servers refuse: the slot then keeps what it had. Raises Conflict if it
+        is unknown what its last server holds: its slots are then empty. Unavailable also if every server holds another version.
         """
         self._check_running()
         await asyncio.to_thread(check_finite, snapshot.weights)
@@ -185,7 +185,7 @@ class VllmEngine:
         self._end(Finish.ERROR, (stream for stream in self._streams if stream.slot == slot))
 
     async def score(self, slot: str, ids: Sequence[int], start: int) -> list[float]:
-        """Log-probabilities (temperature 1) of ids[start:], as a server scores a prompt: near those of sampling, not equal."""
+        """Log-probabilities (temperature 1) of ids[start:], as a server scores a prompt: close to those of sampling, but not equal."""
         self._check_running()
         self._check_loaded(slot)
         if not 1 <= start <= len(ids):
@@ -208,19 +208,19 @@ class VllmEngine:
                     raise
 
     def slots(self) -> dict[str, PolicyVersion]:
-        """What is loaded now: a slot's version is the new one once its last server has it."""
+        """The loaded versions. A slot switches to its new version once its last server has it."""
         return dict(self._fleet.slots)
 
     def numerics(self) -> str:
-        """Nothing: vLLM's arithmetic is not ours to promise."""
+        """An empty string: we cannot promise anything about vLLM's arithmetic."""
         return ""
 
     def contract(self) -> Contract | None:
-        """None."""
+        """None: there is no contract."""
         return None
 
     def capabilities(self) -> Capabilities:
-        """The smallest of the renderer's and the servers' contexts. Grammars are followed if every server does."""
+        """The smallest of the renderer's and the servers' contexts. Grammars are followed if every server follows them."""
         context = min(self._context, self._renderer.context)
         return Capabilities(
             context=context,
@@ -230,10 +230,10 @@ class VllmEngine:
         )
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters since the start. `steps` counts the servers' events; `retries` requests that were asked of a second
-        server; `servers_well` those that can be asked, `servers_draining` those that get nothing new, and `draining_open` samples that
-        are open on these. `servers_lent` are lent to rollouts, `servers_returning` on their way back; `lent_seconds` and `lent_tokens` are
-        what rollouts had of them, `lent_cut` the samples that were cut off. Raises Unavailable when closed.
+        """Gauges and counters since the start. `steps` counts the servers' events; `retries` the requests retried at a second server;
+        `servers_well` the servers that can be asked, `servers_draining` those that get no new requests, and `draining_open` the samples
+        open on these. `servers_lent` are lent to rollouts, `servers_returning` are on their way back; `lent_seconds` and `lent_tokens` are
+        the time and tokens that rollouts got from them, `lent_cut` the samples that were cut off. Raises Unavailable when closed.
         """
         self._check_running()
         pauses, replicas, loans = self._fleet.pauses, self._fleet.replicas, self.loans.standing()
@@ -287,7 +287,7 @@ class VllmEngine:
     def _replica_for(
         self, slot: str, ids: Sequence[int], salt: str, samples: int, tried: Collection[Replica]
     ) -> tuple[Replica, bytes]:
-        """Who is asked, and the key that its prefixes are shared under. Raises Unavailable if nobody is left."""
+        """The replica to ask, and the key under which its prefixes are shared. Raises Unavailable if none is left."""
         found = {each.server.url: each for each in self._fleet.candidates(slot) if each not in tried}
         keys = {url: prefix_key(self._fleet.policy_of(each, slot).hash, salt) for url, each in found.items()}
         if not found:
@@ -308,7 +308,7 @@ class VllmEngine:
         return url
 
     async def _events(self, request: Generate, seed: int) -> AsyncGenerator[tuple[_Stream, Event], None]:
-        """What servers say of a request: of one that failed before its first token, nothing but to another one."""
+        """The events of a request. If a server fails before its first token, the request is retried at another server instead."""
         tried: list[Replica] = []
         failure: OstinatoError | None = None
         until = None if request.within_s is None else asyncio.get_running_loop().time() + request.within_s
@@ -337,7 +337,7 @@ class VllmEngine:
     async def _asked(
         self, stream: _Stream, request: Generate, seed: int, key: bytes, until: float | None
     ) -> AsyncGenerator[Event, None]:
-        """What one server says of a request, by the loop's time `until`. Nothing of it can come any more once this is closed."""
+        """One server's events for a request, until the loop's time `until`. Once this is closed, no event of the request can arrive."""
         loop = asyncio.get_running_loop()
         late = None if until is None else loop.call_at(until, self._end, Finish.DEADLINE, (stream,))
         pump = stream.pump = asyncio.create_task(
@@ -358,7 +358,7 @@ class VllmEngine:
             await asyncio.gather(pump, return_exceptions=True)
 
     async def _pump(self, stream: _Stream, asked: Mapping[str, object]) -> None:
-        """Server -> queue. Each event gets the version that its server holds while it comes, as long as the slot is there."""
+        """Server -> queue. Each event gets the version that its server holds when it arrives, as long as the server serves the slot."""
         replica, missing = stream.replica, stream.samples
         try:
             async with contextlib.aclosing(replica.server.tokens(asked)) as choices:
@@ -385,7 +385,7 @@ class VllmEngine:
             stream.events.put_nowait(finish)
 
     def _cut(self, replica: Replica) -> int:
-        """No token of what is open there can come any more. What had none yet is asked of another server."""
+        """End a replica's streams so that none of their tokens can arrive; those without output are retried. Counts the other samples."""
         cut = 0
         for stream in self._streams:
             if stream.replica is replica and stream.pump is not None and not stream.pump.done():
@@ -395,5 +395,5 @@ class VllmEngine:
         return cut
 
     def _end_at(self, replica: Replica) -> None:
-        """Nobody knows what makes its tokens."""
+        """End the replica's streams with `Finish.ERROR`, because the version that makes its tokens is unknown."""
         self._end(Finish.ERROR, (stream for stream in self._streams if stream.replica is replica))

@@ -1,6 +1,6 @@
 """Which server holds which version, for which slots: versions are brought to servers one after another, failing servers are set aside.
 
-A server that was set aside is looked at again, at growing intervals, and gets its slots' weights before it is asked anything.
+A server that was set aside is checked again at growing intervals, and gets its slots' weights before it gets any request.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ostinato.engine.vllm.server import ServerClient
 
 _LOG = logging.getLogger(__name__)
 _LOOK_S = 1.0
-_ASK_S = 10.0  # a server that has not said after that what it serves is asked again
+_ASK_S = 10.0  # longest wait for a server to report what it serves; then it is asked again
 _PAUSES = 1024
-_AGAIN = 2  # times that a version is fetched anew if its servers lose it before they load it
+_AGAIN = 2  # times that a version is fetched again if its servers lose it before they load it
 
 
 class NotStaged(Unavailable):
-    """A server has not, or no longer, what it was to load: it was started again, or fetches something else. It was left as it is."""
+    """A server does not (or no longer) have the version that it was to load: it was restarted, or fetches another. It was left as it is."""
 
 
 class Fleet:
-    """The servers and the slots. `want`: slot -> how many servers its version is brought to, 1 where nothing is said.
+    """The servers and the slots. `want`: slot -> how many servers its version is brought to, by default 1.
 
-    `draining()` names the servers, by URL, that get nothing new. `lost` hears of a replica of which nobody knows what it
+    `draining()` names the servers, by URL, that get no new requests. `lost` is called with a replica if it is unknown what the replica
     holds. `running()` counts the open samples of each replica.
 
     Example: ``await fleet.load("live", policy)``
@@ -52,11 +52,11 @@ class Fleet:
         self._rolling = asyncio.Lock()  # one `load` at a time
         self._loading = (
             asyncio.Lock()
-        )  # servers change over one after another; nobody downloads in it, or waits for who does
-        self._promised = dict[Replica, str]()  # to the slot whose version they fetch, unless that failed
+        )  # servers change over one after another; it is not held during downloads or while waiting for them
+        self._promised = dict[Replica, str]()  # replica -> the slot whose version it fetches, unless that failed
 
     def candidates(self, slot: str) -> list[Replica]:
-        """Who may be asked something new of a slot. Raises Unavailable if nobody."""
+        """The replicas that may get a slot's new requests. Raises Unavailable if there are none."""
         found = candidates(slot, self.replicas)
         if not found:
             urls = ", ".join(each.server.url for each in self.replicas if slot in each.slots)
@@ -64,7 +64,7 @@ class Fleet:
         return found
 
     def policy_of(self, replica: Replica, slot: str) -> PolicyVersion:
-        """The version that a replica's tokens are made by, under the number that the slot knows it by."""
+        """The version that makes a replica's tokens, with the slot's own number for it if the slot holds it."""
         own = self.slots.get(slot)
         assert replica.policy is not None, "nobody is sent to a server without a version"
         return own if own is not None and own.hash == replica.policy.hash else replica.policy
@@ -72,7 +72,7 @@ class Fleet:
     async def load(self, slot: str, policy: PolicyVersion) -> tuple[float, list[Replica]]:
         """Bring a version to a slot's servers: each fetches it while it serves, then they change over one after another.
 
-        Returns the longest pause and the replicas. One that cannot be reached is set aside and gets the version later. Raises as
+        Returns the longest pause and the replicas. A replica that cannot be reached is set aside and gets the version later. Raises as
         `VllmEngine.load`.
         """
         async with self._rolling:
@@ -84,7 +84,7 @@ class Fleet:
                     f"{slot!r}"
                 )
             try:
-                for _ in range(_AGAIN):  # where every server lost what it had fetched, nothing has changed
+                for _ in range(_AGAIN):  # if every server lost what it had fetched, nothing has changed
                     with contextlib.suppress(NotStaged):
                         return await self._bring(slot, policy, found), found
                 return await self._bring(slot, policy, found), found
@@ -92,23 +92,23 @@ class Fleet:
                 self._promised.clear()
 
     async def fetch(self, replica: Replica, slot: str) -> None:
-        """Have a server fetch a slot's version beside its serving. What fails is tried again when it is brought there."""
+        """Have a server fetch a slot's version while it serves. A failed fetch is retried when the version is brought to the server."""
         async with replica.driving:
             policy = self.slots.get(slot)
             if policy is not None and not replica.ended_with(policy.hash):
                 try:
                     await replica.server.driver.stage(policy)
-                except Exception as error:  # noqa: BLE001 (whatever a server answers, it is not left on its way)
+                except Exception as error:  # noqa: BLE001 (whatever the server answers, the changeover must go on)
                     _LOG.warning("%s does not fetch %s yet: %r", replica.server.url, policy, error)
 
     def unload(self, slot: str) -> None:
-        """Nobody stands for the slot any more; the servers keep their weights."""
+        """Empty the slot: no server serves it any more; the servers keep their weights."""
         self.slots.pop(slot, None)
         for replica in self.replicas:
             replica.slots.discard(slot)
 
     async def keep(self) -> None:
-        """Look after each server by itself, until cancelled: one that hangs keeps no other from its weights."""
+        """Check on each server in its own task, until cancelled, so that a server that hangs keeps no other from its weights."""
         async with asyncio.TaskGroup() as group:
             for replica in self.replicas:
                 group.create_task(self._keep(replica))
@@ -131,17 +131,17 @@ class Fleet:
         failed: OstinatoError | None,
     ) -> float:
         waiting = [each for each in staged if not each.holds(policy.hash)]
-        waiting.sort(key=lambda replica: bool(replica.slots))  # a free one first: nobody waits for it
+        waiting.sort(key=lambda replica: bool(replica.slots))  # free servers first: no request waits for them
         ready = [each for each in found if each.holds(policy.hash)]
         pause_s = 0.0
         while waiting:
             replica = waiting.pop(0)
             if not replica.may_stand_for(slot) or replica.slots - {slot}:
-                continue  # it was lent or given back meanwhile
+                continue  # it was lent or given back in the meantime
 
             def arrived(replica: Replica = replica) -> None:
                 replica.stand_for(slot)
-                if not waiting:  # the last one: from here on nobody is answered by another version
+                if not waiting:  # the last server: from here on no request is answered by another version
                     self._moved(slot, policy, found)
 
             try:
@@ -170,8 +170,8 @@ class Fleet:
     async def _staged(
         self, replicas: Sequence[Replica], policy: PolicyVersion
     ) -> tuple[list[Replica], OstinatoError | None]:
-        """Have all fetch and verify a version beside their serving. Returns those that did, and why others cannot be reached: they are
-        set aside. Raises Corrupt if one refuses: then none was touched.
+        """Have all replicas fetch and verify a version while they serve. Returns those that did, and the last error of those that cannot be
+        reached, which are set aside. Raises Corrupt if one refuses; then none was changed.
         """
         alone = len(replicas) == 1
         results = await asyncio.gather(
@@ -193,18 +193,18 @@ class Fleet:
 
     async def _stage(self, replica: Replica, policy: PolicyVersion, *, alone: bool) -> None:
         if not alone:
-            await self._served(replica)  # one that hangs must not hold up the others
+            await self._served(replica)  # a server that hangs must not hold up the others
         async with replica.driving:
             await replica.server.driver.stage(policy)
 
     async def _swap(self, replica: Replica, policy: PolicyVersion, loaded: Callable[[], object]) -> float:
-        """Have a server load what it staged; returns the pause. `loaded` is called when no token of the old one can come any more.
+        """Have a server load what it staged; returns the pause. `loaded` is called when no token of the old version can arrive any more.
 
         Raises NotStaged rather than wait for a download.
         """
 
         def arrived() -> None:
-            replica.policy, replica.sure = policy, False  # until the driver says that all went well
+            replica.policy, replica.sure = policy, False  # until the driver reports success
             loaded()
 
         if replica.driving.busy:
@@ -221,7 +221,7 @@ class Fleet:
             replica.woken.set()
             raise
         except BaseException as error:
-            replica.sure = False  # the new weights may be in under the old label
+            replica.sure = False  # the new weights may be loaded under the old label
             replica.set_aside()
             if isinstance(error, Conflict):
                 self._lose(replica)
@@ -234,7 +234,7 @@ class Fleet:
         return swap.pause_s
 
     def _lose(self, replica: Replica) -> None:
-        """Nobody knows what it holds: it stands for nothing, and a slot for which nobody else stands is empty."""
+        """It is unknown what the replica holds: it serves no slot any more, and a slot that no other replica serves is emptied."""
         slots, replica.slots, replica.policy = replica.slots, set[str](), None
         for slot in slots:
             if not any(slot in each.slots for each in self.replicas):
@@ -244,7 +244,7 @@ class Fleet:
     # ---- looking after a server
 
     async def _keep(self, replica: Replica) -> None:
-        """What fails is said once and tried again."""
+        """Check the server in a loop. A failure is logged once and retried."""
         said, missed = "", 0
         while True:
             if replica.well:
@@ -258,19 +258,19 @@ class Fleet:
                 self._read_draining()
                 await self._look(replica)
                 said, missed = "", 0
-            except Exception as error:  # noqa: BLE001 (whatever a server answers, the next look may find it well)
+            except Exception as error:  # noqa: BLE001 (whatever the server answers, the next check may find it well)
                 known = isinstance(error, OstinatoError)
                 words = str(error) if known else f"{replica.server.url}: {error!r}"
                 if said != words:
                     _LOG.error("%s", words, exc_info=None if known else error)
-                # one that is slow may answer its streams all the same: those that it lets hang speak for themselves
+                # a slow server may still answer its streams, and streams that hang are noticed on their own
                 slow = isinstance(error.__cause__, TimeoutError)
                 said, missed = words, missed + (not slow)
                 if missed > 1 or not replica.well:
                     replica.set_aside()
 
     async def _look(self, replica: Replica) -> None:
-        """See that it answers, then that it has the version of its slots, or of a slot that is short of servers."""
+        """Check that the server answers, then that it has the version of its slots, or of a slot that is short of servers."""
         self._leave_surplus(replica)
         held, seen = self._due(replica), replica.state
         if held is None and replica.well:
@@ -279,7 +279,7 @@ class Fleet:
         if not replica.well:
             await replica.server.check_health()
         if held is None:
-            replica.well = replica.well or replica.state == seen  # unless it failed again meanwhile
+            replica.well = replica.well or replica.state == seen  # unless it failed again in the meantime
             return
         slot, policy = held
         if replica.ended_with(policy.hash) and served == policy.hash:
@@ -289,17 +289,17 @@ class Fleet:
             return
         promised = self._promised.get(replica)
         if promised is not None and replica.may_stand_for(promised):
-            # it has another version to fetch, and to keep until it loads that
+            # it must fetch another version, and keep it until it loads it
             known = replica.policy is None or replica.policy.hash == served
             if replica.well and not known and not replica.swapping and replica.state == seen:
-                replica.set_aside()  # it was started again
+                replica.set_aside()  # it was restarted
             await asyncio.sleep(_LOOK_S)
             return
         async with replica.driving:
             await replica.server.driver.stage(policy)
         async with self._loading:
             if (self._due(replica), replica.state) != (held, seen):
-                return  # it was given something meanwhile: what it said is old
+                return  # its state changed in the meantime, so its answer is out of date
             if replica.loan is not None:
                 _LOG.info("%s goes to %s (%s)", replica.server.url, slot, policy)
             else:
@@ -308,7 +308,7 @@ class Fleet:
             await self._swap(replica, policy, lambda: replica.stand_for(slot))
 
     def _due(self, replica: Replica) -> tuple[str, PolicyVersion] | None:
-        """A slot, and the version of it that the server should serve; None if it stands for nothing and is not needed."""
+        """A slot, and its version that the server should serve; None if the server serves no slot and is not needed."""
         if replica.loan is not None:
             slot = replica.loan.slot
             if slot is None or slot not in self.slots or (replica.draining and slot not in replica.slots):
@@ -328,12 +328,12 @@ class Fleet:
         return [each for each in self.replicas if slot in each.slots and each.usable and each.loan is None]
 
     def _wanted(self, slot: str) -> int:
-        """How many servers of its own a slot wants now: those that it lent are not missed."""
+        """How many servers of its own a slot wants now; those that it lent are not counted as missing."""
         away = sum(each.loan is not None and each.loan.home == slot for each in self.replicas)
         return max(1, self._want.get(slot, 1) - away)
 
     def _leave_surplus(self, replica: Replica) -> None:
-        """A slot that found another server while this one was away has enough of them."""
+        """Drop the slots that found enough other servers while this one was unusable."""
         if not replica.usable and replica.loan is None:
             replica.slots -= {
                 slot for slot in replica.slots if len(self._usable(slot)) >= self._wanted(slot) and slot in self.slots

@@ -1,7 +1,8 @@
-"""Replicas of one slot that stand for another one for a while, each with that slot's version, and come back.
+"""Lends replicas of one slot to another slot for a while, each with that slot's version, and takes them back.
 
-Nobody is ever answered by another slot's version: a replica changes over only when nothing of the slot that it leaves is open there. Those
-whom it is lent by are never cut off for it; those whom it is lent to are, when it is wanted back and they have not ended in time.
+No request is ever answered by another slot's version: a replica changes over only when no request of the slot that it leaves is open there.
+Requests of the lending slot are never cut off for this; requests of the borrowing slot are, if the replica is wanted back and they have not
+ended in time.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How many of a slot's replicas serve it, are lent (or about to be), and are on their way back (none that failed or
-    drains); and how many samples of the slot that they are lent to are open.
+    """How many of a slot's replicas serve it, are lent (or about to be), and are on their way back; and how many samples of the borrowing
+    slot are open. `serving` and `returning` leave out failed and draining replicas.
 
     Example: ``Standing(serving=2, lent=1, returning=0, open=8)``
     """
@@ -41,7 +42,7 @@ class Loans:
         fleet: the servers; it brings versions to them.
         home, to: the slots.
         running: counts the open samples of each replica, of one slot or of all ("").
-        cut: ends what is open at a replica so that no token of it can come any more; returns how many samples of those had tokens.
+        cut: ends a replica's open requests so that none of their tokens can arrive any more; returns how many samples with tokens it cut.
         clock: seconds.
 
     Example::
@@ -68,7 +69,7 @@ class Loans:
         self.lent = self.returned = self.cut_off = 0
 
     def standing(self) -> Standing:
-        """As it is now."""
+        """The current counts."""
         away = [(each.loan.stage, each.usable) for each in self._fleet.replicas if each.loan is not None]
         serving = sum(self._home in each.slots and each.usable for each in self._fleet.replicas)
         return Standing(
@@ -85,9 +86,9 @@ class Loans:
         return self._seconds + sum(now - since for since in self._since.values())
 
     def lend(self, count: int) -> int:
-        """Lend so many, those with the least to do; at least one stays, and none goes that stands for another slot too. Returns how many.
+        """Lend up to `count` replicas, the least loaded first; returns how many. At least one stays, and all shared with other slots do.
 
-        Each gets nothing new, ends what is open, and is then brought the other slot's version.
+        Each gets no new requests, ends its open ones, and is then brought the other slot's version.
         """
         if self._to not in self._fleet.slots:
             return 0
@@ -103,9 +104,9 @@ class Loans:
         return len(going)
 
     def give_back(self, count: int, end_s: float) -> int:
-        """Take so many back, those first that have not gone yet, then those with the least to do. Returns how many.
+        """Take up to `count` replicas back: first those that have not left yet, then the least loaded. Returns how many.
 
-        What is open there has `end_s` seconds to end; then it is cut off.
+        Their open requests have `end_s` seconds to end and are then cut off.
         """
         running = self._running("")
         lent = [
@@ -115,7 +116,7 @@ class Loans:
         for replica in lent[:count]:
             assert replica.loan is not None
             self.returned += 1
-            if replica.loan.stage == "leaving":  # it holds its own version still: those that are open there stay
+            if replica.loan.stage == "leaving":  # it still holds its own version, so its open requests stay
                 self._stop(replica)
                 self._bring_back(replica)
             else:
@@ -126,7 +127,7 @@ class Loans:
         return min(count, len(lent))
 
     def close(self) -> None:
-        """Leave everything as it is."""
+        """Stop all changeovers in progress; replicas stay as they are."""
         for task in self._ending.values():
             task.cancel()
 

@@ -1,4 +1,4 @@
-"""What is known of one server: for which slots it stands, which version it holds, and whether it can be asked. No IO."""
+"""The known state of one server: which slots it serves, which version it holds, and whether it can be asked. No IO."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LONGEST_S = 60.0
 
 @dataclass(slots=True)
 class Loan:
-    """A replica of slot `home` is lent to slot `to`. While it is "leaving" or "ending", what is open there comes to its end, and it stands
-    for nobody.
+    """A replica of slot `home` is lent to slot `to`. While it is "leaving" or "ending", its open requests come to their end, and it serves
+    no slot.
 
     Example: ``Loan(home="live", to="world").slot is None``
     """
@@ -27,19 +27,19 @@ class Loan:
 
     @property
     def slot(self) -> str | None:
-        """The one slot that it may stand for now."""
+        """The only slot that it may serve now, if any."""
         return {"lent": self.to, "back": self.home}.get(self.stage)
 
 
 class Driving:
-    """A lock that knows whether anybody holds it or waits for it. Example: ``async with replica.driving: ...``"""
+    """A lock that knows whether it is held or waited for. Example: ``async with replica.driving: ...``"""
 
     def __init__(self) -> None:
         self._lock, self._drivers = asyncio.Lock(), 0
 
     @property
     def busy(self) -> bool:
-        """Whether who takes it now may have to wait."""
+        """Whether acquiring it now may have to wait."""
         return self._drivers > 0
 
     async def __aenter__(self) -> None:
@@ -57,12 +57,12 @@ class Driving:
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """One server. It stands for `slots`, which hold the same version: requests for them may go there.
+    """One server. It serves `slots`, which hold the same version: requests for them may go there.
 
-    `policy`: what its tokens are made by, None before the first. `sure`: the last change of weights ended well. `well`: it may be asked;
-    otherwise it was set aside, after `failures` in a row. `swapping`: it is being given a version. `draining`: it gets nothing new.
-    `woken`: there is something to look at. `driving` is held by who has it fetch or load: it stages one version at a time.
-    `loan`: it is lent, or on its way.
+    `policy`: the version that makes its tokens, None before the first. `sure`: the last change of weights succeeded. `well`: it may be
+    asked; otherwise it was set aside, after `failures` in a row. `swapping`: it is loading a version. `draining`: it gets no new requests.
+    `woken`: it should be checked now. `driving` is held while it is made to fetch or load: it stages one version at a time.
+    `loan`: it is lent, or changing over.
 
     Example: ``Replica(ServerClient("http://10.0.0.5:8000", driver, silence_s=300.0))``
     """
@@ -80,11 +80,11 @@ class Replica:
     loan: Loan | None = None
 
     def may_stand_for(self, slot: str) -> bool:
-        """Whether it is the slot's to use: of a replica that is lent, only where it is now."""
+        """Whether the slot may use it. A replica on loan may be used only by the slot where it is now."""
         return self.loan is None or self.loan.slot == slot
 
     def stand_for(self, slot: str) -> None:
-        """Requests for the slot may go there from now on, unless it was lent or given back meanwhile."""
+        """Let it serve the slot from now on, unless it was lent or given back in the meantime."""
         if self.may_stand_for(slot):
             self.slots.add(slot)
             if self.loan is not None and self.loan.stage == "back":
@@ -92,38 +92,38 @@ class Replica:
 
     @property
     def usable(self) -> bool:
-        """It can be counted on for what is new."""
+        """Whether it can take new work: it is well and not draining."""
         return self.well and not self.draining
 
     def ended_with(self, hash: str) -> bool:
-        """Whether this was the last version that it was given, and that ended well."""
+        """Whether this is the last version that it loaded, and the load succeeded."""
         return self.sure and self.policy is not None and self.policy.hash == hash
 
     def holds(self, hash: str) -> bool:
-        """Whether it serves this version now, and for somebody: one that nobody uses may have been started again unseen."""
+        """Whether it serves this version now, for at least one slot: a server that no slot uses may have been restarted unnoticed."""
         return bool(self.slots) and self.well and self.ended_with(hash)
 
     @property
     def state(self) -> tuple[PolicyVersion | None, bool, bool, int]:
-        """Differs once something happened to it."""
+        """A snapshot that changes when something happens to the replica."""
         return self.policy, self.sure, self.well, self.failures
 
     def set_aside(self) -> None:
-        """It failed: nothing new goes there until a look finds it well and its weights in place."""
+        """Record a failure: it gets no new requests until a check finds it well and its weights in place."""
         self.well = False
         self.failures += 1
         self.woken.set()
 
     def patience(self, look_s: float) -> float:
-        """Seconds until it is looked at again: at once after its first failure, then later and later."""
+        """Seconds until it is checked again: at once after its first failure, then with exponential back-off up to a minute."""
         return 0.0 if self.failures < 2 else min(_LONGEST_S, look_s * 2.0 ** min(self.failures - 2, 10))
 
 
 def candidates(slot: str, replicas: Sequence[Replica]) -> list[Replica]:
-    """Who may be asked something new: those that stand for the slot and are well.
+    """The replicas that may get new requests: those that serve the slot and are well.
 
-    One that is being given a version is passed over while there is another; alone it is asked, and the request waits there. One that
-    drains is asked only while nobody else stands for the slot.
+    A replica that is loading a version is passed over while there is another; if it is the only one it is asked, and the request waits
+    there. A draining replica is asked only while no other serves the slot.
     """
     well = [each for each in replicas if slot in each.slots and each.well and each.policy is not None]
     staying = [each for each in well if not each.draining]
@@ -133,10 +133,11 @@ def candidates(slot: str, replicas: Sequence[Replica]) -> list[Replica]:
 def chosen(
     slot: str, hash: str, replicas: Sequence[Replica], want: int, running: Mapping[Replica, int]
 ) -> list[Replica]:
-    """The at most `want` replicas that a version of a slot should be served by, the best first.
+    """The at most `want` replicas that should serve a version of a slot, the best first.
 
-    Those that serve it for other slots already, then the slot's own, then free ones, where least is open first; those that are set
-    aside come last, and those that drain never. Beside them all that are lent to the slot, or on their way back to it.
+    Replicas that already serve it for other slots come first, then the slot's own, then free ones, the least loaded first; those that were
+    set aside come last, and draining ones are left out. All usable replicas that are lent to the slot, or on their way back to it, are
+    returned in addition.
     """
 
     def rank(replica: Replica) -> tuple[bool, int, int] | None:

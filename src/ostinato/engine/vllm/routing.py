@@ -1,7 +1,7 @@
-"""Which of several replicas answers a request: the one that was sent most of its prompt before, unless it has too much to do.
+"""Which of several replicas answers a request: the one that was sent most of its prompt before, unless its load is too high.
 
-A replica is a server that holds the version that is wanted. Nothing here asks a server anything: what a prefix cache holds is guessed
-from what was sent, and a wrong guess costs a prefill, never a wrong answer.
+A replica is a server that holds the requested version. Nothing here queries a server: the contents of its prefix cache are guessed from
+what was sent to it, and a wrong guess costs a prefill, never a wrong answer.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 BLOCK = 64
-"""Tokens per link of a prompt's chain: the grain of what is remembered."""
+"""Tokens per link of a prompt's chain: the granularity of the memory."""
 BOUND = 1.25
-"""No replica is given more than this many times the mean of the open samples, rounded up."""
-_KEPT = 1 << 15  # links remembered of each replica: 2M tokens
+"""A request avoids replicas that would then exceed this many times the mean number of open samples, rounded up."""
+_KEPT = 1 << 15  # links remembered per replica: 2M tokens
 
 
 def links(key: bytes, ids: Sequence[int]) -> list[bytes]:
-    """A prompt as a chain: link i stands for `key` and the first (i + 1) * BLOCK tokens, the last one for all of them.
+    """A prompt as a hash chain: link i covers `key` and the first (i + 1) * BLOCK tokens; the last link covers all tokens.
 
     Prompts share links exactly as far as they share whole blocks from the first token on, under the same key (`engine.prefix`).
 
@@ -34,7 +34,7 @@ def links(key: bytes, ids: Sequence[int]) -> list[bytes]:
 
 
 class Trails:
-    """The newest links that were sent to each replica, by its name.
+    """The most recent links that were sent to each replica, by the replica's name.
 
     Example::
 
@@ -47,12 +47,12 @@ class Trails:
         self._links: dict[str, OrderedDict[bytes, None]] = {}
 
     def known(self, name: str, chain: Sequence[bytes]) -> int:
-        """How many links from the first on it was sent before."""
+        """How many leading links of a chain the replica was sent before."""
         sent = self._links.get(name, {})
         return next((at for at, link in enumerate(chain) if link not in sent), len(chain))
 
     def send(self, name: str, chain: Sequence[bytes]) -> None:
-        """A prompt goes there. The oldest links are forgotten; of a prompt its end before its beginning."""
+        """Record that a prompt is sent to the replica. The oldest links are forgotten, within a prompt its end before its beginning."""
         sent = self._links.setdefault(name, OrderedDict())
         for link in reversed(chain):
             sent[link] = None
@@ -66,15 +66,15 @@ def route(
 ) -> str:
     """The name of the replica that a request goes to.
 
-    In this order: more known links first, then rendezvous hashing (Thaler and Ravishankar 1998) of the first link that the best does
-    not know, so that prompts that begin alike meet without a memory too. The first in order that stays within BOUND times the mean
-    takes it (Mirrokni et al. 2018), or else the one with the least to do: a request of many samples is never split.
+    Replicas are ordered by known links, most first, then by rendezvous hashing (Thaler and Ravishankar 1998) of the first link that the
+    best replica does not know, so that prompts with the same beginning meet even without a memory. The first replica that stays within
+    BOUND times the mean is chosen (Mirrokni et al. 2018), or else the least loaded one: a request of many samples is never split.
 
     Args:
-        known: name -> how many links of the request's prompt it was sent before. Not empty.
+        known: name -> how many links of the request's prompt the replica was sent before. Not empty.
         running: name -> open samples.
-        chains: name -> the prompt's chain under the key that holds there; not empty.
-        samples: how many samples are asked for.
+        chains: name -> the prompt's chain under the replica's key; not empty.
+        samples: how many samples are requested.
     """
     best = max(known.values())
 

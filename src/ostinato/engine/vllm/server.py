@@ -1,4 +1,4 @@
-"""One vLLM server over HTTP: what it is, a stream of its tokens, its scores. Weights are another's business (`WeightDriver`)."""
+"""One vLLM server over HTTP: its settings, token streams and scores. Its weights are handled elsewhere (`WeightDriver`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _START = (
 
 
 class Paused(Protocol):
-    """What a change of weights took."""
+    """The result of a change of weights."""
 
     @property
     def pause_s(self) -> float:
@@ -38,26 +38,26 @@ class WeightDriver(Protocol):
     async def __aexit__(self, kind: Any, error: Any, at: Any) -> None: ...
 
     async def served(self) -> str:
-        """The hash of the version that the server says it serves."""
+        """The hash of the version that the server reports to serve."""
         ...
 
     async def stage(self, policy: PolicyVersion) -> object:
-        """Have the server fetch and verify a version while it serves. Raises Corrupt, Unavailable."""
+        """Have the server fetch and verify a version while it goes on serving. Raises Corrupt, Unavailable."""
         ...
 
     async def has_staged(self, policy: PolicyVersion) -> bool:
-        """Whether the server still has what it staged: it may have been started again since. Raises Unavailable."""
+        """Whether the server still has the version that it staged: it may have been restarted since. Raises Unavailable."""
         ...
 
     async def swap(self, policy: PolicyVersion, loaded: Callable[[], object]) -> Paused:
-        """Load a version; calls `loaded` when it is in and the server has not gone on yet."""
+        """Load a version; calls `loaded` when the weights are in and the server has not resumed yet."""
         ...
 
 
 class ServerClient:
     """A client of one server. `driver` brings it weights.
 
-    `follows_grammars`: it was started so that it reads our grammars; known once `context` was asked.
+    `follows_grammars`: it was started so that it reads our grammars; known once `context` has returned.
     """
 
     def __init__(self, url: str, driver: WeightDriver, *, silence_s: float) -> None:
@@ -70,12 +70,12 @@ class ServerClient:
         )
 
     async def close(self) -> None:
-        """Let go of every connection. Idempotent."""
+        """Close all connections. Idempotent."""
         await self._session.close()
 
     async def context(self, within_s: float) -> int:
-        """The most tokens of prompt and answer, once the server answers. Raises Unavailable if it never does, BadConfig if it was
-        started wrongly.
+        """The context length (prompt and answer together, in tokens). Waits for the server to answer. Raises Unavailable if it does not
+        within `within_s`, BadConfig if it was started with wrong options.
         """
         ends = asyncio.get_running_loop().time() + within_s
         while True:
@@ -98,18 +98,18 @@ class ServerClient:
         return context
 
     async def check_health(self) -> None:
-        """Raises Unavailable if it cannot be reached or says that its engine is dead."""
+        """Raise Unavailable if the server cannot be reached or reports that its engine is dead."""
         await self._ask("/health")
 
     async def tokens(self, body: Mapping[str, Any]) -> AsyncGenerator[WireChoice, None]:
-        """New tokens as they are made; closing the generator frees the request. Raises BadRequest, Unavailable."""
+        """New tokens as they are sampled; closing the generator frees the request. Raises BadRequest, Unavailable."""
         try:
             async with self._session.post(self.url + _PATH, json=dict(body) | {"stream": True}) as reply:
                 await self._check(reply)
                 async for line in reply.content:
                     for choice in read_event(line):
                         yield choice
-        except BadRequest:  # a ValueError too, but the caller's
+        except BadRequest:  # also a ValueError, but the caller's fault
             raise
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._lost(error) from error

@@ -1,4 +1,4 @@
-"""What a vLLM server says over HTTP, as typed records; everything else in its answers is ignored.
+"""The parts of a vLLM server's HTTP responses that are used, as typed records; everything else is ignored.
 
 The shapes are those of vLLM's `entrypoints/scale_out/token_in_token_out/protocol.py`, as of version 0.32.
 """
@@ -40,7 +40,7 @@ class _Logprobs(BaseModel):
 
 
 class WireChoice(BaseModel):
-    """New tokens of one sample. `weight_versions` covers the whole sample and stands on its last event only."""
+    """New tokens of one sample. `weight_versions` covers the whole sample and is sent only with its last event."""
 
     index: int = Field(ge=0)
     token_ids: list[int] | None = None
@@ -61,11 +61,11 @@ class WireChoice(BaseModel):
 
     @property
     def says_something(self) -> bool:
-        """Whether it holds a token or an end."""
+        """Whether it holds a token or a finish reason."""
         return bool(self.token_ids) or self.finish_reason is not None
 
     def tops(self, count: int) -> tuple[Tops, ...]:
-        """The likeliest tokens in each new one's place; the server tells the sampled one among them, wherever it stands."""
+        """The likeliest `count` tokens at each new token's place; the server lists the sampled token among them whatever its rank."""
         content = self.logprobs.content if self.logprobs is not None else None
         found = ([(top.token_id, top.logprob) for top in entry.top_logprobs] for entry in content or [])
         return tuple(tuple(sorted(tops, key=lambda top: -top[1])[:count]) for tops in found) if count else ()
@@ -109,7 +109,7 @@ class _Scheduler(BaseModel):
 
 
 class Settings(BaseModel):
-    """How a server was started, as far as it matters here."""
+    """The server's start-up settings that matter here."""
 
     model_config_: _ModelConfig = Field(alias="model_config")
     device_config: _Device = Field(default_factory=_Device)
@@ -118,17 +118,17 @@ class Settings(BaseModel):
 
     @property
     def logprobs_mode(self) -> str:
-        """Which log-probabilities it reports."""
+        """The kind of log-probabilities that it reports."""
         return self.model_config_.logprobs_mode
 
     @property
     def reads_lark(self) -> bool:
-        """True if llguidance reads its grammars: xgrammar, which "auto" prefers, takes the same text and leaves parts of it out."""
+        """True if llguidance reads its grammars: xgrammar, which "auto" prefers, accepts the same text but ignores parts of it."""
         return self.structured_outputs_config.backend == "guidance"
 
     @property
     def dies_of_seeds(self) -> bool:
-        """True if a prompt that is computed in parts ends it where the request has a seed: a CPU's generator has no offset to set back."""
+        """True if a chunked prompt of a request with a seed crashes it: a CPU's random generator has no offset to reset."""
         return self.device_config.device.startswith("cpu") and self.scheduler_config.enable_chunked_prefill
 
 
@@ -137,7 +137,7 @@ class _About(BaseModel):
 
 
 def read_event(line: bytes) -> list[WireChoice]:
-    """One line of a token stream -> its choices; empty for a line without any. Raises Unavailable for an error and for nonsense."""
+    """One line of a token stream -> its choices; empty for a line without any. Raises Unavailable for an error or an invalid event."""
     if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
         return []
     event = _read(_Event, line[6:])
@@ -150,7 +150,7 @@ def read_event(line: bytes) -> list[WireChoice]:
 
 
 def read_scores(body: bytes, ids: list[int], start: int) -> list[float]:
-    """The log-probabilities of ids[start:] from a scored prompt. Raises Unavailable for nonsense."""
+    """The log-probabilities of ids[start:] from a scored prompt. Raises Unavailable for an invalid response."""
     entries = _read(_Scored, body).prompt_logprobs or []
     if len(entries) != len(ids):
         raise Unavailable(f"the vLLM server scored {len(entries)} of {len(ids)} tokens")
@@ -161,12 +161,12 @@ def read_scores(body: bytes, ids: list[int], start: int) -> list[float]:
 
 
 def read_context(body: bytes) -> int:
-    """The most tokens of prompt and answer, from the list of models."""
+    """The context length (prompt and answer together, in tokens), from the list of models."""
     return _read(_Cards, body).data[0].max_model_len
 
 
 def read_settings(body: bytes) -> Settings:
-    """Its own settings."""
+    """The server's settings."""
     return _read(_About, body).vllm_config
 
 

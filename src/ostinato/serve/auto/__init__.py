@@ -1,1 +1,1 @@
-"""Auto: a model name behind which an arm is drawn for each episode: a slot that is served here, or a model outside."""
+"""Auto: a model name for which an arm is drawn per episode, either a slot that is served here or an outside model."""

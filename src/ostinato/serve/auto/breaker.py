@@ -1,15 +1,15 @@
-"""Whether somebody who has failed is to be asked again. Arithmetic over times that the caller gives."""
+"""A circuit breaker. Arithmetic over times that the caller gives."""
 
 from __future__ import annotations
 
 
 class Breaker:
-    """Open after so many failures in a row; then one call at a time tries again, and a failure doubles the rest.
+    """Trips after `failures` failures in a row and rests; then one call at a time may retry, and each further failure doubles the rest.
 
     Args:
-        failures: how many in a row.
+        failures: failures in a row until it trips.
         rest_s: the first rest, in seconds.
-        longest_s: the longest.
+        longest_s: the longest rest, in seconds.
 
     Example::
 
@@ -34,12 +34,12 @@ class Breaker:
 
     @property
     def resting(self) -> bool:
-        """True from the failure that was too many until a call goes well."""
+        """True from the failure that trips the breaker until a call succeeds."""
         return self._until is not None
 
     @property
     def open(self) -> int:
-        """Calls that began and did not end."""
+        """The number of calls in progress."""
         return self._open
 
     def begin(self) -> None:
@@ -47,13 +47,13 @@ class Breaker:
         self._open += 1
 
     def end(self, now: float, *, well: bool | None) -> None:
-        """A call ended, well or not; None: nothing is known of it."""
+        """A call ended, successfully or not; None if its outcome is unknown."""
         self._open -= 1
         if well:
             self._in_a_row, self._rest, self._until = 0, self._first, None
         elif well is False:
             self._in_a_row += 1
-            if self._until is not None and now >= self._until:  # it was tried again
+            if self._until is not None and now >= self._until:  # a retry failed
                 self._rest = min(2 * self._rest, self._longest)
                 self._until = now + self._rest
             elif self._until is None and self._in_a_row >= self._most:

@@ -1,4 +1,4 @@
-"""Auto's arms, as configuration. How their shares move is the router's (`release.auto`)."""
+"""The configuration of Auto's arms. The router decides how their shares change (`release.auto`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAME = r"^[a-z][a-z0-9_-]{0,31}$"
 
 
 def check_url(url: str, whose: str) -> None:
-    """Raises ValueError if this is no base URL of a model outside, or holds a password."""
+    """Raises ValueError if this is not a base URL for an outside model, or if it holds credentials."""
     parts = urlsplit(url)
     if parts.username or parts.password:
         raise ValueError(f"the url of {whose} holds a password; name a variable in key_env instead")
@@ -20,7 +20,7 @@ def check_url(url: str, whose: str) -> None:
 
 
 class AutoArm(BaseModel, frozen=True, extra="forbid"):
-    """One arm: a slot that is served here, or, with `url` and `model`, a model outside that speaks OpenAI's chat completions.
+    """One arm: a slot that is served here, or, with `url` and `model`, an outside model that speaks OpenAI's chat completions.
 
     Example: ``AutoArm(name="large", url="https://api.example.com/v1", model="large-2", key_env="LARGE_KEY", answer_price=8.0)``
     """
@@ -66,12 +66,12 @@ class AutoArm(BaseModel, frozen=True, extra="forbid"):
         return self
 
     def cost(self, prompt_tokens: float, answer_tokens: float) -> float:
-        """What so many tokens cost."""
+        """The cost of these tokens, in the configured currency."""
         return (prompt_tokens * self.prompt_price + answer_tokens * self.answer_price) / 1e6
 
 
 class AutoConfig(BaseModel, frozen=True, extra="forbid"):
-    """Which arms Auto has; none: there is no such model.
+    """Auto's arms; without any, there is no model of this name.
 
     Example: ``AutoConfig(arms=(AutoArm(name="live", slot="live"), AutoArm(name="large", url=..., model=...)))``
     """

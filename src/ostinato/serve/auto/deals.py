@@ -1,4 +1,4 @@
-"""Which of Auto's arms answers an episode: drawn once, with the probabilities of that moment, and kept to."""
+"""Which of Auto's arms answers an episode: drawn once, with the odds of that moment, and then kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ostinato.serve.auto.outside import OutsideModel, OutsideQuery, key_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deal:
-    """An episode's arm, and what the log is to say of it.
+    """An episode's arm, and the draw to be logged.
 
     Example: ``Deal(arm=AutoArm(name="live", slot="live"), pick=Pick(arm="live", odds={"live": 0.7, "large": 0.3}))``
     """
@@ -29,7 +29,7 @@ class Deal:
 
     @property
     def release(self) -> Arm:
-        """As which release its turns count."""
+        """The release that its turns are counted under."""
         return Arm.OUTSIDE if self.arm.slot is None else Arm(self.arm.slot)
 
     @property
@@ -39,17 +39,17 @@ class Deal:
 
 
 class Deals:
-    """Auto's arms. An episode keeps its arm until the arm is not to be had; then it is dealt another, and the log says with which odds.
+    """Auto's arms. An episode keeps its arm until the arm is unavailable; then it is dealt another, and the odds of that draw are logged.
 
-    An arm that is not to be had (an empty slot, a release whose trial is over, a model outside that fails or is busy, a tenant that it
-    may not answer) is not among the odds, so what is logged is what was done. A call that fails outside is that arm's failure, and
-    whoever answers in its place is drawn anew among the others.
+    An unavailable arm (an empty slot, a release whose trial is over, an outside model that fails or is busy, or one that may not answer
+    the tenant) is not among the odds, so the logged odds are those of the actual draw. A call that fails outside counts as that arm's
+    failure, and a replacement is drawn among the other arms.
 
     Args:
         config: the arms.
-        dealer: draws among those that are to be had.
-        chance: a number in [0, 1) for each draw.
-        keys: the environment that holds the outside's keys.
+        dealer: draws among the available arms.
+        chance: returns a number in [0, 1) for each draw.
+        keys: the environment that holds the outside models' keys.
 
     Raises:
         BadConfig: a key's variable is not set.
@@ -86,19 +86,19 @@ class Deals:
         return self._config.name
 
     async def start(self) -> None:
-        """Be ready to ask the models outside."""
+        """Start the outside models' clients."""
         for model in self._outside.values():
             await model.start()
 
     async def close(self) -> None:
-        """Let go of their connections."""
+        """Close their connections."""
         for model in self._outside.values():
             await model.close()
 
     def deal(self, tenant: str, episode: str, releases: Collection[str], failed: Collection[str] = frozenset()) -> Deal:
-        """The arm of an episode, given the slots that hold a release and the arms that failed to answer this very call.
+        """The arm of an episode, given the slots that hold a release and the arms that have already failed to answer this call.
 
-        Raises Unavailable if none is to be had.
+        Raises Unavailable if no arm is available.
         """
         there = [
             name for name, arm in self._arms.items() if name not in failed and self._available(arm, tenant, releases)
@@ -112,11 +112,11 @@ class Deals:
         return Deal(arm=self._arms[pick.arm], pick=pick)
 
     def chunks(self, deal: Deal, asked: OutsideQuery) -> AsyncIterator[Chunk]:
-        """The answer of a model outside."""
+        """The answer of an outside model."""
         return self._outside[deal.arm.name].chunks(asked)
 
     def restore(self, turn: Turn) -> None:
-        """Remember the arm of an episode that is read from the log."""
+        """Remember an episode's arm from a turn in the log."""
         if turn.auto is not None and turn.auto.arm in self._arms:
             self._remember(turn.tenant, turn.episode, Pick(arm=turn.auto.arm, odds=turn.auto.odds))
 

@@ -1,4 +1,4 @@
-"""A model outside as a source of chunks: its text streams through; it has no ids, no log-probabilities and no weights that we know."""
+"""An outside model as a source of chunks: its text is streamed through, without token ids, log-probabilities or known weights."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ostinato.serve.auto.wire import OutsideEvent, OutsideFailure, OutsideUsage,
 
 _LOG = logging.getLogger(__name__)
 _CONNECT_S = 10.0
-_CHARS_PER_TOKEN = 64  # an answer longer than this times its budget is no answer
+_CHARS_PER_TOKEN = 64  # an answer longer than this times its token budget is refused
 _FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
 _OTHER_ENDS = frozenset({"content_filter", "tool_calls", "function_call"})
-_OWN_FAULTS = frozenset({401, 403, 404, 408, 429})  # of the statuses below 500: the key, the address, its limits
+_OWN_FAULTS = frozenset({401, 403, 404, 408, 429})  # statuses below 500 that still count as its failure: the key, the URL, its limits
 
 
 class OutsideFailed(OstinatoError):
-    """A model outside could not answer."""
+    """An outside model could not answer."""
 
     status = 502
     code = "outside_failed"
@@ -35,7 +35,7 @@ class OutsideFailed(OstinatoError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideQuery:
-    """What a model outside is asked. Who asks is not told.
+    """A request to an outside model. It does not identify the caller.
 
     Example: ``OutsideQuery(conversation=Conversation(messages=(hi,)), sampling=Sampling(max_tokens=64), n=1)``
     """
@@ -46,13 +46,13 @@ class OutsideQuery:
 
 
 class OutsideModel:
-    """A client of one model. `start` it on the event loop that it is used on; `close` when done.
+    """A client of one outside model. `start` it on the event loop that uses it; `close` it when done.
 
     Args:
-        arm: its address, limits and prices.
-        key: what it is asked with; None: nothing.
-        breaker: told how each call went.
-        who: what the service's own log calls it.
+        arm: its URL, limits and prices.
+        key: the API key; None: no key is sent.
+        breaker: records how each call went.
+        who: its name in the service's own log.
     """
 
     def __init__(self, arm: AutoArm, key: str | None, breaker: Breaker, *, who: str) -> None:
@@ -64,26 +64,26 @@ class OutsideModel:
 
     @property
     def available(self) -> bool:
-        """True if it may be asked now."""
+        """True if it may be called now."""
         return self._breaker.allows(_now()) and self._breaker.open < self._arm.max_open
 
     async def start(self) -> None:
-        """Be ready."""
+        """Open the HTTP session."""
         arm = self._arm
         waits = aiohttp.ClientTimeout(total=arm.longest_s, sock_connect=_CONNECT_S, sock_read=arm.silence_s)
         self._session = aiohttp.ClientSession(
             timeout=waits,
             connector=aiohttp.TCPConnector(limit=0),
-            cookie_jar=aiohttp.DummyCookieJar(),  # a cookie of one user's call would tell that the next is from here too
+            cookie_jar=aiohttp.DummyCookieJar(),  # a cookie would let the service link one user's call to the next
         )
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close all connections."""
         if self._session is not None:
             await self._session.close()
 
     async def chunks(self, asked: OutsideQuery) -> AsyncGenerator[Chunk]:
-        """Its answer as it comes; the ends of all choices come last, with what was counted. Raises OutsideFailed."""
+        """Its answer as it arrives; the final chunks of all choices come last, with the token usage. Raises OutsideFailed."""
         self._breaker.begin()
         well: bool | None = None
         was_resting = self._breaker.resting
@@ -152,7 +152,7 @@ class OutsideModel:
 
 
 def key_of(arm: AutoArm, environment: Mapping[str, str], whose: str) -> str | None:
-    """The key that an arm is asked with; None: none. Raises BadConfig if its variable is not set."""
+    """An arm's API key, or None if it needs none. Raises BadConfig if its variable is not set."""
     if not arm.key_env:
         return None
     key = environment.get(arm.key_env, "").strip()
@@ -162,7 +162,7 @@ def key_of(arm: AutoArm, environment: Mapping[str, str], whose: str) -> str | No
 
 
 class _OutsideAnswer:
-    """What came of an answer so far: nothing is believed that the question cannot have led to."""
+    """An answer so far, checked for plausibility: only requested choices, and no more text than the budget allows."""
 
     def __init__(self, asked: OutsideQuery) -> None:
         self._finishes: list[Finish | None] = [None] * asked.n
@@ -186,7 +186,7 @@ class _OutsideAnswer:
         return new
 
     def ends(self) -> list[Chunk]:
-        """The last chunk of every choice. Raises OutsideFailure."""
+        """The final chunk of every choice. Raises OutsideFailure."""
         n = len(self._finishes)
         usage = self._usage
         counted = None if usage is None else Usage(prompt=usage.prompt_tokens, answer=usage.completion_tokens / n)
@@ -200,8 +200,8 @@ class _OutsideAnswer:
 
 def _finish(reason: str) -> Finish:
     finish = _FINISHES.get(reason)
-    if finish is None:  # a filter, or a call of a tool that nobody offered
-        known = reason if reason in _OTHER_ENDS else "something unknown"  # nothing that it says is logged as it is
+    if finish is None:  # a content filter, or a call of a tool that was not offered
+        known = reason if reason in _OTHER_ENDS else "something unknown"  # no text from the outside model is logged verbatim
         raise OutsideFailure(f"it ended the answer because of {known}", blame=False)
     return finish
 

@@ -1,4 +1,4 @@
-"""What a model outside says over HTTP, as typed records; everything else in its answers is ignored.
+"""The parts of an outside model's HTTP responses that are used, as typed records; everything else is ignored.
 
 The shapes are those of OpenAI's chat completions: openai-python 3.52, `types/chat/chat_completion_chunk.py`.
 """
@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 
 class OutsideFailure(Exception):
-    """A model outside did not answer as it should. `blame`: it is its own fault, and not that of this one question."""
+    """An outside model did not answer correctly. `blame`: the fault lies with the model's service, not with this particular request."""
 
     def __init__(self, message: str, *, blame: bool = True) -> None:
         super().__init__(message)
@@ -23,7 +23,7 @@ class OutsideDelta(BaseModel):
 
 
 class OutsideChoice(BaseModel):
-    """What is new of a choice."""
+    """An update to a choice."""
 
     index: int = Field(ge=0)
     delta: OutsideDelta = Field(default_factory=OutsideDelta)
@@ -31,7 +31,7 @@ class OutsideChoice(BaseModel):
 
 
 class OutsideUsage(BaseModel):
-    """Tokens as the outside counts them, all choices together."""
+    """Token counts as reported by the outside model, over all choices."""
 
     prompt_tokens: int = Field(ge=0)
     completion_tokens: int = Field(ge=0)
@@ -46,7 +46,7 @@ class OutsideEvent(BaseModel):
 
 
 def read_outside(line: bytes) -> OutsideEvent | None:
-    """One line of a stream; None for a line that says nothing. Raises OutsideFailure."""
+    """Parse one line of a stream; None for a line without an event. Raises OutsideFailure."""
     said = line.strip()
     if not said.startswith(b"data:") or said == b"data: [DONE]":
         return None

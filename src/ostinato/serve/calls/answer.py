@@ -1,4 +1,4 @@
-"""One model call from the engine to the client: take chunks, store turns, and only then show the end."""
+"""One model call from the engine to the client: takes chunks, stores the turns, and only then shows the client the end."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from ostinato.serve.wire.watch import ClientGone, Watch
 _STREAM: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy that gathers events would hide the streaming
+    (b"x-accel-buffering", b"no"),  # a proxy that buffers events would defeat the streaming
 ]
 
 
 class Answer:
-    """Samples while it is being sent.
+    """The answer to one call, sent while it is sampled.
 
     Args:
         capture: the call and its turns.
-        chunks: what is sampled, from the engine or from the log.
-        writer: shapes it.
-        readings: tell text, reasoning and calls apart, one for each choice.
-        exchange: where it goes.
+        chunks: the sampled chunks, from the engine or from the log.
+        writer: formats the answer in the client's dialect.
+        readings: separate text, reasoning and tool calls, one per choice.
+        exchange: the HTTP exchange to answer.
         watch: ends the call when the client leaves or a step is late.
-        metrics: counts.
-        config: the waits.
-        remember: told of each turn and its answer once it is durable.
-        person: told of the first token, and of the last.
-        headers: sent beside the answer's own.
+        metrics: counts store errors and the time to the first token.
+        config: the timeouts.
+        remember: called with each turn and its answer once the turn is durable.
+        person: notified of the first token and of the last.
+        headers: sent in addition to the answer's own.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Answer:
         self._began = asyncio.get_running_loop().time()
 
     async def send(self, *, stream: bool) -> None:
-        """Send all of it, as events or as one body. Every choice that was begun ends as a turn in the log.
+        """Send the whole answer, as events or as one body. Every choice that was begun ends as a turn in the log.
 
         Raises:
             ClientGone: nobody is left to answer; the engine's work is stopped.
@@ -93,7 +93,7 @@ class Answer:
             await capture.close(Finish.ERROR if late else Finish.ABORT, self._config.store_timeout_s)
             raise
         except (BadRequest, Unavailable):
-            # refused before any token: nothing was served, so there is no turn; but what Auto drew is told, whatever came of it
+            # refused before any token: nothing was served, so there is no turn; but a draw of Auto is logged whatever its outcome
             if capture.tokens or capture.call.auto is not None:
                 await capture.close(Finish.ERROR, self._config.store_timeout_s)
             raise
@@ -142,8 +142,8 @@ class Answer:
             pulse.stop()
 
     async def _beat(self) -> None:
-        """Something for a stream without news: its head, if it was not sent, and a comment. While another arm of Auto may come to answer,
-        the head names none: the answer's end does.
+        """Keep a silent stream alive: send its head, if not yet sent, and a comment. While another arm of Auto may still have to answer,
+        the head names no arm; the end of the answer does.
         """
         headers = self._headers() if self._opened or self._capture.call.auto is None else self._more_headers
         try:
@@ -152,7 +152,7 @@ class Answer:
             self._watch.end(ClientGone())
 
     def _event_of(self, chunk: Chunk, pieces: Sequence[Piece]) -> str:
-        """The events that a chunk gives rise to."""
+        """The stream events for a chunk."""
         data = self._writer.delta(chunk.index, pieces, Tokens(chunk.ids, chunk.logprobs, chunk.tops))
         finish = self._capture.choices[chunk.index].finish
         if finish is None:
@@ -163,7 +163,7 @@ class Answer:
     # ------------------------------------------------------------ both
 
     async def _next(self) -> tuple[Chunk, list[Piece]]:
-        """The next chunk, taken into the capture, and what it settles of the answer. Raises EngineFailed."""
+        """The next chunk, added to the capture, and the pieces of the answer that it completes. Raises EngineFailed."""
         self._watch.allow(self._config.chunk_timeout_s, self._silent)
         try:
             chunk = await anext(self._chunks)
@@ -204,7 +204,7 @@ class Answer:
         return Counts(prompt=self._capture.prompt_tokens, answer=self._capture.tokens)
 
     def _ostinato(self) -> Json:
-        """What Ostinato adds: the turns, the arm, who made the tokens, choice after choice, and which turns a deadline ended."""
+        """Ostinato's own fields: turns, episode, arm, policy spans (choice by choice), Auto's arm, and the turns that a deadline ended."""
         call = self._capture.call
         spans: list[Any] = [
             [span.policy.number, span.policy.hash, span.tokens]
@@ -223,7 +223,7 @@ class Answer:
         call = self._capture.call
         id = call.id.encode()
         headers = [
-            (b"request-id", id),  # what Anthropic's and OpenAI's clients keep, and agents name in their telemetry
+            (b"request-id", id),  # Anthropic's and OpenAI's clients keep it, and agents report it in their telemetry
             (b"x-request-id", id),
             (b"x-ostinato-turn", ",".join(call.turn_ids()).encode()),
             (b"x-ostinato-arm", call.arm.value.encode()),

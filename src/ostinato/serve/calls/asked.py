@@ -1,4 +1,4 @@
-"""A call between its door and the engine: who asks what, and what becomes of the answer."""
+"""A call on its way from the HTTP route to the engine: the caller, the request, and the callbacks for its answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ostinato.serve.wire.watch import Watch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A call in progress. `placement` is None where Auto is to deal, once the episode is known; `person` is told when there are tokens."""
+    """A call in progress. `placement` is None if Auto will deal once the episode is known; `person` is notified of tokens."""
 
     route: CallRoute
     body: dict[str, Any]
@@ -32,7 +32,7 @@ class Asked:
 
     @property
     def scope(self) -> Scope:
-        """Whose conversations may be continued."""
+        """The conversations that may be continued."""
         if self.placement is not None:
             return self.placement.scope(self.caller)
         return Scope(tenant=self.caller.tenant, user=self.caller.user, arm=AUTO, episode=self.caller.episode)
@@ -40,8 +40,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What goes to the engine; of a conversation, what reads the answer, who remembers it so that it can be followed up, and who is told
-    that it was handed over.
+    """The prompt for the engine. For a conversation also the messages, needed to parse the answer, and two callbacks: `remember` stores
+    each turn for follow-ups, and `answered` is called when the answer has been delivered.
     """
 
     prompt: Prompt

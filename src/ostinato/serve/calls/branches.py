@@ -1,4 +1,4 @@
-"""Why a turn does not simply go on from the newest turn of its conversation."""
+"""Why a turn does not simply continue the newest turn of its conversation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _MOST = 16_384
 
 
 class Questions:
-    """The last questions that were asked."""
+    """The most recent questions, to recognise repeated ones."""
 
     def __init__(self) -> None:
         self._asked: OrderedDict[tuple[bytes, str], None] = OrderedDict()
 
     def again(self, question: bytes, episode: str) -> bool:
-        """Remember a question; True if it was asked before in its episode."""
+        """Remember a question; returns True if it was asked before in its episode."""
         place = (question, episode)
         asked = place in self._asked
         self._asked[place] = None
@@ -32,10 +32,10 @@ def branch_of(*, again: bool, begun: bool, answers: int, unknown: int, follows: 
     Args:
         again: the same question was asked before.
         begun: its episode has turns.
-        answers: how many answers its conversation holds.
-        unknown: how many of them, the last ones, are of no turn that was found.
-        follows: its prompt is the found turn's tokens and what is new.
-        alone: no other turn follows the found one.
+        answers: the number of answers in its conversation.
+        unknown: how many of these answers, counted from the last, belong to no turn that was found.
+        follows: its prompt is the found turn's tokens plus the new messages.
+        alone: no other turn continues the found turn.
     """
     if again:
         return Branch.AGAIN

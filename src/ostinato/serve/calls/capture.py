@@ -1,7 +1,7 @@
-"""From chunks to turns: what was sampled for one request, choice by choice, written to the log exactly once.
+"""From chunks to turns: the samples of one request, choice by choice, written to the log exactly once.
 
-A choice's turn is durable before its end is shown to the client. What is still open when the client leaves or the engine fails is
-written too, with a finish that keeps it out of training.
+A choice's turn is durable before its end is shown to the client. A choice that is still open when the client leaves or the engine fails
+is written too, with a finish that keeps it out of training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A model call as it is known before its first token.
+    """Everything known about a model call before its first token.
 
     Example: ``Call(id="chatcmpl-3f", episode="e1", parent=None, user="u42", tenant="default", arm=Arm.LIVE, propensity=0.8,
     slot="live", prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=64), n=1, started_at=10.0)``
@@ -50,15 +50,15 @@ class Call:
     harness: str = ""
     verified: bool = False
     auto: Pick | None = None
-    auto_arm: AutoArm | None = None  # of a call that Auto dealt, which it may cost something
-    ruled: str = ""  # what the operator decided of the sampling, as a header says it
+    auto_arm: AutoArm | None = None  # the arm of a call that Auto dealt, for its cost
+    ruled: str = ""  # the sampling parameters that the operator overrode, as a header's value
     tops: int = 0
     purpose: Purpose = Purpose.TASK
     branch: Branch = Branch.NONE
-    until: float | None = None  # by `time.monotonic`, when sampling must have ended
+    until: float | None = None  # deadline for the end of sampling, by `time.monotonic`
 
     def request(self) -> Generate:
-        """The same call in the engine's words. Raises DeadlinePassed."""
+        """The call as a request to the engine. Raises DeadlinePassed."""
         within_s = None if self.until is None else self.until - time.monotonic()
         if within_s is not None and within_s <= 0:
             raise DeadlinePassed
@@ -68,19 +68,19 @@ class Call:
             prompt_ids=self.prompt_ids,
             sampling=self.sampling,
             n=self.n,
-            # workers of other machines must not learn from an answer's speed what rollouts that are not theirs asked
+            # workers on other machines must not learn from an answer's speed what other workers' rollouts asked
             cache_salt=f"{self.tenant}/{self.user}" if self.arm is Arm.WORLD else self.tenant,
             tops=self.tops,
             within_s=within_s,
         )
 
     def turn_ids(self) -> list[str]:
-        """The turn of each choice."""
+        """The turn id of each choice."""
         return [f"{self.id}:{index}" for index in range(self.n)]
 
 
 class TurnObserver(Protocol):
-    """Hears what became of turns."""
+    """Observes whether turns reached the log."""
 
     def turn(self, turn: Turn) -> None:
         """A turn is in the log."""
@@ -92,7 +92,7 @@ class TurnObserver(Protocol):
 
 
 class Both(TurnObserver):
-    """Counts turns and tells somebody else of them."""
+    """Counts turns in the metrics and passes them to a second callback."""
 
     def __init__(self, metrics: Metrics, stored: Callable[[Turn], None]) -> None:
         self._metrics = metrics
@@ -109,13 +109,13 @@ class Both(TurnObserver):
 
 
 class StoreSlow(Unavailable):
-    """The log did not confirm a turn in time: it may be written or not, and counts as not delivered."""
+    """The log did not confirm a turn in time: the turn may or may not be written, and counts as not delivered."""
 
     code = "store_slow"
 
 
 class DeadlinePassed(Unavailable):
-    """A call's time was over before a token was sampled: nothing was served, and there is no turn."""
+    """A call's deadline passed before a token was sampled: nothing was served, and there is no turn."""
 
     status = 504
     code = "deadline_passed"
@@ -127,7 +127,7 @@ class DeadlinePassed(Unavailable):
 
 
 class EngineFailed(OstinatoError):
-    """The engine ended a sample for a reason that is not the policy's."""
+    """The engine ended a sample for a reason other than the policy's own."""
 
     status = 500
     code = "engine_error"
@@ -135,7 +135,7 @@ class EngineFailed(OstinatoError):
 
 @dataclass(slots=True)
 class Choice:
-    """What has been sampled of one choice so far."""
+    """One choice's sample so far."""
 
     ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
@@ -145,7 +145,7 @@ class Choice:
     seed: int | None = None
     routes: bytes = b""
     usage: Usage | None = None
-    tops: list[Tops] = field(default_factory=list[Tops])  # told to the client, and not kept
+    tops: list[Tops] = field(default_factory=list[Tops])  # sent to the client, not stored
     written: bool = False
 
 
@@ -154,11 +154,11 @@ class Capture:
 
     Args:
         call: the call.
-        log: where turns go.
+        log: stores the turns.
         clock: Unix seconds.
         writes: keeps writes alive across cancellation.
-        observer: told of each turn in the log.
-        stored: the turns are in the log already: nothing is written.
+        observer: notified of each turn in the log.
+        stored: True if the turns are in the log already and nothing is to be written.
     """
 
     def __init__(
@@ -174,7 +174,12 @@ class Capture:
         self._observer = observer
 
     def take(self, chunk: Chunk) -> None:
-        """Add a chunk. Raises EngineFailed if it cannot belong to this call or says that the engine failed, DeadlinePassed."""
+        """Add a chunk.
+
+        Raises:
+            EngineFailed: the chunk cannot belong to this call or reports a failure of the engine.
+            DeadlinePassed: the deadline passed before any token was sampled.
+        """
         if not 0 <= chunk.index < len(self.choices) or len(chunk.ids) != len(chunk.logprobs):
             raise EngineFailed("The engine sent a chunk that does not fit the request; report this as a fault.")
         if not all(map(math.isfinite, chunk.logprobs)):
@@ -199,7 +204,7 @@ class Capture:
             raise EngineFailed(f"The engine ended the answer early ({chunk.finish}); send the request again.")
 
     def called(self, index: int) -> None:
-        """Say of a choice that it ended with calls of tools."""
+        """Mark a choice as ended by tool calls."""
         if self.choices[index].finish is Finish.STOP:
             self.choices[index].finish = Finish.TOOL_CALLS
 
@@ -210,24 +215,27 @@ class Capture:
 
     @property
     def tokens(self) -> int:
-        """Tokens sampled in all choices, or counted by a model outside."""
+        """Tokens sampled in all choices, or as counted by an outside model."""
         return round(sum(choice.usage.answer if choice.usage else len(choice.ids) for choice in self.choices))
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt, as counted by who answered."""
+        """Tokens of the prompt, as counted by the model that answered."""
         usage = self.choices[0].usage
         return len(self.call.prompt_ids) if usage is None else usage.prompt
 
     async def store(self, *indices: int) -> list[Turn]:
-        """Write the turns of ended choices, durable on return; none if they are in the log already. Raises StorageFull."""
+        """Write the turns of ended choices and return those written, durable on return; skips turns already in the log.
+
+        Raises StorageFull.
+        """
         fresh = [i for i in indices if not self.choices[i].written]
         turns = [self._turn(i, self.choices[i].finish or Finish.ERROR) for i in fresh]
         await self._write(fresh, turns)
         return turns
 
     async def close(self, finish: Finish, timeout_s: float) -> None:
-        """Write what is not yet written: choices that ended keep their finish, the others get this one.
+        """Write all turns not yet written: choices that ended keep their finish, the others get `finish`.
 
         Never raises for a full or slow disk: the client is gone or already has an error, so the loss is logged and counted.
         """
@@ -270,7 +278,7 @@ class Capture:
         )
 
     def _cost(self, choice: Choice) -> float | None:
-        """Of one choice, with its share of the prompt; None for an answer from outside that nobody counted."""
+        """The cost of one choice, with its share of the prompt; None if Auto did not deal the call or an outside model sent no usage."""
         call = self.call
         if call.auto_arm is None or (call.arm is Arm.OUTSIDE and choice.usage is None):
             return None
@@ -323,7 +331,7 @@ def again(turns: Sequence[Turn]) -> Call:
 
 
 async def played(turns: Sequence[Turn]) -> AsyncGenerator[Chunk]:
-    """Stored turns as the chunks that an engine would send: one for each policy version, the text with the first."""
+    """Stored turns as the chunks that an engine would send: one per span, the text with the first."""
     for index, turn in enumerate(turns):
         start, text = 0, turn.text
         if not turn.spans:  # from outside

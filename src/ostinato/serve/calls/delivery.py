@@ -1,6 +1,6 @@
-"""Which answers were handed over whole: noted in memory, written to the log in batches beside the calls.
+"""Records which answers were delivered in full: noted in memory and written to the log in batches, without delaying calls.
 
-What a kill loses is at most the last quarter of a second of notes; such turns count as not delivered.
+If the process is killed, at most the last quarter of a second of notes is lost; those turns count as not delivered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 EVERY_S = 0.25
 MOST = 256  # turns in one row
 _RETRY_S = 2.0
-_KEPT = 100_000  # turns kept in memory while the log takes nothing
+_KEPT = 100_000  # turns kept in memory while the log accepts no writes
 
 
 class Deliveries:
@@ -37,7 +37,7 @@ class Deliveries:
         self._writing: asyncio.Task[None] | None = None
 
     def note(self, turns: Sequence[str]) -> None:
-        """These turns' answers were handed to the connection, to their last byte."""
+        """Note that these turns' answers were handed to the connection, to their last byte."""
         self._noted += turns
         if len(self._noted) >= MOST:
             self._begin()
@@ -45,7 +45,7 @@ class Deliveries:
             self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._begin)
 
     async def close(self) -> None:
-        """Write what is noted; one try."""
+        """Write all notes, without retrying."""
         if self._timer is not None:
             self._timer.cancel()
         if self._writing is not None:

@@ -1,4 +1,4 @@
-"""Which calls Auto deals, and to whom: the draw before a call, and the next one after a model outside could not answer."""
+"""Which calls Auto deals, and to which arm: the draw before a call, and another draw after an outside model failed to answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostinato.serve.parts import Parts
 
 
 class Draws:
-    """Auto, as the calls see it; of a gateway without Auto, nobody's.
+    """The calls' interface to Auto; also used in a gateway without Auto, where `asked` is never true.
 
     Example::
 
@@ -29,7 +29,7 @@ class Draws:
     def asked(self, request: Request, caller: Caller) -> bool:
         """True if the request is for Auto, False if it is for the model.
 
-        Raises NotFound for a model that there is not, BadRequest for what not every arm can do.
+        Raises NotFound for an unknown model, and BadRequest for a feature that not every arm supports.
         """
         model, deals = self._parts.model, self._parts.deals
         if deals is None or request.model != deals.name:
@@ -56,7 +56,7 @@ class Draws:
         return True
 
     def draw(self, tenant: str, episode: str, failed: Collection[str]) -> tuple[Placement, Deal]:
-        """Who answers this call of an episode, `failed` being the arms that could not. Raises Unavailable if nobody is left."""
+        """The arm that answers this call of an episode; `failed` are the arms that could not. Raises Unavailable if no arm is left."""
         deals = self._parts.deals
         assert deals is not None, "a request for Auto is refused where there is none"
         releases = self._parts.arms.releases(self._parts.engine.slots())

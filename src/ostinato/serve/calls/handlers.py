@@ -1,4 +1,4 @@
-"""Every call that samples, in whichever dialect.
+"""Handles all calls that sample, in every dialect.
 
 Data flow of a call: key and quota -> body -> typed request -> a place among the calls in progress -> user, arm and weights ->
 an earlier answer under the same idempotency key, if any -> prompt ids -> engine -> turn in the log -> end of the answer.
@@ -47,8 +47,8 @@ from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import Watch
 
 _LOG = logging.getLogger(__name__)
-_MESSAGE_CHARS = 32  # an empty message costs a template about as much as so much text
-_LEAST_SHARE = 16  # of the context: agents ask for more than there is, and a shorter answer is of no use to them
+_MESSAGE_CHARS = 32  # an empty message costs a template about as much as so many characters of text
+_LEAST_SHARE = 16  # an answer is cut to no less than 1/16 of the context: agents ask for more than there is, and a shorter one is useless
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
@@ -59,7 +59,7 @@ class ContextExceeded(BadRequest):
 
 
 class Calls:
-    """Answers calls. `stored` is told of each turn in the log, `overheard` of what people say next."""
+    """Answers calls. `stored` is called with each turn in the log; `overheard` is given people's next messages."""
 
     def __init__(self, parts: Parts, *, stored: Callable[[Turn], None], overheard: Overheard) -> None:
         config, tenants = parts.config, parts.keys.tenants
@@ -73,12 +73,12 @@ class Calls:
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
         self._previous = {tenant: Previous(config.previous_chars // len(tenants)) for tenant in tenants}
         self._overheard = overheard
-        self._rendering, self._compiling = Rendering(), Rendering()  # what a stranger's grammar takes delays no prompt
+        self._rendering, self._compiling = Rendering(), Rendering()  # so that another tenant's slow grammar delays no prompt
         self._repeats = Repeats(parts.log, remembered=config.repeat_keys)
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
 
     def restore(self, turn: Turn) -> None:
-        """Take in a turn of an earlier process; the oldest come first."""
+        """Restore state from a turn of an earlier process; call it with the oldest turns first."""
         if turn.tenant in self._sessions:
             self._sessions[turn.tenant].restore(turn)
         self._repeats.restore(turn)
@@ -86,7 +86,7 @@ class Calls:
             self._parts.deals.restore(turn)
 
     async def close(self) -> None:
-        """Finish writes, and wait for them no longer than a caller would."""
+        """Finish writes, waiting for them no longer than a caller would."""
         longest_s = self._parts.config.store_timeout_s
         try:
             async with asyncio.timeout(longest_s):
@@ -132,7 +132,7 @@ class Calls:
         )
 
     async def _grammar(self, tenant: str, conversation: Conversation) -> str:
-        """What the answer must follow; "" for anything. Raises BadRequest."""
+        """The grammar that the answer must follow, compiled; "" for free text. Raises BadRequest."""
         if conversation.demand is None:
             return ""
         if not self._parts.engine.capabilities().follows_grammars:
@@ -159,7 +159,7 @@ class Calls:
     # ------------------------------------------------------------ before the engine
 
     async def serve(self, route: CallRoute, exchange: Exchange) -> None:
-        """Answer one call. Raises what becomes an error's body."""
+        """Answer one call. Raises errors that become the response's error body."""
         who = self._parts.keys.identify(exchange.headers)
         quotas = self._parts.quotas
         quotas.count_call(who.tenant)  # before the body is read
@@ -183,7 +183,7 @@ class Calls:
         caller: Caller,
         person: Person,
     ) -> None:
-        """With a place among the calls in progress."""
+        """Answer a call while it holds a place among the calls in progress."""
         drawn = self._draws.asked(request, caller)
         with self._parts.quotas.places(caller.tenant, request.n or 1):
             self._parts.metrics.calls(+1)
@@ -207,7 +207,7 @@ class Calls:
                 self._parts.metrics.calls(-1)
 
     async def count(self, exchange: Exchange) -> None:
-        """`POST /v1/messages/count_tokens`: how long a prompt is. Nothing is sampled, and nothing is kept."""
+        """`POST /v1/messages/count_tokens`: the length of a prompt in tokens. Nothing is sampled or kept."""
         who = self._parts.keys.identify(exchange.headers)
         quotas = self._parts.quotas
         quotas.count_call(who.tenant)
@@ -245,7 +245,7 @@ class Calls:
     # ------------------------------------------------------------ the answer
 
     async def _sample(self, asked: Asked, attempt: Try) -> None:
-        """Answer. Where a model outside cannot and nothing was said yet, another of Auto's arms is drawn; the log has a turn of both."""
+        """Sample an answer. If an outside model fails before any output, another of Auto's arms is drawn; the log has a turn of each."""
         question, failed = await self._ask(asked), dict[str, OutsideFailed]()
         episode = asked.caller.episode or question.prompt.episode or f"ep-{secrets.token_hex(16)}"
         while True:
@@ -278,14 +278,16 @@ class Calls:
                 self._parts.tracing.answered(capture, asked.request.model, asked.exchange.headers)
 
     def _at_engine(self, asked: Asked, call: Call) -> AbstractContextManager[Person]:
-        """Who is told of the tokens. A person's call counts from here on; its wait only where returned servers would help."""
+        """The `Person` to notify of tokens. A person's call is counted from here on, its wait only in the live slot, where servers that
+        training returns would help.
+        """
         if asked.caller.slot is not None or call.arm is Arm.OUTSIDE:
             return nullcontext(asked.person)
         user = f"{call.tenant}/{self._senders.known(asked.caller)}" if call.slot == Arm.LIVE else None
         return self._parts.people.asks(asked.person, call.n, user)
 
     def _chunks(self, question: Question, call: Call, deal: Deal | None) -> AsyncIterator[Chunk]:
-        """What is sampled, here or outside."""
+        """The sampled chunks, from the engine or from an outside model."""
         deals, conversation = self._parts.deals, question.conversation
         if deals is None or deal is None or deal.release is not Arm.OUTSIDE or conversation is None:
             return self._parts.engine.generate(call.request())
@@ -343,7 +345,7 @@ class Calls:
     def _call(
         self, asked: Asked, id: str, episode: str, question: Question, failed: Collection[str]
     ) -> tuple[Call, Deal | None]:
-        """The call, and what Auto dealt it. Whatever can be refused is refused before: every draw is of a call that is made."""
+        """The call, and Auto's deal if it drew one. All refusals come before the draw, so every draw belongs to a call that is made."""
         request, caller, prompt = asked.request, asked.caller, question.prompt
         room = self._context - len(prompt.ids)
         wanted = request.budget

@@ -1,8 +1,7 @@
-"""What of a message counts when a conversation comes back: the same for an answer as it was sampled and as agents send it again.
+"""A normal form of messages: the same for an answer as it was sampled and as agents send it back.
 
-Agents parse an answer and write it anew: reasoning is dropped or trimmed, a call's JSON is laid out anew, with its keys in
-another order, numbers as 60000 for 60000.0, and optional flags filled in with their defaults. None of this changes what was said.
-Pure.
+Agents parse an answer and serialise it anew: reasoning is dropped or trimmed, a call's JSON is reformatted, with its keys in another
+order, 60000.0 becomes 60000, and optional flags are filled in with their defaults. None of this changes the meaning. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _UNSAID = (None, False)  # values of a call's arguments that mean the same as no
 
 
 def normal(message: Message) -> tuple[str, ...]:
-    """The parts of a message that must be equal for it to be the same message."""
+    """The parts of a message that must be equal for two messages to count as the same."""
     if message.role is Role.TOOL:
         return (message.role, message.answers, message.text)
     if message.role is not Role.ASSISTANT:
@@ -28,7 +27,7 @@ def normal(message: Message) -> tuple[str, ...]:
 
 
 def digest(seed: bytes, *parts: str) -> bytes:
-    """A hash of a list of parts: lengths are hashed too, so that no two lists run together."""
+    """A hash of a list of parts. Lengths are hashed too, so that lists with the same concatenation differ."""
     pieces = [len(seed).to_bytes(8, "big"), seed]
     for part in parts:
         data = part.encode()
@@ -37,7 +36,7 @@ def digest(seed: bytes, *parts: str) -> bytes:
 
 
 def tools_digest(tools: Sequence[Tool]) -> str:
-    """A text that differs between tools that a prompt would show differently."""
+    """A digest of the tools as a prompt shows them; "" without tools."""
     if not tools:
         return ""
     shown = [[tool.name, tool.description, tool.parameters] for tool in tools]

@@ -1,4 +1,4 @@
-"""Answers that a call may go on from by their id (`previous_response_id`): what was said, in memory, while there is room."""
+"""Earlier answers that a call may continue by id (`previous_response_id`): their messages, kept in memory while there is room."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ostinato.core.records import Turn
 from ostinato.serve.dialects.dialect import ConversationRequest
 from ostinato.serve.dialects.responses import ResponsesRequest
 
-_OVERHEAD = 500  # what a message or an entry costs besides its characters, in characters
+_OVERHEAD = 500  # the cost of a message or an entry besides its characters, in characters
 
 
 class PreviousGone(BadRequest):
-    """An answer that is to be gone on from is not kept."""
+    """The named previous answer is not in memory."""
 
     code = "previous_response_not_found"
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a call added to the answer before it: its input, and its own answer."""
+    """The messages that a call added after the answer `before`: its input and its own answer."""
 
     before: str | None
     said: tuple[Message, ...]
@@ -34,10 +34,10 @@ class _Kept:
 
 
 class Previous:
-    """One tenant's answers by id, each with what came before it. The least recently used are dropped.
+    """One tenant's answers by id, each linked to the answer before it. The least recently used are dropped.
 
     Args:
-        budget: about how many characters are held.
+        budget: about how many characters are held at most.
 
     Example::
 
@@ -52,16 +52,16 @@ class Previous:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def conversation(self, request: ConversationRequest) -> Conversation:
-        """What is to be answered, behind what was said up to the answer that the request names. Raises PreviousGone, BadRequest."""
+        """The request's conversation, preceded by the messages up to the answer that it names. Raises PreviousGone, BadRequest."""
         if not isinstance(request, ResponsesRequest) or request.previous_response_id is None:
             return request.conversation
         steps = list(self._back(request.previous_response_id))
-        for step in steps:  # the first answer last: of a conversation that is dropped the newest answers go first
+        for step in steps:  # moves the first answer last, so that of a conversation the newest answers are dropped first
             self._kept.move_to_end(step)
         return request.after([message for step in reversed(steps) for message in self._kept[step].said])
 
     def keep(self, request: ConversationRequest, turn: Turn, answer: Message) -> None:
-        """Take in an answer, unless the client said not to, or it is not whole."""
+        """Keep an answer, unless the client sent `store` false or the answer is incomplete."""
         if not isinstance(request, ResponsesRequest) or request.store is False or not turn.finish.trainable:
             return
         id = turn.id.rpartition(":")[0]

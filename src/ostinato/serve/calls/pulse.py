@@ -1,4 +1,4 @@
-"""Signs of life in a stream that has no news, so that neither the client nor a proxy hangs up."""
+"""Heartbeats in a silent stream, so that neither the client nor a proxy hangs up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Pulse:
-    """Calls `beat` once for every `every_s` of silence. One timer in all: a silence only notes when it began.
+    """Calls `beat` once for every `every_s` seconds of silence. It uses a single timer: `silence` only notes when the silence began.
 
     Example::
 
@@ -27,21 +27,21 @@ class Pulse:
         self._beating: asyncio.Task[None] | None = None
 
     def silence(self) -> None:
-        """A silence begins."""
+        """Begin a silence."""
         self._silent = True
         self._since = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_at(self._since + self._every_s, self._look)
 
     async def over(self) -> None:
-        """The silence ends; waits for a beat that is being sent."""
+        """End the silence; waits for a beat that is being sent."""
         self._silent = False
         if self._beating is not None:
             beating, self._beating = self._beating, None
             await beating
 
     def stop(self) -> None:
-        """No more beats."""
+        """Stop beating, and cancel a beat that is being sent."""
         self._silent = False
         if self._timer is not None:
             self._timer.cancel()

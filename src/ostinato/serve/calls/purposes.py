@@ -1,7 +1,8 @@
-"""What a call is for: the task, or something around it. Pure.
+"""The purpose of a call: the task itself or an auxiliary call. Pure.
 
-Said by the header X-Ostinato-Purpose; otherwise read off what coding agents send by themselves: Codex names its sub-agents and compactions,
-Claude Code and opencode their sub-agents. A call of an agent's session without tools is a side call: a title, a topic, a summary.
+It is given by the header X-Ostinato-Purpose, or else inferred from headers that coding agents send anyway: Codex marks its sub-agents
+and compactions, Claude Code and opencode their sub-agents. A call in an agent's session without tools is a side call: a title, a topic,
+a summary.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _COMPACTIONS = ("compact", "compaction")
 
 
 def purpose_of(headers: Mapping[bytes, bytes], conversation: Conversation | None) -> Purpose:
-    """What a call is for, by its headers (names in lower case) and, if it is a conversation, its tools. Raises BadRequest.
+    """The purpose of a call, by its headers (names in lower case) and, if it is a conversation, its tools. Raises BadRequest.
 
     Example: ``purpose_of({b"x-ostinato-purpose": b"side"}, None) is Purpose.SIDE``
     """
@@ -40,7 +41,7 @@ def purpose_of(headers: Mapping[bytes, bytes], conversation: Conversation | None
 
 
 def _codex_kind(metadata: bytes) -> str:
-    """What Codex says of a call, in JSON that may be longer than other headers."""
+    """The `request_kind` in Codex' turn metadata, a JSON header that may be longer than other headers; "" if there is none."""
     try:
         told = json.loads(metadata)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""One answer, read while it is sampled: which of it is text, which reasoning, which calls."""
+"""Parses one answer while it is sampled into text, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ostinato.core.seams import AnswerReader
 
 
 class Reading:
-    """Reads one answer and keeps what it read. Without a reader, all of it is text.
+    """Parses one answer and accumulates the result. Without a reader, everything is text.
 
     Example::
 
@@ -24,7 +24,7 @@ class Reading:
         self._calls: list[ToolCall] = []
 
     def take(self, text: str, *, last: bool) -> list[Piece]:
-        """What new text settles; `last`: nothing follows."""
+        """The pieces that new text completes; `last`: no text follows."""
         if self._reader is None:
             pieces = [Piece(text=text)] if text else []
         else:
@@ -39,7 +39,7 @@ class Reading:
         return pieces
 
     def message(self) -> Message:
-        """What was read so far."""
+        """The message read so far."""
         return Message(
             role=Role.ASSISTANT,
             text="".join(self._text),

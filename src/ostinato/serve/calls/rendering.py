@@ -1,4 +1,4 @@
-"""Where text becomes ids: short texts at once, long ones on a thread, where tenants take turns and each may queue only so much."""
+"""Runs tokenisation: short texts inline, long ones on a thread, round-robin over the tenants, with a bounded queue per tenant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ostinato.serve.quotas import QuotaExceeded
 
-AT_ONCE_CHARS = 4_000  # renders in about a millisecond: less than a thread's answer takes on a busy machine
+AT_ONCE_CHARS = 4_000  # renders in about a millisecond, less than a round trip to a thread takes on a busy machine
 LONG = AT_ONCE_CHARS + 1
 MOST_WAITING = 64
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Rendering:
-    """Runs rendering work. Use on one event loop; `close` when done.
+    """Runs rendering work. Use it on one event loop only; `close` it when done.
 
     Example: ``prompt = await rendering.run("acme", chars, lambda: sessions.render(question))``
     """
@@ -30,7 +30,7 @@ class Rendering:
         self._busy = False
 
     async def run(self, tenant: str, chars: int, work: Callable[[], _T]) -> _T:
-        """The result of `work`, which renders so many characters. Raises what it raises, and QuotaExceeded."""
+        """The result of `work`, which renders `chars` characters. Raises whatever `work` raises, and QuotaExceeded."""
         if chars <= AT_ONCE_CHARS:
             return work()
         queue = self._waiting.setdefault(tenant, deque())
@@ -46,11 +46,11 @@ class Rendering:
         return await done
 
     def close(self) -> None:
-        """Let go of the thread when its work is done."""
+        """Release the thread once its current work is done."""
         self._thread.shutdown(cancel_futures=True)
 
     def _next(self) -> None:
-        """Begin the oldest work of the tenant that has waited longest since its last."""
+        """Start the oldest work of the next tenant in round-robin order."""
         while not self._busy and self._waiting:
             tenant, queue = self._waiting.popitem(last=False)
             done, work = queue.popleft()

@@ -1,8 +1,8 @@
 """Idempotency keys: a repeated call gets the answer of the first, also after a restart.
 
-The call's id is made of tenant, key and body, so the log finds the turns of an earlier try by their ids. A try that left no whole
-answer (the client went away, the engine failed, the process was killed between two choices) is followed by another under the next
-number.
+The call's id is derived from tenant, key and body, so the turns of an earlier try can be found in the log by their ids. After a try
+that left no complete answer (the client went away, the engine failed, the process was killed between two choices), the next try gets
+the next number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME_CHARS = 24  # fewer than an id without a key has
 
 
 class KeyReused(BadRequest):
-    """An idempotency key came again with another body."""
+    """An idempotency key was reused with a different body."""
 
     status = 422
     code = "idempotency_key_reused"
@@ -33,7 +33,7 @@ class KeyReused(BadRequest):
 
 @dataclass(slots=True, kw_only=True)
 class Try:
-    """One try at a call: its id, the turns of an earlier try that answered it, and the writes that it has begun."""
+    """One try at a call: its id, the turns of an earlier try that answered it (if any), and the writes that it has begun."""
 
     base: str
     number: int = 0
@@ -42,20 +42,20 @@ class Try:
 
     @property
     def id(self) -> str:
-        """Begins the ids of its turns."""
+        """The prefix of its turns' ids."""
         return f"{self.base}-{self.number}" if self.number else self.base
 
     def again(self) -> None:
-        """Go on under the next id: the turns of this one say that it failed."""
+        """Go on under the next id, because the turns under this id record a failure."""
         self.number += 1
 
 
 class Repeats:
-    """Keeps calls under one key apart in time and finds the answers of earlier ones.
+    """Serialises calls with the same key and finds the answers of earlier ones.
 
     Args:
-        log: where earlier answers are found.
-        remembered: how many keys are known with their bodies.
+        log: holds the earlier answers.
+        remembered: how many keys are remembered with their bodies.
 
     Example::
 
@@ -71,7 +71,7 @@ class Repeats:
 
     @asynccontextmanager
     async def attempt(self, kind: str, tenant: str, key: str, body: Any, n: int) -> AsyncGenerator[Try]:
-        """Wait for calls under the same key, then look for their answer. Raises KeyReused, Conflict."""
+        """Wait for other calls under the same key, then look for their answer. Raises KeyReused, Conflict."""
         name = _digest(_NAME_CHARS, tenant.encode(), key.encode())
         shape = _digest(12, kind.encode(), _canonical(body))
         if self._bodies.setdefault(name, shape) != shape:
@@ -88,7 +88,7 @@ class Repeats:
             attempt.turns = await self._find(attempt, n)
             yield attempt
         finally:
-            if not attempt.turns and not attempt.writes:  # nothing came of it: the next body may be a better one
+            if not attempt.turns and not attempt.writes:  # the try left nothing, so the key may be used with another body
                 self._bodies.pop(name, None)
             self._release(name, ended, [write for write in attempt.writes if not write.done()])
             while len(self._bodies) > self._remembered:
@@ -103,7 +103,7 @@ class Repeats:
                 self._bodies.popitem(last=False)
 
     async def _find(self, attempt: Try, n: int) -> list[Turn]:
-        """Bring it to the number of the try that answered and return its turns, or to the first that no turn has."""
+        """Advance `attempt` to the try that was answered and return its turns, or to the first number without turns and return []."""
         for _ in range(_MOST_TRIES):
             turns = await self._log.find(Turn, [(f"{attempt.id}:{index}",) for index in range(n)])
             if not turns or (len(turns) == n and all(_whole(turn) for turn in turns)):
@@ -112,7 +112,7 @@ class Repeats:
         raise Conflict(f"{_MOST_TRIES} tries under this Idempotency-Key ended without an answer; make a new key.")
 
     def _release(self, name: str, ended: asyncio.Future[None], writes: list[asyncio.Future[Any]]) -> None:
-        """Let the next one in, as soon as nothing of this try can still come into the log."""
+        """Let the next call in, once none of this try's writes can still reach the log."""
         if writes:
             writes[0].add_done_callback(lambda _: self._release(name, ended, [w for w in writes if not w.done()]))
             return
@@ -122,12 +122,12 @@ class Repeats:
 
 
 def _whole(turn: Turn) -> bool:
-    """True if the turn is an answer that can be given again."""
+    """True if the turn is a complete answer that can be replayed."""
     return turn.finish.trainable and (bool(turn.spans) or turn.arm is Arm.OUTSIDE)
 
 
 def _canonical(body: Any) -> bytes:
-    """The body as one text however its fields are ordered. How the answer is sent is no part of the question."""
+    """The body as JSON with its top-level fields sorted. The streaming options are left out: they do not change the question."""
     plain = {name: body[name] for name in sorted(body) if name not in ("stream", "stream_options")}
     return json_bytes(plain)
 

@@ -1,4 +1,4 @@
-"""The routes that sample: what each takes, and how it answers. Everything else about a call is the same for all of them."""
+"""The routes that sample: how each parses a request and shapes its answer. Everything else about a call is the same for all of them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ostinato.serve.dialects.openai import parse_chat, parse_completion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRoute:
-    """One way to ask for an answer.
+    """A route that samples, in one dialect.
 
     Attributes:
-        path: where.
-        kind: begins the ids of its answers.
+        path: the URL's path.
+        kind: prefix of its answers' ids.
         field: the request's field that holds the prompt, for errors.
-        parse: a JSON body as a request; raises BadRequest naming the field.
-        writer: shapes the answer to a request. The renderer tells the text of tokens, where log-probabilities are wanted.
-        errors: how it tells them.
-        default_tokens: an answer's budget where the client names none; None: the gateway's.
+        parse: parses a JSON body into a request; raises BadRequest naming the field.
+        writer: makes the writer that shapes the answer. The renderer gives the tokens' text, if log-probabilities are wanted.
+        errors: the dialect's shape of errors.
+        default_tokens: an answer's token budget if the client names none; None: the gateway's default.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""The operator's word on how tokens are drawn, over the client's. Pure."""
+"""The operator's sampling rules, which override the client's parameters. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ OTHERS = "*"
 
 
 def ruled(asked: Sampling, caller: Caller, rules: Mapping[str, SamplingRule]) -> tuple[Sampling, str]:
-    """How to sample for this caller, and what was decided over the client's head, for a header; "" if nothing was.
+    """The sampling parameters for this caller, and the overridden ones as a header's value ("" if there are none).
 
-    Who names a slot measures, and gets what they ask for.
+    A caller that names a slot is measuring, so its parameters are not overridden.
 
     Example: ``ruled(Sampling(max_tokens=9, temperature=0.0), ann, {"*": SamplingRule(temperature=1.0)})[1] == "temperature=1"``
     """

@@ -1,4 +1,4 @@
-"""Who a model call is for and which weights answer it: user, signature, arm, slot, episode, group."""
+"""Determines who a model call is for and which weights answer it: user, signature, arm, slot, episode, group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Loading(Unavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks, as told and, if `verified`, as proven. `until`: by `time.monotonic`, when sampling must have ended; None: whenever.
+    """The caller as declared or, if `verified`, as proven. `until`: deadline for the end of sampling, by `time.monotonic`; None: none.
 
     Example: ``Caller(tenant="acme", user="u42", verified=False, episode=None, group=None, slot=None, harness="")``
     """
@@ -46,7 +46,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Which weights answer.
+    """The weights that answer a call.
 
     Example: ``Placement(slot="live", assignment=Assignment(arm=Arm.LIVE, propensity=0.8))``
     """
@@ -55,7 +55,7 @@ class Placement:
     assignment: Assignment
 
     def scope(self, caller: Caller) -> Scope:
-        """Whose conversations may be continued."""
+        """The conversations that may be continued."""
         return Scope(tenant=caller.tenant, user=caller.user, arm=self.assignment.arm.value, episode=caller.episode)
 
 
@@ -70,7 +70,7 @@ class Senders:
         self._arms = arms
 
     def caller(self, exchange: Exchange, who: Principal, user: str | None) -> Caller:
-        """Who asks; `user` is what the body says. Raises BadRequest, Unauthorized."""
+        """The caller of a request; `user` is the name in the body. Raises BadRequest, Unauthorized."""
         user = user or exchange.text("X-Ostinato-User") or ANONYMOUS
         signature = exchange.text("X-Ostinato-User-Signature")
         if signature is not None:
@@ -92,11 +92,11 @@ class Senders:
         )
 
     def known(self, caller: Caller) -> str:
-        """The user as far as the operator believes in names (`serve.arm_users`); all others are one."""
+        """The user's name if the operator trusts it (`serve.arm_users`); all other users are `ANONYMOUS`."""
         return caller.user if caller.verified or self._config.arm_users == "declared" else ANONYMOUS
 
     async def place(self, caller: Caller) -> Placement:
-        """The weights of this caller; waits a while for the first to load. Raises NotFound, Loading."""
+        """The weights for this caller; waits up to `loading_wait_s` for the first weights to load. Raises NotFound, Loading."""
         loaded = self._engine.slots()
         if caller.slot is not None:
             if caller.slot not in loaded:
@@ -120,9 +120,10 @@ class Senders:
 
 
 def _until(exchange: Exchange, slot: str | None) -> float | None:
-    """When sampling must have ended, counted from when the call came. Raises BadRequest, Unauthorized.
+    """The deadline for the end of sampling, counted from the call's arrival. Raises BadRequest, Unauthorized.
 
-    What ends so is learned from, and a person's turn that somebody's clock has cut must not be: only who names a slot may say it.
+    Only a caller that names a slot may set a deadline: turns that end at a deadline are trained on, and a person's turn cut off by a
+    clock must not be.
     """
     said = exchange.text("X-Ostinato-Left-Ms")
     if said is None:
@@ -140,5 +141,5 @@ def _until(exchange: Exchange, slot: str | None) -> float | None:
 
 
 def _agents_session(exchange: Exchange) -> str | None:
-    """The session as coding agents name it by themselves. Raises BadRequest."""
+    """The session named in the headers that coding agents send anyway. Raises BadRequest."""
     return next((session for name in SESSION_HEADERS if (session := exchange.text(name)) is not None), None)

@@ -1,8 +1,8 @@
 """Token-in, token-out: a follow-up call reuses the ids that were sampled instead of tokenising their text again.
 
-A conversation that a client sends back is recognised by a hash chain over its tools and messages, in a form that survives what
-agents do to an answer before they send it back (`history.py`). After a restart, when only the log's turns are known (they hold
-ids, not messages), it is recognised once by rendering it and comparing ids.
+A conversation that a client sends back is recognised by a hash chain over its tools and messages, normalised so that agents' changes
+to an answer before they send it back do not matter (`history.py`). After a restart only the log's turns are known, which hold ids
+and no messages; a conversation is then recognised once by rendering it and comparing ids.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ostinato.serve.calls.branches import Questions, branch_of
 from ostinato.serve.calls.history import digest, normal, tools_digest
 from ostinato.serve.calls.reading import Reading
 
-AUTO = "auto"  # the arm of all scopes in which Auto deals: a conversation is found whichever of its arms answered
-_OVERHEAD = 32  # what an entry costs besides its ids, in ids
-_GUESSES = 8  # turns of a user that are tried where a message may begin with words that the client put there
+AUTO = "auto"  # the arm of all scopes in which Auto deals, so that a conversation is found whichever of Auto's arms answered
+_OVERHEAD = 32  # the cost of an entry besides its ids, in ids
+_GUESSES = 8  # most turns of a user that are tried for a message that may begin with a prefill by the client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Whose conversations may be found: one tenant's one user's in one arm; with an `episode`, only that episode's.
+    """Which conversations may be found: those of one user of one tenant in one arm; with an `episode`, only that episode's.
 
-    People without a name are strangers to each other: nothing is found for who does not name the episode, or a call in it, whose id
-    only the client has that got it.
+    Anonymous callers are strangers to each other: a conversation is found for them only if they name the episode or send back a tool
+    call of it, whose id only the client that received it knows.
 
     Example: ``Scope(tenant="default", user="u42", arm="live", episode=None)``
     """
@@ -44,13 +44,13 @@ class Scope:
 
     @property
     def shared(self) -> bool:
-        """True if the callers in it may be different people who know nothing of each other."""
+        """True if its callers may be different people, who must not see each other's conversations."""
         return self.user == ANONYMOUS and self.episode is None
 
 
 @dataclass(slots=True)
 class _Run:
-    """The ids of turns that continue each other, once for all of them; `users` is how many entries are held."""
+    """The ids of turns that continue each other, stored once for all of them; `users` is the number of held entries that share it."""
 
     ids: array[int]
     users: int = 0
@@ -58,21 +58,21 @@ class _Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """A stored turn. `known`: its ids are what the client saw, up to the assistant's end token if `ended`."""
+    """A stored turn. `known`: its ids are exactly what the client saw, apart from the assistant's end token if `ended`."""
 
     turn: str
     episode: str
     run: _Run
-    length: int  # so many of the run's ids
+    length: int  # how many of the run's ids belong to this turn
     ended: bool
     known: bool
-    prompt: int  # how many of the ids were the prompt
-    text: str  # of a turn that was read from the log; "" otherwise
+    prompt: int  # length of the prompt, in ids
+    text: str  # the sampled text of a turn that was read from the log; else ""
     task: bool
 
     @property
     def ids(self) -> array[int]:
-        """Those of its prompt and what it sampled."""
+        """The ids of its prompt and of its sampled tokens."""
         return self.run.ids[: self.length]
 
     def asks(self, ids: array[int]) -> bool:
@@ -82,12 +82,12 @@ class _Entry:
 
 @dataclass(slots=True, kw_only=True)
 class Question:
-    """A conversation that is to be answered, before its ids are known. `chain` has a hash for each message and what is before it."""
+    """A conversation to be answered, before its ids are known. `chain` has one hash per message, each covering all before it."""
 
     scope: Scope
     conversation: Conversation
     chain: list[bytes]
-    known: int  # messages that the found turn has
+    known: int  # number of leading messages that the found turn covers
     entry: _Entry | None
     again: bool = False  # it was asked before
     begun: bool = False  # its episode has turns already
@@ -95,18 +95,18 @@ class Question:
 
     @property
     def prefill(self) -> str:
-        """What the answer begins with because the client said so."""
+        """The client's prefill, with which the answer begins."""
         return self.conversation.messages[-1].text if self.conversation.continued else ""
 
     @property
     def before(self) -> bytes:
-        """The hash of all messages before the one that is answered with."""
+        """The hash of all messages before the answer."""
         return self.chain[-2 if self.conversation.continued else -1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The ids to send to the engine and the turn they continue; `branch` says why they do not continue the newest.
+    """The ids to send to the engine and the turn they continue; `branch` says why they do not continue the newest turn.
 
     Example: ``Prompt(ids=(1, 2, 7, 9, 4), parent="chatcmpl-3f:0", episode="e1")``; `parent` and `episode` are None when new.
     """
@@ -120,7 +120,7 @@ class Prompt:
 class Sessions:
     """Finds the stored turn that a conversation continues. Bounded: the least recently used turns are forgotten.
 
-    `look`, `remember` and `restore` belong to one thread; `render` may run on another meanwhile: it only reads.
+    `look`, `remember` and `restore` must run on one thread; `render` only reads and may run on another at the same time.
 
     Args:
         renderer: messages <-> ids.
@@ -139,10 +139,10 @@ class Sessions:
         self._budget = budget
         self._held = 0
         self._entries: OrderedDict[tuple[bytes, str], _Entry] = OrderedDict()  # by conversation and episode
-        self._latest: dict[bytes, str] = {}  # the newest episode of a conversation
-        self._cold: dict[bytes, list[_Entry]] = defaultdict(list)  # read from the log, by scope; newest last
+        self._latest: dict[bytes, str] = {}  # the newest episode, by conversation
+        self._cold: dict[bytes, list[_Entry]] = defaultdict(list)  # turns read from the log, by scope; newest last
         self._questions = Questions()
-        self._turns: Counter[str] = Counter()  # of the task itself, remembered, by episode
+        self._turns: Counter[str] = Counter()  # remembered turns with the purpose TASK, by episode
         self._stop_ids = renderer.stop_ids()
 
     def __len__(self) -> int:
@@ -151,7 +151,7 @@ class Sessions:
     def look(self, scope: Scope, conversation: Conversation) -> Question:
         """Recognise a conversation."""
         chain = _chain(scope, conversation)
-        # strangers may ask alike, and anybody may begin twice with the same words
+        # strangers may ask the same question, and any user may begin two conversations with the same words
         telling = not scope.shared and (scope.episode is not None or bool(_spoken(conversation.messages)))
         question = Question(
             scope=scope,
@@ -173,9 +173,9 @@ class Sessions:
         return question
 
     def render(self, question: Question) -> Prompt:
-        """The ids, reusing those of the found turn. Raises BadRequest for messages that cannot be rendered."""
+        """The prompt's ids, reusing those of the found turn. Raises BadRequest for messages that cannot be rendered."""
         if question.entry is None and self._cold:
-            # a part of the conversation cannot be rendered alone: it is not looked for further
+            # if a part of the conversation cannot be rendered alone, the search ends
             with suppress(BadRequest):
                 self._find_cold(question)
         entry, asked, conversation = question.entry, question.scope.episode, question.conversation
@@ -222,7 +222,7 @@ class Sessions:
         return entry
 
     def _find_cold(self, question: Question) -> None:
-        """Walk along the conversation's answers, each found by the ids that its question has."""
+        """Walk through the conversation's answers, finding each among the log's turns by the ids of its prompt."""
         scope, conversation = question.scope, question.conversation
         place = _place(scope.tenant, scope.user, scope.arm)
         cold = [entry for entry in self._cold.get(place, ()) if scope.episode in (None, entry.episode)]
@@ -241,7 +241,7 @@ class Sessions:
                 ids = self._follow(entry, upto, i + 1) or self._renderer.chat(upto)
 
     def _match(self, cold: list[_Entry], ids: list[int] | None, conversation: Conversation) -> _Entry | None:
-        """The newest turn whose prompt has these ids and that said the last of these messages, or was continued to say it."""
+        """The newest turn whose prompt has these ids and whose answer is the last message, or the last message's end after a prefill."""
         last = conversation.messages[-1]
         said, guesses, prompt = normal(last), 0, None if ids is None else array("i", ids)
         for entry in reversed(cold):
@@ -266,12 +266,12 @@ class Sessions:
     # ------------------------------------------------------------ ids
 
     def _follow(self, entry: _Entry, conversation: Conversation, known: int) -> list[int] | None:
-        """The turn's ids and what follows; None if the client did not see all of them, or if what ends them cannot be told."""
+        """The turn's ids and the new messages' ids; None if the client did not see all of the turn's ids, or its end token is unclear."""
         if known >= len(conversation.messages) or not entry.known:
             return None
         try:
             rest = self._renderer.follow_up(conversation, known)
-        except BadRequest:  # the template cannot say what follows such a message alone
+        except BadRequest:  # the template cannot render the messages after this one alone
             return None
         if entry.ended:
             return [*entry.ids, *rest]
@@ -279,7 +279,7 @@ class Sessions:
         return None if closing is None else [*entry.ids, *closing, *rest]
 
     def _closing(self, conversation: Conversation, known: int, rest: list[int]) -> list[int] | None:
-        """What the template puts between an assistant's text and what `follow_up` starts with."""
+        """The end token that the template puts between the assistant's text and the ids of `follow_up`; None if it puts anything else."""
         if conversation.messages[known - 1].calls:
             return None
         opened = self._renderer.chat(replace(_first(conversation, known), continued=True))
@@ -289,7 +289,7 @@ class Sessions:
         return closing if fits and len(closing) == 1 and closing[0] in self._stop_ids else None
 
     def _entry(self, turn: Turn, before: _Entry | None, text: str = "") -> _Entry:
-        """A turn, its ids behind those of the turn that it continues, unless another turn continues that already."""
+        """An entry for a turn. It extends the run of the turn that it continues, unless another turn has already extended that run."""
         ended = bool(turn.sampled_ids) and turn.sampled_ids[-1] in self._stop_ids
         ids = turn.prompt_ids + turn.sampled_ids
         if before is not None and turn.parent == before.turn and before.length == len(before.run.ids):
@@ -304,7 +304,7 @@ class Sessions:
             run=run,
             length=len(ids),
             ended=ended,
-            # a stop string was sampled, and nobody has seen it; or the tokens are another model's
+            # not known: the turn ended with a stop string, which the client has not seen, or an outside model made it, so it has no ids
             known=bool(turn.sampled_ids) and (ended or turn.finish.cut),
             prompt=len(turn.prompt_ids),
             text=text,
@@ -334,14 +334,14 @@ class Sessions:
         self._held -= _OVERHEAD + (0 if entry.run.users else len(entry.run.ids))
 
     def _leave(self, entry: _Entry) -> None:
-        """An entry of a conversation is dropped."""
+        """Account for an entry dropped from `_entries`."""
         self._release(entry)
         self._turns[entry.episode] -= entry.task
         if not self._turns[entry.episode]:
             del self._turns[entry.episode]
 
     def _forget(self) -> None:
-        """Drop the oldest: of what was read from the log first, of which most is never asked for again."""
+        """Drop the oldest entry, starting with the turns read from the log, most of which are never asked for again."""
         if self._cold:
             place = next(iter(self._cold))
             entries = self._cold[place]
@@ -356,12 +356,12 @@ class Sessions:
 
 
 def _spoken(messages: Sequence[Message]) -> list[int]:
-    """The places of the assistant's messages before the last message, last first."""
+    """The indices of the assistant's messages before the last message, in descending order."""
     return [i for i in range(len(messages) - 2, -1, -1) if messages[i].role is Role.ASSISTANT]
 
 
 def _branch(question: Question, *, follows: bool) -> Branch:
-    """Why the prompt does not simply go on. `follows`: it goes on from the turn that was found."""
+    """Why the prompt does not simply continue the newest turn. `follows`: it continues the turn that was found."""
     entry, answered = question.entry, _spoken(question.conversation.messages)
     return branch_of(
         again=question.again,
@@ -374,7 +374,7 @@ def _branch(question: Question, *, follows: bool) -> Branch:
 
 
 def _made_by(message: Message, turn: str) -> bool:
-    """True if the message has a call that this turn made: whoever knows its id got the turn's answer."""
+    """True if the message has a tool call made by this turn: a client that knows the call's id received the turn's answer."""
     return any(calling_turn(call.id) == turn for call in message.calls)
 
 
@@ -384,7 +384,7 @@ def _first(conversation: Conversation, count: int) -> Conversation:
 
 
 def _chain(scope: Scope, conversation: Conversation) -> list[bytes]:
-    """Whose conversation it is, and with which tools, as a hash, then one hash per message, each covering all before it."""
+    """A hash of the tenant, user, arm and tools, then one hash per message, each covering everything before it."""
     last = digest(_place(scope.tenant, scope.user, scope.arm), tools_digest(conversation.tools))
     hashes = [last]
     for message in conversation.messages:

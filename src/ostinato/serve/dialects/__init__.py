@@ -1,1 +1,1 @@
-"""What the gateway speaks: requests in, replies out."""
+"""The API dialects of the gateway: requests in, replies out."""

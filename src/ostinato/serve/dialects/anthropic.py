@@ -21,19 +21,19 @@ from ostinato.serve.dialects.fields import MAX_MESSAGES, STRICT, Name, OneAnswer
 
 MAX_TOOLS = 1024
 
-# Known fields that change nothing in what is sampled here.
+# Known fields that do not affect sampling here.
 _HARMLESS = frozenset(
     [
         "betas",
         "billing_policy",
         "cache_control",
-        "context_management",  # what else may be left out of a long prompt; here all of it is rendered
+        "context_management",  # allows parts of a long prompt to be dropped; here all of it is rendered
         "diagnostics",
         "fallback_credit_token",
-        "fallbacks",  # for a model that declines, which this server does not
+        "fallbacks",  # for when the model declines, which this server never does
         "service_tier",
         "speed",
-        "thinking",  # whether the model thinks is its own affair
+        "thinking",  # the model decides by itself whether to think
         "user_profile_id",
         "workspace_id",
     ]
@@ -51,15 +51,15 @@ _WHY_NOT = {
     "mcp_servers": "is not supported: connect to MCP servers yourself and offer their tools under tools",
     "top_k": "is not supported: tokens are drawn by temperature and top_p",
 }
-# Whatever shapes only the answer says nothing about how long the prompt is.
+# Fields that affect only the answer and not the prompt's length.
 _ANSWER_ONLY = frozenset(["max_tokens", "metadata", "stop_sequences", "stream", "temperature", "top_p"])
 
 _CHOICES = {"auto": AUTO, "none": NONE, "any": REQUIRED, "tool": REQUIRED}
-_IDENTITIES = ("account_uuid", "device_id", "session_id")  # a session names nobody, and is no plain text either
+_IDENTITIES = ("account_uuid", "device_id", "session_id")  # a session identifies no user, but it shows that the text is Claude Code's
 
 
 class Metadata(BaseModel):
-    """Who asks. Claude Code writes a JSON object into the text of `user_id`."""
+    """The user's identity. Claude Code writes a JSON object into the text of `user_id`."""
 
     model_config = STRICT
     user_id: User | None = None
@@ -73,7 +73,7 @@ class Metadata(BaseModel):
 
 
 class JsonFormat(BaseModel):
-    """The JSON that the answer's text must be."""
+    """The required JSON format of the answer's text."""
 
     model_config = STRICT
     type: Literal["json_schema"]
@@ -81,7 +81,7 @@ class JsonFormat(BaseModel):
 
 
 class OutputConfig(BaseModel):
-    """How the answer is to be. Effort is the model's own affair."""
+    """Options of the answer. `effort` is ignored: the model decides by itself."""
 
     model_config = STRICT
     effort: str | None = None
@@ -97,7 +97,7 @@ class OutputConfig(BaseModel):
 
 
 class ToolChoice(BaseModel):
-    """Whether the model may call tools, must, or must call the named one."""
+    """Whether the model may call tools, must call one, or must call the named one."""
 
     model_config = STRICT
     type: Literal["auto", "none", "any", "tool"]
@@ -112,7 +112,7 @@ class ToolChoice(BaseModel):
 
 
 class _Asked(BaseModel):
-    """The fields that make the prompt."""
+    """The fields that determine the prompt."""
 
     model_config = STRICT
     model: Name
@@ -121,11 +121,11 @@ class _Asked(BaseModel):
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
-    output_format: JsonFormat | None = None  # as it was called before
+    output_format: JsonFormat | None = None  # the older name of `output_config.format`
 
     @cached_property
     def conversation(self) -> Conversation:
-        """What was said so far, the tools that the model may call, and what it must. Raises BadRequest."""
+        """The messages so far, the tools, and the constraint on the answer. Raises BadRequest."""
         messages = read_messages(self.messages, self.system)
         continued = messages[-1].role is Role.ASSISTANT
         if continued and (messages[-1].calls or messages[-1].reasoning):
@@ -149,7 +149,7 @@ class _Asked(BaseModel):
 
 
 class MessagesRequest(_Asked, OneAnswer):
-    """`POST /v1/messages`. An assistant's text at the end is gone on with."""
+    """`POST /v1/messages`. A final assistant message is continued."""
 
     max_tokens: int = Field(ge=1, le=10_000_000)
     stop_sequences: list[str] | None = None
@@ -163,7 +163,7 @@ class MessagesRequest(_Asked, OneAnswer):
 
     @property
     def asker(self) -> str | None:
-        """Who asks: Claude Code's account or device, or what another client says."""
+        """The user: Claude Code's account or device, or another client's `user_id`."""
         named = _identities(self._user_id)
         return named.get("account_uuid") or named.get("device_id") if named else self._user_id or None
 
@@ -184,7 +184,7 @@ class MessagesRequest(_Asked, OneAnswer):
 def parse_messages(body: Any) -> MessagesRequest:
     """A request for an answer. Raises BadRequest naming the field."""
     request = take(MessagesRequest, body, inert=_INERT, harmless=_HARMLESS, reasons=_WHY_NOT)
-    _ = request.conversation  # so that what is wrong in a message is refused here
+    _ = request.conversation  # so that errors in messages are raised here
     return request
 
 
@@ -194,7 +194,7 @@ def parse_count(body: Any) -> Conversation:
 
 
 def _identities(user_id: str | None) -> dict[str, str]:
-    """What Claude Code names in `metadata.user_id`; nothing if it is another client's text."""
+    """The identities that Claude Code puts into `metadata.user_id`; empty for another client's text."""
     try:
         named = json.loads(user_id or "")
     except (ValueError, RecursionError):

@@ -23,7 +23,7 @@ _TAKEN = {
 def read_messages(
     messages: Sequence[Mapping[str, Any]], system: str | list[dict[str, Any]] | None
 ) -> tuple[Message, ...]:
-    """The messages, the system's text before them. Raises BadRequest naming the field."""
+    """The messages, preceded by the system's text. Raises BadRequest naming the field."""
     parts = [part for i, said in enumerate(messages) for part in _said(said, f"messages[{i}]")]
     if not parts:
         raise BadRequest("messages holds nothing to answer; send a user's message.", field="messages")
@@ -47,7 +47,7 @@ class _Said(BaseModel):
 
 
 class _Block(BaseModel):
-    """What every content block has. Prompts are cached whether it is asked for or not."""
+    """The fields of every content block. Prompts are cached whether or not `cache_control` requests it."""
 
     model_config = STRICT
     type: str
@@ -56,12 +56,12 @@ class _Block(BaseModel):
 
 class _Text(_Block):
     text: str
-    citations: Any = None  # of an earlier answer: they are no part of what was said
+    citations: Any = None  # citations of an earlier answer, which are not part of its text
 
 
 class _Thinking(_Block):
     thinking: str
-    signature: str | None = None  # tells Anthropic's servers that the thinking is theirs
+    signature: str | None = None  # proves to Anthropic's servers that the thinking is theirs
 
 
 class _Redacted(_Block):
@@ -84,7 +84,7 @@ class _ToolUse(_Block):
 class _ToolResult(_Block):
     tool_use_id: Name
     content: Any = None
-    is_error: bool | None = None  # models have no place for it: that it failed is what the result's text says to them
+    is_error: bool | None = None  # templates have no place for it; models learn of the failure from the result's text
     toolset_name: None = None
 
 
@@ -93,7 +93,7 @@ class _ToolReference(_Block):
 
 
 def _said(message: Mapping[str, Any], where: str) -> Iterator[Message]:
-    """The parts of a message, in order: an assistant's that are empty are left out."""
+    """The parts of a message, in order, without empty ones of an assistant."""
     said = validate(_Said, message, where)
     role, content, where = Role(said.role), said.content, f"{where}.content"
     if isinstance(content, str):
@@ -109,7 +109,7 @@ def _said(message: Mapping[str, Any], where: str) -> Iterator[Message]:
 
 
 def _part(role: Role, block: Any, where: str) -> Message | None:
-    """What one content block says; None if nothing."""
+    """The message of one content block; None if it has no content."""
     match _type(block, where, _TAKEN[role], f"a message of role {role}"):
         case "text":
             text = validate(_Text, block, where).text
@@ -125,12 +125,12 @@ def _part(role: Role, block: Any, where: str) -> Message | None:
             text = "" if result.content is None else _texts(result.content, f"{where}.content", in_result=True)
             return Message(role=Role.TOOL, text=text, answers=result.tool_use_id, failed=bool(result.is_error))
         case _:
-            validate(_Redacted, block, where)  # encrypted for Anthropic's servers: nobody else can read it
+            validate(_Redacted, block, where)  # encrypted for Anthropic's servers, unreadable here
             return None
 
 
 def _texts(content: Any, where: str, *, in_result: bool = False) -> str:
-    """Text, or the text of blocks, line after line."""
+    """Text, or the texts of blocks, joined by line breaks."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -141,13 +141,13 @@ def _texts(content: Any, where: str, *, in_result: bool = False) -> str:
         at = f"{where}[{i}]"
         if _type(block, at, taken, "a tool_result" if in_result else where) == "text":
             texts.append(validate(_Text, block, at).text)
-        else:  # found by a search for tools that were deferred; all of them are offered from the start, so its name says enough
+        else:  # the result of a search for deferred tools; here all tools are offered from the start, so the name is enough
             texts.append(validate(_ToolReference, block, at).tool_name)
     return "\n".join(texts)
 
 
 def _type(block: Any, where: str, taken: tuple[str, ...], place: str) -> str:
-    """A block's type. Raises BadRequest unless it is taken in that place."""
+    """A block's type. Raises BadRequest unless it is allowed in that place."""
     given = block.get("type") if isinstance(block, dict) else None
     if not isinstance(given, str):
         raise BadRequest(f"{where} must be a content block: an object with a type.", field=where)
@@ -170,7 +170,7 @@ class _Tool(BaseModel):
     type: Literal["custom"] | None = None
     cache_control: Any = None
     defer_loading: bool | None = (
-        None  # saves Anthropic's context by hiding the tool at first; here it is offered at once
+        None  # saves context at Anthropic by hiding the tool at first; here it is offered at once
     )
     eager_input_streaming: bool | None = None
     allowed_callers: list[Literal["direct"]] | None = None

@@ -1,6 +1,6 @@
-"""The Anthropic dialect, outbound: an answer to a message or its stream of events, and error objects.
+"""The Anthropic dialect, outbound: a message response or its stream of events, and error objects.
 
-A stream is a sequence of blocks, each closed before the next begins: clients ask a second time for an answer without any.
+A stream is a sequence of blocks, each closed before the next begins. Every answer has at least one, because clients retry without any.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
-_TOO_LONG = "prompt is too long"  # by these words agents recognise that they are to shorten the conversation
+_TOO_LONG = "prompt is too long"  # agents recognise by these words that they must shorten the conversation
 
 _text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 class Messages(Writer):
-    """`/v1/messages`. A stream's call comes whole, in one delta, when it is complete."""
+    """`/v1/messages`. In a stream, a tool call is sent whole, in one delta, when it is complete."""
 
     def __init__(self, heading: Heading) -> None:
         self._heading = heading
         self._head: Json = {"id": heading.id, "type": "message", "role": "assistant", "model": heading.model}
         self._open = ""  # the type of the block that is open
-        self._blocks = 0  # so far, the open one included
+        self._blocks = 0  # blocks so far, including the open one
 
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
         (answer,) = answers
@@ -85,7 +85,7 @@ class Messages(Writer):
         return data + self._delta("input_json_delta", "partial_json", _input(call)) + self._close()
 
     def _switch(self, type: str, fields: str) -> str:
-        """Whatever makes a block of this type the open one."""
+        """The events that make a block of this type the open one."""
         return "" if self._open == type else self._close() + self._begin(type, fields)
 
     def _begin(self, type: str, fields: str) -> str:
@@ -108,17 +108,17 @@ class Messages(Writer):
 
 
 def _event(type: str, fields: str = "") -> str:
-    """One event; `fields` is what its JSON has besides the type."""
+    """One event; `fields` is its JSON besides the type."""
     return f'event: {type}\ndata: {{"type":"{type}"{"," if fields else ""}{fields}}}\n\n'
 
 
 def _tool_use(call: ToolCall, input: str) -> str:
-    name = json.dumps(call.name)  # in ASCII: what a model writes as a name may hold half a surrogate pair, escaped
+    name = json.dumps(call.name)  # in ASCII, because a name that a model writes may hold an escaped lone surrogate
     return f'{{"type":"tool_use","id":{_text(call.id)},"name":{name},"input":{input}}}'
 
 
 def _input(call: ToolCall) -> str:
-    """A call's arguments as the model wrote them; {} for what is no JSON object to a client, whose tool then says what it lacks."""
+    """A call's arguments as the model wrote them; {} if they are not a JSON object to a client, whose tool then reports what is missing."""
     try:
         values = json.loads(call.arguments, parse_constant=_no_number)
     except (ValueError, RecursionError):
@@ -131,7 +131,7 @@ def _no_number(name: str) -> None:
 
 
 def _stopped(finish: Finish) -> Json:
-    """Why an answer ended: by a stop string reads as by itself, since it is not known; whatever else cut it, as by its length."""
+    """Why an answer ended. A stop string reads as `end_turn`, since it is unknown which string it was; any other cut as `max_tokens`."""
     return {"stop_reason": _REASONS.get(finish, "max_tokens"), "stop_sequence": None}
 
 

@@ -1,4 +1,4 @@
-"""What a request demands of its answer, as every dialect may say it: which tools must be called, or a JSON text of which schema."""
+"""A request's constraints on its answer, common to all dialects: which tools must be called, or the schema of a JSON text."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ AUTO, NONE, REQUIRED = "auto", "none", "required"
 def demanded(
     tools: Sequence[Tool], *, choice: str, named: str | None, several: bool, schema: Mapping[str, Any] | None
 ) -> Demand | None:
-    """What the answer must be; None: anything.
+    """The constraint on the answer; None if it is free.
 
     Args:
-        tools: those that were offered.
+        tools: the offered tools.
         choice: one of `AUTO`, `NONE` and `REQUIRED`.
-        named: the one tool that must be called.
-        several: more than one call may be made.
-        schema: of the answer's text, where it is no call.
+        named: the single tool that must be called, if any.
+        several: whether more than one call may be made.
+        schema: JSON schema of the answer's text, if it is not a call.
 
     Raises:
-        BadRequest: a call is demanded of a tool that there is not.
+        BadRequest: a call is required of a tool that is not offered, or a strict tool is offered while the answer may be free text.
     """
     names = tuple(tool.name for tool in tools)
     if named is not None:

@@ -1,4 +1,4 @@
-"""What every dialect offers: a typed request, and a writer that shapes its answer. The rest of `serve/` knows no more of dialects."""
+"""The interface of every dialect: a typed request, and a writer that shapes its answer. The rest of `serve/` knows dialects only by it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ Json = dict[str, Any]
 
 
 def told_finish(finish: Finish) -> Finish:
-    """How an answer's end reads in a dialect: none has a word for a deadline, and all have one for an answer that a budget cut."""
+    """The finish to report in a dialect. No dialect has a word for a deadline, so such a cut is reported as `LENGTH`, which all have."""
     return Finish.LENGTH if finish.cut else finish
 
 
 class Request(Protocol):
-    """A model call as a client asked for it, checked."""
+    """A model call as a client requested it, validated."""
 
     @property
     def model(self) -> str:
-        """The model's name as the client says it."""
+        """The model's name as the client gave it."""
         ...
 
     @property
     def asker(self) -> str | None:
-        """Who asks, if the body says so."""
+        """The user, if the body names one."""
         ...
 
     @property
     def n(self) -> int | None:
-        """How many answers; None is one."""
+        """How many answers; None means one."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class Request(Protocol):
 
     @property
     def stream(self) -> bool | None:
-        """True if the answer is to come as events."""
+        """True if the answer is to be streamed as events."""
         ...
 
     @property
@@ -60,11 +60,11 @@ class Request(Protocol):
 
     @property
     def tops(self) -> int:
-        """With how many of the likeliest tokens in its place."""
+        """How many of the likeliest tokens to return at each sampled token's place."""
         ...
 
     def sampling(self, max_tokens: int) -> Sampling:
-        """How to sample, with this token budget."""
+        """The sampling parameters, with this token budget."""
         ...
 
 
@@ -73,15 +73,15 @@ class ConversationRequest(Request, Protocol):
 
     @property
     def conversation(self) -> Conversation:
-        """What was said so far, and the tools."""
+        """The messages so far, and the tools."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """What is known of an answer before its first token. `created` is in Unix seconds; `choices` is how many answers there are.
+    """Everything known about an answer before its first token. `created` is in Unix seconds; `choices` is the number of answers.
 
-    `count_usage`: a stream is to end with the token counts, where the dialect leaves that to the client.
+    `count_usage`: a stream ends with the token counts, in dialects that leave this to the client.
     """
 
     id: str
@@ -94,7 +94,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Sampled tokens in order, with their log-probabilities; `tops` is as long, where it was asked for, or empty."""
+    """Sampled tokens in order, with their log-probabilities; `tops` has the same length if it was requested, else it is empty."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -103,7 +103,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """One complete answer, and all its tokens."""
+    """One complete answer with all its tokens."""
 
     message: Message
     tokens: Tokens
@@ -119,31 +119,31 @@ class Counts:
 
 
 class Writer(ABC):
-    """Shapes the answer to one request: `body`, or `opening`, then `delta` and `ending` for every choice. Use once.
+    """Shapes the answer to one request: call `body`, or `opening`, then `delta` and `ending` for every choice. Use it once.
 
-    Text is returned as whole server-sent events, which may be none.
+    The streaming methods return whole server-sent events, possibly none.
     """
 
     @abstractmethod
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
-        """The whole answer at once, as JSON. `ostinato` is what Ostinato adds, under that name."""
+        """The whole answer at once, as JSON. `ostinato` holds Ostinato's own fields, which are added under that name."""
 
     @abstractmethod
     def opening(self) -> str:
-        """What a stream begins with."""
+        """The events that begin a stream."""
 
     @abstractmethod
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
-        """New tokens of a choice, and the parts of its answer that they settle, which may be none."""
+        """The events for new tokens of a choice and the pieces of its answer that they complete, possibly none."""
 
     @abstractmethod
     def ending(self, index: int, finish: Finish, closing: tuple[Counts, Json] | None) -> str:
-        """The end of a choice; `closing` comes with the last one: the counts and what Ostinato adds. The stream ends with it."""
+        """The end of a choice. The last one comes with `closing`, the counts and Ostinato's fields, and ends the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How a dialect tells an error: as a body, and as the last event of a stream that has begun.
+    """How a dialect reports an error: as a body, and as the last event of a stream that has begun.
 
     Example: ``ErrorShape(body=error_body, event=error_event)``
     """

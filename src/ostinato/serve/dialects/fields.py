@@ -1,4 +1,4 @@
-"""What the dialects' parsers share: checks of JSON bodies whose errors name the field and the nearest valid one."""
+"""Helpers shared by the dialects' parsers: checks of JSON bodies whose errors name the field and the nearest valid one."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ MAX_MESSAGES = 4096
 MAX_STOPS = 16
 STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 _JOINERS = "\u200c\u200d"
-_BRANCHES = ("str", "int", "float", "bool")  # pydantic names a union's branch in a path: no part of the body
+_BRANCHES = ("str", "int", "float", "bool")  # pydantic puts the name of a union's branch into a path, where it is not a field of the body
 _UNSUPPORTED = "is not supported by this server"
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
 def printable(text: str) -> str:
-    """For names that are shown to people: nothing in them may move a terminal's cursor or end a line. Raises ValueError."""
+    """Check a name that is shown to people: no character may move a terminal's cursor or end a line. Raises ValueError."""
     if not text.isprintable() and not all(map(_stays, text)):
         raise ValueError("holds a character that is not printable")
     return text
 
 
 def _stays(character: str) -> bool:
-    """Also what Python does not call printable and names are written with: joiners (Persian, emoji) and spaces (Japanese)."""
+    """True if printable, or a joiner (Persian, emoji) or space (Japanese): names contain these, but Python calls them unprintable."""
     return character.isprintable() or character in _JOINERS or category(character) == "Zs"
 
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-User = Annotated[str, StringConstraints(max_length=512), AfterValidator(printable)]  # some clients send "" for nobody
+User = Annotated[str, StringConstraints(max_length=512), AfterValidator(printable)]  # some clients send "" for no user
 
 
 class OneAnswer(BaseModel):
-    """What requests of dialects share that give one answer, without log-probabilities, and always count tokens."""
+    """Base of the requests in dialects that return a single answer, no log-probabilities, and always the token counts."""
 
     model_config = STRICT
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
@@ -47,7 +47,7 @@ class OneAnswer(BaseModel):
 
     @property
     def n(self) -> int | None:
-        """How many answers: None is one."""
+        """How many answers: None, which means one."""
         return None
 
     @property
@@ -57,12 +57,12 @@ class OneAnswer(BaseModel):
 
     @property
     def wants_logprobs(self) -> bool:
-        """False."""
+        """False: these dialects return no log-probabilities."""
         return False
 
     @property
     def tops(self) -> int:
-        """None."""
+        """0: no likeliest tokens are returned."""
         return 0
 
     @property
@@ -71,7 +71,7 @@ class OneAnswer(BaseModel):
         return ()
 
     def sampling(self, max_tokens: int) -> Sampling:
-        """How to sample, with this token budget."""
+        """The sampling parameters, with this token budget."""
         return Sampling(
             max_tokens=max_tokens,
             temperature=1.0 if self.temperature is None else float(self.temperature),
@@ -81,7 +81,7 @@ class OneAnswer(BaseModel):
 
 
 def check_stops(stops: Sequence[str]) -> None:
-    """Raise ValueError unless there are few stop strings, none of them empty or long."""
+    """Raise ValueError unless there are at most `MAX_STOPS` stop strings of 1 to 256 characters."""
     if len(stops) > MAX_STOPS or any(not 0 < len(text) <= 256 for text in stops):
         raise ValueError(f"takes at most {MAX_STOPS} strings of 1 to 256 characters")
 
@@ -108,9 +108,9 @@ def take(
     harmless: Collection[str],
     reasons: Mapping[str, str] | None = None,
 ) -> _Body:
-    """Check a body whose fields are the model's, or change nothing: those in `harmless`, and those in `inert` with such a value.
+    """Validate a body whose fields are the model's or have no effect: those in `harmless`, and those in `inert` with one of its values.
 
-    `reasons` say of a field why it is refused. Raises BadRequest naming the first bad field.
+    `reasons` tell, by field, why it is refused. Raises BadRequest naming the first bad field.
     """
     if not isinstance(body, dict):
         return validate(model, body)
@@ -127,13 +127,13 @@ def take(
 
 
 def refuse_active(field: str, value: Any, inert: tuple[Any, ...], why: str = _UNSUPPORTED) -> None:
-    """Raise BadRequest unless a known field holds a value that changes nothing."""
+    """Raise BadRequest unless a known field holds a value that has no effect."""
     if not any(value is harmless or (value == harmless and not isinstance(value, bool)) for harmless in inert):
         raise BadRequest(f"{field} {why}; leave it out.", field=field)
 
 
 def unknown(name: str, field: str, valid: Sequence[str]) -> BadRequest:
-    """The error for a field that does not exist, with the nearest that does."""
+    """The error for an unknown field, which names the nearest valid one."""
     near = difflib.get_close_matches(name[:100], valid, n=1, cutoff=0.0)
     return BadRequest(f"Unknown field {name[:100]!r}; the nearest valid one is {near[0]!r}.", field=field[:200])
 
@@ -149,6 +149,6 @@ def _path(loc: Sequence[int | str], where: str) -> str:
 
 
 def kind(value: Any) -> str:
-    """What a JSON value is, in words."""
+    """The type of a JSON value, in words."""
     names = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean"}
     return names.get(type(value), "null")  # pyright: ignore[reportArgumentType]

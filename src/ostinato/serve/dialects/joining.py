@@ -1,4 +1,4 @@
-"""Parts of a conversation as messages, for dialects that send one side's words in several parts."""
+"""Joins parts of a conversation into messages, for dialects that send one side's turn in several parts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ostinato.core.conversation import Message, Role
 
 
 def joined(parts: Iterable[Message]) -> Iterator[Message]:
-    """The same with neighbours of one role as one message: templates want the roles to take turns. Results stay apart.
+    """Merge adjacent parts of the same role into one message, because templates expect alternating roles. Tool results stay separate.
 
-    An assistant's parts join without a gap, as its answer's text was cut; of the order of text and calls only that within
-    each of the two is kept.
+    An assistant's parts are joined without a separator, as they are pieces of one answer's text. Texts keep their order and so do calls,
+    but not the order between texts and calls.
     """
     for role, group in groupby(parts, key=lambda part: part.role):
         same = list(group)

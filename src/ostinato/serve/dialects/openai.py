@@ -22,7 +22,7 @@ from ostinato.serve.dialects.openai_messages import read_messages, read_tools
 MAX_N = 128
 _Body = TypeVar("_Body", bound=BaseModel)
 
-# Known fields that change nothing in what is sampled here.
+# Known fields that do not affect sampling here.
 _HARMLESS = frozenset(
     [
         "store",
@@ -57,11 +57,11 @@ _CHAT_ONLY: dict[str, tuple[Any, ...]] = {
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries besides text."""
+    """Options of a stream."""
 
     model_config = STRICT
     include_usage: bool = False
-    include_obfuscation: bool = False  # padding against traffic analysis: asked for or not, none is sent
+    include_obfuscation: bool = False  # padding against traffic analysis; never sent, requested or not
 
 
 class _Request(BaseModel):
@@ -104,7 +104,7 @@ class _Request(BaseModel):
 
     @property
     def asker(self) -> str | None:
-        """Who asks, if the body says so."""
+        """The user, if the body names one."""
         return self.user or None
 
     @property
@@ -113,7 +113,7 @@ class _Request(BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, max_tokens: int) -> Sampling:
-        """How to sample, with this token budget."""
+        """The sampling parameters, with this token budget."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return Sampling(
             max_tokens=max_tokens,
@@ -145,11 +145,11 @@ class _JsonSchema(BaseModel):
     name: Name
     description: str | None = None
     schema_: dict[str, Any] = Field(default_factory=dict[str, Any], alias="schema")
-    strict: bool | None = None  # it is always kept to
+    strict: bool | None = None  # the schema is always enforced
 
 
 class ResponseFormat(BaseModel):
-    """What the answer's text must be."""
+    """The required format of the answer's text."""
 
     model_config = STRICT
     type: Literal["text", "json_object", "json_schema"]
@@ -163,14 +163,14 @@ class ResponseFormat(BaseModel):
 
     @property
     def schema_of_text(self) -> Mapping[str, Any] | None:
-        """The schema of its JSON; None for any text."""
+        """The schema of its JSON; None for free text."""
         if self.json_schema is not None:
             return self.json_schema.schema_
         return ANY_OBJECT if self.type == "json_object" else None
 
 
 class ChatRequest(_Request):
-    """`POST /v1/chat/completions`. `continue_final_message` goes on with the last (assistant) message, as in vLLM."""
+    """`POST /v1/chat/completions`. `continue_final_message` continues the last (assistant) message, as in vLLM."""
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
@@ -186,7 +186,7 @@ class ChatRequest(_Request):
 
     @cached_property
     def conversation(self) -> Conversation:
-        """What was said so far, the tools that the model may call, and what it must. Raises BadRequest."""
+        """The messages so far, the tools, and the constraint on the answer. Raises BadRequest."""
         choice, form = self.tool_choice or AUTO, self.response_format
         tools = () if choice == NONE else read_tools(self.tools or [])
         demand = demanded(
@@ -214,7 +214,7 @@ class ChatRequest(_Request):
 
     @property
     def tops(self) -> int:
-        """With how many of the likeliest tokens in its place."""
+        """How many of the likeliest tokens to return at each sampled token's place."""
         return self.top_logprobs or 0
 
 
@@ -227,7 +227,7 @@ class CompletionRequest(_Request):
     @field_validator("prompt", mode="before")
     @classmethod
     def _one_prompt(cls, prompt: Any) -> Any:
-        """Takes the prompt out of a list of one."""
+        """Unwraps a prompt in a list of one."""
         if isinstance(prompt, str):
             return prompt
         if not isinstance(prompt, list) or not prompt:
@@ -243,7 +243,7 @@ class CompletionRequest(_Request):
 
     @property
     def tops(self) -> int:
-        """With how many of the likeliest tokens in its place."""
+        """How many of the likeliest tokens to return at each sampled token's place."""
         return self.logprobs or 0
 
 

@@ -19,7 +19,7 @@ _ROLES = {
 }
 _INERT: dict[str, tuple[Any, ...]] = dict.fromkeys(("annotations", "audio", "function_call", "refusal"), (None, []))
 _FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
-_HARMLESS = ("parsed", "provider_specific_fields")  # what a client's library noted for itself
+_HARMLESS = ("parsed", "provider_specific_fields")  # notes of a client library for its own use
 _ONLY = {"tool_calls": Role.ASSISTANT, "reasoning_content": Role.ASSISTANT, "tool_call_id": Role.TOOL}
 
 
@@ -48,7 +48,7 @@ def _message(message: Mapping[str, Any], where: str) -> Message:
     for name, owner in _ONLY.items():
         if message.get(name) and role is not owner:
             raise BadRequest(f"{where}.{name} belongs to role {owner}, not {role}.", field=f"{where}.{name}")
-    _text_of(message, "name", where, longest=256)  # templates render no name: it is checked and left out
+    _text_of(message, "name", where, longest=256)  # templates render no name, so it is checked and dropped
     calls = tuple(_calls(message.get("tool_calls") or [], f"{where}.tool_calls"))
     content, reasoning = message.get("content"), _text_of(message, "reasoning_content", where)
     return Message(
@@ -114,7 +114,7 @@ def _tool(tool: Any, where: str) -> Tool:
 
 
 def _function(holder: Any, where: str) -> Mapping[str, Any]:
-    """What stands under "function" in a tool or a call."""
+    """The "function" object of a tool or a call."""
     if not isinstance(holder, dict) or holder.get("type", "function") != "function":
         raise BadRequest(f"{where}.type must be 'function': other tools are not supported.", field=f"{where}.type")
     function = holder.get("function")
@@ -124,7 +124,7 @@ def _function(holder: Any, where: str) -> Mapping[str, Any]:
 
 
 def _text_of(holder: Mapping[str, Any], name: str, where: str, longest: int | None = None) -> str:
-    """A field's text; "" if it is null or left out."""
+    """A field's text; "" if it is null or missing."""
     text = holder.get(name)
     if text is None:
         return ""

@@ -1,6 +1,6 @@
 """The OpenAI dialect, outbound: sampled tokens to response bodies, stream events and error objects.
 
-Log-probabilities are those of the distribution that the tokens were drawn from, under temperature, penalties and grammar.
+Log-probabilities are those of the distribution that the tokens were sampled from, after temperature, penalties and grammar.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 
 
 class _OpenAI(Writer):
-    """What both endpoints share. `renderer` tells the text of tokens, for log-probabilities; None when they were not asked for."""
+    """Base of both endpoints. `renderer` gives the text of tokens, for log-probabilities; None if they were not requested."""
 
     body_object: str
     chunk_object: str
@@ -52,7 +52,7 @@ class _OpenAI(Writer):
         return self._event(last, self._more) + self._event("", f',"usage":{_text(usage(counts))}{extra}') + DONE
 
     def _event(self, choice: str, more: str) -> str:
-        """One event: a choice as JSON text, and what follows the choices."""
+        """One event: a choice as JSON text, then `more`, the fields after the choices."""
         return f"{self._prefix}{choice}]{more}}}\n\n"
 
     @abstractmethod
@@ -65,7 +65,7 @@ class _OpenAI(Writer):
 
 
 class Chat(_OpenAI):
-    """`/v1/chat/completions`. A stream's call comes whole, in one event, when it is complete."""
+    """`/v1/chat/completions`. In a stream, a tool call is sent whole, in one event, when it is complete."""
 
     body_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -82,7 +82,7 @@ class Chat(_OpenAI):
         logged = self._logprobs(tokens)
         deltas = [self._delta(index, piece) for piece in pieces]
         if not deltas and self._tokens is not None and tokens.ids:
-            deltas = ['{"content":""}']  # tokens that show nothing yet
+            deltas = ['{"content":""}']  # tokens without visible text yet
         data = ""
         for delta in deltas:
             choice = f'{{"index":{index},"delta":{delta},"logprobs":{logged},"finish_reason":null}}'
@@ -113,7 +113,7 @@ class Chat(_OpenAI):
         return f'{{"index":{index},"message":{_text(message)},"logprobs":{logged},"finish_reason":"{told_finish(answer.finish)}"}}'
 
     def _logprobs(self, tokens: Tokens) -> str:
-        """As JSON that is put together by hand: an answer may tell of a hundred thousand tokens, and all calls share one thread."""
+        """The JSON, assembled by hand for speed: an answer may report a hundred thousand tokens, and all calls share one thread."""
         told = self._tokens
         if told is None:
             return "null"
@@ -175,14 +175,14 @@ class Completion(_OpenAI):
 
 
 class _Token(NamedTuple):
-    """What is told of a token: its text, and the JSON of an entry up to its log-probability."""
+    """A token as reported: its text, and the JSON of its entry up to the log-probability."""
 
     text: str
     json: str
 
 
 class _Tokens(dict[int, _Token]):
-    """Tokens as they are told, each made once. A part of a character has bytes but no text of its own."""
+    """A cache of tokens as reported. A token that is a part of a character has bytes but no proper text."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer

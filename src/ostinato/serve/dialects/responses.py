@@ -19,16 +19,16 @@ from ostinato.serve.dialects.fields import MAX_MESSAGES, STRICT, Name, OneAnswer
 from ostinato.serve.dialects.joining import joined
 from ostinato.serve.dialects.responses_items import Read, read_items, read_tools
 
-# Known fields that change nothing in what is sampled here.
+# Known fields that do not affect sampling here.
 _HARMLESS = frozenset(
     [
         "client_metadata",
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
-        "reasoning",  # how long the model thinks is its own affair
+        "reasoning",  # the model decides by itself how long to think
         "service_tier",
-        "stream_options",  # padding against traffic analysis: asked for or not, none is sent
+        "stream_options",  # padding against traffic analysis; never sent, requested or not
     ]
 )
 # Known fields that would change the answer: refused unless they hold one of these values.
@@ -47,14 +47,14 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class TextFormat(BaseModel):
-    """What the answer's text must be."""
+    """The required format of the answer's text."""
 
     model_config = STRICT
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None  # a schema is always kept to
+    strict: bool | None = None  # a schema is always enforced
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
@@ -72,11 +72,11 @@ class NamedTool(BaseModel):
 
 
 class Text(BaseModel):
-    """How the answer's text is to be."""
+    """Options of the answer's text."""
 
     model_config = STRICT
     format: TextFormat | None = None
-    verbosity: str | None = None  # is the model's own affair
+    verbosity: str | None = None  # ignored: the model decides by itself
 
 
 class ResponsesRequest(OneAnswer):
@@ -106,7 +106,7 @@ class ResponsesRequest(OneAnswer):
 
     @cached_property
     def read(self) -> Read:
-        """What the input and the tools say. Raises BadRequest."""
+        """The parsed input and tools. Raises BadRequest."""
         read = Read()
         read_tools(self.tools or [], read)
         if isinstance(self.input, str):
@@ -119,11 +119,14 @@ class ResponsesRequest(OneAnswer):
 
     @cached_property
     def conversation(self) -> Conversation:
-        """What this call says, the tools that the model may call, and what it must. Raises BadRequest."""
+        """This call's messages, the tools, and the constraint on the answer. Raises BadRequest."""
         return self.after(())
 
     def after(self, earlier: Sequence[Message]) -> Conversation:
-        """The same behind what was said before. Instructions come first, and are this call's alone. Raises BadRequest."""
+        """The conversation with `earlier` messages before this call's input. Instructions come first; only this call's count.
+
+        Raises BadRequest.
+        """
         if not self.read.parts:
             raise BadRequest("input holds nothing to answer; send a message.", field="input")
         told = [Message(role=Role.SYSTEM, text=self.instructions)] if self.instructions else []
@@ -141,7 +144,7 @@ class ResponsesRequest(OneAnswer):
 
     @property
     def echo(self) -> dict[str, Any]:
-        """What an answer repeats of its request."""
+        """The fields of the request that the response repeats."""
         choice, asked = (
             self.tool_choice or AUTO,
             self.text.model_dump(by_alias=True, exclude_none=True) if self.text else {},
@@ -164,12 +167,12 @@ class ResponsesRequest(OneAnswer):
 
     @property
     def custom(self) -> frozenset[str]:
-        """The tools whose input is plain text."""
+        """The names of the tools whose input is plain text."""
         return frozenset(self.read.custom)
 
     @property
     def asker(self) -> str | None:
-        """Who asks, if the body says so."""
+        """The user, if the body names one."""
         return self.user or self.safety_identifier or None
 
     @property
@@ -181,5 +184,5 @@ class ResponsesRequest(OneAnswer):
 def parse_responses(body: Any) -> ResponsesRequest:
     """A request for an answer. Raises BadRequest naming the field."""
     request = take(ResponsesRequest, body, inert=_INERT, harmless=_HARMLESS, reasons=_WHY_NOT)
-    _ = request.conversation  # so that what is wrong in an item is refused here
+    _ = request.conversation  # so that errors in items are raised here
     return request

@@ -16,15 +16,15 @@ from ostinato.serve.dialects.fields import Name, validate
 MAX_TOOLS = 1024
 _TEXTS = ("input_text", "output_text", "text")
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM, "developer": Role.SYSTEM}
-# What Codex offers beside its functions, of which nothing can be had here: it goes on without.
+# Tool types that Codex sends besides functions and that are unavailable here: they are skipped, and Codex works without them.
 _NOT_OFFERED = frozenset(["namespace", "web_search", "web_search_preview", "local_shell"])
-# An item's fields beside these are notes of whoever made it: its id, its status, a phase.
+# Other fields of an item (its id, status, phase) are its producer's notes and are ignored.
 _ITEM = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
 @dataclass(slots=True)
 class Read:
-    """What items and tools say. `custom` are the tools whose input is plain text, and not JSON."""
+    """Parsed items and tools. `custom` holds the names of the tools whose input is plain text, not JSON."""
 
     parts: list[Message] = field(default_factory=list[Message])
     tools: list[Tool] = field(default_factory=list[Tool])
@@ -32,7 +32,7 @@ class Read:
 
 
 def read_items(items: Sequence[Any], read: Read) -> None:
-    """Add what the input items say. Raises BadRequest naming the field."""
+    """Add the messages of the input items, and their tools. Raises BadRequest naming the field."""
     for i, item in enumerate(items):
         where = f"input[{i}]"
         given = _kind(item, where, default="message")
@@ -125,7 +125,7 @@ def _result(item: Mapping[str, Any], where: str) -> Iterator[Message]:
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> Iterator[Message]:
-    """The text of it, if it has one: what is encrypted was another's."""
+    """The reasoning's text, if it has any. Encrypted reasoning is another provider's and is dropped."""
     parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list):
         raise BadRequest(f"{where}.content must be a list of parts.", field=f"{where}.content")
@@ -145,7 +145,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], str], Iterator[Message]]] = {
 
 
 def _text(content: Any, where: str) -> str:
-    """Text, or the text of parts, put together."""
+    """Text, or the texts of parts, concatenated."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -180,7 +180,7 @@ class _Function(BaseModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    defer_loading: bool | None = None  # saves context by hiding the tool at first; here it is offered at once
+    defer_loading: bool | None = None  # saves context by hiding the tool at first; here the tool is offered at once
 
 
 class _Custom(BaseModel):
@@ -203,7 +203,7 @@ def _function(tool: Mapping[str, Any], where: str) -> Tool:
 
 
 def _with_input(custom: _Custom) -> Tool:
-    """A tool that takes plain text as a function of one text; a grammar for it is told, not enforced."""
+    """A plain-text tool as a function with one string parameter; its grammar is put into the description, not enforced."""
     grammar = (custom.format or {}).get("definition")
     told = [custom.description or "", f"The input follows this grammar:\n{grammar}" if grammar else ""]
     parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}

@@ -1,6 +1,6 @@
 """OpenAI's responses dialect, outbound: an answer as a response object or its stream of events, and error events.
 
-A response is a list of items, each done before the next is added: agents run a call when its item is done.
+A response is a list of items, each done before the next is added; agents run a tool call when its item is done.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _NOTHING_ASKED: Json = {
     "tools": [],
     "top_p": None,
 }
-"""What the official clients expect of every response."""
+"""Fields that the official clients expect in every response."""
 
 _text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 @dataclass(slots=True)
 class _Open:
-    """The item that is being written: text or reasoning."""
+    """The item that is being streamed: text or reasoning."""
 
     item: Json
     type: str
@@ -42,12 +42,12 @@ class _Open:
 
 
 class Responses(Writer):
-    """`/v1/responses`. A stream's call comes whole, in one delta, when it is complete.
+    """`/v1/responses`. In a stream, a tool call is sent whole, in one delta, when it is complete.
 
     Args:
-        heading: what is known of the answer.
-        custom: the tools whose input is plain text.
-        echo: what is repeated of the request.
+        heading: the answer's metadata.
+        custom: the names of the tools whose input is plain text.
+        echo: the request's fields to repeat.
     """
 
     def __init__(self, heading: Heading, custom: frozenset[str] = frozenset(), echo: Json = _NOTHING_ASKED) -> None:

@@ -1,1 +1,1 @@
-"""What people did: from JSON events to signals in the log."""
+"""Feedback: from JSON events, telemetry and next messages to signals in the log."""

@@ -1,4 +1,4 @@
-"""`POST /v1/feedback`, inbound: JSON to signals. Early, late, repeated and unordered events are all welcome."""
+"""Bodies of `POST /v1/feedback`: from JSON to signals. Early, late, repeated and unordered events are all accepted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ostinato.core.records import Signal, Source
 from ostinato.serve.dialects.fields import printable, validate
 
 MAX_EVENTS = 1000
-MAX_VALUE = 1e9  # in size: squares and sums of such values stay far from the end of what a float holds
+MAX_VALUE = 1e9  # absolute value: squares and sums of such values stay far below a float's maximum
 _MAX_TIME = 253_402_300_799.0  # the end of the year 9999
 
 _Id = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(printable)]
@@ -34,7 +34,7 @@ class _Event(BaseModel):
 
 
 def count_events(body: Any) -> int:
-    """How many events a body has, before any is looked at; 1 if it is no list."""
+    """How many events a body has, before any is parsed: 1 if it is not a list, at most `MAX_EVENTS`."""
     return max(1, min(len(body), MAX_EVENTS)) if isinstance(body, list) else 1
 
 
@@ -43,11 +43,12 @@ def parse_feedback(body: Any, *, tenant: str, now: float) -> list[Signal]:
 
     Args:
         body: the JSON value.
-        tenant: the sender; an event's id is its own among this tenant's.
-        now: when it arrived; also when it happened, for events that do not say.
+        tenant: the sender; event ids are unique per tenant.
+        now: the arrival time; also the event time, for events that give none.
 
     Raises:
-        BadRequest: names the field at fault, "[3].value" within a list; nothing of a bad list is taken.
+        BadRequest: names the field at fault, "[3].value" within a list; no event of a bad list is taken.
+        TooLarge: the list has more than `MAX_EVENTS` events.
     """
     if not isinstance(body, list):
         return [_signal(body, "", tenant, now)]
@@ -77,7 +78,7 @@ def _signal(body: Any, where: str, tenant: str, now: float) -> Signal:
 
 
 def _turn(target: str) -> str:
-    """The turn that is named: by its own id, by a tool call's, or by an answer's, of which it is the first choice."""
+    """The turn that is named: by its own id, by a tool call's id, or by an answer's id, meaning its first choice."""
     return target if ":" in target else calling_turn(target) or f"{target}:0"
 
 

@@ -1,4 +1,4 @@
-"""`POST /v1/feedback`."""
+"""The handler of `POST /v1/feedback`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.serve.wire.exchange import Exchange
 
 
 def _refuse_reserved(signals: Sequence[Signal]) -> None:
-    """Raise Unauthorized for what only the rollout worker may say."""
+    """Raise Unauthorized for event names that only the rollout worker may use."""
     for signal in signals:
         if signal.name in RESERVED:
             raise Unauthorized(
@@ -32,7 +32,7 @@ class Feedback:
         self._intake = intake
 
     async def take(self, exchange: Exchange) -> None:
-        """One event or a list: durable when the 202 is sent, which says of each what became of it."""
+        """Take one event or a list. All are durable when the 202 is sent, which holds the status of each."""
         who = self._parts.keys.identify(exchange.headers)
         tenant = who.tenant
         quotas = self._parts.quotas

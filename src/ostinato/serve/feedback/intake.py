@@ -1,7 +1,7 @@
-"""From signals to the log, and for each the answer what became of it.
+"""Writes signals to the log and reports the status of each.
 
-An event about another tenant's turn is answered exactly like one about a turn that does not exist: nobody learns from it which ids
-others have. Both are kept as they came; a reward function is never shown a signal of another tenant.
+An event about another tenant's turn is answered exactly like an event about a turn that does not exist, so that it does not reveal which
+ids others have. Both are kept as they came; a reward function is never shown a signal of another tenant.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _V = TypeVar("_V")
 
 
 class Status(StrEnum):
-    """What became of an event, which is in the log whatever the status says.
+    """The status of an event. Except for `changed`, the event is in the log.
 
-    `early`: no turn of yours has this id so far. `repeated`: the same event was taken before. `changed`: another event was taken
+    `early`: no turn of yours has this id so far. `repeated`: the same event was taken before. `changed`: a different event was taken
     under this id, and stays. `late`: the turn's reward was decided without it. `retracted`: the named event no longer counts.
     """
 
@@ -47,15 +47,15 @@ class Intake:
         self._writes = parts.writes
         self._metrics = parts.metrics
         self._timeout_s = parts.config.store_timeout_s
-        self._tenants: OrderedDict[str, str] = OrderedDict()  # turn -> whose it is
-        self._decided: OrderedDict[str, None] = OrderedDict()  # turns whose reward is known to be there
+        self._tenants: OrderedDict[str, str] = OrderedDict()  # turn -> its tenant
+        self._decided: OrderedDict[str, None] = OrderedDict()  # turns whose reward is known to be decided
 
     def turn(self, turn: Turn) -> None:
-        """A turn is in the log: feedback about it need not look for it."""
+        """Note a turn in the log, so that feedback about it needs no lookup."""
         _remember(self._tenants, turn.id, turn.tenant)
 
     async def take(self, signals: Sequence[Signal]) -> list[Status]:
-        """Write one tenant's signals, durable on return; what became of each, in order. Raises StorageFull, Unavailable."""
+        """Write one tenant's signals, durable on return. Returns their statuses in order. Raises StorageFull, Unavailable."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._look_up({signal.turn for signal in signals}, signals[0].tenant)
@@ -96,7 +96,7 @@ class Intake:
         return Status.ACCEPTED
 
     async def _look_up(self, turns: Iterable[str], tenant: str) -> None:
-        """Learn whose these turns are and which of them are decided, as far as that is not known."""
+        """Look up the turns' tenants and which turns are decided, where this is not yet known."""
         unknown = [(turn,) for turn in turns if self._tenants.get(turn) != tenant]
         if unknown:
             for turn in await self._log.find(Turn, unknown):
@@ -108,14 +108,14 @@ class Intake:
                     _remember(self._decided, row.turn, None)
 
     async def _stored(self, signals: Sequence[Signal]) -> dict[str, Signal]:
-        """What the log now holds under the ids that these signals have or retract."""
+        """The signals that the log now holds under the ids that these signals have or retract."""
         ids = dict.fromkeys(identity(signal) for signal in signals)
         ids |= dict.fromkeys((signal.tenant, signal.retracts) for signal in signals if signal.retracts is not None)
         return {row.id: row for row in await self._log.find(Signal, list(ids))}
 
 
 def _same(one: Signal, other: Signal) -> bool:
-    """True if both say the same. When it happened is compared only if a sender said so: otherwise it is when it arrived."""
+    """True if both have the same content. `occurred_at` is compared only if both senders gave it: otherwise it is the arrival time."""
     told = one.occurred_at != one.received_at and other.occurred_at != other.received_at
     at = one.occurred_at if told else 0.0
     return replace(one, received_at=0.0, occurred_at=at) == replace(

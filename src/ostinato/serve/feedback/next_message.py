@@ -1,8 +1,8 @@
-"""What a person's next message says about the answer before it, by rules. Pure; English only.
+"""Classifies what a person's next message says about the answer before it, by rules. Pure; English only.
 
-The rules would rather miss than be wrong: a message that fits none of them says only that the conversation went on. So most of them look
-at how a sentence or a part of it begins: "it fails" is a complaint, "what if it fails?" and "test that it fails" are none. Their version is
-told with each signal, so that what was heard by other rules can be told apart.
+The rules prefer misses to false positives: a message that matches none of them means only that the conversation went on. So most rules look
+at how a sentence or a part of it begins: "it fails" is a complaint, "what if it fails?" and "test that it fails" are not. The rules'
+version is recorded with each signal, so that signals from different versions can be told apart.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NamedTuple
 from ostinato.serve.feedback import phrases
 
 VERSION = "rules@2"
-_MOST_WORDS = 60  # of what was typed: whoever is displeased says so early, and what is longer is material
+_MOST_WORDS = 60  # words that are read: displeasure shows early, and longer text is mostly pasted material
 _MOST_CHARS = 800
-_MOST_WARM = 10  # words of a message that only praises
-_MOST_CROSS = 40  # of one that complains or corrects: a longer one has a purpose of its own
-_FEWEST = 3  # words with a meaning that a request has which can be told from another
+_MOST_WARM = 10  # most words of a message that only praises
+_MOST_CROSS = 40  # most words of a complaint or correction: a longer message has another purpose
+_FEWEST = 3  # fewest meaningful words with which a request can be recognised as a repetition
 _SENTENCES = re.compile(r"([.!?]+)(?=\s|$)|\n+")
 _PARTS = re.compile(r"[,;:()]+(?=\s|$)|\s(?=\()|\s-+\s|\s*[\u2013\u2014]\s*")
 _QUOTED = re.compile(r"\"[^\"\n]*\"|\u201c[^\u201d\n]*\u201d|`[^`\n]*`")
@@ -31,7 +31,7 @@ _IS = re.compile(r"\b(it|that|this|there|here|what|he|she)'s\b")
 
 
 class Next(StrEnum):
-    """What the next message is. `GOES_ON`: nothing that the rules know."""
+    """The kind of a next message. `GOES_ON`: no rule matches."""
 
     RETRY = "retry"
     CORRECTION = "correction"
@@ -45,16 +45,16 @@ DISSATISFIED = frozenset({Next.RETRY, Next.CORRECTION, Next.COMPLAINT})
 
 
 class _Part(NamedTuple):
-    """A part of a sentence in plain words; `asks`: the sentence is a question."""
+    """A part of a sentence, normalised by `_plain`; `asks`: the sentence is a question."""
 
     words: str
     asks: bool
 
 
 def kind_of(message: str, before: str, answer: str = "") -> Next:
-    """What a message is, that followed `answer` to the request `before`; all as somebody typed or was shown them.
+    """The kind of a message that followed `answer` to the request `before`; all as the person typed or saw them.
 
-    Where the answer ended in a question, "no" and "not that" are replies to it and correct nothing.
+    If the answer ended in a question, "no" and "not that" are replies to it and not corrections.
 
     Example: ``kind_of("No, use pathlib instead.", "Read the file.") is Next.CORRECTION``
     """
@@ -86,7 +86,7 @@ def _complains(part: _Part) -> bool:
 
 
 def _corrects(first: str, parts: Sequence[_Part], whole: str, *, asked: bool) -> bool:
-    """True for a change to what was done. A question is none, unless it asks to take something back."""
+    """True if the message changes what was done. A question does not, unless it asks to take something back."""
     if parts[0].asks and len(parts) == 1:
         return phrases.TAKING_BACK.search(first) is not None and bool(phrases.CORRECTION.search(first))
     if not asked and ((phrases.NO.search(whole) and len(whole.split()) > 1) or phrases.NOT.search(first)):
@@ -118,13 +118,13 @@ def _asks(answer: str) -> bool:
 
 
 def _same(message: str, before: str) -> bool:
-    """True if two requests differ only in words that mean nothing."""
+    """True if two requests have enough meaningful words and differ only in words without meaning."""
     one, other = ([word for word in _plain(text).split() if word not in phrases.EMPTY] for text in (message, before))
     return len(one) >= _FEWEST and one == other
 
 
 def _parts_of(message: str) -> Iterator[_Part]:
-    """The parts of its sentences, up to so many words; what stands in quotes is somebody else's."""
+    """The parts of its sentences, up to about `_MOST_WORDS` words; quoted text is left out, as it is not the person's own."""
     bare = _QUOTED.sub(" ", message[:_MOST_CHARS].replace("\u2019", "'"))
     left, at = _MOST_WORDS, 0
     for end in (*_SENTENCES.finditer(bare), None):

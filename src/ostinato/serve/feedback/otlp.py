@@ -1,7 +1,7 @@
 """OTLP over HTTP, inbound: the bytes of an export to plain events, the same ones from protobuf and from JSON.
 
-Only what can be told in a word or a number is kept of attributes: lists and maps in them are left out, however deep. An attribute or a
-time that cannot be read counts as absent, so that one odd record does not cost its whole batch.
+Of the attributes only scalars are kept (strings, booleans, numbers); lists and maps are dropped. An attribute or a time that cannot be read
+counts as absent, so that one malformed record does not cost its whole batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Member = TypeVar("_Member")
 
 
 class Encoding(StrEnum):
-    """How an export is written; the value is its content type."""
+    """The encoding of an export; the value is its content type."""
 
     PROTOBUF = "application/x-protobuf"
     JSON = "application/json"
@@ -50,8 +50,8 @@ class Event:
     """A log record, or an event of a span.
 
     Attributes:
-        name: what happened; the attribute `event.name`, where exporters of older conventions put it, goes first.
-        time_ns: when, in nanoseconds since 1970; 0 if that is not known.
+        name: the event's name; the attribute `event.name`, which exporters of older conventions use, takes precedence.
+        time_ns: nanoseconds since 1970; 0 if unknown.
         attributes: those with a single value.
         trace_id, span_id: lower-case hexadecimal digits; "" if there are none.
     """
@@ -65,7 +65,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSpan:
-    """A span and its events. `time_ns` is its end; `failed`: its status is an error."""
+    """A span and its events. `time_ns` is its end (its start if it has none); `failed`: its status is an error."""
 
     name: str
     time_ns: int
@@ -80,13 +80,13 @@ def read_logs(data: bytes, encoding: Encoding, *, depth: int, values: int) -> li
     """The log records of an `ExportLogsServiceRequest`.
 
     Args:
-        data: the body, unpacked.
-        encoding: how it is written.
-        depth: deepest nesting taken of JSON; protobuf has its own limit of 100.
-        values: most values taken, in protobuf: most attributes.
+        data: the body, decompressed.
+        encoding: its encoding.
+        depth: deepest nesting accepted in JSON; protobuf has its own limit of 100.
+        values: most values accepted; in protobuf, most attributes.
 
     Raises:
-        BadRequest: not such a request.
+        BadRequest: the body is not such a request.
         TooLarge: more than `MAX_RECORDS` records, or more than `values` values.
     """
     if encoding is Encoding.JSON:
@@ -121,7 +121,7 @@ def _limited(members: Sequence[_Member], taken: int = 0) -> Sequence[_Member]:
 
 
 def _flat(groups: Iterable[_Group], inner: Callable[[_Group], Sequence[_Member]], *, taken: int = 0) -> list[_Member]:
-    """All groups' members. Raises TooLarge before more than `MAX_RECORDS` are looked at, of which `taken` are gone."""
+    """All groups' members. Raises TooLarge before more than `MAX_RECORDS` are read, including the `taken` that were counted before."""
     found: list[_Member] = []
     for group in groups:
         found.extend(_limited(inner(group), taken + len(found)))
@@ -202,7 +202,7 @@ def _scalar(value: AnyValue) -> Scalar | None:
             return None
 
 
-# JSON: ids are hexadecimal, 64-bit integers are strings, unknown fields are ignored, as OTLP says
+# JSON: ids are hexadecimal, 64-bit integers are strings, unknown fields are ignored, as OTLP specifies
 
 
 def _json_body(data: bytes, depth: int, values: int) -> Mapping[str, Any]:

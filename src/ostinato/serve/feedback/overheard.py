@@ -1,6 +1,7 @@
-"""What people say next as signals about the answer before: kept in memory, and listened to and written in batches beside the calls.
+"""People's next messages as signals about the answer before: kept in memory, then classified and written in batches, apart from the calls.
 
-No call waits for it or fails by it. What a kill loses is at most the last quarter of a second, and the words that a judge had not said yet.
+No call waits for this or fails because of it. If the process is killed, at most the last quarter of a second is lost, and the judge's
+outstanding labels.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _LOG = logging.getLogger(__name__)
 EVERY_S = 0.25
 _MOST = 256  # signals in one write
 _RETRY_S = 2.0
-_KEPT = 10_000  # signals kept in memory while the log takes nothing
-_ANSWERED = 16_384  # answers that may be asked for again
-_READING_S = 2.0  # what is asked again sooner than this was asked by a program: nobody has read the answer
+_KEPT = 10_000  # signals kept in memory while the log accepts no writes
+_ANSWERED = 16_384  # delivered answers that are remembered, to notice questions asked again
+_READING_S = 2.0  # a question repeated sooner than this comes from a program: nobody can have read the answer
 
 
 class _Said(NamedTuple):
-    """A signal before it has a tenant and a time; `ruled`: what the rules said it is, for a judge to hear."""
+    """A signal before it has a tenant and a time; `ruled`: the message with the rules' label, for a judge."""
 
     id: str
     turn: str
@@ -45,7 +46,7 @@ class _Said(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """A question, when it came, and the answer to the same question that a person has read before; "" without one."""
+    """A question, its arrival time, and the turn of an earlier answer to the same question that a person can have read ("" if none)."""
 
     tenant: str
     question: Question
@@ -54,7 +55,7 @@ class _Asked(NamedTuple):
 
 
 class Overheard:
-    """Listens to conversations that go on, if `serve.next_message` is set.
+    """Classifies next messages of conversations, if `serve.next_message` is set.
 
     Example: ``overheard.note("acme", question, Purpose.TASK)`` when a question is asked, ``overheard.answered(question, turns, answers)``
     when its answers were handed over, and at the end ``await overheard.close()``
@@ -65,14 +66,14 @@ class Overheard:
         self._judge = judge
         self._clock = parts.clock
         self._intake = intake
-        self._answered: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()  # turn, and when
+        self._answered: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()  # the turn and its time of delivery
         self._asked: list[_Asked] = []
         self._noted: list[Signal] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
 
     def note(self, tenant: str, question: Question, purpose: Purpose) -> None:
-        """Listen to a question soon, and have what it says written. What was noted before counts once, by its id."""
+        """Queue a question to be classified and written soon. A repeated question gives the same signal ids and counts once."""
         if self.on and purpose is Purpose.TASK and not question.conversation.continued:
             now = self._clock()
             turn, at = self._answered.get(_place(question), ("", now)) if question.again else ("", now)
@@ -81,7 +82,7 @@ class Overheard:
             self._wait(EVERY_S)
 
     def answered(self, question: Question, turns: Sequence[str], answers: Sequence[Message]) -> None:
-        """A client got these answers whole: who asks the same again was not content with the one that they could read."""
+        """Note that a client received these answers whole: a person who asks the same again was not content with what they could read."""
         if self.on and len(turns) == 1 and answers[0].text.strip() and not answers[0].calls:
             place = _place(question)
             self._answered[place] = (turns[0], self._clock())
@@ -90,7 +91,7 @@ class Overheard:
                 self._answered.popitem(last=False)
 
     async def close(self) -> None:
-        """Write what is noted; one try."""
+        """Write what is noted, without retrying."""
         if self._timer is not None:
             self._timer.cancel()
         if self._writing is not None:
@@ -119,7 +120,7 @@ class Overheard:
                     self._judge.ask(each.tenant, said.id, said.ruled, partial(self._judged, signal))
 
     def _judged(self, ruled: Signal, kind: Next) -> None:
-        """Note a judge's word about what the rules spoke about. It came now: a reward whose time is over does not count it."""
+        """Note a judge's label for a message the rules labelled. It is received now, so a reward whose window closed does not count it."""
         assert self._judge is not None
         now, decides = self._clock(), self._judge.decides
         word = replace(
@@ -130,14 +131,14 @@ class Overheard:
             comment=self._judge.comment(kind),
         )
         self._noted.append(word)
-        if decides:  # the rules' word stands until there is another, and stays in the log
+        if decides:  # the rules' label counts until the judge's arrives, and stays in the log
             self._noted.append(
                 replace(ruled, id=f"{word.id}-r", value=0.0, received_at=now, comment=None, retracts=ruled.id)
             )
         self._wait(EVERY_S)
 
     def _said(self, asked: _Asked) -> Iterator[_Said]:
-        """What the message says: nothing if it is no person's, or goes on from an answer of no turn that was found."""
+        """The signals of a message. None if no person wrote it, or if the answer before it belongs to no turn that was found."""
         question = asked.question
         messages, known = question.conversation.messages, question.known
         new = messages[known:]
@@ -150,7 +151,7 @@ class Overheard:
             yield _Said(f"again-{asked.read}", asked.read, "dissatisfied", _comment(Next.RETRY))
 
     def _about(self, question: Question, turn: str, words: Typed, new: Sequence[Message]) -> Iterator[_Said]:
-        """What somebody says and did about the answer before."""
+        """The signals from what a person said and did about the answer before."""
         id = f"next-{question.chain[-1].hex()}"
         calls = [message.answers for message in new if message.failed and calling_turn(message.answers) == turn]
         if words.refused and calls:
@@ -191,7 +192,7 @@ class Overheard:
         while self._noted:
             tenant = self._noted[0].tenant
             theirs = [signal for signal in self._noted if signal.tenant == tenant]
-            part = theirs[: _MOST + any(signal.retracts for signal in theirs[_MOST : _MOST + 1])]  # with its word
+            part = theirs[: _MOST + any(signal.retracts for signal in theirs[_MOST : _MOST + 1])]  # with its judge's label
             ids = {signal.id for signal in part}
             try:
                 await self._intake.take(part)
@@ -206,12 +207,12 @@ class Overheard:
 
 
 def _spoken(messages: Sequence[Message]) -> bool:
-    """True if somebody typed something before: of several messages the first is about the answer, and was heard when it came."""
+    """True if a person typed text in these messages: only the first of several is about the answer, and it was classified on arrival."""
     return any(message.role is Role.USER and typed(message.text).text for message in messages)
 
 
 def _place(question: Question) -> tuple[bytes, str]:
-    """What is the same for a question that is asked again."""
+    """A key that a question and its repetition share."""
     return question.chain[-1], question.scope.episode or ""
 
 

@@ -1,6 +1,6 @@
-"""How English-speaking people begin to say that they are not content, that they are, or that they speak of something else. Pure.
+"""Patterns of English phrases that express dissatisfaction, praise or a change of topic, mostly by their beginnings. Pure.
 
-Patterns are for words in lower case without punctuation, with short forms in full ("does not" for "doesn't" and "doesnt").
+The patterns match lower-case words without punctuation, with short forms expanded ("does not" for "doesn't" and "doesnt").
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMES = {
 
 
 def _begins(*patterns: str, after: str = "") -> re.Pattern[str]:
-    """One of several beginnings, after words that say nothing: `_FILLERS`, and those of `after`."""
+    """A pattern for any of several beginnings, after filler words: `_FILLERS` and those of `after`."""
     joined = "|".join(patterns)
     for name, meaning in _NAMES.items():
         joined = re.sub(rf"\b{name}\b", lambda _, meaning=meaning: meaning, joined)
@@ -101,7 +101,7 @@ UNCLEAR = re.compile(
     r"\b(?:on purpose|anyway|(?:it|that|this) is (?:fine|ok|okay|good|great|expected)|feel free|no worries|do not worry|before you started|"
     r"in prod|in production|since (?:yesterday|last|this)|in the old|in my)\b|\b(?:as well|too)$"
 )
-"""What somebody says who is content after all, or speaks of something else than the answer."""
+"""Phrases of a person who is content after all, or who speaks of something other than the answer."""
 
 OPPOSED = re.compile(r"^not (?!only|just|necessarily|yet|sure|that i)\w+")
 OPPOSING = re.compile(
@@ -121,7 +121,7 @@ WARM = frozenset(
         "neat pass passes sweet tests trick"
     ).split()
 )
-"""Words of which praise is made."""
+"""The words that a message of pure praise may consist of."""
 
 TOPIC = re.compile(
     r"^(?:(?:ok|okay|thanks|thank you|great|perfect|cool|alright|now|so|that is done|something) )*(?:a |one )?"
@@ -136,4 +136,4 @@ EMPTY = frozenset(
         "what which will would you your"
     ).split()
 )
-"""Words that a request may have more or fewer of and be the same."""
+"""Words that are ignored when two requests are compared."""

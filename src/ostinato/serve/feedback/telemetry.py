@@ -1,4 +1,4 @@
-"""What coding agents and tracing libraries report by themselves, as signals about the turns that it names.
+"""Telemetry that coding agents and tracing libraries send anyway, as signals about the turns that it names.
 
 =========================  ========================================================================================
 Reported                   Signals
@@ -8,13 +8,13 @@ Claude Code and Codex:     `tool_accepted` or `tool_rejected` if a person decide
 their `tool_result`        `tool_ok` or `tool_error`
 qwen-code: `tool_call`     both of these, and `tool_modified` if a person changed the call before it ran
 a span of a tool's run     `tool_ok` or `tool_error` (OpenTelemetry's `execute_tool`, OpenInference's `TOOL`)
-a span of a model call     `response_error` if it failed although the answer had come
-`gen_ai.evaluation.result` `eval.<name>`, worth the score; without one 1 or 0 as the label says; the explanation is the comment
+a span of a model call     `response_error` if it failed although a response had arrived
+`gen_ai.evaluation.result` `eval.<name>` with the score as value, else 1 or 0 by the label; the explanation is the comment
 =========================  ========================================================================================
 
-All others are worth 1. Everything else that is reported is no signal: requests, prompts, token counts. So is what names no turn of
-ours, by a tool call's id or by an answer's. A signal's id is made of all that it says and of what identifies its event, so that events
-may be reported again, late and in any order.
+All other signals have the value 1. Other reports (requests, prompts, token counts) give no signal, nor do reports that name no turn of
+ours by the id of a tool call or of an answer. A signal's id is a hash of its content and of what identifies its event, so that events may
+be reported repeatedly, late and in any order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LABELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """The signals of a batch, each once, and how many events were of a known kind, about our turns, and still not understood.
+    """The signals of a batch without duplicates, and the number of events of a known kind about our turns that were not understood.
 
     Example: ``read_events(read_logs(data, Encoding.JSON, depth=64, values=1000), tenant="acme", now=now).signals``
     """
@@ -64,14 +64,14 @@ class _Said:
 
 
 class _Unclear(ValueError):
-    """An event of a known kind without what it should hold."""
+    """An event of a known kind that lacks a required field."""
 
 
 _Reader = Callable[[Attributes], Sequence[_Said]]
 
 
 def read_events(events: Iterable[Event], *, tenant: str, now: float) -> Heard:
-    """The signals of log records. `now` is when they arrived; also when they happened, for records that do not say."""
+    """The signals of log records. `now` is their arrival time, and stands in for the event time if a record has none."""
     batch = _Batch(tenant, now)
     for event in events:
         batch.take_event(event)
@@ -79,7 +79,7 @@ def read_events(events: Iterable[Event], *, tenant: str, now: float) -> Heard:
 
 
 def read_traces(spans: Iterable[TraceSpan], *, tenant: str, now: float) -> Heard:
-    """The signals of spans and of their events, as `read_events`."""
+    """The signals of spans and of their events; arguments as for `read_events`."""
     batch = _Batch(tenant, now)
     for span in spans:
         batch.take(span, _turn(span.attributes), lambda _, span=span: _span(span))
@@ -141,7 +141,7 @@ def _id(event: Event | TraceSpan, turn: str, said: _Said) -> str:
 
 
 def _turn(attributes: Attributes) -> str | None:
-    """The turn of ours that is named, by a call of a tool if there is one, else by an answer, of which it is the first choice."""
+    """The turn of ours that is named: by a tool call's id if there is one, else by an answer's id, meaning its first choice."""
     for call in _texts(attributes, _CALL_IDS):
         if turn := calling_turn(call):
             return turn
@@ -172,7 +172,7 @@ def _word(attributes: Attributes, key: str) -> str:
 
 
 def _truth(value: Scalar | None) -> bool | None:
-    """A yes or no, which some agents write as "true" or "false"; None for anything else."""
+    """A boolean, which some agents write as "true" or "false"; None for anything else."""
     if isinstance(value, str):
         return {"true": True, "false": False}.get(value)
     return value if isinstance(value, bool) else None
@@ -198,7 +198,7 @@ def _result(attributes: Attributes) -> Sequence[_Said]:
     if ok is None:
         raise _Unclear
     if not ok and _word(attributes, "decision_type") == "reject":
-        return []  # it never ran, which its decision says
+        return []  # it never ran, as its decision reports
     return [_ended(ok=ok)]
 
 
@@ -215,7 +215,7 @@ def _qwen_call(attributes: Attributes) -> Sequence[_Said]:
         said.append(_decided(accepted=True, by_person=True))
     elif (
         decision == "reject" and not ok
-    ):  # it also stands for answers that the client does not know, after which the tool runs
+    ):  # the client also writes "reject" for answers it does not know, after which the tool runs
         said.append(_decided(accepted=False, by_person=True))
     if ok or (decision != "reject" and _word(attributes, "status") != "cancelled"):
         said.append(_ended(ok=ok))

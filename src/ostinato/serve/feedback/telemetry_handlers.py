@@ -1,4 +1,4 @@
-"""`POST /v1/logs` and `POST /v1/traces`: OTLP over HTTP, from exporters that know nothing of Ostinato."""
+"""The handlers of `POST /v1/logs` and `POST /v1/traces`: OTLP over HTTP, from exporters that know nothing of Ostinato."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LENGTH_DIGITS = 20
 
 
 class UnsupportedMedia(BadRequest):
-    """A content type or encoding that is not taken here."""
+    """A content type or encoding that is not supported here."""
 
     status = 415
     code = "unsupported_media_type"
@@ -36,8 +36,8 @@ class UnsupportedMedia(BadRequest):
 class Telemetry:
     """The handlers of both routes. An export is answered when its signals are durable.
 
-    Records that are of no known kind are taken and say nothing; how many of a known kind were not understood is told as OTLP's partial
-    success.
+    Records of an unknown kind are accepted and ignored; the number of records of a known kind that were not understood is reported as
+    OTLP's partial success.
     """
 
     def __init__(self, parts: Parts, intake: Intake) -> None:
@@ -45,7 +45,7 @@ class Telemetry:
         self._intake = intake
 
     async def logs(self, exchange: Exchange) -> None:
-        """An `ExportLogsServiceRequest`."""
+        """Take an `ExportLogsServiceRequest`."""
         tenant, encoding, data = await self._receive(exchange)
         config = self._parts.config
         events = read_logs(data, encoding, depth=config.max_depth, values=config.max_values)
@@ -55,7 +55,7 @@ class Telemetry:
         await exchange.reply(200, _logs_answer(reading, encoding), kind=encoding.encode())
 
     async def traces(self, exchange: Exchange) -> None:
-        """An `ExportTraceServiceRequest`."""
+        """Take an `ExportTraceServiceRequest`."""
         tenant, encoding, data = await self._receive(exchange)
         config = self._parts.config
         spans = read_spans(data, encoding, depth=config.max_depth, values=config.max_values)
@@ -65,7 +65,7 @@ class Telemetry:
         await exchange.reply(200, _traces_answer(reading, encoding), kind=encoding.encode())
 
     async def _receive(self, exchange: Exchange) -> tuple[str, Encoding, bytes]:
-        """Who exports, how, and the unpacked body."""
+        """The sending tenant, the encoding, and the decompressed body."""
         tenant = self._parts.keys.identify(exchange.headers).tenant
         quotas, config = self._parts.quotas, self._parts.config
         quotas.expect_events(tenant)  # before the body is read
@@ -89,7 +89,7 @@ class Telemetry:
 
 
 def unpack(data: bytes, limit: int) -> bytes:
-    """The content of a gzip file, of which never more than `limit` bytes and one are held. Raises BadRequest, TooLarge."""
+    """The content of a gzip file; at most `limit` + 1 bytes of it are ever held. Raises BadRequest, TooLarge."""
     stream = zlib.decompressobj(_GZIP)
     try:
         content = stream.decompress(data, limit + 1)
@@ -105,7 +105,7 @@ def unpack(data: bytes, limit: int) -> bytes:
 def _encoding(headers: Mapping[bytes, bytes]) -> Encoding:
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
     try:
-        return Encoding(kind)  # also what keeps a web page from posting here without the browser asking first
+        return Encoding(kind)  # this also keeps a web page from posting here without a CORS preflight
     except ValueError:
         raise UnsupportedMedia(
             f"Content-Type is {kind[:200] or 'missing'!r}; send '{Encoding.PROTOBUF}' or '{Encoding.JSON}'."
@@ -122,7 +122,7 @@ def _packed(headers: Mapping[bytes, bytes]) -> bool:
 
 
 async def _read(exchange: Exchange, limit: int, charge: Callable[[int], None]) -> bytes:
-    """The body as it was sent, of which at most `limit` bytes are held. Raises TooLarge, ClientGone, and what `charge` does."""
+    """The body as it was sent; at most `limit` bytes are held. Raises TooLarge, ClientGone, and whatever `charge` raises."""
     length = exchange.headers.get(b"content-length", b"")
     declared = int(length) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
     charged = min(declared, limit * _DRAIN_FACTOR)  # more is not read

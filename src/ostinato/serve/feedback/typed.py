@@ -1,4 +1,4 @@
-"""What a person typed of a user's message, in which agents put reminders, environments and notes of their own. Pure."""
+"""Extracts the text a person typed from a user's message, to which agents add reminders, environments and notes. Pure."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from itertools import islice
 
 from ostinato.core.conversation import Conversation, Role
 
-INTERRUPTION = "[Request interrupted by user"  # Claude Code's, where somebody pressed Escape
-_OF_A_CALL = f"{INTERRUPTION} for tool use"  # where a call of a tool was refused or stopped
+INTERRUPTION = "[Request interrupted by user"  # Claude Code's note when a person pressed Escape
+_OF_A_CALL = f"{INTERRUPTION} for tool use"  # its note when a tool call was refused or stopped
 _TAG = re.compile(
     r"<(?P<closes>/?)(?P<name>[a-z][a-z_-]{0,63})>"
 )  # of reminders, environments, instructions, a command's output
 _FENCE = "```"
-_MOST_CHARS = 2_000  # of what was typed that are read
-_MOST_SENT = 50_000  # characters of a message in which it is looked for
+_MOST_CHARS = 2_000  # most characters of typed text that are kept
+_MOST_SENT = 50_000  # characters of a message that are searched
 _MOST_TAGS = 1_000
-_LOOKED_THROUGH = 50  # earlier messages of a person in which their last words are looked for
+_LOOKED_THROUGH = 50  # earlier messages of a person that are searched for their last typed text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typed:
-    """What somebody typed. `stopped`: before it they stopped the answer, or `refused` its call, and the agent says so.
+    """The text that a person typed. `stopped`, `refused`: the agent notes that before it they stopped the answer or refused its tool call.
 
-    `later`: it is about an answer that nobody kept, because somebody stopped that one after typing something else first.
+    `later`: an interruption comes after other typed text, so the last text is about an interrupted answer that was not kept.
 
     Example: ``Typed(text="Use git.", stopped=True)``
     """
@@ -38,7 +38,7 @@ class Typed:
 
 
 def typed(message: str) -> Typed:
-    """What a person typed of a message: without blocks in tags, code in fences, lines that quote, and agents' notes in brackets."""
+    """The typed part of a message: without tagged blocks, fenced code, quoted lines, and agents' bracketed interruption notes."""
     lines: list[str] = []
     stopped = refused = later = False
     for line in "".join(_outside(message[:_MOST_SENT])).splitlines():
@@ -54,20 +54,20 @@ def typed(message: str) -> Typed:
 
 
 def asked_before(conversation: Conversation, known: int) -> str:
-    """What a person typed last among the first `known` messages."""
+    """The last text that a person typed in the first `known` messages; "" if none is found."""
     theirs = [message.text for message in conversation.messages[:known] if message.role is Role.USER]
     said = (typed(text).text for text in reversed(theirs[-_LOOKED_THROUGH:]))
     return next((text for text in said if text), "")
 
 
 def _prose(text: str) -> Iterator[str]:
-    """The lines that stand in no fence."""
+    """The lines outside code fences."""
     for piece in text.split(_FENCE)[::2]:
         yield from piece.splitlines()
 
 
 def _outside(text: str) -> Iterator[str]:
-    """The pieces of a text that stand in no block between a tag and the next that closes it, each on lines of its own."""
+    """The pieces of a text outside tagged blocks (a tag up to its next closing tag), separated by line breaks."""
     tags = list(islice(_TAG.finditer(text), _MOST_TAGS))
     closings: dict[str, list[int]] = {}
     for tag in tags:

@@ -1,1 +1,1 @@
-"""A model that says what next messages are, beside the rules."""
+"""A model that labels people's next messages, in addition to the rules."""

@@ -1,4 +1,4 @@
-"""The judge of next messages, as configuration."""
+"""The configuration of the judge of next messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ostinato.serve.auto.config import AutoArm, check_url
 
 
 class JudgeConfig(BaseModel, frozen=True, extra="forbid"):
-    """A model that hears next messages beside the rules; without a `url` there is none.
+    """A model that labels next messages in addition to the rules; without a `url` there is none.
 
     Example: ``JudgeConfig(url="https://api.example.com/v1", model="small-2", key_env="JUDGE_KEY", share=0.1)``
     """
@@ -66,7 +66,7 @@ class JudgeConfig(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def arm(self) -> AutoArm:
-        """Where and how it is asked."""
+        """The judge as an outside arm: URL, model, key, limits and prices."""
         return AutoArm(
             name="judge",
             url=self.url,

@@ -1,6 +1,6 @@
-"""The judge: a model that is asked what next messages are, a few at a time, beside the calls.
+"""The judge: a model that is asked to label next messages, a few at a time, without delaying calls.
 
-Whatever becomes of it, down, slow or talking nonsense, costs its word and nothing else: the rules have spoken before.
+If it is down, slow or answers nonsense, only its own label is lost: the rules have labelled the message before.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ostinato.serve.judge.prompt import VERSION, Case, question, word_in
 from ostinato.serve.metrics import Metrics
 
 _AT_ONCE = 4  # calls
-_WAITING = 256  # messages that wait for one
-_KNOWN = 16_384  # messages that were heard, so that one that is sent again is not
+_WAITING = 256  # messages that wait for a call
+_KNOWN = 16_384  # messages already taken, so that a repeated one is not judged twice
 _MINUTE_S = 60.0
 _FAILURES, _REST_S, _LONGEST_REST_S = 5, 15.0, 600.0
 
 
 class Ruled(NamedTuple):
-    """A message and what the rules say that it is."""
+    """A message and the rules' label for it."""
 
     case: Case
     kind: Next
@@ -42,11 +42,11 @@ class _Waiting(NamedTuple):
 
 
 class Judge:
-    """Hears messages, or a share of them. `start` it on the event loop that it is used on; `close` when done.
+    """Labels messages, or a share of them. `start` it on the event loop that uses it; `close` it when done.
 
     Args:
-        config: its address and limits; has a `url`.
-        metrics: told of each word, and why there was none.
+        config: its URL and limits; `url` must be set.
+        metrics: counts each label, and each missing label with its reason.
         keys: the environment that holds its key.
 
     Raises:
@@ -70,22 +70,22 @@ class Judge:
 
     @property
     def decides(self) -> bool:
-        """True if its word takes the place of the rules'."""
+        """True if its label replaces the rules' label."""
         return self._config.decides
 
     def comment(self, kind: Next) -> str:
-        """What a signal says of its word.
+        """The comment of a signal for its label.
 
         Example: ``"complaint (judge@1, small-2)"``
         """
         return f"{kind.value} ({VERSION}, {self._config.model})"
 
     async def start(self) -> None:
-        """Be ready."""
+        """Start the model's client."""
         await self._model.start()
 
     async def close(self) -> None:
-        """Hear nothing more: calls are broken off, and what waits stays with the rules."""
+        """Stop judging: running calls are cancelled, and waiting messages keep the rules' label."""
         self._closed = True
         for each in self._waiting:
             self._metrics.not_judged(each.tenant, "closed")
@@ -96,13 +96,13 @@ class Judge:
         await self._model.close()
 
     def ask(self, tenant: str, id: str, ruled: Ruled, tell: Callable[[Next], None]) -> None:
-        """Hear a message, if it is among those that are heard, and tell what it is; never, if there is no word. Does not wait.
+        """Queue a message if it is in the judged share; `tell` gets its label, and is not called if there is none. Does not wait.
 
         Args:
-            tenant: whose it is.
-            id: the same for the same message; decides whether it is heard, and it is heard once.
-            ruled: the message, and the rules' word.
-            tell: told of the word, in the event loop.
+            tenant: the message's tenant.
+            id: identifies the message; decides whether it is judged, and each id is judged at most once.
+            ruled: the message and the rules' label.
+            tell: called with the judge's label, in the event loop.
         """
         if not self._hears(tenant, id):
             return
@@ -154,7 +154,7 @@ class Judge:
             each.tell(word)
 
     async def _answer(self, each: _Waiting) -> str:
-        """What it says. Raises OutsideFailed."""
+        """The judge's answer. Raises OutsideFailed."""
         config, text = self._config, ""
         query = OutsideQuery(
             conversation=question(each.ruled.case, schema_sent=config.schema_sent),

@@ -1,8 +1,8 @@
-"""What the judge is asked about a person's next message, and what its answer says. Pure.
+"""The judge's prompt about a person's next message, and the parsing of its answer. Pure.
 
-What others wrote stands in one line of JSON, which no text can end: quotes and line ends are escaped there, and so are `<` and `[`, with
-which the control tokens of chat templates begin. The line comes between instructions of ours that call it material. Whoever changes a word
-of what is sent changes the version: it is told with each signal.
+Text written by others is sent as one line of JSON, from which no text can break out: quotes and line ends are escaped, and so are `<` and
+`[`, with which the control tokens of chat templates begin. The line stands between our instructions, which call it material. Any change to
+the text that is sent must change `VERSION`, which is recorded with each signal.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ostinato.core.conversation import Conversation, Demand, Message, Role
 from ostinato.serve.feedback.next_message import Next
 
 VERSION = "judge@1"
-_MOST_REQUEST = 1_000  # characters; of a longer text the beginning and the end
+_MOST_REQUEST = 1_000  # characters; a longer text is cut to its beginning and end
 _MOST_ANSWER = 2_000
 _MOST_MESSAGE = 2_000
 _CUT = " (...) "
-_MOST_SAID = 200  # characters of an answer that can be a label
+_MOST_SAID = 200  # characters; a longer answer cannot be a label
 _FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 _AROUND = " \t\r\n\"'`*."
-_ESCAPED = re.compile("[<\\[\x7f-\x9f\u2028\u2029]")  # JSON would let them stand
+_ESCAPED = re.compile("[<\\[\x7f-\x9f\u2028\u2029]")  # JSON leaves them unescaped
 
 _INSTRUCTIONS = """\
 You label one message that a person wrote to an assistant. You are shown one line of JSON: "request" is what the person asked for, \
@@ -51,12 +51,12 @@ SCHEMA = {
     "required": ["label"],
     "additionalProperties": False,
 }
-"""Of its answer."""
+"""The JSON schema of its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What somebody asked for, what they were shown, and what they typed next.
+    """A person's request, the answer they were shown, and the message they typed next.
 
     Example: ``Case(request="Sort the list.", answer="Done.", message="In descending order.")``
     """
@@ -71,7 +71,7 @@ class _Label(BaseModel, extra="forbid"):
 
 
 def question(case: Case, *, schema_sent: bool) -> Conversation:
-    """What the judge is asked; the schema of its answer goes with it if that is to be sent."""
+    """The judge's prompt, with the schema of its answer if `schema_sent`."""
     material = {
         "request": _cut(case.request, _MOST_REQUEST),
         "answer": _cut(case.answer, _MOST_ANSWER),
@@ -87,9 +87,9 @@ def question(case: Case, *, schema_sent: bool) -> Conversation:
 
 
 def word_in(answer: str) -> Next | None:
-    """The label that an answer is: the JSON object that was asked for, or the bare label. None for everything else.
+    """The label in an answer: the requested JSON object, or the bare label. None for everything else.
 
-    A label somewhere in a sentence is none: "not a complaint" says the opposite.
+    A label inside a sentence does not count: "not a complaint" says the opposite.
 
     Example: ``word_in('{"label": "praise"}') is Next.PRAISE``
     """
@@ -109,7 +109,7 @@ def word_in(answer: str) -> Next | None:
 
 
 def _line(material: dict[str, str]) -> str:
-    """One line of JSON. What is escaped occurs in its strings alone."""
+    """One line of JSON. The characters that are escaped occur only inside its strings."""
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(material, ensure_ascii=False))
 
 

@@ -1,1 +1,1 @@
-"""HTTP itself: one exchange, its limits in bytes, time and nesting, who may connect, and errors in OpenAI's shape."""
+"""The HTTP layer: request/response exchanges, their limits on size, time and nesting, connection checks, and error responses."""

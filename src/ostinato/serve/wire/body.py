@@ -1,6 +1,6 @@
 """From bytes on the wire to a JSON value: size, time, encoding, nesting and number of values are checked before anything is built.
 
-The first boundary that untrusted input meets; what leaves here is a plain value of bounded size and depth with valid text.
+This is the first boundary that untrusted input meets; it returns a plain value of bounded size and depth with valid text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ostinato.core.errors import BadRequest, TooLarge
 
 _DRAIN_FACTOR = 16  # how far beyond the limit a refused body is read, so that the client can see the refusal
 _LENGTH_DIGITS = 20
-_LONG_BYTES = 65_536  # from here on the time that very long numbers take is worth a look at each
+_LONG_BYTES = 65_536  # in longer bodies very long numbers take noticeable time, so each number's length is checked
 _MAX_DIGITS = 100
 _QUOTE, _BACKSLASH, _COMMA = b'"\\,'
 _STEP = np.zeros(256, dtype=np.int8)
@@ -44,10 +44,10 @@ async def read_json(
         depth: deepest nesting taken.
         values: most values taken, counted through all levels.
         timeout_s: longest wait for the whole body.
-        charge: told how many bytes come, before they are read where their number is said; may raise.
+        charge: called with the number of bytes, before they are read if Content-Length declares them; may raise.
 
     Raises:
-        TooLarge: more bytes than `limit`, of which at most that many are ever held, or more values than `values`.
+        TooLarge: more bytes than `limit` (no more than that are ever held) or more values than `values`.
         BadRequest: not JSON, not UTF-8, too deep, compressed, or late.
     """
     _check_headers(headers)
@@ -60,7 +60,7 @@ async def read_json(
 
 
 def parse_json(data: bytes, *, depth: int, values: int) -> Any:
-    """The value of a JSON text. Raises BadRequest that says where the text is broken, TooLarge."""
+    """The value of a JSON text. Raises BadRequest, which says where the text is malformed, and TooLarge."""
     _check_shape(data, depth, values)
     try:
         text = data.decode("utf-8")
@@ -81,7 +81,7 @@ def parse_json(data: bytes, *, depth: int, values: int) -> Any:
 
 def _check_headers(headers: Mapping[bytes, bytes]) -> None:
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
-    if kind != "application/json":  # also what keeps a web page from posting here without the browser asking first
+    if kind != "application/json":  # this also keeps a web page from posting here without a CORS preflight
         raise BadRequest(f"Content-Type is {kind or 'missing'!r}; send 'application/json'.")
     encoding = headers.get(b"content-encoding", b"identity").lower().decode("latin-1")
     if encoding != "identity":
@@ -89,7 +89,7 @@ def _check_headers(headers: Mapping[bytes, bytes]) -> None:
 
 
 def _declared(headers: Mapping[bytes, bytes]) -> int:
-    """How many bytes the body has, if the sender says so; 0 if not."""
+    """The body's declared length in bytes; 0 if none is declared."""
     length = headers.get(b"content-length", b"")
     return int(length) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
 
@@ -116,7 +116,7 @@ async def _read(chunks: AsyncIterator[bytes], limit: int, declared: int, charge:
 
 
 def _check_shape(data: bytes, depth: int, values: int) -> None:
-    """Refuse deep or crowded JSON before a parser builds it; text is looked at only if its bytes could be either."""
+    """Refuse JSON that is too deep or has too many values before a parser builds it; plain byte counts decide most bodies."""
     opened = data.count(b"[") + data.count(b"{")
     if opened <= depth and opened + data.count(b",") < values:
         return
@@ -129,7 +129,7 @@ def _check_shape(data: bytes, depth: int, values: int) -> None:
 
 
 def _outside_strings(data: bytes) -> NDArray[np.uint8]:
-    """The bytes outside of JSON's strings, the closing quotes included."""
+    """The bytes outside JSON strings, including the closing quotes."""
     text = np.frombuffer(data, dtype=np.uint8)
     if b'"' not in data:
         return text
@@ -142,14 +142,14 @@ def _outside_strings(data: bytes) -> NDArray[np.uint8]:
 def _escaped(text: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Which bytes follow an odd number of backslashes."""
     place = np.arange(len(text), dtype=np.int32)
-    other = np.maximum.accumulate(np.where(text == _BACKSLASH, np.int32(-1), place))  # the last byte that is none
+    other = np.maximum.accumulate(np.where(text == _BACKSLASH, np.int32(-1), place))  # the last byte that is not a backslash
     escaped = np.zeros(len(text), dtype=np.bool_)
     escaped[1:] = (place[:-1] - other[:-1]) & 1 == 1
     return escaped
 
 
 def _check_text(value: Any) -> None:
-    """Half of a surrogate pair is legal in JSON and illegal in UTF-8, where all text ends up."""
+    """Refuse a lone surrogate, which is legal in JSON but cannot be encoded as UTF-8, as all text is later."""
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""How many connections may be open at once: in all, and from one address. Counting only; whoever is refused is closed at once."""
+"""Limits on open connections, in total and per address. It only counts; the caller closes refused connections at once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from ipaddress import IPv6Address
 
 
 class Connections:
-    """The connections that are open.
+    """Counts the open connections.
 
     Args:
-        most: how many there may be in all; 0: any number.
-        per_address: how many one address may have, or one /64 network, of which an IPv6 host has all addresses; 0: any number.
+        most: most connections in total; 0: any number.
+        per_address: most connections per address, for IPv6 per /64 network, since one host owns all its addresses; 0: any number.
 
     Example: ``Connections(most=800, per_address=100).enter("10.0.0.7")``
     """
@@ -23,7 +23,7 @@ class Connections:
         self._open: Counter[str] = Counter()
 
     def enter(self, address: str) -> bool:
-        """Count one more from this address; False, and it is not counted, if there are too many."""
+        """Count a connection from this address; returns False, without counting it, if there are too many."""
         where = _network(address)
         if 0 < self._most <= self._all or 0 < self._per_address <= self._open[where]:
             return False
@@ -32,7 +32,7 @@ class Connections:
         return True
 
     def leave(self, address: str) -> None:
-        """One that entered has ended."""
+        """A connection that `enter` admitted has ended."""
         where = _network(address)
         self._all -= 1
         self._open[where] -= 1

@@ -1,4 +1,4 @@
-"""The outermost layer of each route: who may connect, exceptions to errors in its dialect, statuses to metrics."""
+"""The outermost layer of each route: checks the origin, turns exceptions into its dialect's errors, and reports statuses to the metrics."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Endpoint:
     Args:
         route: the path's pattern, a label of the metrics.
         handle: answers an exchange; may raise.
-        errors: how its dialect tells them.
-        origins: who may connect.
-        metrics: hears the status.
-        config: the waits.
+        errors: its dialect's shape of errors.
+        origins: checks where requests come from.
+        metrics: counts the status.
+        config: the timeouts.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer: headers, the JSON body, and an answer that is sent whole or piece by piece, each in bounded time."""
+"""One HTTP request and its response: headers, the JSON body, and a response sent whole or streamed, each in bounded time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def in_session(scope: Scope) -> Scope:
-    """Take `/s/SESSION` off an address and keep the name, for clients that can be given an address but no header.
+    """Strip `/s/SESSION` from a path and keep the session's name, for clients that can be given a URL but no header.
 
     Example: ``in_session({"path": "/s/fix-login/v1/models"})["path"] == "/v1/models"``
     """
@@ -38,8 +38,9 @@ def _printable(name: str, value: str) -> str:
 
 
 class Exchange:
-    """What a handler gets. `status` is 0 until the answer's head was sent, `said` is False until a piece of its body was, comments
-    aside; `watch` is set while a model call runs; `came_at` is when the request's head was read, by `time.monotonic`.
+    """A request and its response, as handlers receive it. `status` is 0 until the response's head is sent; `said` is False until a part
+    of the body other than a comment is sent; `watch` is set while a model call runs; `came_at` is when the request's head was read, by
+    `time.monotonic`.
 
     Example: ``await exchange.reply(200, json_bytes({"object": "list"}))``
     """
@@ -75,11 +76,11 @@ class Exchange:
 
     @property
     def session(self) -> str | None:
-        """The session that the address names, as `/s/SESSION/v1/...` does. Raises BadRequest."""
+        """The session named in the path, as in `/s/SESSION/v1/...`; None without one. Raises BadRequest."""
         return None if self._session is None else _printable("The session in the address", self._session)
 
     async def json(self, charge: Callable[[int], None]) -> Any:
-        """The body's JSON value; `charge` is told of its bytes as `read_json` says. Raises BadRequest, TooLarge, ClientGone."""
+        """The body's JSON value; `charge` is called with its bytes as in `read_json`. Raises BadRequest, TooLarge, ClientGone."""
         config = self._config
         return await read_json(
             self._body(),
@@ -92,29 +93,29 @@ class Exchange:
         )
 
     async def reply(self, status: int, body: bytes, headers: Headers | None = None, kind: bytes = JSON) -> None:
-        """The whole answer at once."""
+        """Send the whole response at once."""
         length = str(len(body)).encode()
         await self.start(status, [(b"content-type", kind), (b"content-length", length), *(headers or [])])
         await self.write(body, last=True)
 
     async def start(self, status: int, headers: Headers) -> None:
-        """The head of an answer whose body follows piece by piece."""
+        """Send the head of a response whose body follows in pieces."""
         self.status = status
         await self._put({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """A piece of the body. Raises ClientGone, for the last piece also if the client is already known to have left."""
+        """Send a piece of the body. Raises ClientGone; for the last piece also if the client is already known to have left."""
         watch, self.said = self.watch, True
         if not last or watch is None:
             await self._put({"type": "http.response.body", "body": data, "more_body": not last})
             return
-        # Servers take bytes for nobody in silence: a disconnect that has arrived by now ends the task here.
+        # The server silently discards bytes for a client that has left: a disconnect that has arrived by now ends the task here.
         await asyncio.sleep(0)
         await self._put({"type": "http.response.body", "body": data, "more_body": False})
         watch.answered = True
 
     async def aside(self, head: Headers, data: bytes) -> None:
-        """A piece of a streamed body, after its head if that was not sent, from beside the watched task. Raises OSError."""
+        """Send a piece of a streamed body from outside the watched task, with the head first if it was not sent. Raises OSError."""
         async with asyncio.timeout(self._config.send_timeout_s):
             if not self.status:
                 self.status = 200

@@ -1,8 +1,8 @@
-"""A server without keys trusts whoever reaches it, so it answers only to its own names, to pages of this machine, and to no proxy.
+"""Origin checks for a server without keys. It trusts every client, so it answers only to its own names, to local pages, and to no proxy.
 
-A web page can make a browser send requests to this machine, and, by pointing its own name at 127.0.0.1, even read the answers
-(DNS rebinding). Both show in the headers: the page's name stands in Host, or in Origin. A reverse proxy comes from this machine, too,
-with whoever reaches the proxy behind it; most say so in the headers.
+A web page can make a browser send requests to this machine, and, by pointing its own name at 127.0.0.1, even read the responses
+(DNS rebinding). Both show in the headers: the page's host name is in Origin or Host. Requests through a reverse proxy also come from this
+machine, on behalf of anyone who can reach the proxy; most proxies say so in the headers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PROXIES = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-ho
 
 
 class WrongHost(OstinatoError):
-    """The request was meant for another name."""
+    """The request's Host header holds a name that is not this server's."""
 
     status = 421
     code = "wrong_host"
@@ -31,18 +31,18 @@ class CrossSite(OstinatoError):
 
 
 class Forwarded(OstinatoError):
-    """The request came through a proxy, from somebody whom only a key could tell from others."""
+    """The request came through a proxy, from a client that could only be identified by a key."""
 
     status = 403
     code = "forwarded"
 
 
 class Origins:
-    """Checks where a request comes from where no key is asked for.
+    """Checks where a request comes from, on a server without keys.
 
     Args:
-        checked: False where keys are asked for, which no foreign page has.
-        allowed: names beside loopback's; "*" stands for any, and lets no proxy through.
+        checked: False if keys are required, since foreign pages do not have them.
+        allowed: host names besides loopback's; "*" allows any name, but still no proxy.
 
     Example: ``Origins(checked=True, allowed=("box.local",)).check({b"host": b"127.0.0.1:8321"})``
     """
@@ -88,7 +88,7 @@ class Origins:
 
 
 def _name(url: bytes) -> str:
-    """The host's name in an origin or after two slashes; "" if there is none."""
+    """The host name in an origin or in `//host`; "" if there is none."""
     try:
         return urlsplit(url.decode("latin-1")).hostname or ""
     except ValueError:

@@ -1,5 +1,5 @@
-"""uvicorn's fast HTTP parser with the bounds that it lacks: how long each part of a request may be and take, how long an answer may lie
-unread, and how many connections and requests may wait. So nobody holds a connection for ever who is not being answered.
+"""uvicorn's fast HTTP parser with the limits that it lacks: on the size and duration of each part of a request, on how long a response may
+stay unread, and on the number of open connections and pipelined requests. So no client can hold an idle connection forever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_HEAD_BYTES = 65_536
 HEAD_S = 10.0
 UNREAD_S = 30.0
 MOST_PIPELINED = 64
-_LEAST_READ_BYTES = 16_384  # whoever takes fewer in `UNREAD_S` takes nothing
+_LEAST_READ_BYTES = 16_384  # a client that reads fewer in `UNREAD_S` counts as not reading
 
 
 def _refusal(status: bytes, why: bytes) -> bytes:
@@ -30,22 +30,22 @@ _TOO_SLOW = _refusal(b"408 Request Timeout", b"The head of a request must come w
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Closes a connection that is held without need, however it is done.
+    """Closes connections that are held without need, in any of these cases:
 
-    - A request's head goes on for more than `MAX_HEAD_BYTES`, or is not whole after `HEAD_S`. What follows a body counts as a head,
-      and a connection that says nothing after it was opened as one that is slow.
-    - A request was answered before its end, and the rest does not come within `HEAD_S`.
-    - What was written lies unread for `unread_s`, up to twice that; only a reset frees such a connection.
-    - More than `MOST_PIPELINED` requests wait for the answer to an earlier one.
-    - There are more connections than `connections` lets in.
+    - A request's head is longer than `MAX_HEAD_BYTES` or incomplete after `HEAD_S`. Trailers after a body count as a head, and a
+      connection that sends nothing after it was opened counts as slow.
+    - A request was answered before its end, and the rest does not arrive within `HEAD_S`.
+    - Written data stays unread for `unread_s` to twice that; only a reset frees such a connection.
+    - More than `MOST_PIPELINED` requests wait for the response to an earlier one.
+    - There are more connections than `connections` admits.
     """
 
     _in_head = True
-    _passed = False  # a head, a body or a piece of one ended in these bytes: what is left of them cannot be long
+    _passed = False  # a head, a body or a part of a body ended in the current data, so the remaining bytes cannot be many
     _head_bytes = 0
-    _due: asyncio.TimerHandle | None = None  # for a head, or for what is left of a request that was answered
+    _due: asyncio.TimerHandle | None = None  # deadline for a head, or for the rest of a request that was already answered
     _look: asyncio.TimerHandle | None = None
-    _unread = 0  # bytes that lay unread at the last look
+    _unread = 0  # unread bytes at the last check
     _entered = False
 
     def __init__(
@@ -98,7 +98,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # what follows a body is nothing to anybody
+        if self._in_head:  # trailers after a body are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -118,7 +118,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = True
         self._passed = True
         super().on_message_complete()
-        if self.cycle.response_complete:  # uvicorn's timer for the next head ended when the rest of this request came
+        if self.cycle.response_complete:  # uvicorn's timer for the next head was cancelled when the rest of this request came
             self._in_time()
             self._wait()
 
@@ -126,7 +126,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # the rest of the body ends uvicorn's timer, and starts no other
+        # the rest of the body cancels uvicorn's timer and starts no other
         if not self._in_head and self.cycle.response_complete:
             self._wait()
 
@@ -152,13 +152,13 @@ class BoundedHttp(HttpToolsProtocol):
     def _late(self) -> None:
         self._due = None
         if self.cycle and not self.cycle.response_complete:
-            self._wait()  # the head of a next request, come in part while an answer is being sent: the answer goes first
-        else:  # who has said nothing is told nothing
+            self._wait()  # part of the next request's head arrived while a response is being sent: the response goes first
+        else:  # a client that has sent nothing is closed without a message
             self._refuse(_TOO_SLOW if self._in_head and self._head_bytes else b"")
 
     def _look_at_unread(self) -> None:
         before = self._unread
-        stuck = self._paused or self.transport.is_closing()  # else more may have been written meanwhile
+        stuck = self._paused or self.transport.is_closing()  # else the buffer may hold data written since the last check
         self._unread = self.transport.get_write_buffer_size() if stuck else 0
         if 0 < before < self._unread + _LEAST_READ_BYTES:
             self.transport.abort()

@@ -1,6 +1,6 @@
-"""One timer and one listener per call: they end its task when the client leaves or when a step takes too long.
+"""One timer and one listener per call: they cancel its task when the client leaves or a step takes too long.
 
-A deadline is only noted when a step begins; the timer looks at it when it fires. A step thus costs no timer of its own.
+A step's deadline is only recorded when the step begins, and checked when the timer fires, so a step needs no timer of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Watch:
 
     def __init__(self, receive: Receive) -> None:
         self.reason: Exception | None = None
-        self.answered = False  # the whole answer was handed over: a disconnect means nothing any more
+        self.answered = False  # the whole response was handed over: a disconnect no longer matters
         self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._deadline = float("inf")
@@ -58,7 +58,7 @@ class Watch:
             raise self.reason from None
 
     def allow(self, seconds: float, late: Callable[[], Exception]) -> None:
-        """The step that begins now may take so long; `late` makes the error that the task ends with if it takes longer."""
+        """Allow the step that begins now so many seconds; `late` makes the error with which the task ends if it takes longer."""
         self._deadline = deadline = self._loop.time() + seconds
         self._late = late
         if self._timer is None or self._timer.when() > deadline:
@@ -67,7 +67,7 @@ class Watch:
             self._timer = self._loop.call_at(deadline, self._look)
 
     def end(self, reason: Exception) -> None:
-        """End the task for this reason; the first reason holds."""
+        """Cancel the task for this reason; only the first reason counts."""
         if self.reason is None:
             self.reason = reason
             self._task.cancel()

@@ -1,1 +1,1 @@
-"""Forms of a model that answer with the same bits in fewer, larger calls, and how that is tried on the model itself."""
+"""Forms of a model that compute the same bits in fewer, larger calls, and the trial of this on the loaded model."""

@@ -1,8 +1,8 @@
-"""All layers of a dense bf16 model in one call of our own kernels, where that changes no bit.
+"""All layers of a dense bf16 model in one call of our own kernels, if that changes no bit.
 
-At few streams a token costs what it costs to read the weights, and every call in between: here are none, and the cores share each
-matrix. Like fused layers (`fused`), which remain for
-all other models, it is tried on the loaded model and left alone where any bit differs.
+With few streams a token's cost is that of reading the weights, plus every call in between: here there are no such calls, and the cores
+share each matrix. Like fused layers (`fused`), which all other models use, it is tried on the loaded model and not used if any bit
+differs.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from ostinato.model.panels import able, chain_of, in_panels, multiply
 from ostinato.model.threads import together
 
 _LOG = logging.getLogger(__name__)
-_TABLE = 1 << 15  # positions whose rotations are kept
+_TABLE = 1 << 15  # positions whose rotations are cached
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the library's body answers with, as far as anybody asks."""
+    """The output of the library's body, reduced to the field that is used."""
 
     last_hidden_state: Tensor
 
 
 class CondensedHead(nn.Module):
-    """An output head over a copy of its weight. Raises ValueError where the kernel cannot give its bits."""
+    """An output head over a copy of its weight. Raises ValueError if the kernel cannot reproduce its bits."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self._chain = _chain(layer.in_features, layer.out_features)
-        if cast("Tensor | None", layer.bias) is not None:  # the library's annotation forgets bias=False
+        if cast("Tensor | None", layer.bias) is not None:  # the library's annotation ignores bias=False
             raise ValueError("an output head with a bias")
         self._panels = in_panels(layer.weight)
 
@@ -57,7 +57,7 @@ class CondensedHead(nn.Module):
 
 
 class CondensedBody(nn.Module):
-    """A body over copies of another's matrices. Raises ValueError or AttributeError for a body of other parts."""
+    """A body over copies of another body's matrices. Raises ValueError or AttributeError for an unsupported architecture."""
 
     def __init__(self, body: Any, reaches: Sequence[Reach]) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class CondensedBody(nn.Module):
         self._width, self._inner = body.embed_tokens.weight.shape[1], layers[0].mlp.gate_proj.out_features
         self._reaches = tuple(reaches)
         packed = [_pack(layer) for layer in layers]
-        self._weights = [weights for weights, _ in packed]  # keeps alive what addresses name
+        self._weights = [weights for weights, _ in packed]  # keeps the tensors alive whose addresses the kernel uses
         wide = (self._heads + 2 * self._kv_heads) * self._dim
         biased = [getattr(part, "bias", None) is not None for part in (first.q_proj, first.o_proj)]
         chains = [
@@ -85,7 +85,7 @@ class CondensedBody(nn.Module):
         self._table: tuple[Tensor, Tensor] | None = None
 
     def forward(self, input_ids: Tensor, *, position_ids: Tensor, attend: Attend, **_: Any) -> Answer:
-        """As the library's: [1, N] -> [1, N, D]."""
+        """As the library's forward: [1, N] -> [1, N, D]."""
         x_ND = F.embedding(input_ids[0], cast("Tensor", self.embed_tokens.weight))
         rows, heads, dim = len(x_ND), self._heads, self._dim
         make = x_ND.new_empty
@@ -119,7 +119,7 @@ class CondensedBody(nn.Module):
         together(lambda: kernel(first, last, counters, self._model, cache, state))
 
     def _rotations(self, x_ND: Tensor, positions_1N: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [N, dim] of the library's making; those of the first positions are made once."""
+        """Cosines and sines [N, dim], computed by the library; those of the first positions are cached."""
         last = int(positions_1N.max())
         if last >= _TABLE:
             cos, sin = self._rotary(x_ND[None], positions_1N)
@@ -139,7 +139,7 @@ def _checked(x_1ND: Tensor, dim: int) -> Tensor:
 
 
 def _nowhere() -> tuple[Any, ...]:
-    """A cache that nothing is written to."""
+    """An empty cache, which is never written to."""
     empty = np.empty(0, np.int64)
     return (
         np.empty((0, 2), np.int64),
@@ -172,7 +172,7 @@ def _chain(inputs: int, outputs: int, *, bias: bool = False) -> int:
 
 
 def _pack(layer: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, Tensor | None]]:
-    """The four weights of a layer in panels, and the biases of its queries, keys and values, and of its output."""
+    """The four weights of a layer in panels, and two biases: that of its queries, keys and values, and that of its output."""
     attention, mlp = layer.self_attn, layer.mlp
     if not isinstance(mlp, GatedMLP) or any(getattr(part, "bias", None) is not None for part in mlp.children()):
         raise ValueError("a feed-forward layer of another kind")
@@ -192,7 +192,7 @@ def _pack(layer: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, Tensor |
 
 
 def _constants(body: Any, layers: list[Any], packed: list[Any], chains: list[int], dim: int) -> tuple[Any, ...]:
-    """`model` of the kernel; see `decoder`."""
+    """The kernel's argument `model`; see `decoder`."""
     norms = [norm_of(norm) for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
     norms.append(norm_of(body.norm))
     heads = [[getattr(layer.self_attn, name, None) for layer in layers] for name in ("q_norm", "k_norm")]
@@ -216,10 +216,10 @@ _known: Found = {}
 
 @torch.inference_mode()
 def condense(model: PreTrainedModel, rows: int) -> int:
-    """Exchange the body and the output head of a model for condensed ones, in place; returns how many linear layers they took over.
+    """Replace a model's body and output head by condensed ones, in place; returns how many linear layers they took over.
 
-    A model of other parts or another dtype, one on a CPU without the kernel's instructions, and one that answers with other bits at
-    some multiple of `rows` tokens, stay as they are. Tried once per process for each configuration.
+    A model with unsupported parts or another dtype, a model on a CPU without the kernel's instructions, and a model that gives other bits
+    at some multiple of `rows` tokens stay as they are. Tried once per process for each configuration.
     """
     if (
         model.dtype != torch.bfloat16
@@ -231,13 +231,13 @@ def condense(model: PreTrainedModel, rows: int) -> int:
     tried_once(_known, model, rows, lambda: _try(model, rows), lambda reaches: _exchange(model, reaches))
     if is_condensed(model):
         head = cast("nn.Linear", model.get_output_embeddings())
-        with contextlib.suppress(ValueError):  # it is packed like any other layer
+        with contextlib.suppress(ValueError):  # then the head is packed like any other layer
             model.set_output_embeddings(CondensedHead(head))
     return before - count_linears(model)
 
 
 def is_condensed(model: PreTrainedModel) -> bool:
-    """Whether all of its layers are one call, which threads share."""
+    """Whether all of its layers run in one call, whose work threads share."""
     return isinstance(model.base_model, CondensedBody)
 
 
@@ -246,11 +246,11 @@ def _exchange(model: PreTrainedModel, reaches: Sequence[Reach]) -> None:
 
 
 def _try(model: PreTrainedModel, rows: int) -> tuple[tuple[Reach, ...] | None, bool]:
-    """As in `tried_once`: layer by layer around another's attention, and all at once with the kernel's own."""
+    """The `attempt` of `tried_once`: tries it layer by layer around external attention, and all at once with the kernel's own."""
     plain, telling = model.base_model, True
     try:
         want, reaches = answers(model, rows)
-        telling = len(torch.unique(want[-1], dim=0)) > 1  # with weights of zeros every token gets the same state
+        telling = len(torch.unique(want[-1], dim=0)) > 1  # with all-zero weights every token gets the same state
         if telling and len(reaches) == len(cast("Any", plain).layers):
             _exchange(model, reaches)
             ways = answers(model, rows)[0], answers(model, rows, lambda count: WholeAttend([count]))[0]
@@ -260,6 +260,6 @@ def _try(model: PreTrainedModel, rows: int) -> tuple[tuple[Reach, ...] | None, b
                 "%s is not condensed, and slower for it: its layers in one call give other bits", type(model).__name__
             )
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
-        pass  # parts of another kind, or called in another way
+        pass  # unsupported parts, or parts with another calling convention
     setattr(model, model.base_model_prefix, plain)
     return None, telling

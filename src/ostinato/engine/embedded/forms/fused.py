@@ -1,7 +1,7 @@
-"""A decoder layer in eleven calls instead of some sixty: what a token costs beside its arithmetic is mostly calls.
+"""A decoder layer in eleven calls instead of some sixty: a token's overhead beyond its arithmetic is mostly calls.
 
-The layer that it stands for is the library's, x + attention(norm(x)) followed by x + mlp(norm(x)), and so are its bits: the first time
-that a model is fused it is compared with itself as it was, and if any bit differs it stays as it was.
+It computes the library's layer, x + attention(norm(x)) followed by x + mlp(norm(x)), with the same bits: the first time that a model is
+fused it is compared with its original form, and if any bit differs it is left unchanged.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ostinato.model.norms import RMSNorm
 from ostinato.model.paged import array
 
 _LOG = logging.getLogger(__name__)
-_UNREAD = np.empty(0, np.float32)  # a norm's scales are for a backward pass, and there is none
+_UNREAD = np.empty(0, np.float32)  # a norm's scales are only for a backward pass, and there is none
 Make = Callable[[Sequence[nn.Linear]], nn.Module]
-"""One layer of several, their outputs side by side. Raises ValueError where they cannot be one."""
+"""Makes one layer of several, with concatenated outputs. Raises ValueError if they cannot be combined."""
 
 
 class FusedMLP(nn.Module):
-    """`GatedMLP` with both of its first products as one."""
+    """`GatedMLP` with its first two products combined into one."""
 
     def __init__(self, mlp: GatedMLP, make: Make) -> None:
         super().__init__()
@@ -46,13 +46,13 @@ class FusedMLP(nn.Module):
 
 
 class Rotations:
-    """The cosines and sines of a forward pass as arrays, made once for all of its layers. Each thread has a pass of its own."""
+    """The cosines and sines of a forward pass as arrays, made once for all of its layers. Each thread runs its own pass."""
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[Tensor, Tensor, tuple[NDArray[Any], NDArray[Any]]]] = {}
 
     def arrays(self, cos_1ND: Tensor, sin_1ND: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
-        """[1, N, D] -> [N, D], both."""
+        """Cosines and sines: [1, N, D] -> [N, D] each."""
         thread = threading.get_ident()
         held = self._held.get(thread)
         if held is None or held[0] is not cos_1ND or held[1] is not sin_1ND:
@@ -61,9 +61,9 @@ class Rotations:
 
 
 class FusedLayer(nn.Module):
-    """A decoder layer over copies of another's matrices, by `make`, and the memory of its norms; `rotations` is the whole model's.
+    """A decoder layer over copies of another's matrices, made by `make`, and the memory of its norms. The model's layers share `rotations`.
 
-    Raises ValueError or AttributeError for a layer of other parts.
+    Raises ValueError or AttributeError for a layer with unsupported parts.
     """
 
     def __init__(self, layer: Any, reach: Reach, rotations: Rotations, make: Make) -> None:
@@ -77,13 +77,13 @@ class FusedLayer(nn.Module):
             None if norm is None else norm_of(norm, self._dim)
             for norm in (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))
         )
-        # views: what is written into a norm's weight later is seen
+        # views, so that later writes to a norm's weight are seen
         self._before, self._after = _terms(self.input_layernorm), _terms(self.post_attention_layernorm)
         like = array(attention.q_proj.weight)
         self._of_queries, self._of_keys = _terms(self.q_norm, like), _terms(self.k_norm, like)
         self.qkv = make([attention.q_proj, attention.k_proj, attention.v_proj])
         self.out = make([attention.o_proj])
-        self._flat = isinstance(layer.mlp, GatedMLP)  # the library's own take [1, N, D]
+        self._flat = isinstance(layer.mlp, GatedMLP)  # the library's own MLPs take [1, N, D]
         self.mlp: nn.Module = FusedMLP(layer.mlp, make) if isinstance(layer.mlp, GatedMLP) else layer.mlp
         self._heads = attention.q_proj.out_features // self._dim
         self._kv_heads = attention.k_proj.out_features // self._dim
@@ -92,7 +92,7 @@ class FusedLayer(nn.Module):
     def forward(
         self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], attend: Attend, **_: Any
     ) -> Tensor:
-        """[1, N, D] -> [1, N, D]. What is given is written to."""
+        """[1, N, D] -> [1, N, D]. Overwrites its input."""
         x_ND = hidden_states[0]
         normed_ND = torch.empty_like(x_ND)
         rms_norm(array(x_ND), *self._before, array(normed_ND), _UNREAD)
@@ -107,7 +107,7 @@ class FusedLayer(nn.Module):
         """Normed and rotated queries [N, H, D] and keys [N, KV, D], and values [N, KV, D]."""
         rows, dim, heads, kv_heads = len(qkv_NW), self._dim, self._heads, self._kv_heads
         if cos_1ND.shape != (1, rows, dim):
-            raise ValueError("only a part of each head is rotated")  # the kernel does not look
+            raise ValueError("only a part of each head is rotated")  # the kernel does not check this
         packed, (cos, sin) = array(qkv_NW), self._rotations.arrays(cos_1ND, sin_1ND)
         q_NX, k_NX = (qkv_NW.new_empty(rows, count * dim) for count in (heads, kv_heads))
         rotate(packed, 0, heads, cos, sin, *self._of_queries, array(q_NX))
@@ -117,14 +117,14 @@ class FusedLayer(nn.Module):
 
 
 def norm_of(norm: object, width: int = 0) -> RMSNorm:
-    """The norm, of `width` numbers if that is given. Raises ValueError for one that the kernels do not compute."""
+    """The norm, checked to have `width` weights if that is given. Raises ValueError for a norm that the kernels do not support."""
     if not isinstance(norm, RMSNorm) or (width and len(norm.weight) != width) or len(norm.weight) % LANES:
         raise ValueError("a norm of another kind")
     return norm
 
 
 def _terms(norm: RMSNorm | None, like: NDArray[Any] | None = None) -> tuple[NDArray[Any], np.float32]:
-    """A norm's weight [1, D] and epsilon for the kernels; nothing [1, 0] in `like`'s dtype where there is none."""
+    """A norm's weight [1, D] and epsilon for the kernels; without a norm, an empty weight [1, 0] in `like`'s dtype."""
     if norm is None:
         assert like is not None
         return np.empty((1, 0), like.dtype), np.float32(0.0)
@@ -136,10 +136,10 @@ _known: Found = {}
 
 @torch.inference_mode()
 def fuse(model: PreTrainedModel, rows: int, make: Make = PackedLinear.of) -> int:
-    """Exchange the decoder layers of a CPU model for fused ones, in place; returns how many linear layers they took over.
+    """Replace the decoder layers of a CPU model by fused ones, in place; returns how many linear layers they took over.
 
-    All or none: a model of other parts, or one that answers with other bits at some multiple of `rows` tokens, stays as it is. Tried
-    once per process for each configuration, with packed linear layers: those of `make` may have other bits.
+    All or none: a model with unsupported parts, or a model that gives other bits at some multiple of `rows` tokens, stays as it is. Tried
+    once per process for each configuration, with packed linear layers, because those of `make` may give other bits.
     """
     body: Any = model.base_model
     layers: Any = getattr(body, "layers", None)
@@ -172,12 +172,12 @@ def _put(layers: nn.ModuleList, these: Sequence[nn.Module]) -> None:
 def _try(model: PreTrainedModel, layers: nn.ModuleList, rows: int) -> tuple[tuple[Reach, ...] | None, bool]:
     """Fuse the layers if that changes no bit.
 
-    Returns what each asks of attention, or None if they are as they were; and whether the comparison could show anything.
+    Returns each layer's attention parameters, or None if they were left unchanged; and whether the comparison was conclusive.
     """
     plain, telling = list(layers), True
     try:
         want, reaches = answers(model, rows)
-        telling = len(torch.unique(want[-1], dim=0)) > 1  # with weights of zeros every token gets the same state
+        telling = len(torch.unique(want[-1], dim=0)) > 1  # with all-zero weights every token gets the same state
         if telling and len(reaches) == len(plain):
             _exchange(layers, reaches)
             got, asked = answers(model, rows)
@@ -185,6 +185,6 @@ def _try(model: PreTrainedModel, layers: nn.ModuleList, rows: int) -> tuple[tupl
                 return reaches, True
             _LOG.warning("%s is not fused, and slower for it: fused layers give other bits", type(model).__name__)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
-        pass  # a layer of other parts, or one that is called in another way
+        pass  # a layer with unsupported parts, or with another calling convention
     _put(layers, plain)
     return None, telling

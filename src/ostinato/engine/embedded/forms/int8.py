@@ -1,8 +1,8 @@
-"""Linear layers that multiply whole numbers of eight bits: other bits than the trainer's, in a quarter of an fp32 weight's memory.
+"""Linear layers that multiply 8-bit integers: their results differ from the trainer's, and their weights take a quarter of fp32's memory.
 
-Each output has one scale for its weights, and each row one for its activations, found when it comes, so that an answer depends on no
-other in its batch. Sums are exact (`model.integers`); rounding happens where numbers become levels, and once more at the end.
-The output head keeps its precision: its errors would be the logits' own.
+Each output has one scale for its weights, and each row one for its activations, computed per row at run time, so that an answer does not
+depend on others in its batch. Sums are exact (`model.integers`); rounding happens when numbers become levels, and once more at the end.
+The output head keeps its precision by default, since its errors would go directly into the logits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ostinato.model.paged import array
 from ostinato.model.threads import team
 
 _UNBIASED = np.empty((1, 0), np.float32)
-_ALIKE = 32  # rows at which fused layers are tried: by few the packed products choose other kernels, and these do not
+_ALIKE = 32  # rows at which fused layers are tried: at few rows the packed products use other kernels, and these do not
 _TIMED = (1, 8, 32, 128)  # rows
 _TIMES = 5
 NO_LINEARS = (
@@ -36,7 +36,7 @@ NO_LINEARS = (
 
 
 def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """Levels [O, I] in int8, at most 127 to either side, and a scale [O] in fp32: level x scale is within half a scale of the weight."""
+    """Levels [O, I] in int8, in [-127, 127], and scales [O] in fp32: level x scale is within half a scale of the weight."""
     weight = weight_OI.detach().float()
     scales_O = weight.abs().amax(1) / WEIGHT_LEVELS
     factors_O = torch.where(scales_O > 0, scales_O, 1.0).reciprocal()
@@ -44,7 +44,7 @@ def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8Linear(nn.Module):
-    """`nn.Linear` for inference, rounded to `integers`; several may be one, their outputs side by side. It answers in its input's dtype."""
+    """`nn.Linear` for inference, rounded to `integers`; may combine several layers with concatenated outputs. Keeps the input's dtype."""
 
     def __init__(self, layers: Sequence[nn.Linear], integers: Integers) -> None:
         super().__init__()
@@ -72,10 +72,10 @@ class Int8Linear(nn.Module):
 
 @torch.inference_mode()
 def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False) -> int:
-    """Exchange the linear layers of a dense model's decoder for those of whole numbers, in place; returns how many of the model's.
+    """Replace the linear layers of a dense model's decoder by integer ones, in place; returns how many of the model's were replaced.
 
-    The layers are fused where they can be (`forms.fused`). With `head` the output head is one of them. Raises BadConfig for a
-    mixture of experts, whose experts are no linear layers, and for a decoder without any.
+    The layers are fused where possible (`forms.fused`). With `head` the output head is replaced too. Raises BadConfig for a mixture
+    of experts, whose experts are not linear layers, and for a decoder without linear layers.
     """
     check_dense(model)
     linears = [part for part in model.modules() if isinstance(part, nn.Linear)]
@@ -108,16 +108,16 @@ def check_dense(model: PreTrainedModel) -> None:
 
 @torch.inference_mode()
 def times_as_fast(shapes: Iterable[tuple[int, int]], dtype: torch.dtype, integers: Integers) -> dict[int, float]:
-    """By number of rows: how many times as fast layers of these (inputs, outputs) are in whole numbers as in `dtype`, on one thread.
+    """By number of rows: the speed-up of integer layers of these (inputs, outputs) over layers in `dtype`, on one thread.
 
-    A short look, of a tenth of a second or so for each: other work on the machine shows in it.
+    A short measurement of about a tenth of a second for each, so other work on the machine affects it.
     """
     pairs: list[tuple[nn.Module, nn.Module, int]] = []
     for inputs, outputs in shapes:
         layer = Linear(nn.Linear(inputs, outputs, bias=False, dtype=dtype))
         try:
             plain: nn.Module = PackedLinear.of([layer])
-        except ValueError:  # this torch cannot pack it, and the engine would not either
+        except ValueError:  # this build of torch cannot pack it, so the engine would not pack it either
             plain = layer
         pairs.append((plain, Int8Linear([layer], integers), inputs))
     found: dict[int, float] = {}
@@ -133,7 +133,7 @@ def times_as_fast(shapes: Iterable[tuple[int, int]], dtype: torch.dtype, integer
 
 
 def _seconds(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """The quickest of a few calls."""
+    """The fastest of a few calls, in seconds."""
     run(x)
     taken: list[float] = []
     for _ in range(_TIMES):

@@ -1,7 +1,7 @@
-"""Linear layers with their weights laid out once for the CPU's matrix kernels instead of at every call.
+"""Linear layers whose weights are laid out for the CPU's matrix kernels once instead of at every call.
 
-The kernel and its results are the same bits (checked for every layer when it is packed); what is saved is the rearranging, which at
-few rows costs as much as the product itself.
+The kernel is the same and so are the bits of its results (checked for every layer when it is packed). This saves rearranging the weights,
+which for few rows costs as much as the product itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHECK_ROWS = (2, 5, 64)
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` for inference over a weight that only oneDNN can read."""
+    """`nn.Linear` for inference over a weight in oneDNN's own layout."""
 
     def __init__(self, packed: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def of(cls, layers: Sequence[nn.Linear]) -> PackedLinear:
-        """One layer whose outputs are those of several, side by side. Raises ValueError if these cannot be one."""
+        """One layer whose outputs are the concatenated outputs of several. Raises ValueError if they cannot be combined."""
         weight = torch.cat([layer.weight.detach() for layer in layers])
         biases = [layer.bias.detach() for layer in layers if cast("Tensor | None", layer.bias) is not None]
         if len(biases) not in (0, len(layers)) or not linear.ONEDNN or not _can_pack(weight):
@@ -45,7 +45,7 @@ class PackedLinear(nn.Module):
 def prepack_linears(model: nn.Module) -> int:
     """Replace the model's bf16 and fp32 linear layers on the CPU by packed ones, in place; returns how many.
 
-    A layer whose packed result differs in any bit stays as it is, and so does every layer where this torch cannot pack.
+    A layer whose packed result differs in any bit stays as it is, and so do all layers if this build of torch cannot pack.
     """
     if not linear.ONEDNN:
         return 0
@@ -70,9 +70,9 @@ def _can_pack(weight: Tensor) -> bool:
 
 def _packed(layer: nn.Linear) -> PackedLinear | None:
     weight = cast("Tensor", torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _CHECK_ROWS[-1]))
-    bias = cast("Tensor | None", layer.bias)  # the library's annotation forgets bias=False
+    bias = cast("Tensor | None", layer.bias)  # the library's annotation ignores bias=False
     result = PackedLinear(weight, None if bias is None else bias.detach())
-    with team(1):  # whichever thread this is: bits are compared with bits of as many threads
+    with team(1):  # whichever thread this is, so that the compared bits come from equal thread counts
         for rows in _CHECK_ROWS:
             x = torch.linspace(-2, 2, rows * layer.in_features).view(rows, -1).sin().to(layer.weight.dtype)
             if not torch.equal(result(x), layer(x)):

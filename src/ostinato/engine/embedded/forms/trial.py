@@ -1,4 +1,4 @@
-"""Whether a model in another form answers with the same bits: it is compared with itself as it was, once for each configuration."""
+"""Checks whether a model in another form computes the same bits: it is compared with its original form, once per configuration."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ostinato.model.exactness import bits_of, vocabulary_of
 from ostinato.model.paged import WholeAttend
 from ostinato.model.threads import team
 
-_STEPS = (1, 2, 3, 5)  # numbers of tokens at which models are compared, in multiples of the row rule
+_STEPS = (1, 2, 3, 5)  # token counts at which models are compared, in multiples of the row rule
 _LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a layer asks of attention beside its queries, keys and values; see `model.attention.Attend`."""
+    """A layer's attention parameters besides its queries, keys and values; see `model.attention.Attend`."""
 
     scale: float
     window: int
 
 
 Found = dict[tuple[str, torch.dtype, int], tuple[Reach, ...] | None]
-"""By configuration, dtype and row rule: what each layer asks of attention, or None where the form changes a bit."""
+"""By configuration, dtype and row rule: each layer's attention parameters, or None if the form changes a bit."""
 
 
 def count_linears(part: nn.Module) -> int:
-    """How many linear layers it has."""
+    """The number of linear layers in a module."""
     return sum(isinstance(each, nn.Linear) for each in part.modules())
 
 
@@ -44,10 +44,10 @@ def tried_once(
     attempt: Callable[[], tuple[tuple[Reach, ...] | None, bool]],
     exchange: Callable[[tuple[Reach, ...]], None],
 ) -> None:
-    """Exchange a model's parts: by `attempt` for a configuration that is not `known` yet, later by what it found, if anything.
+    """Replace a model's parts: by `attempt` for a configuration that is not yet `known`, later by `exchange` with its result, if any.
 
-    `attempt` returns what each layer asks of attention, or None if the parts are as they were; and whether such weights say anything
-    about others.
+    `attempt` returns each layer's attention parameters, or None if it left the parts unchanged; and whether the result is valid for
+    other weights too.
     """
     key = (model.config.to_json_string(use_diff=False), model.dtype, rows)
     with _LOCK:
@@ -60,7 +60,7 @@ def tried_once(
 
 
 class Recorded:
-    """Attention over one whole sequence that keeps what each layer asks of it."""
+    """Attention over one whole sequence that records each layer's attention parameters."""
 
     def __init__(self, tokens: int) -> None:
         self._whole = WholeAttend([tokens])
@@ -74,13 +74,13 @@ class Recorded:
 def answers(
     model: PreTrainedModel, rows: int, attending: Callable[[int], Attend] = Recorded
 ) -> tuple[list[Tensor], tuple[Reach, ...]]:
-    """Bits of the model's final states for several runs of tokens, and what each layer asked of attention the last time.
+    """Bits of the model's final states for several runs of tokens, and each layer's attention parameters in the last run.
 
-    `attending` makes the attention over so many tokens.
+    `attending` makes the attention over a given number of tokens. The parameters are empty unless it makes a `Recorded`.
     """
     found: list[Tensor] = []
     attend: Attend = Recorded(0)
-    with team(1):  # whichever thread this is: bits are compared with bits of as many threads
+    with team(1):  # whichever thread this is, so that the compared bits come from equal thread counts
         for first, count in runs_of(model.config.get_text_config(), rows):
             attend = attending(count)
             ids = torch.randint(vocabulary_of(model), (count,), generator=torch.Generator().manual_seed(count))
@@ -89,9 +89,9 @@ def answers(
 
 
 def runs_of(config: Any, rows: int) -> list[tuple[int, int]]:
-    """(first position, tokens): short runs from the beginning, and long ones where a model may come to compute something else.
+    """(first position, tokens): short runs from the beginning, and long runs at positions where a model may compute differently.
 
-    Some change what they do with the position: Ministral 3 scales its queries from the length on that it was first trained at.
+    Some models change with the position: Ministral 3 scales its queries from the length at which it was first trained.
     """
     counts = [rows * step for step in _STEPS]
     longest = counts[-1]
@@ -101,7 +101,7 @@ def runs_of(config: Any, rows: int) -> list[tuple[int, int]]:
 
 
 def _first_lengths(config: Any) -> set[int]:
-    """The lengths that a model was trained at before its rotary embeddings were stretched, as its configuration tells them."""
+    """The lengths at which a model was trained before its rotary embeddings were stretched, according to its configuration."""
     rope = cast("dict[str, Any]", getattr(config, "rope_parameters", None) or {})
     told = [vars(config), rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
     lengths = (cast("dict[str, Any]", each).get("original_max_position_embeddings") for each in told)
