@@ -53,7 +53,7 @@ class Copies:
             self._index = MinHashLSH(threshold=near, num_perm=_PERMUTATIONS, weights=_MISSES)
 
     def of(self, document: Document) -> str:
-        """The earlier file's name, or "" for a new file, which is then remembered."""
+        """The name of the earlier file that this one copies, or "" for a new file, which is then remembered."""
         name = f"{document.source}/{document.path}"
         if known := self._exact.get(document.digest):
             return known

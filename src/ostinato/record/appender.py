@@ -97,7 +97,7 @@ class Appender:
             return StorageFull(f"nothing was written to {self.name}: {error}; free space, then try again")
         return Unavailable(f"rows could not be written to {self.name}: {error!r}")
 
-    # ------------------------------------------------------------ what is there already
+    # ------------------------------------------------------------ rows that the log already holds
 
     def _unseen(self, head: Head[Segment], rows: Sequence[Ready]) -> list[tuple[Ready, int]]:
         """The rows whose identity is neither in the log nor earlier in the list, with their new keys."""

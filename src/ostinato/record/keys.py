@@ -84,7 +84,7 @@ class KeyRing:
         self._db.close()
 
     def refresh(self) -> None:
-        """Notice what other processes changed. Cheap; called before each batch of rows."""
+        """Drop cached keys if another process has changed the file. Cheap; called before each batch of rows."""
         with self._lock:
             version = self._version()
             if version != self._seen or len(self._ciphers) > _CACHED:

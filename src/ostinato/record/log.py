@@ -67,7 +67,7 @@ class SqlLog(RowLog):
         except driver.Error as error:
             raise translate(error, path) from error
 
-    # ------------------------------------------------------------ what is not kept
+    # ------------------------------------------------------------ retention and deletion
 
     async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:
         await asyncio.to_thread(keep_rows, self._directory, rows)

@@ -75,7 +75,7 @@ class LogReader:
         """The place above which the newest `count` (at least 1) rows of a kind lie; 0 if there are fewer. Reads none of them."""
         return self._ask(lambda: self._before_last(count, kind))
 
-    # ------------------------------------------------------------ one question
+    # ------------------------------------------------------------ one query
 
     def _ask(self, question: Callable[[], T]) -> T:
         """Run a query, again if a segment was dropped meanwhile or a database is being recovered."""

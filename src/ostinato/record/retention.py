@@ -51,9 +51,9 @@ def drop_segments(directory: LogDirectory, now: float, retain_days: float, keep_
 def closed_at(seals: Sequence[float | None], now: float) -> list[float | None]:
     """The latest time at which each segment can have been closed, oldest segment first; None if unknown. `seals` are the claimed times.
 
-    A clock may have been ahead or behind for a while. Times in the future are ignored, and of the rest the largest set that is in order is
-    believed. A segment in between counts as closed when the next believed one was. So a single seal of 2030 delays no other segment,
-    and a single seal of 1970 makes no other segment old.
+    A clock may have been ahead or behind for a while. Times in the future are ignored, and of the rest the largest subset that is in
+    order is believed. A segment in between counts as closed when the next believed one was. So a single seal of 2030 delays no other
+    segment, and a single seal of 1970 makes no other segment old.
 
     Example: ``closed_at([1.0, 9.0, 3.0, 0.5, 4.0, 99.0, None], now=50.0) == [1.0, 3.0, 3.0, 4.0, 4.0, None, None]``
     """

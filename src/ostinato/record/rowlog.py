@@ -118,7 +118,7 @@ class RowLog(ABC):
         """The sequence number above which exactly the newest `count` rows of a kind lie; 0 if there are fewer."""
         return await self._ask(lambda: self._reader.before_last(count, kind_of(kind))) if count > 0 else 0
 
-    # ------------------------------------------------------------ people's questions
+    # ------------------------------------------------------------ queries for people
 
     def newest(self) -> Cursor:
         """The sequence number of the newest row; 0 for an empty log."""
@@ -128,7 +128,7 @@ class RowLog(ABC):
         """The newest `n` rows of the given kinds, in log order."""
         return self._reader.tail(n, [kind_of(kind) for kind in kinds]) if n > 0 else []
 
-    # ------------------------------------------------------------ what is not kept
+    # ------------------------------------------------------------ retention and deletion
 
     @property
     def encrypted(self) -> bool:

@@ -71,7 +71,7 @@ class Deployment:
 class Link:
     """A network link: `gbit_s` in 10^9 bits per second, `rtt_s` the round-trip time. A stream has at most `window` bytes in flight.
 
-    Connections are assumed open and warm, without packet loss: its cost depends on the congestion control, which is not modelled.
+    Connections are assumed open and warm, and without packet loss, whose cost depends on the congestion control and is not modelled.
     6 MiB is the largest receive window that Linux gives by default.
     """
 

@@ -77,7 +77,7 @@ class PostgresReader:
         """The place above which the newest `count` (at least 1) rows of a kind lie; 0 if there are fewer."""
         return self._ask(lambda firsts: self._before_last(firsts, count, kind))
 
-    # ------------------------------------------------------------ one question
+    # ------------------------------------------------------------ one query
 
     def _ask(self, question: Callable[[list[Cursor]], T]) -> T:
         """Run a query in one snapshot. `question` receives the first rows of the segments."""

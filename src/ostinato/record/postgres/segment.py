@@ -101,7 +101,7 @@ class PostgresSegment(PackedRows):
         found = self.ask(query, (digest_of(kind, identity), self.first))
         return found[0][0] if found else None
 
-    # ------------------------------------------------------------ what rows are packed with
+    # ------------------------------------------------------------ token ids, policies, token texts and dictionaries
 
     def stored_tokens(self, seq: Cursor) -> tuple[int | None, bytes] | None:
         found = self.ask("SELECT secret, tokens FROM {rows} WHERE seq = %s AND tokens IS NOT NULL", (seq,))
@@ -122,7 +122,7 @@ class PostgresSegment(PackedRows):
         found = self.ask("SELECT id, use, body FROM dictionaries WHERE segment = %s", (self.first,))
         return {number: (Use(use), bytes(body)) for number, use, body in found}
 
-    # ------------------------------------------------------------ writing, in a transaction that others began
+    # ------------------------------------------------------------ writing, in a transaction that the caller began
 
     def made_at(self) -> float:
         return self.ask("SELECT made_at FROM segments WHERE first = %s", (self.first,))[0][0]

@@ -108,7 +108,7 @@ class PackedRows(ABC):
                 f"row {stored[0]} of {self.name} cannot be read: {error!r}; restore it from a copy"
             ) from error
 
-    # ------------------------------------------------------------ what rows are packed with
+    # ------------------------------------------------------------ token ids, policies and token texts
 
     def tokens(self, seq: Cursor) -> Held:
         """A turn's ids, including those from its bases. Raises Forgotten; ValueError if a base is missing."""

@@ -137,7 +137,7 @@ class Segment(PackedRows):
         values = json.loads(plain)
         return tuple(values[at] for at in kind.places)
 
-    # ------------------------------------------------------------ what rows are packed with
+    # ------------------------------------------------------------ token ids, policies, token texts and dictionaries
 
     def stored_tokens(self, seq: Cursor) -> tuple[int | None, bytes] | None:
         return self.db.execute("SELECT secret, tokens FROM turns WHERE seq = ?", (seq,)).fetchone()

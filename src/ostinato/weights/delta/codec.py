@@ -66,7 +66,7 @@ def encode(old: Bytes | None, new: Bytes, *, dtype: str, level: int = 1) -> Code
         level: zstd level, 1 (fast) to 3.
 
     Raises:
-        ValueError: the lengths differ, are no multiple of an element, or exceed MAX_CHUNK_BYTES.
+        ValueError: the lengths differ, are not a multiple of the element size, or exceed MAX_CHUNK_BYTES.
     """
     itemsize = ITEMSIZES[dtype]
     if new.size > MAX_CHUNK_BYTES or new.size % itemsize:

@@ -158,7 +158,7 @@ class VllmFollower:
                 reported, wait = str(error), min(2 * wait, _LONGEST_WAIT_S)
             await asyncio.sleep(wait)
 
-    # ------------------------------------------------------------ within
+    # ------------------------------------------------------------ internals
 
     async def _look(self, ref: str, on_swap: Callable[[VllmSwap], object], first: bool) -> bool:
         """Compare ref and server once. Returns False, because the next look is not the first."""

@@ -88,8 +88,8 @@ def starts(
 def marked(nodes: Mapping[str, Node], manifests: Iterable[str]) -> set[str]:
     """Every hash of a manifest or object that these manifests need.
 
-    These are their own, their routes', and those of their ancestors back to the first with a full snapshot. `nodes` must hold them all.
-    The bases of routes are not needed.
+    A manifest needs itself, its routes and its ancestors back to the first with a full snapshot, with all their objects. It does not need
+    the bases of routes. `nodes` must hold all these manifests.
     """
     seen: set[str] = set()
     found: set[str] = set()

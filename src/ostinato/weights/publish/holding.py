@@ -158,7 +158,7 @@ class PartHolder:
         self._new = self._undo = None
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: there is nothing to release."""
 
     def _taken(self) -> tuple[WeightPart, Hashes]:
         if self._new is None:

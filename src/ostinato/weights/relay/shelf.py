@@ -22,7 +22,7 @@ from ostinato.weights.version.content import is_hash
 logger = logging.getLogger(__name__)
 
 _TRUSTED_S: Final = 60.0
-"""A file that is opened is hashed again if it was last hashed longer ago than this, because disks decay."""
+"""A file that is opened is hashed again if it was last hashed longer ago than this, because disks can corrupt data."""
 
 _PIECE: Final = 1 << 20
 

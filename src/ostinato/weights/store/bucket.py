@@ -176,7 +176,7 @@ class BucketStore:
         with self._refusals(f"deleting ref {ref}"):  # writers wait for the ref to disappear and do not overwrite it
             await obstore.delete_async(self._store, f"refs/{ref}")
 
-    # ------------------------------------------------------------ within
+    # ------------------------------------------------------------ internals
 
     async def _at(self, ref: str, *, damaged_ok: bool = False) -> _Ref:
         """Read the ref. With `damaged_ok` a damaged ref counts as holding no hash; otherwise it raises Corrupt."""

@@ -129,7 +129,7 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
             self._staging.close()
         self._staging = self._store = None
 
-    # ------------------------------------------------------------ what the worker extension asks
+    # ------------------------------------------------------------ called by the worker extension
 
     def stage(self, root: str) -> dict[str, Any]:
         """Begin to fetch and verify a version while serving."""
@@ -141,7 +141,7 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
         staged = asdict(self._staging.status()) if self._staging is not None else {"state": "nothing"}
         return {**staged, "served": self._served[0] if self._served else "", "broken": self._broken}
 
-    # ------------------------------------------------------------ within
+    # ------------------------------------------------------------ internals
 
     def _require(self) -> Staging:
         if self._broken:
