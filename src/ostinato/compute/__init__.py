@@ -1,1 +1,1 @@
-"""Where compute goes: operations by phase, a cycle on paper, workers that move between sampling and training, borrowed replicas."""
+"""Accounting and allocation of compute: operations by phase, cycle planning, workers that sample or train, borrowed replicas."""

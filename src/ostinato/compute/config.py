@@ -1,4 +1,4 @@
-"""Compute that moves: replicas that people's serving lends to rollouts, and how many rollout workers there are."""
+"""Configuration of compute allocation: serving replicas lent to rollouts, and the number of rollout workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 
 class LendConfig(BaseModel, frozen=True, extra="forbid"):
-    """When vLLM servers of the live slot sample rollouts. People come first."""
+    """When vLLM servers of the live slot sample rollouts. Users' traffic comes first."""
 
     most: int = Field(default=0, ge=0, description="The most servers that are lent at once; 0: none ever.")
     carries: float = Field(
@@ -61,7 +61,7 @@ class LendConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class ComputeConfig(BaseModel, frozen=True, extra="forbid"):
-    """Compute that moves; everything is off by default."""
+    """Allocation of compute; everything is off by default."""
 
     share: float = Field(
         default=0.0,

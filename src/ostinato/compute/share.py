@@ -1,4 +1,4 @@
-"""Which workers sample and which train, and how many make rollouts, so that sampling gets a set share of compute. Pure."""
+"""Divides workers between sampling and training, and sets the number of rollout workers, for a given sampling share. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareRules:
-    """Sampling shall have `share` of the time of all workers, borrowed ones among them.
+    """Sampling should get `share` of the time of all workers, including borrowed ones.
 
-    Nothing moves for less than `slack` of a worker (hysteresis), and at most `moves` workers at once.
+    Nothing moves for a gap of less than `slack` workers (hysteresis), and at most `moves` workers move at once.
 
     Example: ``ShareRules(share=1 / 3)``
     """
@@ -20,11 +20,10 @@ class ShareRules:
 
 
 def moved(rules: ShareRules, workers: int, sampling: int, borrowed: float, observed: float) -> int:
-    """How many of `workers` go from training to sampling (negative: back), of which `sampling` sample now.
+    """How many of `workers`, of which `sampling` sample now, should move from training to sampling (negative: back).
 
-    Wanted are as many as give the share beside `borrowed` samplers, and more or less of them by what was lately (`observed`, a share)
-    missed. To be asked between two optimizer steps only: so no step loses a worker, and who begins to sample begins with the newest
-    version.
+    The target is the number that gives the share together with `borrowed` samplers, corrected by the recent error (`observed` is the recent
+    share). Call it only between two optimizer steps, so that no step loses a worker and new samplers begin with the newest version.
 
     Example: ``moved(ShareRules(share=0.5), workers=10, sampling=2, borrowed=0, observed=0.5) == 3``
     """
@@ -37,11 +36,11 @@ def moved(rules: ShareRules, workers: int, sampling: int, borrowed: float, obser
 
 
 def rollout_workers(rules: ShareRules, workers: int, least: int, most: int, observed: float) -> int:
-    """How many rollout workers there should be, where there are `workers` and sampling had the share `observed` of all operations.
+    """The number of rollout workers wanted, given `workers` now and sampling's share `observed` of all operations.
 
-    Rollout workers come and go beside a trainer that stays, so operations of sampling are taken to grow with them, and those of training
-    not to: wanted are as many as bring sampling's odds to those of the share. Where something else bounds sampling (what lies ready for the
-    trainer, or the engine), they end at `most` or `least`.
+    The trainer stays while rollout workers come and go, so sampling's operations are assumed to grow with their number and training's not
+    to. The target brings sampling's odds to those of the share. If something else limits sampling (the turns ready for the trainer, or the
+    engine), the number ends at `most` or `least`.
 
     Example: ``rollout_workers(ShareRules(share=0.5), 2, 1, 8, observed=1 / 3) == 4``
     """

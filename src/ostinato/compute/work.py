@@ -1,9 +1,9 @@
 """Operations of a decoder-only transformer, counted from its shape. Pure.
 
-A multiplication and an addition are two operations. Counted are matrix products: projections, attention, experts, routers, the output
+A multiplication and an addition are two operations. Only matrix products are counted: projections, attention, experts, routers, the output
 head. Norms, rotations, activations, softmax and the lookup of embeddings are left out, as in the sources: Kaplan et al.,
-arXiv 2001.08361, section 2.1 (2N operations a token forward, 4N backward, and what attention adds with the context), and the PaLM paper,
-arXiv 2204.02311, appendix B.
+arXiv 2001.08361, section 2.1 (2N operations a token forward, 4N backward, plus attention, which grows with the context), and the PaLM
+paper, arXiv 2204.02311, appendix B.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from ostinato.core.errors import BadConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenWork:
-    """Operations of one forward pass: `body` per token, `head` per token whose successor is scored or drawn, `pair` per pair of a query
-    and a key that it sees, over all layers.
+    """Operations of one forward pass, over all layers.
+
+    `body` is per token, `head` per token whose successor is scored or sampled, `pair` per pair of a query and a key that it attends to.
 
     Example: ``TokenWork(body=6, head=2, pair=4).forward(tokens=10, pairs=55, scored=1) == 282``
     """
@@ -28,16 +29,16 @@ class TokenWork:
     pair: float
 
     def forward(self, tokens: float, pairs: float, scored: float) -> float:
-        """Operations of a forward pass over so many tokens, pairs and scored positions."""
+        """Operations of a forward pass over these numbers of tokens, pairs and scored positions."""
         return self.body * tokens + self.pair * pairs + self.head * scored
 
     def backward(self, tokens: float, pairs: float, scored: float) -> float:
-        """Operations of its backward pass: each product has a gradient for both of its factors, so twice as many."""
+        """Operations of the backward pass: each product needs gradients for both of its factors, so twice as many."""
         return 2 * self.forward(tokens, pairs, scored)
 
 
 def causal_pairs(new: float, before: float = 0.0) -> float:
-    """Pairs of a query and a key that it sees, itself included, when `new` tokens follow `before` that are in the cache.
+    """Pairs of a query and a key that it attends to, itself included, when `new` tokens follow `before` cached ones.
 
     Example: ``causal_pairs(3) == 6``; ``causal_pairs(1, 9) == 10``
     """
@@ -48,7 +49,7 @@ def causal_pairs(new: float, before: float = 0.0) -> float:
 class Decoder:
     """The shape of a decoder of equal layers: grouped-query attention, then a gated MLP of three matrices or experts of three each.
 
-    `mlp` is the width of the MLP or of one expert, `shared` that of the experts that every token passes; `experts` 0: dense.
+    `mlp` is the width of the MLP or of one expert, `shared` that of the shared experts, which every token passes; `experts` 0: dense.
 
     Example: SmolLM2-135M is ``Decoder(layers=30, hidden=576, heads=9, kv_heads=3, head_size=64, mlp=1536, vocabulary=49152)``, with
     ``token_work().body == 2 * 106_168_320``.
@@ -66,7 +67,7 @@ class Decoder:
     shared: int = 0
 
     def token_work(self) -> TokenWork:
-        """What a token costs. Of the experts only those that it is sent to; the router in full."""
+        """The operations per token. Only the experts that a token is routed to count, but the router counts in full."""
         attention = 2 * self.hidden * self.head_size * (self.heads + self.kv_heads)
         used = self.experts_per_token if self.experts else 1
         mlp = 3 * self.hidden * (used * self.mlp + self.shared) + self.hidden * self.experts
@@ -83,7 +84,7 @@ def pair_work(layers: int, heads: int, head_size: int) -> float:
 
 
 SUPPORTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "mixtral", "olmoe", "qwen3_moe"})
-"""Model types, as `config.json` names them, whose layers are what `Decoder` says."""
+"""Model types, as `config.json` names them, whose layers match `Decoder`."""
 
 
 def decoder_of(config: Mapping[str, Any]) -> Decoder:

@@ -1,1 +1,1 @@
-"""Code corpora to read on with: what may be read, what is left out, token shards, and the order in which they are read."""
+"""Code corpora for continued pretraining: licences, filters, token shards, and the order in which they are read."""

@@ -1,6 +1,6 @@
-"""From sources to a corpus: each file is judged, cut into tokens if it may stay, and counted either way.
+"""Builds a corpus from sources: each file is judged, tokenized if it is kept, and counted either way.
 
-Data flow: source -> licence -> suffix, size, looks -> what is tested -> copies -> tokens -> shards and `corpus.json`, whole or not at all.
+Data flow: source -> licence -> suffix, size, content filters -> test overlap -> copies -> tokens -> shards and `corpus.json`, atomically.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class CorpusBuild:
     """Takes sources one after the other, then writes the corpus. The same sources in the same order give the same bytes.
 
-    Memory: the tokens of all that is kept, 4 bytes each, and about 3 kB a file to find near copies.
+    Memory: the tokens of all kept files, 4 bytes each, and about 3 kB a file to find near copies.
 
     Args:
-        config: what may stand in it.
-        tested: what no file may hold a part of.
-        encode: text -> tokens, control tokens as plain text. Raises BadRequest for what cannot be encoded.
+        config: the limits of the build.
+        tested: the tests that no file may contain a part of.
+        encode: text -> tokens, control tokens as plain text. Raises BadRequest for text that cannot be encoded.
         separator: the token before and after each file.
 
-    Raises BadConfig where `datasketch` is missing and near copies are looked for.
+    Raises BadConfig if `datasketch` is missing and near copies are looked for.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class CorpusBuild:
         self._refused.append(what)
 
     def write(self, out: Path, *, tokenizer: str, vocabulary: int, against: Mapping[str, str]) -> CorpusManifest:
-        """Write shards and manifest to a new directory, whole or not at all. `tokenizer`: the hash of its file.
+        """Write shards and manifest to a new directory, atomically. `tokenizer`: the hash of its file.
 
-        Raises BadRequest if nothing is left, BadConfig for a directory that holds something, StorageFull if the disk refuses.
+        Raises BadRequest if no file is left, BadConfig for a directory that is not empty, StorageFull if the disk is full.
         """
         check_new(out)
         if not self._documents:
@@ -149,6 +149,6 @@ class CorpusBuild:
 
 
 def check_new(out: Path) -> None:
-    """Raise BadConfig if the directory holds something."""
+    """Raise BadConfig unless the directory is missing or empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadConfig(f"--out {out} is not empty; give a new directory")

@@ -1,4 +1,4 @@
-"""What may stand in a corpus."""
+"""Configuration of a corpus build."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class CorpusConfig(BaseModel, frozen=True, extra="forbid"):
-    """The bounds of a build. They are written into its manifest."""
+    """The limits of a build, which are written into its manifest."""
 
     suffixes: tuple[str, ...] = Field(
         default=(".py", ".pyi", ".md", ".rst", ".txt"), min_length=1, description="Endings of the files that are read."

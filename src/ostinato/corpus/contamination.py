@@ -1,4 +1,4 @@
-"""Whether a file holds what the model will be tested on: runs of words that both share.
+"""Detects test contamination: runs of words that a file shares with what the model will be tested on.
 
 Source: GPT-3's 13-gram overlap (2005.14165, appendix C): lower case, words only. A file with an overlap is left out as a whole.
 """
@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 _WORDS = re.compile(r"\w+")
-_DISTINCT = 5  # words of a run: a table's row of zeros is nobody's answer
+_DISTINCT = 5  # different words that a run must have: a table's row of zeros is not an answer
 
 
 def strings(text: str) -> Iterator[str]:
-    """The strings of a JSON or JSONL text, keys left out, and of JSON within a string, such as a tool call's arguments.
+    """The string values of a JSON or JSONL text, without keys, and those of JSON within a string, such as a tool call's arguments.
 
-    A text that is neither is one string; lines of it that are JSON, as in a JSONL file with a broken line, count by themselves too.
+    Any other text is one string; those of its lines that are JSON, as in a JSONL file with a broken line, are also parsed.
     """
     rows = _values(text)
     if not rows:
@@ -38,7 +38,7 @@ def strings(text: str) -> Iterator[str]:
 
 
 def _values(text: str) -> list[Any]:
-    """The one value that the text is in JSON, or none."""
+    """A list of the JSON value of the text; empty if it is not JSON."""
     try:
         return [json.loads(text)]
     except (ValueError, RecursionError):
@@ -46,13 +46,13 @@ def _values(text: str) -> list[Any]:
 
 
 class OverlapIndex:
-    """The runs of words that no file may share.
+    """An index of the runs of words that no file may contain.
 
     Args:
         gram: words of a run.
         shortest: a string with fewer words than a run, but no fewer than this, counts as a whole.
 
-    A run of fewer than five different words says nothing, and is passed over.
+    A run of fewer than five different words carries no information and is skipped.
 
     Example::
 
@@ -69,7 +69,7 @@ class OverlapIndex:
         return sum(map(len, self._runs.values()))
 
     def add(self, name: str, texts: Iterable[str]) -> int:
-        """Learn the strings of a test of this name; returns how many runs they hold, those that are known already too."""
+        """Add the strings of a test of this name; returns how many runs they hold, including runs already known."""
         found = 0
         for text in texts:
             words = _words(text)
@@ -83,7 +83,7 @@ class OverlapIndex:
         return found
 
     def within(self, text: str) -> tuple[str, str] | None:
-        """The test and the first run of it that the text holds."""
+        """The test and the first of its runs that the text contains; None if it contains none."""
         words = _words(text)
         for length in sorted(self._runs, reverse=True):
             runs = self._runs[length]

@@ -1,4 +1,4 @@
-"""A file of a corpus, before it is cut into tokens."""
+"""A file of a corpus, before tokenization."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One text file. `source` names the package, directory or archive that it is from; `path` lies within that.
+    """One text file. `source` names the package, directory or archive that it comes from; `path` is relative to that.
 
     Example: ``Document(source="tabulate-0.10.0", path="tabulate/__init__.py", licence="MIT", text="...")``
     """
@@ -20,5 +20,5 @@ class Document:
 
     @property
     def digest(self) -> int:
-        """63 bits of the text's BLAKE2b: the same text has the same one wherever it lies."""
+        """63 bits of the text's BLAKE2b hash, which depends on the text only."""
         return int.from_bytes(hashlib.blake2b(self.text.encode(), digest_size=8).digest(), "big") >> 1

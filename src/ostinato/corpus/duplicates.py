@@ -1,4 +1,4 @@
-"""Copies, exact and nearly so. The first of each stays, so what is kept depends on the order of the files and on nothing else.
+"""Exact and near duplicates. The first copy is kept, so the result depends only on the files and their order.
 
 Source: MinHash over word shingles with locality-sensitive hashing (Broder 1997), as BigCode deduplicates code (2301.03988).
 """
@@ -16,23 +16,23 @@ _PERMUTATIONS = 128  # the estimate's standard error at a similarity of 0.7 is 0
 _MISSES = (
     0.1,
     0.9,
-)  # what a needless comparison and an overlooked copy cost: each candidate is compared, so the first is cheap
+)  # weights of false positives and false negatives: each candidate is compared, so a false positive is cheap
 _WORDS = re.compile(r"\w+")
 
 
 def shingles(text: str) -> set[str]:
-    """Every run of five words; the whole text where it has fewer."""
+    """Every run of five words; the whole text if it has fewer."""
     words = _WORDS.findall(text)
     return {" ".join(words[at : at + SHINGLE]) for at in range(max(1, len(words) - SHINGLE + 1))}
 
 
 class Copies:
-    """Finds of which earlier file another one is a copy.
+    """Finds the earlier file that a file is a copy of.
 
     Args:
-        near: the similarity from which a file counts as a copy; 1: only if it is one, word for word.
+        near: the similarity from which a file counts as a copy; 1: exact copies only.
 
-    Raises BadConfig where `datasketch` is missing and `near` is below 1.
+    Raises BadConfig if `datasketch` is missing and `near` is below 1.
 
     Example: ``Copies(0.7).of(document)`` is ``"tabulate-0.9.0/tabulate.py"``, or "" for a new one.
     """
@@ -53,7 +53,7 @@ class Copies:
             self._index = MinHashLSH(threshold=near, num_perm=_PERMUTATIONS, weights=_MISSES)
 
     def of(self, document: Document) -> str:
-        """The earlier file's name, or "": then this one is known from now on."""
+        """The name of the earlier file that this one copies, or "" for a new file, which is then remembered."""
         name = f"{document.source}/{document.path}"
         if known := self._exact.get(document.digest):
             return known

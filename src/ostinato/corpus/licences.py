@@ -1,6 +1,6 @@
-"""Which licences let a text be learned from without a condition on what is made of it: judged by what a package's metadata states. Pure.
+"""Decides from a package's metadata whether its licence allows training without conditions on the result. Pure.
 
-Where the metadata states nothing that is known here, the answer is no.
+If the metadata states no licence that is known here, the answer is no.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _SPDX = re.compile(r"\(|\)|[A-Za-z0-9.+-]+")
 def permissive_licence(metadata: Mapping[str, Sequence[str]]) -> tuple[str, bool]:
     """The licence that a package's core metadata states, and whether it is a permissive one.
 
-    `metadata`: field name -> values, such as {"License-Expression": ["MIT"], "Classifier": [...], "License": [...]}. An expression counts
-    before classifiers, those before the free text; of several classifiers all must be permissive.
+    `metadata`: field name -> values, such as {"License-Expression": ["MIT"], "Classifier": [...], "License": [...]}. An expression takes
+    precedence over classifiers, and classifiers over the free text; all of several classifiers must be permissive.
 
     Example: ``permissive_licence({"License-Expression": ["MIT OR GPL-2.0-only"]})`` is ``("MIT OR GPL-2.0-only", True)``.
     """
@@ -62,7 +62,7 @@ def permissive_licence(metadata: Mapping[str, Sequence[str]]) -> tuple[str, bool
 
 
 def allows(expression: str) -> bool:
-    """True if an SPDX expression lets one choose a permissive licence: one side of an OR, both of an AND. Unknown or malformed: False.
+    """True if an SPDX expression permits a permissive choice: one side of an OR, both sides of an AND. Unknown or malformed: False.
 
     Example: ``allows("(MIT OR GPL-3.0-only) AND BSD-3-Clause")`` is True. An exception (WITH) only ever adds permissions.
     """

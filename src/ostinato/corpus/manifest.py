@@ -1,4 +1,4 @@
-"""What a corpus is made of: `corpus.json`, read strictly. No path of it leads out of its directory: shards are named by number."""
+"""The manifest of a corpus, `corpus.json`, parsed strictly. Its paths stay inside its directory: shards are named by number."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Shard(BaseModel, frozen=True, extra="forbid"):
 
 
 class SourceShare(BaseModel, frozen=True, extra="forbid"):
-    """What one source gave."""
+    """One source and its contribution to the corpus."""
 
     name: str = Field(description="Package with version, archive, or directory's name.")
     licence: str = Field(description="As its metadata states it.")
@@ -36,7 +36,7 @@ class SourceShare(BaseModel, frozen=True, extra="forbid"):
 
 
 class Refusal(BaseModel, frozen=True, extra="forbid"):
-    """A source that was refused, or a file that holds what is tested."""
+    """A source that was refused, or a file that contains a part of a test."""
 
     source: str = Field(description="Where it is from.")
     path: str = Field(description="The file; empty for the whole source.")
@@ -45,7 +45,7 @@ class Refusal(BaseModel, frozen=True, extra="forbid"):
 
 
 class CorpusManifest(BaseModel, frozen=True, extra="forbid"):
-    """A corpus: its shards, and how it came about."""
+    """A corpus: its shards, and how it was built."""
 
     format: str = Field(pattern=f"^{FORMAT}$", description="Of this file.")
     tokenizer: str = Field(pattern=_HASH, description="BLAKE3 of the model's tokenizer.json.")
@@ -62,7 +62,7 @@ class CorpusManifest(BaseModel, frozen=True, extra="forbid"):
 
 
 def read_manifest(directory: Path) -> CorpusManifest:
-    """Raises NotFound where there is none, Corrupt where it cannot be used; both say what to do."""
+    """Read and check the manifest. Raises NotFound if it is missing, Corrupt if it cannot be used; both say what to do."""
     path = directory / MANIFEST
     if not path.is_file() or path.is_symlink():
         raise NotFound(

@@ -1,11 +1,11 @@
-"""The order in which token shards are read: a function of the seed and the step, so that reading can go on from any step. Pure.
+"""The order in which token shards are read: a function of the seed and the step, so that reading can resume at any step. Pure.
 
-Data flow: each set's documents, cut into stretches -> the stretches in an order of the epoch's own, one endless row of predictions ->
-windows of a phase's length, each taken from the set that is furthest behind its share of the mixture -> steps of so many tokens.
+Data flow: each set's documents, cut into stretches -> the stretches in a different order each epoch, one endless row of predictions ->
+windows of a phase's length, each taken from the set that is furthest behind its share of the mixture -> steps of `batch_tokens`.
 
-A document of n tokens holds n - 1 predictions. A piece is a part of one stretch and at most a window long; it knows nothing of the
-others, so there is no padding, and a step may begin and end within a stretch. A piece that goes on with a document begins with the last
-token of the piece before it, so that every prediction is made once an epoch.
+A document of n tokens holds n - 1 predictions. A piece is a part of one stretch, at most a window long, and independent of other pieces,
+so there is no padding, and a step may begin and end within a stretch. A piece that continues a document begins with the last token of the
+piece before it, so that every prediction is made once per epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-_HELD_OUT = 0x68656C64  # any number: the split must not follow the order
+_HELD_OUT = 0x68656C64  # an arbitrary salt: the split must not correlate with the order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class ReadPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A part of the reading with windows of one length; `share` of the steps, relative to the other phases'.
+    """A phase of reading with windows of one length; `share` is its share of the steps, relative to the other phases.
 
     Example: ``(Phase(length=512, share=3), Phase(length=1024, share=1))``: the last quarter in longer windows.
     """
@@ -55,24 +55,24 @@ def scrambled(values: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
 
 
 def held_out(digests_D: Ints, share: float) -> NDArray[np.bool_]:
-    """[D]: the documents that are never read, only measured on. Decided by each one's digest alone, whatever else is in the corpus."""
+    """[D]: True for documents that are used only for evaluation. Depends on each document's digest alone, not on the rest of the corpus."""
     return scrambled(digests_D.astype(np.uint64), _HELD_OUT) < np.uint64(int(share * (2**64 - 1)))
 
 
 class EndlessOrder:
-    """One set's predictions in a row without end: all stretches once an epoch, shard after shard, both in the epoch's own order.
+    """One set's predictions in an endless row: all stretches once per epoch, shard after shard, with both shuffled anew in each epoch.
 
-    A stretch is what a document holds between two multiples of `longest`. They and not the documents are put in order: else a step
-    would read little but one long file, whose tokens say much the same of where the weights should go.
+    A stretch is the part of a document between two multiples of `longest`. Stretches are shuffled rather than documents, because a step
+    would otherwise read mostly one long file, whose tokens give much the same gradient.
 
     Args:
         corpus: the set's number, which the pieces carry.
         sizes_D: tokens of each document, at least 2.
-        digests_D: each one's digest.
-        shards_D: each one's shard.
-        documents: those that are read.
-        longest: predictions of a stretch, at most.
-        seed: of the order.
+        digests_D: digest of each document.
+        shards_D: shard of each document.
+        documents: indices of the documents to read.
+        longest: maximum number of predictions in a stretch.
+        seed: seed of the order.
     """
 
     def __init__(
@@ -119,14 +119,14 @@ class EndlessOrder:
 
 
 class ReadingOrder:
-    """Which pieces each step reads.
+    """The pieces that each step reads.
 
     Args:
         rows: the sets.
-        weights: each one's share of the tokens, positive; they need not add up to 1.
-        phases: one after the other. `batch_tokens` must be a multiple of each length.
-        batch_tokens: predictions of a step.
-        steps: of the whole reading, which is what the phases share.
+        weights: each set's share of the tokens, positive; they need not add up to 1.
+        phases: in order. `batch_tokens` must be a multiple of each length.
+        batch_tokens: predictions per step.
+        steps: total number of steps, which the phases divide among themselves.
 
     Example: ``order.pieces(17)`` is what step 17 (from 0) reads; asked in any order, the answers are the same.
     """
@@ -148,14 +148,14 @@ class ReadingOrder:
         self._next, self._positions = 0, [0] * len(rows)
 
     def length(self, step: int) -> int:
-        """Predictions of a window at this step."""
+        """The number of predictions in a window at this step."""
         for phase, end in zip(self._phases, self._ends, strict=True):
             if step < end:
                 return phase.length
         return self._phases[-1].length
 
     def pieces(self, step: int) -> list[ReadPiece]:
-        """What a step reads: `batch_tokens` predictions."""
+        """The pieces that a step reads: `batch_tokens` predictions."""
         if step < self._next:
             self._next, self._positions = 0, [0] * len(self._rows)
         while self._next < step:

@@ -1,4 +1,4 @@
-"""Several corpora read as one: batches of token pieces by step, and the pieces that are only measured on."""
+"""Reads a mixture of corpora: batches of token pieces by step, and held-out pieces for evaluation."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class CorpusReader:
     """Reads a mixture of corpora. Memory: one shard of each corpus, 24 bytes a document and 56 a stretch of the longest phase's length.
 
     Args:
-        corpora: made with one tokenizer.
-        weights: each one's share of the tokens.
-        phases: lengths of windows, one after the other.
-        batch_tokens: predictions of a step.
-        steps: of the whole reading.
-        share: of the documents, by their digests, that are held out.
-        seed: of the order.
+        corpora: all built with the same tokenizer.
+        weights: each corpus's share of the tokens.
+        phases: lengths of windows, in order.
+        batch_tokens: predictions per step.
+        steps: total number of steps.
+        share: the share of documents that are held out, chosen by their digests.
+        seed: seed of the order.
 
-    Raises BadConfig: other tokenizers, or a corpus too small to hold something out and read the rest.
+    Raises BadConfig for different tokenizers, or a corpus too small to hold some documents out and read the rest.
 
     Example::
 
@@ -65,16 +65,16 @@ class CorpusReader:
         self._order = ReadingOrder(rows, weights, phases, batch_tokens=batch_tokens, steps=steps)
 
     def epochs(self, predictions: int) -> float:
-        """How often the corpus that is read most has been read after so many predictions."""
+        """The number of epochs, after so many predictions, of the corpus that is repeated most."""
         total = sum(self._weights)
         return max(predictions * w / total / row.length for w, row in zip(self._weights, self._rows, strict=True))
 
     def batch(self, step: int) -> list[Tokens]:
-        """The pieces of a step, from 0; `batch_tokens` predictions in all."""
+        """The pieces of a step (from 0), `batch_tokens` predictions in total."""
         return self._tokens(self._order.pieces(step))
 
     def held_out(self, predictions: int) -> list[Tokens]:
-        """Pieces of the held-out documents, from anywhere in them: about so many predictions, by the mixture's weights.
+        """Pieces from anywhere in the held-out documents: about this many predictions, by the mixture's weights.
 
         They are the same for every seed.
         """

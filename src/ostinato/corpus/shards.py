@@ -1,7 +1,7 @@
-"""Token shards: safetensors files with the tokens of many files one after the other, where each begins, and each one's digest.
+"""Token shards: safetensors files with the concatenated tokens of many documents, their offsets and their digests.
 
 Data flow: documents as tokens -> `write_shards` (sorted by digest, so that every shard is a fair sample) -> `ShardSet`, which checks
-every file's hash and form once and then holds the tokens of one shard at a time. Nothing in a shard is code.
+every file's hash and format once and then holds the tokens of one shard at a time. A shard holds no executable content.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORMS = {"tokens": np.int32, "offsets": np.int64, "digests": np.int64}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenDocument:
-    """A document's digest and its tokens, the separators around it included.
+    """A document's digest and its tokens, including the separators around it.
 
     Example: ``TokenDocument(digest=7, tokens=np.array([0, 318, 257, 0], np.int32))``
     """
@@ -74,7 +74,7 @@ def _hashed(path: Path) -> tuple[int, str]:
 class ShardSet:
     """A corpus on disk. `sizes_D`, `digests_D`, `shards_D`: tokens, digest and shard of each document, in the order of the shards.
 
-    Raises NotFound and Corrupt: a file that is missing, is a link, or is not what the manifest promises.
+    Raises NotFound and Corrupt for a file that is missing, is a link, or does not match the manifest.
 
     Example: ``ShardSet(Path("corpus")).tokens(3, 0, 512)`` are the first 512 tokens of the fourth document.
     """
@@ -91,10 +91,10 @@ class ShardSet:
         self._tokens = np.empty(0, np.int32)
 
     def tokens(self, document: int, start: int, stop: int) -> Tokens:
-        """Tokens [start, stop) of a document. Another shard than the last one's takes its place in memory."""
+        """Tokens [start, stop) of a document. Only one shard is in memory: a different shard replaces the last one."""
         shard = int(self.shards_D[document])
         if shard != self._open:
-            self._tokens = np.empty(0, np.int32)  # the one before is let go first
+            self._tokens = np.empty(0, np.int32)  # frees the previous shard first
             self._tokens = _load(self.directory / self.manifest.shards[shard].file)["tokens"]
             self._open = shard
         first = int(self._starts[document])

@@ -1,4 +1,4 @@
-"""Where files come from: a directory, this interpreter's standard library, an unpacked source distribution. Nothing is run or followed."""
+"""Sources of files: a directory, this interpreter's standard library, an unpacked source distribution. Runs no code, follows no links."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _PASSED_OVER = {
     "__pycache__", "node_modules", "site-packages", "dist-packages", "build", "dist", "_vendor", "_vendored", "vendor", "vendored",
     "third_party", "extern", "_extern", "externals", "venv", "__phello__",
 }  # fmt: skip
-"""Directories of what was made, or is of others and maybe under another licence."""
+"""Directories of generated files, or of third-party files that may be under another licence."""
 _TESTS = {"test", "tests", "idle_test"}
 Read = Callable[[int], bytes]
-"""A file's first bytes, at most so many. Raises OSError."""
+"""Reads at most this many of a file's first bytes. Raises OSError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFiles:
-    """A source before anything of it is judged: what its licence is, whether that is permissive, and its files, which are not read yet.
+    """A source before its files are judged: its licence, whether that is permissive, and its files, which are not read yet.
 
     Example: ``SourceFiles(name="tabulate-0.10.0", licence="MIT", permissive=True, files=[("tabulate.py", lambda most: b"..."[:most])])``
     """
@@ -53,7 +53,7 @@ def stdlib_source() -> SourceFiles:
 
 
 def directory_source(root: Path) -> SourceFiles:
-    """A directory. The licence is what its PKG-INFO or pyproject.toml states; one that has neither is taken to be one's own."""
+    """A directory. Its PKG-INFO or pyproject.toml states the licence; with neither, it counts as the user's own ("own")."""
     if not root.is_dir():
         raise BadRequest(f"{root}: no such directory", field="source")
     licence, permissive = "own", True
@@ -67,7 +67,7 @@ def directory_source(root: Path) -> SourceFiles:
 
 
 def archive_source(files: Mapping[str, bytes], name: str, sha256: str) -> SourceFiles:
-    """An unpacked source distribution, its files named from its top directory. Raises BadRequest without a PKG-INFO."""
+    """An unpacked source distribution, with paths relative to its top directory. Raises BadRequest without a PKG-INFO."""
     if "PKG-INFO" not in files:
         raise BadRequest(f"{name}: no PKG-INFO at the top; is this a source distribution?", field="source")
     metadata = core_metadata(files["PKG-INFO"])

@@ -1,7 +1,7 @@
-"""The transaction that appends rows: finds the open segment, leaves out what the log already holds, closes the segment when it is full.
+"""The transaction that appends rows: finds the open segment, skips rows that the log already holds, closes the segment when it is full.
 
-Any number of processes may append. Each takes SQLite's write lock on the newest segment and looks, under the lock, whether another
-has closed it meanwhile; then it goes on to the next, which whoever comes first makes.
+Any number of processes may append. Each takes SQLite's write lock on the newest segment and checks, under the lock, whether another
+process has closed it meanwhile. If so it moves on to the next segment, which the first process to get there creates.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Appender:
         self._texts: dict[int, str] = {}
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._forget_head()
         self._closed.close()
         self._reader.close()
 
     def assign_keys(self, rows: Sequence[Ready]) -> None:
-        """Say under which key each row's text is to lie; new keys are on the disk when it returns. Before the transaction."""
+        """Assign each row's text its key; new keys are on the disk on return. Called before the transaction."""
         if self._ring is not None:
             assign(rows, self._config.encrypt, self._ring, self._reader.owners)
 
@@ -74,11 +74,11 @@ class Appender:
             yield head
             head.segment.db.execute("COMMIT")
         except BaseException:
-            self._forget_head()  # its connection, which rolls back, and what it remembers of rows that are not there
+            self._forget_head()  # closes its connection, which rolls back, and drops its memory of rows that were not written
             raise
 
     def write(self, head: Head[Segment], rows: Sequence[Ready]) -> Cursor:
-        """Write those rows that the log does not hold; the place of the newest row then. Inside the transaction."""
+        """Write the rows that the log does not hold yet; returns the newest row's place. Called inside the transaction."""
         newest = head.segment.newest()
         fresh = self._unseen(head, rows)
         if fresh:
@@ -90,17 +90,17 @@ class Appender:
         return is_busy(error)
 
     def refusal(self, error: Exception) -> OstinatoError:
-        """The project's error for one that a transaction met."""
+        """Translate an error of a transaction into the project's own."""
         if isinstance(error, driver.Error):
             return translate(error, self._directory.path)
         if isinstance(error, OSError):
             return StorageFull(f"nothing was written to {self.name}: {error}; free space, then try again")
         return Unavailable(f"rows could not be written to {self.name}: {error!r}")
 
-    # ------------------------------------------------------------ what is there already
+    # ------------------------------------------------------------ rows that the log already holds
 
     def _unseen(self, head: Head[Segment], rows: Sequence[Ready]) -> list[tuple[Ready, int]]:
-        """The rows whose identity is neither in the log nor earlier in the list, with the keys that they get."""
+        """The rows whose identity is neither in the log nor earlier in the list, with their new keys."""
         keys = [row.key for row in rows]
         taken, closed = head.segment.known(keys), self._closed.sealed.holding(keys)
         fresh: dict[tuple[object, ...], tuple[Ready, int]] = {}
@@ -122,7 +122,7 @@ class Appender:
 
     def _is_closed(self, row: Ready, holding: Mapping[int, list[Cursor]]) -> bool:
         for first in holding.get(row.key, ()):
-            with suppress(SegmentGone):  # then its rows are gone, or among those that are kept
+            with suppress(SegmentGone):  # then its rows were dropped, or are among the permanent rows
                 if self._closed.get(first).place(row.kind, row.identity, row.key)[0] is not None:
                     return True
         return False
@@ -169,12 +169,12 @@ class Appender:
         return (
             rows >= config.segment_rows
             or pages >= config.segment_mb * 1e6
-            or not 0 <= age < 3600 * config.segment_hours  # made in the future: by a clock that was wrong
+            or not 0 <= age < 3600 * config.segment_hours  # created in the future by a wrong clock
             or head.segment.version != schema.FORMAT
         )
 
     def _close(self, head: Head[Segment]) -> None:
-        """Seal the segment, for good, and go on to the next."""
+        """Seal the segment permanently and move on to the next."""
         db = head.segment.db
         tables = [kind.table for kind in KINDS if db.execute(f"SELECT 1 FROM {kind.table} LIMIT 1").fetchone()]
         keys = [key for (key,) in db.execute("SELECT key FROM identities")]
@@ -186,7 +186,7 @@ class Appender:
         self._leave(head)
 
     def _leave(self, head: Head[Segment]) -> None:
-        """Go on from a closed segment: to those that follow, or to a new one if none does."""
+        """Leave a closed segment. Creates the next one if there is none."""
         seal = head.segment.seal()
         assert seal is not None
         if self._directory.listing().firsts[-1] == head.segment.first:
@@ -200,7 +200,7 @@ class Appender:
 
 
 def first_segment(directory: LogDirectory, clock: Clock, first: Cursor) -> None:
-    """Make the log's first segment if it has none, with this first row, and refuse a log that is not this code's to append to.
+    """Create the log's first segment, with this first row, if it has none. Refuse a log that this code must not append to.
 
     Raises BadConfig, Corrupt, StorageFull, the driver's errors.
     """

@@ -1,4 +1,4 @@
-"""The log's part of the configuration."""
+"""Configuration of the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, field_validator
 
 
 class Encrypt(StrEnum):
-    """Whose key what people wrote is encrypted under."""
+    """Whose key is used to encrypt what people wrote."""
 
     NONE = "none"
     TENANT = "tenant"
@@ -18,7 +18,7 @@ class Encrypt(StrEnum):
 
 
 class RecordConfig(BaseModel, frozen=True, extra="forbid"):
-    """How the log is cut, how long it is kept, and whether what people wrote lies there encrypted.
+    """How the log is segmented, how long it is kept, and whether user text is encrypted.
 
     Example: ``RecordConfig(retain_days=30, encrypt="user")``
     """

@@ -1,4 +1,4 @@
-"""Moves a log from one database to another: the same rows in the same places. May be killed and begun again."""
+"""Copies a log from one database to another, with the same rows at the same sequence numbers. Can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import FOR_EVER, KINDS
 from ostinato.record.rowlog import RowLog
 
-_ROWS = 500  # of one append
+_ROWS = 500  # per append
 
 OpenTarget = Callable[[Cursor], RowLog]
-"""Opens the log to copy to; one that is made has its first row at this place."""
+"""Opens the target log; if it is created, its first row gets this sequence number."""
 
 
 async def copy_log(source: RowLog, open_target: OpenTarget, on_row: Callable[[Cursor, Cursor], None]) -> Cursor:
-    """Copy what is missing; the place of the newest row then. `on_row` is told how far it is, and of how many.
+    """Copy the missing rows; returns the place of the newest row. `on_row` gets the place reached and the last place.
 
-    What the source's retention has kept is kept in the target. What is appended to the source meanwhile is not copied: stop its
-    workers before.
+    Rows that the source's retention keeps are kept in the target too. Rows appended to the source meanwhile are not copied, so stop its
+    workers first.
 
     Raises:
         Conflict: the target holds other rows, or the source has dropped rows that the target lacks.
-        BadConfig: the source holds rows under keys.
-        StorageFull, Unavailable: do it again, it goes on where it stood.
+        BadConfig: the source has encrypted rows.
+        StorageFull, Unavailable: call it again; it resumes where it stopped.
     """
     if source.encrypted:
         raise BadConfig("what people wrote lies under keys in this log, which are not copied; it stays where it is")
@@ -52,7 +52,7 @@ async def copy_log(source: RowLog, open_target: OpenTarget, on_row: Callable[[Cu
 
 
 async def _compare(source: RowLog, target: RowLog, after: Cursor, horizon: Cursor) -> None:
-    """Raises Conflict unless the target's rows are the source's first ones."""
+    """Raise Conflict unless the target's rows are the source's first rows."""
     if after < horizon:
         raise Conflict(
             f"the log to copy to ends at row {after}, and rows up to {horizon} were dropped; begin with an empty one"

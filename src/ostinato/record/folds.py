@@ -1,4 +1,4 @@
-"""Folds of the log on disk: one file per name, compressed JSON under its hash, replaced whole."""
+"""Folds of the log on disk: one file per name, compressed JSON with its hash, replaced atomically."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _LONGEST = 1 << 30  # bytes of a fold, decompressed
 
 
 def pack_fold(cursor: Cursor, state: Mapping[str, Any]) -> bytes:
-    """A fold as it is kept: compressed JSON behind its hash."""
+    """A fold in its stored form: its hash, then compressed JSON."""
     plain = json.dumps({"format": _FORMAT, "cursor": cursor, "state": state}, separators=(",", ":")).encode()
     return blake3(plain).digest() + zstandard.ZstdCompressor(level=3).compress(plain)
 
 
 def unpack_fold(data: bytes) -> tuple[Cursor, dict[str, Any]]:
-    """The inverse of `pack_fold`. Raises ValueError for damaged bytes, or those of another version."""
+    """The inverse of `pack_fold`. Raises ValueError for damaged bytes or another format version."""
     try:
         plain = zstandard.ZstdDecompressor().decompress(data[32:], max_output_size=_LONGEST)
         if blake3(plain).digest() != data[:32]:
@@ -45,7 +45,7 @@ def unpack_fold(data: bytes) -> tuple[Cursor, dict[str, Any]]:
 
 
 def check_fold_name(name: str) -> None:
-    """Raises BadConfig for what is no plain lower-case name."""
+    """Raise BadConfig unless `name` is a plain lower-case name."""
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", name):
         raise BadConfig(f"fold {name!r} must be a plain lower-case name")
 
@@ -60,11 +60,11 @@ class FileFolds:
         self._directory = directory
 
     async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """Durable when it returns. Raises StorageFull; what was kept before stays."""
+        """Save a fold, durably on return. Raises StorageFull; the previous fold then stays."""
         await asyncio.to_thread(self._write, self._path(name), pack_fold(cursor, state))
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
-        """What was saved last. A damaged file, or one of another version, is reported and counts as none."""
+        """The fold saved last. A file that is damaged or has another format version is reported and counts as missing."""
         path = self._path(name)
         try:
             data = await asyncio.to_thread(path.read_bytes)

@@ -1,4 +1,4 @@
-"""The open segment: puts rows into it, inside a transaction that `appender.py` has begun."""
+"""Inserts rows into the open segment, inside a transaction that `appender.py` has begun."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ostinato.record.codec.turns import Forgotten, Held
 from ostinato.record.segments.packed import PackedRows
 
 TokenText = Callable[[int], str]
-"""The text of one token, such that the texts of a turn's tokens, one after the other, mostly are its text."""
+"""Gives the text of one token. The concatenated texts of a turn's tokens should usually equal the turn's text."""
 
 S = TypeVar("S", bound=PackedRows)
 
 
 class Head(Generic[S]):
-    """Rows into one segment. When a transaction fails, close this and open another: what it remembers may not be there."""
+    """Inserts rows into one segment. After a failed transaction close this and open another, because its memory may be wrong."""
 
     def __init__(self, segment: S, texts: dict[int, str]) -> None:
         self.segment = segment
@@ -34,11 +34,11 @@ class Head(Generic[S]):
         self._training = Training()
         self._numbers: dict[PolicyVersion, int] = {}
         self._dictionaries = 0
-        self._sought: set[str] = set()  # parents that were looked for
+        self._sought: set[str] = set()  # parents that were looked up
         segment.read_all_pieces()
 
     def foresee(self, rows: Sequence[Ready], token_text: TokenText | None) -> None:
-        """Ask, before the transaction, what these rows will need of the database: nobody waits meanwhile. May be left out."""
+        """Query what these rows will need before the transaction, while nobody waits for the lock. Optional."""
         fresh: dict[int, str] = {}
         for row in rows:
             if row.turn is None:
@@ -51,7 +51,7 @@ class Head(Generic[S]):
             self._learn(list(fresh.items()))
 
     def insert(self, rows: Sequence[tuple[Ready, int]], newest: Cursor, token_text: TokenText | None) -> None:
-        """Write rows under their keys, in this order, after the newest. Raises the driver's error."""
+        """Write rows under their keys, in this order, after the row `newest`. Raises the driver's error."""
         self._use_dictionaries()
         values = [
             self._turn(row, seq, token_text) if row.turn else self._small(row, seq)
@@ -97,19 +97,19 @@ class Head(Generic[S]):
         )
 
     def _recall(self, parent: str | None, secret: int | None) -> None:
-        """Have the parent's ids in memory, if it lies in this segment under the same key."""
+        """Load the parent's ids into memory, if the parent is in this segment under the same key."""
         if parent is None or parent in self._bases or parent in self._sought:
             return
         place, held = self.segment.locate(TURNS, (parent,)), None
         if place is not None:
             with suppress(Forgotten):
                 held = self.segment.tokens(place)
-        self._sought.add(parent)  # now that it was answered: a head whose question failed may be used again
+        self._sought.add(parent)  # only after an answer: a head whose query failed may be used again
         if place is not None and held is not None and held.secret == secret:
             self._bases.add(place, parent, held)
 
     def _text(self, text: str, sampled: bytes, secret: int | None, token_text: TokenText | None) -> bytes | int | None:
-        """None: what the tokens spell. A number: so many characters of that. Otherwise the text itself, packed."""
+        """The stored form of a text: None if the tokens spell it, a number if it is their first n characters, else packed text."""
         if not text:
             return 0
         tokens = unflat(sampled)
@@ -126,7 +126,7 @@ class Head(Generic[S]):
         return self._shrunk(Use.TEXT, text.encode(), secret)
 
     def _fresh(self, text: str, tokens: Sequence[int], token_text: TokenText) -> list[tuple[int, str]] | None:
-        """The texts of those tokens that the segment has none of; None unless all of them together spell this text, or begin with it."""
+        """The texts of tokens that are new to the segment; None unless the texts of all tokens together begin with this text."""
         pieces, texts = self.segment.pieces, self._texts
         fresh = {token for token in tokens if token not in pieces}
         try:
@@ -135,20 +135,20 @@ class Head(Generic[S]):
             rows = [(token, texts[token]) for token in fresh]
             for _, piece in rows:
                 piece.encode()
-        except Exception:  # noqa: BLE001 - a tokenizer that does not know a token: the text is stored as it is
+        except Exception:  # noqa: BLE001 - the tokenizer does not know a token: the text is stored as it is
             return None
         spelt = "".join(texts[token] if token in fresh else pieces[token] for token in tokens)
         return rows if spelt.startswith(text) else None
 
     def _learn(self, rows: Sequence[tuple[int, str]]) -> None:
-        """Have the segment know the texts of tokens: first the database, for a head whose question failed may be used again."""
+        """Add texts of tokens to the segment, to the database first, because a head whose query failed may be used again."""
         if self.segment.put_pieces(rows) == len(rows):
             self.segment.pieces.update(rows)
-        else:  # another process was quicker with some of them, and may have had another tokenizer
+        else:  # another process has added some of them first, perhaps with another tokenizer
             self.segment.read_all_pieces()
 
     def _number(self, policy: PolicyVersion) -> int:
-        """What the segment calls a policy version."""
+        """The segment's number for a policy version."""
         if policy not in self._numbers:
             self._numbers[policy] = self.segment.put_policy(policy)
         return self._numbers[policy]
@@ -160,12 +160,12 @@ class Head(Generic[S]):
         return self.segment.shrinker.pack(use, plain)
 
     def _sample(self, use: Use, plain: bytes, secret: int | None) -> None:
-        """What is to be encrypted never comes into a dictionary."""
+        """Collect a sample for dictionary training, unless it will be encrypted."""
         if secret is None and not self.segment.shrinker.has(use):
             self._training.saw(use, plain)
 
     def _use_dictionaries(self) -> None:
-        """Use what other processes trained; write down what this one did, where they did not."""
+        """Load dictionaries that other processes trained, and store those that only this process has trained."""
         shrinker = self.segment.shrinker
         newest = self.segment.newest_dictionary()
         if newest != self._dictionaries:

@@ -1,7 +1,7 @@
-"""The keys that what people wrote is encrypted under, in a file of their own: forget a key, and nobody reads it again.
+"""The keys that encrypt what people wrote, in their own file. Once a key is destroyed, nobody can read its texts again.
 
-One key for each tenant, or for each user of a tenant; and one for a turn whose signals came before it, when nobody knew yet whose it
-is. Keys are 256 random bits; values are AES-GCM with 96-bit random nonces, bound to their column and row.
+There is one key for each tenant, or for each user of a tenant, and one for each turn whose signals came before it, when its user was
+not known yet. Keys are 256 random bits; values are AES-GCM with 96-bit random nonces, bound to their column and row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose key: a tenant's, a user's, or that of a turn which is not known yet.
+    """The owner of a key: a tenant, a user, or a turn that is not known yet.
 
     Example: ``Scope("acme", user="ann")``
     """
@@ -51,12 +51,12 @@ class Scope:
 
     @property
     def name(self) -> str:
-        """As it stands in the file of keys."""
+        """The scope as stored in the key file."""
         return json.dumps([self.tenant, self.user, self.turn])
 
 
 class KeyRing:
-    """The file of keys. Thread-safe; any number of processes may use one file.
+    """The key file. Thread-safe; any number of processes may use one file.
 
     Raises BadConfig if the keys are wrapped with another master key; Corrupt, StorageFull, Unavailable.
     """
@@ -80,11 +80,11 @@ class KeyRing:
             raise translate(error, path) from error
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
     def refresh(self) -> None:
-        """Notice what other processes changed. Cheap; called before each batch of rows."""
+        """Drop cached keys if another process has changed the file. Cheap; called before each batch of rows."""
         with self._lock:
             version = self._version()
             if version != self._seen or len(self._ciphers) > _CACHED:
@@ -93,7 +93,7 @@ class KeyRing:
                 self._ciphers.clear()
 
     def numbers(self, scopes: Iterable[Scope]) -> dict[Scope, int]:
-        """The key of each scope, made and on the disk if there was none. Raises the driver's error."""
+        """The key number of each scope; missing keys are created and stored durably. Raises the driver's error."""
         wanted = set(scopes)
         with self._lock:
             missing = sorted(wanted.difference(self._numbers), key=lambda scope: scope.name)
@@ -122,14 +122,14 @@ class KeyRing:
         return nonce + self._cipher(number).encrypt(nonce, plain, bound)
 
     def reveal(self, number: int, bound: bytes, blob: bytes) -> bytes:
-        """Decrypt. Raises Forgotten; Corrupt for what was damaged or put in another's place."""
+        """Decrypt. Raises Forgotten; Corrupt for bytes that were damaged or moved to another place."""
         try:
             return self._cipher(number).decrypt(blob[:_NONCE], blob[_NONCE:], bound)
         except InvalidTag as error:
             raise Corrupt(f"what is stored under key {number} was changed; restore the log from a copy") from error
 
     def waiting_turns(self, tenant: str) -> list[str]:
-        """The turns that have keys of their own, because their signals came first. Raises Unavailable."""
+        """The turns that have their own keys because their signals came first. Raises Unavailable."""
         query = "SELECT scope FROM keys WHERE tenant = ? AND secret IS NOT NULL"
         with self._lock:
             try:
@@ -140,9 +140,9 @@ class KeyRing:
         return [turn for _, _, turn in scopes if turn is not None]
 
     def forget(self, tenant: str, scopes: Sequence[Scope] | None) -> int:
-        """Destroy these keys of a tenant, or all; how many. The file is written anew, so that no trace stays in it.
+        """Destroy these keys of a tenant, or all of them; returns how many. The file is rewritten, so that no trace stays in it.
 
-        Raises StorageFull, Unavailable; call it again then.
+        Raises StorageFull, Unavailable; then call it again.
         """
         named = json.dumps(None if scopes is None else [scope.name for scope in scopes])
         statement = (
@@ -212,7 +212,7 @@ class KeyRing:
             )
 
     def _wrap_clear_ones(self) -> None:
-        """Check the master key on one key; wrap those that were made before there was one."""
+        """Check the master key against one key, and wrap keys that were created before there was a master key."""
         query = "SELECT scope, secret FROM keys WHERE secret IS NOT NULL ORDER BY substr(secret, 1, 1) DESC LIMIT 1"
         found = self._db.execute(query).fetchone()
         if found is not None:

@@ -1,4 +1,4 @@
-"""One server and one trainer per store: an operating-system lock that dies with its process, kill -9 included."""
+"""File locks that allow one server and one trainer per store. The operating system releases a lock when its process dies."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ostinato.core.errors import BadConfig, Conflict, StorageFull
 def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
     """Hold the lock `<directory>/.<role>.lock` while the block runs; yields its path.
 
-    The lock belongs to the open file and is not inherited by programs that are started while it is held. The file stays behind:
-    removing it would let two processes lock two files of the same name.
+    The lock belongs to the open file and is not inherited by programs that are started while it is held. The file is not removed
+    afterwards, because two processes could then lock two files of the same name.
 
     Raises:
         Conflict: another process holds it (after `wait_s` seconds of trying); the message names its pid.
@@ -45,7 +45,7 @@ def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
 
 
 def check_role(role: str) -> None:
-    """Raises BadConfig for what is no plain lower-case name."""
+    """Raise BadConfig unless `role` is a plain lower-case name."""
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,31}", role):
         raise BadConfig(f"lock role {role!r} must be a plain lower-case name")
 

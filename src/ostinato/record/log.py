@@ -1,7 +1,7 @@
 """The log on SQLite: every turn, signal, reward, batch and release, in one order, durable when `append` returns.
 
-It is a directory of segments, each a database of its own (decision 0007). Several processes may append to one log; within a process
-one thread commits for all callers (`writer.py`). Readers never block a writer.
+The log is a directory of segments, each its own database (decision 0007). Several processes may append to a log; within a process one
+thread commits for all callers (`writer.py`). Readers never block a writer.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class SqlLog(RowLog):
     def open(
         cls, path: Path, clock: Clock = wall_clock, config: RecordConfig | None = None, *, first: Cursor = 1
     ) -> Self:
-        """Open or create the log in the directory `path`. `first`: the place of the first row of a log that is created.
+        """Open or create the log in the directory `path`. `first` is the first row's sequence number in a log that is created.
 
-        `clock` says how old a segment is; order never depends on it. Keys, if there are any, lie beside the directory, in
-        ``<path>-keys.db``, so that a copy of the log alone cannot be read.
+        `clock` measures the age of segments; order never depends on it. Keys, if there are any, are stored beside the directory, in
+        ``<path>-keys.db``, so that a copy of the log alone cannot be decrypted.
 
         Raises:
-            BadConfig: SQLite is in the corruption range, the log is newer or older than this code reads or another program's, or
-                the master key is the wrong one.
-            Corrupt: a file is damaged or no database.
+            BadConfig: SQLite is in the corruption range, the log is newer or older than this code reads or belongs to another program,
+                or the master key is the wrong one.
+            Corrupt: a file is damaged or not a database.
             StorageFull: the disk has no room for an empty log.
         """
         sqlite.refuse_faulty(driver.sqlite_version)
@@ -67,16 +67,16 @@ class SqlLog(RowLog):
         except driver.Error as error:
             raise translate(error, path) from error
 
-    # ------------------------------------------------------------ what is not kept
+    # ------------------------------------------------------------ retention and deletion
 
     async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:
         await asyncio.to_thread(keep_rows, self._directory, rows)
 
     async def drop_old(self, now: float, keep_after: Cursor) -> int:
-        """Drop what is older than `record.retain_days`, in whole segments; how many. To be called now and then by a worker.
+        """Drop whole segments that are older than `record.retain_days`; returns how many. A worker calls this from time to time.
 
-        `keep_after` is the oldest cursor that a saved fold stands at: nothing above it is dropped. An idle log's last segment is
-        closed here when its time has come. Raises StorageFull, Unavailable, Corrupt.
+        `keep_after` is the oldest cursor of any saved fold: nothing above it is dropped. An idle log's last segment is closed here when
+        its time has come. Raises StorageFull, Unavailable, Corrupt.
         """
         days = self._config.retain_days
         if days is None:

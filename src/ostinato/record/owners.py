@@ -1,4 +1,4 @@
-"""Under whose key what people wrote is to lie."""
+"""Decides whose key each text that people wrote is encrypted under."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ostinato.record.config import Encrypt
 from ostinato.record.keys import KeyRing, Scope
 
 Owners = Mapping[str, tuple[str, str]]
-"""By turn, its tenant and its user."""
+"""Turn id -> (tenant, user)."""
 
 
 def assign(rows: Sequence[Ready], mode: Encrypt, ring: KeyRing, known: Callable[[Sequence[str]], Owners]) -> None:
-    """Say under which key each row's text is to lie; new keys are kept when it returns. `known`: the owners of turns in the log."""
+    """Assign each row's text a key; new keys are stored on return. `known` gives the owners of turns in the log."""
     if mode is Encrypt.NONE:
         return
     ring.refresh()
@@ -33,7 +33,7 @@ def assign(rows: Sequence[Ready], mode: Encrypt, ring: KeyRing, known: Callable[
 
 
 def _owners(rows: Sequence[Ready], known: Callable[[Sequence[str]], Owners]) -> Owners:
-    """The owners of all turns that a signal with text is about, as far as the turns are known."""
+    """The owners of all turns that signals with text refer to, as far as the turns are known."""
     fresh = {row.row.id: (row.row.tenant, row.row.user) for row in rows if isinstance(row.row, Turn)}
     told = dict.fromkeys(row.row.turn for row in rows if isinstance(row.row, Signal) and row.said is not None)
     older = [turn for turn in told if turn not in fresh]
@@ -41,7 +41,7 @@ def _owners(rows: Sequence[Ready], known: Callable[[Sequence[str]], Owners]) -> 
 
 
 def _scope(mode: Encrypt, signal: Signal, owners: Owners) -> Scope:
-    """The scope of a signal's text: its turn's user. Where the turn is not known yet, the turn has a key of its own."""
+    """The key scope of a signal's text: its turn's user, or the turn itself if the turn is not known yet."""
     if mode is Encrypt.TENANT:
         return Scope(signal.tenant)
     tenant, user = owners.get(signal.turn, (None, None))

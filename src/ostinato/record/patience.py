@@ -1,4 +1,4 @@
-"""How a worker waits for a log whose server is away, instead of ending and starting anew."""
+"""Lets a worker wait for a log whose server is unavailable, instead of exiting and restarting."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Patience:
-    """Asks again what was not answered. What is asked must be safe to ask twice, as all that a log and its folds are asked.
+    """Retries calls that raise Unavailable. They must be safe to repeat, as all calls of a log and its folds are.
 
     Args:
         longest_s: seconds after which the error is raised after all.
-        waiting: entered with what is waited for, such as `Pulse.during`, while nothing else is done.
+        waiting: a context manager entered while waiting, with a text that says for what, such as `Pulse.during`.
         again_s: seconds between two attempts, each of which may itself take `record.append_s`.
 
     Example: ``await patience.until_there(lambda: log.append(row))``
@@ -31,10 +31,10 @@ class Patience:
         self, longest_s: float, waiting: Callable[[str], AbstractContextManager[None]], again_s: float = 0.5
     ) -> None:
         self._longest_s, self._waiting, self._again_s = longest_s, waiting, again_s
-        self._waits = False  # of several that wait, one says so
+        self._waits = False  # so that only one of several waiting calls reports it
 
     async def until_there(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` answers. Raises its errors, but Unavailable only once it was asked in vain for `longest_s`."""
+        """The result of `ask`. Raises its errors, but Unavailable only after `longest_s` of failed attempts."""
         began = time.monotonic()
         with ExitStack() as said:
             while True:

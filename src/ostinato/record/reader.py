@@ -1,4 +1,4 @@
-"""Reading the log across its segments, from wherever a cursor stands."""
+"""Reads the log across its segments, from any cursor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ostinato.record.segments.segment import Segment, SegmentGone
 from ostinato.record.sqlite import driver, is_busy, translate
 
 PAGE = 256  # rows of each kind that a reader holds at once
-_WAIT_S = 5.0  # a reader waits only while a database is recovered or put away
+_WAIT_S = 5.0  # a reader waits only while a database is recovered or checkpointed
 
 Found = list[tuple[Cursor, Row]]
 P = ParamSpec("P")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class LogReader:
-    """Answers from the log as it is. Thread-safe; one question at a time. Never blocks a writer."""
+    """Answers queries about the log. Thread-safe; one query at a time. Never blocks a writer."""
 
     def __init__(self, directory: LogDirectory, ring: KeyRing | None, sealed: SealedKeys) -> None:
         self._directory = directory
@@ -37,7 +37,7 @@ class LogReader:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         with self._lock:
             self._segments.close()
 
@@ -46,39 +46,39 @@ class LogReader:
         return self._ask(lambda: self._segments.newest().newest())
 
     def horizon(self) -> Cursor:
-        """The last row that retention has dropped, or passed by; 0 while there is none."""
+        """The place up to which retention has dropped rows, apart from the permanent ones; 0 if there is none."""
         return self._ask(lambda: self._segments.listing(again=True).horizon)
 
     def page(self, kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
-        """The next rows above `after` of these kinds, in order, and how far they reach: no unread row lies up to there."""
+        """The next rows above `after` of these kinds, in order, and the place up to which no row is left unread."""
         return self._ask(lambda: self._page(kinds, after, end))
 
     def find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
-        """The rows with these identities, as far as there are any."""
+        """The rows with these identities, as far as they exist."""
         return self._ask(lambda: self._find(kind, identities, lambda segment, place: segment.row(kind, place)))
 
     def places(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Cursor]:
-        """Where the rows with these identities stand, as far as there are any."""
+        """The places of the rows with these identities, as far as they exist."""
         return self._ask(lambda: self._find(kind, identities, lambda _, place: place))
 
     def owners(self, turns: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """The tenant and the user of each of these turns, as far as there are any. Decrypts nothing."""
+        """The tenant and the user of each of these turns, as far as they exist. Decrypts nothing."""
         identities = [(turn,) for turn in turns]
         found = self._ask(lambda: self._find(TURNS, identities, lambda segment, place: segment.owner(place)))
         return {str(turn): owner for (turn, *_), owner in found.items()}
 
     def tail(self, n: int, kinds: Collection[Kind]) -> Found:
-        """The newest `n` rows of these kinds, oldest of them first."""
+        """The newest `n` rows of these kinds, in log order."""
         return self._ask(lambda: self._tail(n, kinds))
 
     def before_last(self, count: int, kind: Kind) -> Cursor:
-        """The place above which the newest `count` rows of a kind lie, from 1 up; 0 if there are not so many. Reads none of them."""
+        """The place above which the newest `count` (at least 1) rows of a kind lie; 0 if there are fewer. Reads none of them."""
         return self._ask(lambda: self._before_last(count, kind))
 
-    # ------------------------------------------------------------ one question
+    # ------------------------------------------------------------ one query
 
     def _ask(self, question: Callable[[], T]) -> T:
-        """Ask, and ask again where a segment has gone meanwhile or a database is being recovered."""
+        """Run a query, again if a segment was dropped meanwhile or a database is being recovered."""
         deadline = time.monotonic() + _WAIT_S
         with self._lock:
             while True:
@@ -109,7 +109,7 @@ class LogReader:
     def _find(
         self, kind: Kind, identities: Sequence[Identity], look: Callable[[Segment, Cursor], T | None]
     ) -> dict[Identity, T]:
-        """What `look` sees in the places where the rows with these identities lie."""
+        """The results of `look` at the places of the rows with these identities."""
         keys = {identity: key_of(kind, identity) for identity in identities}
 
         def seen(segment: Segment, wanted: Collection[Identity]) -> dict[Identity, T]:
@@ -126,7 +126,7 @@ class LogReader:
                 for first in holding.get(keys[identity], ()):
                     if identity in found:
                         break
-                    with suppress(SegmentGone):  # its row is gone too, or among those that are kept
+                    with suppress(SegmentGone):  # its row was dropped too, or is among the permanent rows
                         found |= seen(self._segments.get(first), [identity])
         kept = self._segments.kept() if kind.for_ever and len(found) < len(keys) else None
         if kept is not None:
@@ -170,7 +170,7 @@ def _present(segment: Segment, kinds: Collection[Kind]) -> list[Kind]:
 
 
 def _rows(segment: Segment, kinds: Collection[Kind], after: Cursor, upto: Cursor) -> tuple[Found, Cursor]:
-    """A page of one segment's rows, in order, and how far it reaches."""
+    """A page of one segment's rows, in order, and the place up to which it reaches."""
     stored: list[tuple[Kind, Any]] = []
     for kind in kinds:
         rows = segment.fetch(kind, after, upto, PAGE)

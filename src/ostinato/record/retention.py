@@ -1,4 +1,4 @@
-"""Drops old segments. What the steps, releases, contracts and alarms were is copied out first, durably, and stays for ever."""
+"""Drops old segments. Their steps, releases, contracts and alarms are first copied out durably, and are kept for ever."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DAY_S = 86_400.0
 
 
 def drop_segments(directory: LogDirectory, now: float, retain_days: float, keep_after: Cursor) -> int:
-    """Drop the segments that were closed more than `retain_days` ago and have no row above `keep_after`; how many.
+    """Drop the segments that were closed more than `retain_days` ago and have no row above `keep_after`; returns how many.
 
-    The oldest first, and none out of turn, so that what is left has no gap. Safe beside readers, writers, other callers and kill -9: a
-    segment's file goes after its rows that stay are on the disk elsewhere, and until then it counts. A segment in use is left for
-    the next call. When a segment was closed is believed where `closed_at` does.
+    Segments are dropped strictly oldest first, so that the log has no gap. Safe alongside readers, writers, other callers and kill -9:
+    a segment's file is deleted after its permanent rows are on the disk elsewhere, and counts until then. A segment in use is left for
+    the next call. `closed_at` decides when a segment counts as closed.
 
-    Raises StorageFull, Unavailable, Corrupt; what was dropped until then is dropped.
+    Raises StorageFull, Unavailable, Corrupt; segments dropped before the error stay dropped.
     """
     dropped, before = 0, now - retain_days * DAY_S
     try:
@@ -49,11 +49,11 @@ def drop_segments(directory: LogDirectory, now: float, retain_days: float, keep_
 
 
 def closed_at(seals: Sequence[float | None], now: float) -> list[float | None]:
-    """When each segment was closed at the latest, oldest first; None where nothing says so yet. `seals` are the times that they name.
+    """The latest time at which each segment can have been closed, oldest segment first; None if unknown. `seals` are the claimed times.
 
-    A clock may have been ahead or behind for a while. What lies in the future is not believed, and of the rest as many times as are in
-    order: whatever was closed in between counts as closed when the next believed one was. So one seal of 2030 holds nobody back,
-    and one of 1970 makes nobody else old.
+    A clock may have been ahead or behind for a while. Times in the future are ignored, and of the rest the largest subset that is in
+    order is believed. A segment in between counts as closed when the next believed one was. So a single seal of 2030 delays no other
+    segment, and a single seal of 1970 makes no other segment old.
 
     Example: ``closed_at([1.0, 9.0, 3.0, 0.5, 4.0, 99.0, None], now=50.0) == [1.0, 3.0, 3.0, 4.0, 4.0, None, None]``
     """
@@ -68,10 +68,10 @@ def closed_at(seals: Sequence[float | None], now: float) -> list[float | None]:
 
 
 def _in_order(times: Mapping[int, float]) -> set[int]:
-    """The places of the most times that are in order; where there is a choice, of late ones: rather kept too long than lost."""
-    # the latest time that so many times in order can begin with, negated, by how many less one
+    """The indices of the largest ordered set of times. Ties prefer late times: better to keep a segment too long than to lose it."""
+    # latest[n - 1]: the latest time, negated, that an ordered set of n times can begin with
     latest: list[float] = []
-    begins: list[int] = []  # its place
+    begins: list[int] = []  # the index of that time
     follows: dict[int, int | None] = {}
     for place, at in sorted(times.items(), reverse=True):
         many = bisect_right(latest, -at)
@@ -87,7 +87,7 @@ def _in_order(times: Mapping[int, float]) -> set[int]:
 
 
 def _seal_of(directory: LogDirectory, first: Cursor) -> float | None:
-    """When a segment was closed, as it says; None if it is open or gone, or damaged, which is told when its turn comes."""
+    """When a segment claims it was closed; None if it is open, gone or damaged (damage is reported when the segment is dropped)."""
     try:
         with _opened(directory.segment(first)) as segment:
             seal = segment.seal()
@@ -100,7 +100,7 @@ def _drop(directory: LogDirectory, first: Cursor, keep_after: Cursor, *, old: bo
     try:
         with _opened(directory.segment(first), write=True) as segment:
             seal = segment.seal()
-            # before the newest, only one that a process left which was stopped while it made it is open: it is empty
+            # an open segment before the newest was left by a process that was stopped while it created it: it is empty
             needed = segment.newest() >= first if seal is None else not old or seal.last > keep_after
             if needed or not _put_away(segment):
                 return False
@@ -115,7 +115,7 @@ def _drop(directory: LogDirectory, first: Cursor, keep_after: Cursor, *, old: bo
 
 @contextmanager
 def _opened(path: Path, *, write: bool = False) -> Generator[Segment]:
-    """A segment, open inside the block. Raises SegmentGone also where another process drops it meanwhile."""
+    """A segment that is open inside the block. Raises SegmentGone if it is gone or another process drops it meanwhile."""
     segment = Segment(path, None, write=write)
     try:
         yield segment
@@ -128,13 +128,13 @@ def _opened(path: Path, *, write: bool = False) -> Generator[Segment]:
 
 
 def _put_away(segment: Segment) -> bool:
-    """Bring all of a segment into its one file, so that who has it open goes on reading all of it when its name is gone."""
+    """Checkpoint a segment into its single file, so that readers that have it open still see all of it after it is unlinked."""
     busy, _, _ = segment.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy
 
 
 def _copy(directory: LogDirectory, segment: Segment, kinds: list[Kind], last: Cursor) -> None:
-    """Bring the rows that stay for ever into the file of such rows, each in its place."""
+    """Copy the permanent rows into the file of permanent rows, each at its place."""
     for kind in kinds:
         after = 0
         while rows := segment.fetch(kind, after, last, PAGE):
@@ -143,7 +143,7 @@ def _copy(directory: LogDirectory, segment: Segment, kinds: list[Kind], last: Cu
 
 
 def keep_rows(directory: LogDirectory, rows: Sequence[tuple[Cursor, Row]]) -> None:
-    """Write rows into the file of those that stay for ever, each in its place. Those that are there stay as they are."""
+    """Write rows into the file of permanent rows, each at its place. Existing rows stay as they are."""
     schema.create(directory.kept, 0, 0.0)
     kept = Segment(directory.kept, None, write=True)
     try:

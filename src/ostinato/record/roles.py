@@ -1,6 +1,6 @@
-"""Who acts in a role of a run, such as its trainer: one process at a time, on one machine or on many.
+"""Roles of a run, such as its trainer, each held by one process at a time, on one machine or on many.
 
-Two implementations: locks of the operating system in the run's directory (here), and leases in Postgres (`postgres/leases.py`).
+Two implementations: operating-system locks in the run's directory (here), and leases in Postgres (`postgres/leases.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ostinato.record.lock import hold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FencingToken:
-    """What every write of a role carries: only those of the newest holder are let through.
+    """Carried by every write of a role; only writes with the newest holder's token are accepted.
 
-    `number` rises with each holder. `mark` is a word of the holder's own: a failover may forget a number, and give it again.
+    `number` rises with each holder. `mark` is unique to the holder, because a failover may lose a number and assign it again.
 
     Example: ``FencingToken(role="train", number=7, mark=uuid4())``
     """
@@ -33,20 +33,20 @@ class Tenure(Protocol):
 
     @property
     def token(self) -> FencingToken | None:
-        """What its writes carry; None where nobody can take the role while this process lives."""
+        """The token that its writes carry; None where nobody can take the role while this process lives."""
         ...
 
     @property
     def lost(self) -> bool:
-        """True once it is known that another process has the role. Asks nobody."""
+        """True once it is known that another process has the role. Makes no request."""
         ...
 
     def check(self) -> None:
-        """Asks, and may wait for the answer. Raises LeaseLost if another process has the role by now, Unavailable if nobody answers."""
+        """Ask, and wait for the answer. Raises LeaseLost if another process now has the role, Unavailable if there is no answer."""
         ...
 
     def close(self) -> None:
-        """Let another process have it at once."""
+        """Release the role, so that another process can take it at once."""
         ...
 
 
@@ -55,11 +55,11 @@ class Roles(Protocol):
 
     @property
     def pass_on(self) -> bool:
-        """True if a role goes on to whoever waits for it when its holder dies or pauses, so that a second process is a reserve."""
+        """True if a waiting process takes a role over when its holder dies or pauses, so that a second process is a standby."""
         ...
 
     def take(self, role: str) -> Tenure:
-        """Raises Conflict, naming the holder, if another process has the role; BadConfig for what is no plain lower-case name."""
+        """Take a role. Raises Conflict, naming the holder, if another process has it; BadConfig unless it is a plain lower-case name."""
         ...
 
 
@@ -75,12 +75,12 @@ class FileRoles:
         self._directory = directory
 
     def take(self, role: str) -> FileTenure:
-        """Raises as `hold`."""
+        """Take a role. Raises like `hold`."""
         return FileTenure(self._directory, role)
 
 
 class FileTenure:
-    """A role by a lock of the operating system, which nobody else gets while this process lives."""
+    """A role held by an operating-system lock, which no other process can get while this one lives."""
 
     token = None
     lost = False
@@ -90,8 +90,8 @@ class FileTenure:
         self._held.enter_context(hold(directory, role))
 
     def check(self) -> None:
-        """Nothing to ask: see above."""
+        """Always passes, because the role cannot be lost."""
 
     def close(self) -> None:
-        """Let go of the lock. May be called twice."""
+        """Release the lock. May be called twice."""
         self._held.close()

@@ -1,4 +1,4 @@
-"""What a log is to who uses it, whatever database its rows lie in: one thread that commits for all callers, one that reads."""
+"""The log's interface, independent of its database: one thread commits for all callers, another reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Reading(Protocol):
-    """What answers questions about one kind of database. Thread-safe."""
+    """The read side for one kind of database. Thread-safe."""
 
     def close(self) -> None: ...
 
@@ -43,7 +43,7 @@ class Reading(Protocol):
 
 
 class RowLog(ABC):
-    """The `Log` seam, and what a run's own workers ask of a log besides. Call `close` when done, or use it as a context manager."""
+    """The `Log` seam, with further methods for a run's own workers. Call `close` when done, or use it as a context manager."""
 
     def __init__(self, reader: Reading, appender: Appending[Any], ring: KeyRing | None, config: RecordConfig) -> None:
         self._config = config
@@ -60,7 +60,7 @@ class RowLog(ABC):
         self.close()
 
     def close(self) -> None:
-        """Commit what is waiting and let go of the files."""
+        """Commit waiting appends and close the files."""
         self._writer.close()
         self._asking.shutdown()
         self._reader.close()
@@ -68,10 +68,9 @@ class RowLog(ABC):
             self._ring.close()
 
     def derive_text(self, token_text: TokenText) -> None:
-        """From now on, do not store the text of a turn whose tokens spell it. `token_text`: the text of one token.
+        """From now on, do not store a turn's text if its tokens spell it. `token_text` gives the text of one token.
 
-        Whether they do is looked at each time, and what tokens spell is stored with the turns, so the log can be read without a
-        tokenizer.
+        This is checked for each turn, and the texts of tokens are stored with the turns, so the log can be read without a tokenizer.
 
         Example: ``log.derive_text(lambda token: renderer.decode([token]))``
         """
@@ -80,10 +79,10 @@ class RowLog(ABC):
     # ------------------------------------------------------------ the seam
 
     async def append(self, *rows: Row) -> Cursor:
-        """Write all rows or none; durable when it returns the newest sequence number. A repeated identity is ignored.
+        """Write all rows or none, durably, and return the newest sequence number. A repeated identity is ignored.
 
-        It takes no longer than `record.append_s`. Where a slow disk leaves open whether the rows are kept, Unavailable says so:
-        appending them again is safe.
+        It takes no longer than `record.append_s`. If a slow disk leaves open whether the rows are kept, Unavailable says so, and it is
+        safe to append them again.
 
         Raises:
             BadRequest: a field cannot be stored (NaN, a lone surrogate, a negative token id); `field` names it.
@@ -93,7 +92,7 @@ class RowLog(ABC):
         return await self._writer.submit(rows) if rows else await self._ask(self.newest)
 
     async def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
-        """Rows of the given kinds above `after`, oldest first, up to what was committed when reading began."""
+        """Rows of the given kinds above `after`, oldest first, up to the newest row committed when reading began."""
         chosen = [kind_of(kind) for kind in kinds]
         end = await self._ask(self.newest)
         while after < end and chosen:
@@ -107,53 +106,53 @@ class RowLog(ABC):
         return [cast(R, found[each]) for each in identities if each in found]
 
     async def places(self, kind: type[Row], identities: Sequence[Identity]) -> list[Cursor]:
-        """Where the rows of one kind with these identities stand; unknown ones are left out."""
+        """The sequence numbers of the rows of one kind with these identities; unknown ones are left out."""
         found = await self._ask(lambda: self._reader.places(kind_of(kind), identities))
         return [found[each] for each in identities if each in found]
 
     async def horizon(self) -> Cursor:
-        """Rows up to here may have been dropped, by retention; 0 while none has. Batches, releases, stamps and alarms stay."""
+        """The sequence number up to which retention may have dropped rows; 0 if none. Batches, releases, stamps and alarms stay."""
         return await self._ask(self._reader.horizon)
 
     async def before_last(self, count: int, kind: type[Row]) -> Cursor:
-        """The place above which the newest `count` rows of a kind lie, and no more of them; 0 if there are not so many."""
+        """The sequence number above which exactly the newest `count` rows of a kind lie; 0 if there are fewer."""
         return await self._ask(lambda: self._reader.before_last(count, kind_of(kind))) if count > 0 else 0
 
-    # ------------------------------------------------------------ people's questions
+    # ------------------------------------------------------------ queries for people
 
     def newest(self) -> Cursor:
         """The sequence number of the newest row; 0 for an empty log."""
         return self._reader.newest()
 
     def tail(self, n: int, kinds: set[type]) -> list[tuple[Cursor, Row]]:
-        """The newest `n` rows of the given kinds, oldest of them first."""
+        """The newest `n` rows of the given kinds, in log order."""
         return self._reader.tail(n, [kind_of(kind) for kind in kinds]) if n > 0 else []
 
-    # ------------------------------------------------------------ what is not kept
+    # ------------------------------------------------------------ retention and deletion
 
     @property
     def encrypted(self) -> bool:
-        """True if there are keys that rows may lie under."""
+        """True if there are keys, so that rows may be encrypted."""
         return self._ring is not None
 
     @abstractmethod
     async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:
-        """Take in rows that stay for ever, each at its place below the horizon, of a log that is copied. Those that are there stay."""
+        """Add permanent rows of a log that is being copied, each at its place below the horizon. Existing rows stay as they are."""
 
     @abstractmethod
     async def drop_old(self, now: float, keep_after: Cursor) -> int:
-        """Drop what is older than `record.retain_days`, in whole segments; how many. To be called now and then by a worker.
+        """Drop whole segments that are older than `record.retain_days`; returns how many. A worker calls this from time to time.
 
-        `keep_after` is the oldest cursor that a saved fold stands at: nothing above it is dropped. An idle log's last segment is
-        closed here when its time has come. Raises StorageFull, Unavailable, Corrupt.
+        `keep_after` is the oldest cursor of any saved fold: nothing above it is dropped. An idle log's last segment is closed here when
+        its time has come. Raises StorageFull, Unavailable, Corrupt.
         """
 
     async def forget(self, tenant: str, user: str | None = None) -> Cursor:
-        """Make what a tenant's user wrote, or everybody of a tenant, unreadable for ever, by destroying the keys.
+        """Make the texts of a tenant's user, or of all its users, unreadable for ever by destroying their keys.
 
-        Their turns stay as redacted ones (`Turn.redacted`), their signals without correction and comment. Covers what was written
-        while `record.encrypt` was on, and for a user alone what was written while it was 'user'. Returns the newest place in the
-        log: a model that was trained on turns up to there may still know them; only training again without them takes them out.
+        Their turns stay in redacted form (`Turn.redacted`), their signals without correction and comment. Covers texts written while
+        `record.encrypt` was on, and for a single user texts written while it was 'user'. Returns the newest place in the log: a model
+        trained on turns up to there may still know them, until it is trained again without them.
 
         Raises:
             BadConfig: nothing is encrypted, or not per user.

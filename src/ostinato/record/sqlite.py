@@ -1,4 +1,4 @@
-"""SQLite as the log needs it: a library without the WAL corruption fault, full durability, and errors in this project's words."""
+"""SQLite for the log: a version without the WAL corruption bug, full durability, and errors translated into the project's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAULTY = ((3, 7, 0), (3, 51, 2))
 """Inclusive range of SQLite versions whose WAL can be corrupted when it is reset (fixed in 3.51.3; sqlite.org/changes.html)."""
 
 BUSY_MS = 100
-"""How long one attempt waits for another process's lock. Whoever wants to wait longer tries again."""
+"""How long one attempt waits for another process's lock. Callers that want to wait longer retry."""
 
 
 def refuse_faulty(version: str) -> None:
@@ -39,7 +39,7 @@ def refuse_faulty(version: str) -> None:
 
 
 def connect(path: Path, *, write: bool) -> Any:
-    """A connection to a database that exists, in autocommit; it may move between threads, one at a time.
+    """A connection to an existing database, in autocommit mode; it may move between threads, used by one at a time.
 
     Raises BadConfig for a faulty SQLite, the driver's OperationalError if there is no such file.
     """
@@ -50,7 +50,7 @@ def connect(path: Path, *, write: bool) -> Any:
     try:
         connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
         connection.execute("PRAGMA synchronous=FULL")
-        # without it INSERT OR REPLACE deletes unseen by the triggers
+        # without it the deletes of INSERT OR REPLACE fire no triggers
         connection.execute("PRAGMA recursive_triggers=ON")
         connection.execute(f"PRAGMA query_only={'OFF' if write else 'ON'}")
     except driver.Error:
@@ -60,15 +60,15 @@ def connect(path: Path, *, write: bool) -> Any:
 
 
 def create(path: Path, build: Callable[[Any], None], *, journal: str = "wal") -> None:
-    """Make a database that only its owner can read, unless it is there: `build` fills it through a connection, in a transaction.
+    """Create a database that only its owner can read, unless it exists. `build` fills it in a transaction.
 
-    It appears whole or not at all, and any number of processes may do this at once: the first one's holds.
+    It appears complete or not at all. Any number of processes may do this at once; the first one's database is used.
 
-    Raises BadConfig where the file system cannot hold this journal, OSError or the driver's error; then nothing is there.
+    Raises BadConfig if the file system does not support this journal, OSError or the driver's error; then nothing was created.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        # what SQLite puts beside it gets its mode
+        # files that SQLite creates beside it get the same mode
         os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         connection = connect(partial, write=True)
         try:
@@ -88,7 +88,7 @@ def create(path: Path, build: Callable[[Any], None], *, journal: str = "wal") ->
 
 
 def remove(path: Path) -> None:
-    """A database and what SQLite put beside it, the database first: what is left after a kill is no database."""
+    """Remove a database and SQLite's files beside it, the database first, so that a kill in between leaves no database."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
@@ -108,7 +108,7 @@ def is_busy(error: Exception) -> bool:
 
 
 def translate(error: Exception, path: Path) -> OstinatoError:
-    """The project's error for a database's: StorageFull, Corrupt, TooLarge or Unavailable, naming the file and the remedy."""
+    """Translate a database error into StorageFull, Corrupt, TooLarge or Unavailable, with a message that names file and remedy."""
     code = _code(error)
     if code in (driver.SQLITE_FULL, driver.SQLITE_IOERR):
         return StorageFull(f"nothing was written to {path}: {error}; free space or repair the disk, then try again")

@@ -1,9 +1,9 @@
-"""Group commit: one thread writes whatever is waiting in one transaction, so that many callers share one fsync.
+"""Group commit: one thread writes all waiting rows in one transaction, so that many callers share one fsync.
 
 Every caller is answered within its deadline. While another process holds the write lock all callers wait together. When the shared
-transaction fails for another reason, each caller's rows are tried alone: the ones that can be written are kept, and the others get the
-error. On a full disk the smallest are tried first; where one does not fit, those that are larger are refused with it.
-What waits is bounded in callers and in bytes; the rows of a caller that was answered before they were begun are let go at once.
+transaction fails for another reason, each caller's rows are tried alone: those that can be written are kept, and the other callers get
+the error. On a full disk the smallest are tried first; if some rows do not fit, all larger ones are refused with them. The queue is
+bounded in callers and in bytes. If a caller is answered before a transaction takes its rows, they are freed at once.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from ostinato.record.head import TokenText
 
 GROUP = 512  # callers per transaction
 BACKLOG = 20_000  # callers that may wait
-BACKLOG_BYTES = 256 * 2**20  # that their rows may have; one caller may always wait, however many it brings
+BACKLOG_BYTES = 256 * 2**20  # that their rows may take; a single caller may always wait, whatever its size
 
 Answer = Cursor | OstinatoError
 
 
 class _Room:
-    """The bytes of all rows that wait. Thread-safe."""
+    """The byte budget of all waiting rows. Thread-safe."""
 
     def __init__(self) -> None:
         self._taken = 0
         self._gate = threading.Lock()
 
     def take(self, size: int) -> bool:
-        """False, and nothing is taken, if there is no room."""
+        """Reserve bytes; False, and nothing is reserved, if there is no room."""
         with self._gate:
             if self._taken and self._taken + size > BACKLOG_BYTES:
                 return False
@@ -53,7 +53,7 @@ class _Room:
 
 
 class _Job:
-    """One caller's rows. It is answered once: by the writer, or at its deadline by its own event loop."""
+    """One caller's rows. It is answered once, by the writer or, at its deadline, by its own event loop."""
 
     __slots__ = (
         "_answered",
@@ -83,28 +83,28 @@ class _Job:
         self.timer: asyncio.TimerHandle | None = None
 
     def size(self) -> int:
-        """About how many bytes its rows have."""
+        """The approximate size of its rows in bytes."""
         return sum(row.size for row in self.ready)
 
     def enter(self) -> bool:
-        """Take its room in the queue; False if there is too little."""
+        """Reserve room in the queue; False if there is too little."""
         size = sum(_memory(getattr(row, name)) for row in self.rows for name in getattr(row, "__slots__", ()))
         self._taken = size if self._room.take(size) else 0
         return self._taken == size
 
     def leave(self) -> None:
-        """Let go of its rows: the thread is done with it."""
+        """Free its rows, because the thread is done with it."""
         with self._gate:
             self._let_go()
 
     def begin(self) -> bool:
-        """Claim it for a transaction; False if it was given up."""
+        """Claim it for a transaction; False if it was answered already."""
         with self._gate:
             self.begun = not self._answered
             return self.begun
 
     def expire(self, name: str) -> None:
-        """The deadline has come. On its event loop."""
+        """Answer it with Unavailable at its deadline. Runs on its event loop."""
         with self._gate:
             if self._answered:
                 return
@@ -117,16 +117,16 @@ class _Job:
         )
 
     def answer(self) -> bool:
-        """True for who may settle it."""
+        """Mark it as answered; True for the first caller, which must settle it."""
         with self._gate:
             first, self._answered = not self._answered, True
             return first
 
     def settle(self, answer: Answer) -> None:
-        """Tell the caller. On its event loop."""
+        """Give the caller its answer. Runs on its event loop."""
         if self.timer is not None:
             self.timer.cancel()
-        # an error's traceback holds the rows, and this may lie in the queue still
+        # an error's traceback holds the rows, and this job may still be in the queue
         future, self._future = self._future, None
         if future is None or future.done():  # the caller was cancelled
             return
@@ -136,7 +136,7 @@ class _Job:
             future.set_result(answer)
 
     async def outcome(self) -> Cursor:
-        """What the caller waits for."""
+        """Wait for the answer."""
         assert self._future is not None
         return await self._future
 
@@ -150,27 +150,27 @@ H = TypeVar("H")
 
 
 class Appending(Protocol[H]):
-    """What puts rows into one kind of database, in transactions. Used by one thread."""
+    """The write side for one kind of database, in transactions. Used by one thread."""
 
     name: str
-    """Where the log lies, for messages."""
+    """The log's location, for messages."""
     token_text: TokenText | None
-    """The text of one token, where texts that tokens spell are to be left out."""
+    """Gives the text of one token, so that texts which tokens spell are not stored; None: all texts are stored."""
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         ...
 
     def assign_keys(self, rows: Sequence[Ready]) -> None:
-        """Say under which key each row's text is to lie. Before the transaction."""
+        """Assign each row's text its key. Called before the transaction."""
         ...
 
     def transaction(self, rows: Sequence[Ready]) -> AbstractContextManager[H]:
-        """No other process writes inside it. Committed at the end, rolled back on an error. None but these rows are written in it."""
+        """A transaction that excludes other writers, committed at the end, rolled back on an error. Only these rows are written in it."""
         ...
 
     def write(self, head: H, rows: Sequence[Ready]) -> Cursor:
-        """Write those rows that the log does not hold; the place of the newest row then. Inside the transaction."""
+        """Write the rows that the log does not hold yet; returns the newest row's place. Called inside the transaction."""
         ...
 
     def waits(self, error: Exception) -> bool:
@@ -178,7 +178,7 @@ class Appending(Protocol[H]):
         ...
 
     def refusal(self, error: Exception) -> OstinatoError:
-        """The project's error for one that a transaction met."""
+        """Translate an error of a transaction into the project's own."""
         ...
 
 
@@ -213,7 +213,7 @@ class GroupWriter:
         return await job.outcome()
 
     def close(self) -> None:
-        """Write what is waiting, then stop the thread. May be called twice."""
+        """Write the waiting rows, then stop the thread. May be called twice."""
         with self._gate:
             if not self._closed:
                 self._closed = True
@@ -282,7 +282,7 @@ class GroupWriter:
         return waiting
 
     def _in_time(self, jobs: list[_Job]) -> list[_Job]:
-        """Those whose deadline has not come. Their loop may be waiting for this thread, so the others are answered here too."""
+        """The jobs whose deadline has not passed. The others are answered here too, because their loop may be waiting for this thread."""
         now = time.monotonic()
         for job in jobs:
             if job.deadline <= now:
@@ -292,7 +292,7 @@ class GroupWriter:
         return [job for job in jobs if job.deadline > now]
 
     def _try(self, jobs: list[_Job]) -> Answer | None:
-        """One transaction for all of them; None if another process holds the lock."""
+        """Run one transaction for all jobs; None if another process holds the lock."""
         try:
             offered = [row for job in jobs for row in job.ready]
             self._appender.assign_keys(offered)
@@ -309,7 +309,7 @@ class GroupWriter:
 
 
 def _memory(value: Any) -> int:
-    """About how many bytes a field takes: a caller shares the ids of its prompts, but no text."""
+    """The approximate bytes of a field: the ids in a tuple are shared between turns, texts are not."""
     return sys.getsizeof(value) + (8 * len(value) if isinstance(value, tuple) else 0)
 
 
@@ -321,11 +321,11 @@ def _tell(answers: Sequence[tuple[_Job, Answer]]) -> None:
         if job.answer():
             by_loop[job.loop].append((job, answer))
     for loop, settled in by_loop.items():
-        with suppress(RuntimeError):  # the loop was closed meanwhile: nobody is left to be told
+        with suppress(RuntimeError):  # the loop was closed meanwhile: no caller is left
             loop.call_soon_threadsafe(_settle, settled)
 
 
 def _settle(settled: list[tuple[_Job, Answer]]) -> None:
     for job, answer in settled:
-        # an error object of the caller's own: tracebacks are attached to it
+        # each caller gets its own error object, because tracebacks are attached to it
         job.settle(copy(answer) if isinstance(answer, OstinatoError) else answer)

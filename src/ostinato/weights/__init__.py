@@ -1,1 +1,1 @@
-"""The weight store: every version, everywhere, bit for bit."""
+"""The weight store: publishes, stores and follows versions of weights, bit for bit."""

@@ -1,8 +1,8 @@
-"""What a deployment will move, keep and wait for, before there is one: sizes, requests and seconds from a few inputs. Pure arithmetic.
+"""Estimates a deployment's sizes, requests, storage and seconds from a few inputs, before it is built. Pure arithmetic.
 
-The size of a delta follows from the share p of elements that change. Naming which of n elements changed takes n H(p) bits if any may
-(H is the binary entropy); the old values narrow that down, and each step costs a bit or two. On real pairs the two nearly cancel, so
-a delta has `factor * n * H(p)` bits with a factor near 1: see `FACTORS`.
+The size of a delta follows from the share p of elements that change. Naming which of n elements changed takes n H(p) bits if all are
+equally likely (H is the binary entropy). Knowing the old values saves bits, and each step costs a bit or two. On real pairs the two
+nearly cancel, so a delta has `factor * n * H(p)` bits with a factor near 1: see `FACTORS`.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from ostinato.weights.version.content import CHUNK_ELEMENTS
 from ostinato.weights.version.manifest import MAX_MANIFEST_BYTES
 
 FACTORS: Final = {"settled": 0.73, "planned": 1.0, "at random": 1.16, "first step": 1.54}
-"""Bits of a delta over n H(p). Measured on SmolLM2-135M: steps 27 and later at a learning rate of 1e-6 (0.71 to 0.75; 0.91 over 4 and
+"""Bits of a delta divided by n H(p). Measured on SmolLM2-135M: steps 27 and later at a learning rate of 1e-6 (0.71 to 0.75; 0.91 over 4 and
 16 of them), two steps of a live run at 2e-5 (0.97), elements drawn at random (1.15 and 1.16), the first step of a run (1.54)."""
 
 DENSEST: Final = 0.25
-"""Above this share of changed elements another codec takes over; its payload is taken to be a full snapshot's."""
+"""Above this share of changed elements another codec takes over; its payload is assumed to be as large as a full snapshot's."""
 
 MANIFEST_BYTES: Final = (362, 76)
-"""Bytes of a manifest per chunk, plain and compressed: what a full snapshot of 285 chunks in 272 tensors has."""
+"""Bytes of a manifest per chunk, plain and compressed, as in a full snapshot of 285 chunks in 272 tensors."""
 
 SKIPS: Final = (16, 4, 1)
 """Versions that one delta spans, the longest first."""
 
 SNAPSHOT: Final = 0.69
-"""A full snapshot's share of the weights' bytes; measured on SmolLM2-135M in bf16."""
+"""Size of a full snapshot as a share of the weights' bytes; measured on SmolLM2-135M in bf16."""
 
-_REF_WRITES = 3  # of a publication: two refs, one listing for a new one
-_REF_READS = 7  # of a publication: before each step
+_REF_WRITES = 3  # per publication: two refs, and one listing for a new ref
+_REF_READS = 7  # per publication: before each step
 _FOUND = 2  # refs that a follower reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What is published and how. The share `changed` is of one version against the one before.
+    """What is published and how. `changed` is the share of elements that differ between a version and its predecessor.
 
-    `growth` says how it adds up: k versions change `changed * k**growth`. Measured: 0.72 over 15 steps at 1e-5, 0.38 over 16 at
-    1e-6. `snapshot` is a full snapshot's share of the weights' bytes. Each of `shards` publishes its part as a chain of its own.
+    `growth` says how changes accumulate: over k versions the share is `changed * k**growth`. Measured: 0.72 over 15 steps at 1e-5,
+    0.38 over 16 at 1e-6. `snapshot` is a full snapshot's share of the weights' bytes. Each shard publishes its part as its own chain.
 
-    Example: ``Deployment(parameters=1e12, changed=0.01, shards=16)``. Raises BadRequest for what cannot be (also `Link`, `Cores`).
+    Example: ``Deployment(parameters=1e12, changed=0.01, shards=16)``. Raises BadRequest for values out of range (also `Link`, `Cores`).
     """
 
     parameters: float
@@ -69,10 +69,10 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A line with a delay: `gbit_s` in 10^9 bits, `rtt_s` there and back. A stream has at most `window` bytes under way.
+    """A network link: `gbit_s` in 10^9 bits per second, `rtt_s` the round-trip time. A stream has at most `window` bytes in flight.
 
-    Connections are open and warm, and nothing is lost: what loss costs depends on the congestion control, which is not modelled.
-    6 MiB is the largest receive window that Linux gives without being told otherwise.
+    Connections are assumed open and warm, and without packet loss, whose cost depends on the congestion control and is not modelled.
+    6 MiB is the largest receive window that Linux gives by default.
     """
 
     gbit_s: float = 10.0
@@ -87,25 +87,25 @@ class Link:
 
     @property
     def product(self) -> float:
-        """Bytes that are under way when the line is full."""
+        """Bytes in flight when the link is full (the bandwidth-delay product)."""
         return self.gbit_s * 1e9 / 8 * self.rtt_s
 
     @property
     def bytes_s(self) -> float:
-        """What all streams together carry: the line, or the windows if they are smaller than `product`."""
+        """Throughput of all streams together: the link's, or less if their windows add up to less than `product`."""
         return min(self.gbit_s * 1e9 / 8, self.streams * self.window / self.rtt_s)
 
     def seconds(self, size: float, requests: int) -> float:
-        """Time for `size` bytes in `requests`; each waits for one round trip, `streams` of them at once."""
+        """Time for `size` bytes in `requests` requests, `streams` at a time, each of which waits for one round trip."""
         return math.ceil(requests / self.streams) * self.rtt_s + size / self.bytes_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """Cores per shard and what one does, in GB of full weights a second (10^9 bytes).
+    """Cores per shard, and the throughput of one core in GB of full weights a second (10^9 bytes).
 
-    The rates are one busy Zen 5 core's: deltas of uniformly drawn changes of 1% (2.6 and 5.0; at 2.3% 2.0 and 2.8), full snapshots,
-    BLAKE3. That many cores are that many times as fast is assumed.
+    The rates are those of one busy Zen 5 core: deltas of uniformly drawn changes of 1% (2.6 and 5.0; at 2.3% 2.0 and 2.8), full
+    snapshots, BLAKE3. Linear scaling with the number of cores is assumed.
     """
 
     count: int = 16
@@ -121,10 +121,10 @@ class Cores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """One way to a version: payload bytes, objects, requests by price class, seconds on the line and on the cores.
+    """The cost of one way to a version: payload bytes, objects, requests by price class, seconds on the link and on the cores.
 
-    `puts` are writes, their parts and listings; `gets` are reads and HEADs. All shards together share the line; each has cores of its
-    own, which work side by side.
+    `puts` are writes, their parts and listings; `gets` are reads and HEADs. All shards share the link; each has its own cores, which
+    work in parallel.
     """
 
     bytes: float
@@ -136,13 +136,13 @@ class Moved:
 
     @property
     def seconds(self) -> float:
-        """Until done, when the line and the cores work at the same time."""
+        """Time until done, if the link and the cores work at the same time."""
         return max(self.line_s, self.cores_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Something that a shard needs and what there is of it, in bytes."""
+    """A size that a shard needs and its upper limit, in bytes."""
 
     name: str
     need: float
@@ -150,18 +150,18 @@ class Limit:
 
     @property
     def fits(self) -> bool:
-        """True if the limit is not passed."""
+        """True if the limit is not exceeded."""
         return self.need <= self.limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentPlan:
-    """The answers, for all shards together. `follow` is a follower that has the version before.
+    """The estimates, for all shards together. `follow` is for a follower that has the previous version.
 
-    Every version has a delta; `publish_full` and `publish_skips` (over 16 and over 4 versions) are other routes to some of them.
+    Every version has a delta; `publish_full` and `publish_skips` (over 16 and over 4 versions) are other routes to some versions.
 
-    `cold` is the follower without weights at the worst moment, `cold_slow` the same without deltas that skip versions; `chain` is the
-    number of deltas between full snapshots; `kept` are the bytes of `keep` versions, `skips` those of them that skipping adds.
+    `cold` is for a follower without weights at the worst moment, `cold_slow` the same without deltas that skip versions. `chain` is
+    the number of deltas between full snapshots. `kept` is the size of `keep` versions, of which `skips` is for skipping deltas.
     """
 
     full_bytes: float
@@ -187,7 +187,7 @@ def _check(name: str, value: float, least: float, most: float) -> None:
 
 
 def mask_bits(share: float) -> float:
-    """H(p)/p: bits per changed element that name which elements changed, if any is as likely as another.
+    """H(p)/p: bits per changed element to name which elements changed, if all are equally likely.
 
     Example: ``mask_bits(0.01) == 8.079...``
     """
@@ -196,7 +196,7 @@ def mask_bits(share: float) -> float:
 
 
 def changed_after(share: float, versions: int, growth: float) -> float:
-    """The share that differs from `versions` versions ago; at most 1."""
+    """The share of elements that differ from `versions` versions ago; at most 1."""
     return min(1.0, share * versions**growth)
 
 
@@ -207,7 +207,7 @@ def delta_bytes(parameters: float, share: float, factor: float, snapshot: float 
 
 
 def hops(versions: int, skips: Sequence[int] = SKIPS) -> list[int]:
-    """How many versions each delta spans on the shortest way over `versions`, longest first: 24 -> [16, 4, 4]."""
+    """How many versions each delta spans on the shortest route over `versions`, longest first: 24 -> [16, 4, 4]."""
     found: list[int] = []
     for span in skips:
         found += [span] * (versions // span)
@@ -216,7 +216,7 @@ def hops(versions: int, skips: Sequence[int] = SKIPS) -> list[int]:
 
 
 def plan(deployment: Deployment, link: Link | None = None, cores: Cores | None = None) -> DeploymentPlan:
-    """Everything that follows from the inputs."""
+    """Compute all estimates."""
     link, cores = link or Link(), cores or Cores()
     full = 2 * deployment.parameters
     one = _span(deployment, 1)
@@ -269,14 +269,14 @@ def _limits(deployment: Deployment, shards: int) -> tuple[Limit, ...]:
 
 
 def _requests(size: float, deployment: Deployment) -> tuple[int, int, int]:
-    """(objects, requests that write them, requests that read them) for payloads or a manifest of one shard."""
+    """(objects, requests to write them, requests to read them) for payloads or a manifest of one shard."""
     count = math.ceil(size / deployment.object_bytes)
     parts = math.ceil(min(size, deployment.object_bytes) / deployment.part_bytes)
     return count, count * (parts + 2 if parts > 1 else 1), count * parts
 
 
 def _published(deployment: Deployment, link: Link, cores: Cores, size: float, *, is_full: bool) -> Moved:
-    """Coded, decoded once to be sure, hashed before and after; every object is looked for before it is sent."""
+    """The cost of publishing: encode, decode once to verify, hash before and after; each object is looked up before it is sent."""
     shards, manifest = deployment.shards, _chunks(deployment, deployment.shards) * MANIFEST_BYTES[1]
     count, puts, _ = _requests(size / shards, deployment)
     names, manifest_puts, _ = _requests(manifest, deployment)
@@ -294,7 +294,7 @@ def _published(deployment: Deployment, link: Link, cores: Cores, size: float, *,
 
 
 def _followed(deployment: Deployment, link: Link, cores: Cores, sizes: Sequence[float], *, is_full: bool) -> Moved:
-    """Each payload decoded in turn and every chunk hashed. The first is a full snapshot's if `is_full`."""
+    """The cost of following: decode each payload in turn and hash every chunk. The first is a full snapshot if `is_full`."""
     shards, manifest = deployment.shards, _chunks(deployment, deployment.shards) * MANIFEST_BYTES[1]
     objects, gets, work = 0, _FOUND, 0.0
     for at, size in enumerate(sizes):

@@ -1,1 +1,1 @@
-"""Replicas of the serving fleet that sample rollouts while there is little traffic: when to lend and to give back, and a simulation."""
+"""Lending replicas of the serving fleet to rollouts while traffic is low: when to lend and to return them, and a simulation."""

@@ -1,4 +1,4 @@
-"""When the serving fleet lends a replica and when it wants it back. Users come first. Pure."""
+"""Decides when the serving fleet lends replicas and when it takes them back. Users come first. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRules:
-    """Loads are shares of what the replicas that serve can carry; delays are a request's seconds in the queue.
+    """The rules of lending. Loads are shares of the serving replicas' capacity; delays are a request's seconds in the queue.
 
-    Lent is while the highest rate of the last `window_s` loads the rest to at most `lend_below`, `most` at once, and not for `hold_s`
-    after something was given back, which bounds how often rollouts are cut off. Given back is as many as bring the load of the present
-    rate to `return_above`, and everything once a request waits longer than `guard_s` or nobody serves.
+    Replicas are lent while the highest rate of the last `window_s` loads the rest to at most `lend_below`, `most` at once, but not for
+    `hold_s` after a return, which limits how often rollouts are cut off. As many are returned as bring the load of the present rate to
+    `return_above`, and all of them once a request waits longer than `guard_s` or no replica serves.
 
     Example: ``GuardRules(guard_s=0.2)``
     """
@@ -27,8 +27,10 @@ class GuardRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """What the guard sees: replicas that serve, that are on their way back and that are lent; requests a second now and at most lately;
-    the queue's delay; what a replica carries, requests a second; seconds since something was given back.
+    """What the guard sees of the fleet.
+
+    Replicas that serve, that are returning and that are lent; requests a second now (`rate`) and at most recently (`highest`); the queue's
+    delay; the requests a second that a replica carries; the seconds since the last return.
 
     Example: ``FleetView(serving=20, returning=0, lent=0, rate=30, highest=35, delay_s=0, carries=5, since_s=1e9)``
     """
@@ -44,7 +46,7 @@ class FleetView:
 
 
 def lending(rules: GuardRules, seen: FleetView, wanted: int) -> int:
-    """How many replicas to lend now, negative: to give back. `wanted` is the most that sampling has a use for in all.
+    """How many replicas to lend now (negative: to return). `wanted` is the total that sampling can use.
 
     Example: with the view above ``lending(GuardRules(), seen, wanted=12) == 2``
     """

@@ -1,4 +1,4 @@
-"""Rates of requests out of a count that only grows: now, and the highest lately. Pure."""
+"""Request rates from a count that only grows: the current rate, and the highest recent one. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 
 
 class Meter:
-    """Rates are over `over_s` seconds; the highest is that of the last `window_s`.
+    """Measures rates over `over_s` seconds, and their maximum over the last `window_s`.
 
     Example::
 
@@ -20,7 +20,7 @@ class Meter:
         self._rates: deque[tuple[float, float]] = deque()  # falling: the first is the highest
 
     def note(self, now: float, count: int) -> tuple[float, float]:
-        """Requests a second now and at most lately, after so many requests in all. Times do not fall."""
+        """(current rate, highest recent rate) in requests a second, after `count` requests in total. `now` must not decrease."""
         while len(self._counts) > 1 and self._counts[1][0] <= now - self._over_s:
             self._counts.popleft()
         self._counts.append((now, count))

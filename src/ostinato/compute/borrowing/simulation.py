@@ -1,7 +1,8 @@
-"""A serving fleet, a trainer's workers and traffic, step by step. A simulation; pure: the same arguments give the same numbers.
+"""Simulates a serving fleet, a trainer's workers and traffic, step by step. Pure: the same arguments give the same numbers.
 
-Requests are a fluid: what the replicas cannot carry waits. A request's delay is the backlog over what is carried, and on top the mean wait
-of a queue with that many servers by Sakasegawa's approximation (Annals of the Institute of Statistical Mathematics 29, 1977).
+Requests are modelled as a fluid: the excess over the replicas' capacity waits. A request's delay is the backlog divided by the capacity,
+plus the mean wait of a queue with that many servers by Sakasegawa's approximation (Annals of the Institute of Statistical Mathematics 29,
+1977).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ ASSUMED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingFleet:
-    """Replicas of which each carries `carries` requests a second, `slots` at once; `slo_s` is the longest delay that users are promised.
+    """Replicas that each carry `carries` requests a second, `slots` at once; `slo_s` is the longest delay that users are promised.
 
-    From `outage_at_s` on, for `outage_s`, `outage` of the replicas are lost. `workers` belong to training and its own sampling.
+    From `outage_at_s` on, for `outage_s`, the share `outage` of the replicas is lost. `workers` belong to training and its own sampling.
 
     Example: ``ServingFleet(replicas=40)``
     """
@@ -48,8 +49,10 @@ class ServingFleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harvest:
-    """What came of it. `violations` are steps of the simulation in which a request waited longer than promised, `late` the share of
-    requests; hours are replica-hours; `share` is sampling's of all compute, `apart` the most that it was off over any `WINDOW_S`.
+    """The result of a simulation.
+
+    `violations` counts the steps in which requests waited longer than promised, `late` is the share of such requests. Hours are
+    replica-hours. `share` is sampling's share of all compute, `apart` its largest deviation from the target over any `WINDOW_S`.
     """
 
     violations: int
@@ -65,11 +68,11 @@ class Harvest:
 
 
 WINDOW_S = 6 * 3600.0
-_MEMORY_S = 3600.0  # over which the share that the rules are told is averaged
+_MEMORY_S = 3600.0  # time constant of the average share that the rules are given
 
 
 def mean_wait(servers: float, load: float, service_s: float) -> float:
-    """Mean seconds in the queue of `servers` with this load below 1, by Sakasegawa: load^(sqrt(2(c+1)) - 1) / (c (1 - load)) * service."""
+    """Mean seconds in a queue with c servers and a load below 1 (Sakasegawa): load^(sqrt(2(c+1)) - 1) / (c (1 - load)) * service."""
     return load ** (np.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - load)) * service_s
 
 
@@ -88,7 +91,7 @@ class _Run:
         self.back_at: list[tuple[float, int]] = []
 
     def serve(self, now: float, rate: float) -> float:
-        """One step of serving. Returns how many replicas' worth of what serves was not needed."""
+        """One step of serving. Returns the unused serving capacity in replicas."""
         fleet = self.fleet
         while self.returning and self.returning[0][0] <= now:
             self.returning.popleft()
@@ -130,7 +133,7 @@ class _Run:
             self.back_at.append((now, -change))
 
     def train(self, now: float) -> tuple[float, float]:
-        """One step of the workers. Returns how many sample and how many train, lent replicas among them."""
+        """One step of the workers. Returns how many sample, including lent replicas, and how many train."""
         fleet = self.fleet
         self.moving = [each for each in self.moving if each[0] > now]
         if now % fleet.step_s < self.step_s:
@@ -149,9 +152,9 @@ class _Run:
 def simulate_lending(
     fleet: ServingFleet, guard: GuardRules | None, rules: ShareRules, rate_T: NDArray[np.float64], step_s: float
 ) -> Harvest:
-    """Run the traffic: requests a second, a value for each step [T]. `guard` None: nothing is lent.
+    """Run the traffic `rate_T`: requests a second, a value for each step [T]. `guard` None: nothing is lent.
 
-    Raises BadRequest for a fleet of nothing.
+    Raises BadRequest for a fleet without replicas or workers, or a share outside of 0 to 1.
     """
     if min(fleet.replicas, fleet.workers) < 1 or not 0 < rules.share < 1:
         raise BadRequest("a fleet has at least one replica and one worker, and a share lies between 0 and 1")

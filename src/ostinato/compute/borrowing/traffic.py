@@ -1,4 +1,4 @@
-"""Traffic to simulate with: made up from stated parameters, or a user's own. Pure."""
+"""Traffic for simulations: synthetic from stated parameters, or read from a user's trace. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diurnal:
-    """Made-up traffic: a daily wave between `night` and 1 times `peak` requests a second, weekends at `weekend` of it, a rate that wanders
-    (log-normal, `noise`, over minutes), and bursts: `bursts` a day, log-uniform between 1.1 and `burst` times the rate, that rise within
-    `rise_s` and fade over `fade_s`.
+    """Synthetic traffic: a daily wave with weekends, noise and bursts.
+
+    The wave lies between `night` and 1 times `peak` requests a second, on weekends `weekend` times that. The rate wanders (log-normal,
+    `noise`, over minutes). There are `bursts` bursts a day, log-uniform between 1.1 and `burst` times the rate, which rise within `rise_s`
+    and fade over `fade_s`.
 
     Example: ``traffic_of(Diurnal(days=2), step_s=20.0, seed=0)``
     """
@@ -37,7 +39,7 @@ def traffic_of(made: Diurnal, step_s: float, seed: int) -> NDArray[np.float64]:
     """Requests a second, one value for each step [T]. The same seed gives the same traffic."""
     rng = np.random.default_rng(seed)
     time_T = np.arange(round(made.days * DAY_S / step_s)) * step_s
-    wave_T = 0.5 - 0.5 * np.cos(2 * np.pi * (time_T / DAY_S - 2 / 24))  # the least at two at night
+    wave_T = 0.5 - 0.5 * np.cos(2 * np.pi * (time_T / DAY_S - 2 / 24))  # the minimum is at 2 a.m.
     rate_T = made.peak * (made.night + (1 - made.night) * wave_T)
     rate_T *= np.where((time_T // DAY_S) % 7 >= 5, made.weekend, 1.0)
     minutes = rng.normal(size=len(time_T))
@@ -56,9 +58,10 @@ def traffic_of(made: Diurnal, step_s: float, seed: int) -> NDArray[np.float64]:
 
 
 def read_traffic(text: str, step_s: float) -> NDArray[np.float64]:
-    r"""A CSV of a user's own, `seconds,requests_per_second` with that header; each rate holds until the next line, the last one line's gap.
+    r"""Read a trace from CSV with the header `seconds,requests_per_second`. Each rate holds until the next line's time, the last rate for
+    as long as the one before.
 
-    Raises BadRequest that names the line: no number, a time that does not grow, a negative rate.
+    Raises BadRequest, which names the line, for a value that is not a number, a time that does not increase, or a negative rate.
 
     Example: ``read_traffic("seconds,requests_per_second\n0,5\n60,7\n", 20.0)`` has three times 5 and three times 7
     """

@@ -1,8 +1,8 @@
-"""A cycle by phase: machines, bytes, seconds, money, and what is full first. Pure.
+"""A cycle by phase: machines, bytes, seconds, money, and the first bottleneck. Pure.
 
-Lanes work side by side, the phases of a lane one after another. A lane's load is the share of a cycle in which it works, at the peak for
-lanes that serve. Machines that the description leaves open are as many as the load allows; of the other lanes the one with the highest
-load is the first bottleneck: it is full when a cycle is shortened by 1/load.
+Lanes work in parallel, the phases of a lane one after another. A lane's load is the share of a cycle in which it works, at the peak for
+lanes that serve. If the description leaves a number of machines open, it is set as the load requires. Of the other lanes the one with the
+highest load is the first bottleneck: it is full when a cycle is shortened by 1/load.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ NOT_COUNTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One version on its way, from the weight store's own plan: bytes of its delta; seconds to code it and to send it to the bucket; and by
-    region seconds on the line and on the cores.
+    """The delivery of one version, from the weight store's own plan.
+
+    The bytes of its delta, the seconds to encode it and to upload it to the bucket, and by region the seconds on the line and on the cores.
 
     Example: ``Delivery(bytes=1e10, encode_s=3.0, upload_s=28.0, regions={"europe": (28.0, 2.0)})``
     """
@@ -49,7 +50,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPhase:
-    """What one phase takes in a cycle. `bytes` are read from memory, or sent if it is `by` a line; `money` is for the time it computes."""
+    """The cost of one phase in a cycle. `bytes` are read from memory, or sent if `by` is a line; `money` is for the time it computes."""
 
     lane: str
     name: str
@@ -63,7 +64,7 @@ class PlannedPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """Phases that wait for each other. `idle` is the money for its machines in the rest of the cycle; `open`: the description left their
+    """Phases that run one after another. `idle` is the money for its machines in the rest of the cycle; `open`: the description left their
     number open.
     """
 
@@ -82,7 +83,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CyclePlan:
-    """The answers. `lag` is, by region, the time from a step's end until its version answers there, evaluation not counted."""
+    """The plan. `lag` is, by region, the time from the end of a step until its version serves there, without evaluation."""
 
     lanes: tuple[Lane, ...]
     lag: Mapping[str, float]
@@ -90,17 +91,17 @@ class CyclePlan:
 
     @property
     def machines(self) -> int:
-        """All of them."""
+        """The machines of all lanes."""
         return sum(lane.machines for lane in self.lanes)
 
     @property
     def money(self) -> float:
-        """Of a cycle, idle machines and egress included."""
+        """The cost of a cycle, including idle machines and egress."""
         return sum(lane.idle + sum(phase.money for phase in lane.phases) for lane in self.lanes)
 
 
 def plan_cycle(told: Description, delivery: Delivery) -> CyclePlan:
-    """Everything that follows from the description. Raises BadConfig that names the field where something does not fit."""
+    """Compute the plan. Raises BadConfig, which names the field that does not fit."""
     _check_classes(told)
     serving = {name: _serving(told, name) for name in told.regions}
     replicas = {name: serving[name].machines // region.replica for name, region in told.regions.items()}
@@ -154,7 +155,7 @@ def _lane(
 def _answering(
     told: Description, where: str, region: PlannedRegion, turns: float
 ) -> tuple[tuple[str, Need, float], ...]:
-    """(name, need, share of the peak) of prefill and decode for so many turns."""
+    """(name, need, share of the peak) of prefill and decode for this many turns."""
     on, at = told.hardware[region.hardware], min(told.training.copies, region.replica - 1)
     held = room(told.model, told.turns, on, told.reached, region.replica)
     if held < 1:
@@ -168,7 +169,7 @@ def _answering(
 
 
 def learned_turns(told: Description) -> float:
-    """Turns that a cycle learns from."""
+    """The number of turns that a cycle learns from."""
     return told.turns.tokens / (told.turns.prompt + told.turns.answer)
 
 
@@ -191,7 +192,7 @@ def _serving(told: Description, name: str) -> Lane:
 
 
 def trained(told: Description) -> tuple[tuple[str, Need], ...]:
-    """(name, need) of the trainer's phases in a cycle; what turns share is computed once, and answers alone are scored."""
+    """(name, need) of the trainer's phases in a cycle; shared prompt tokens are computed once, and only answers are scored."""
     turns, model, training = told.turns, told.model, told.training
     new, old = turns.prompt * (1 - turns.cached) + turns.answer, turns.prompt * turns.cached
     one = Need(
@@ -226,7 +227,7 @@ def _training(told: Description) -> Lane:
 
 def _evaluation(told: Description) -> Lane:
     asked = told.evaluation
-    # Candidates are asked as people of the first region are: the same replica, batch and lengths.
+    # Candidates are served like the first region's users: the same replica, batch and lengths.
     region = next(iter(told.regions.values())).model_copy(update={"hardware": asked.hardware})
     turns = float(asked.candidates * asked.items * asked.draws * asked.versions)
     work = _answering(told, "evaluation.hardware", region, turns)
@@ -236,7 +237,7 @@ def _evaluation(told: Description) -> Lane:
 
 
 def _moved(told: Description, lane: str, rows: Sequence[tuple[str, float, float, float, str]]) -> Lane:
-    """A lane without machines of its own, of (name, bytes, seconds, money, by) for one version each."""
+    """A lane without its own machines, from rows of (name, bytes, seconds, money, by) for one version."""
     steps = told.training.steps
     phases = tuple(
         PlannedPhase(

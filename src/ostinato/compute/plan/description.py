@@ -1,4 +1,4 @@
-"""What a cycle on paper is computed from. Every default says where it comes from: measured here, published by somebody, or assumed."""
+"""The inputs of a cycle plan. Every default states its source: measured here, published by others, computed or assumed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PlannedModel(BaseModel, frozen=True, extra="forbid"):
 
 
 class PlannedTurns(BaseModel, frozen=True, extra="forbid"):
-    """What is served, and what a cycle learns from."""
+    """The turns that are served and that a cycle learns from."""
 
     tokens: float = _of(
         10e9, "Prompt and answer tokens of the turns that one cycle learns from.", "assumed: 'billions' is published"
@@ -77,7 +77,7 @@ class PlannedTurns(BaseModel, frozen=True, extra="forbid"):
 
 
 class PlannedHardware(BaseModel, frozen=True, extra="forbid"):
-    """A class of machines with equal accelerators. Rates are one accelerator's, peaks; `PlannedShares` says what is reached of them."""
+    """A class of machines with equal accelerators. Rates are peaks of one accelerator; `PlannedShares` says what is reached of them."""
 
     accelerators: int = _count(8, "Accelerators of a machine.", "published: NVIDIA HGX")
     flops: float = _of(989e12, "Dense bf16 operations a second.", "published: NVIDIA data sheet")
@@ -89,7 +89,7 @@ class PlannedHardware(BaseModel, frozen=True, extra="forbid"):
 
 
 class PlannedShares(BaseModel, frozen=True, extra="forbid"):
-    """What is reached of the peaks."""
+    """The shares of the peaks that are reached."""
 
     prefill: float = _share(
         0.30, "Of `flops` in prefill.", f"{_DEEPSEEK}: 73,700 tokens/s a node, 56.3% cached, 37e9 active; in FP8"
@@ -105,7 +105,7 @@ class PlannedShares(BaseModel, frozen=True, extra="forbid"):
 
 
 class PlannedTraining(BaseModel, frozen=True, extra="forbid"):
-    """The trainer's machines and what it does with a token."""
+    """The trainer's machines and its work per token."""
 
     hardware: str = Field(default="h200", description="Which class.", json_schema_extra={"source": "assumed"})
     machines: int = _count(0, "Machines; 0: as many as keep up with `turns`.", "computed", least=0)
@@ -136,7 +136,7 @@ class PlannedTraining(BaseModel, frozen=True, extra="forbid"):
 
 
 class PlannedEvaluation(BaseModel, frozen=True, extra="forbid"):
-    """What is asked of a candidate and of what it is compared with."""
+    """The evaluation of a candidate and of the versions that it is compared with."""
 
     hardware: str = Field(default="h200", description="Which class.", json_schema_extra={"source": "assumed"})
     replicas: int = _count(1, "Replicas that answer.", "assumed")
@@ -151,7 +151,7 @@ class PlannedEvaluation(BaseModel, frozen=True, extra="forbid"):
 
 
 class PlannedPublication(BaseModel, frozen=True, extra="forbid"):
-    """How a version travels; the sizes of deltas and the seconds on lines and cores are those of `ostinato weights plan`."""
+    """How a version is published; the sizes of deltas and the seconds on lines and cores are those of `ostinato weights plan`."""
 
     changed: float = _of(
         0.02,
@@ -174,7 +174,7 @@ class PlannedPublication(BaseModel, frozen=True, extra="forbid"):
 
 
 class PlannedRegion(BaseModel, frozen=True, extra="forbid"):
-    """Where turns are served."""
+    """A region that serves turns."""
 
     share: float = _share(0.25, "Of all traffic, in proportion to the other regions'.", "assumed")
     hardware: str = Field(default="h200", description="Which class serves.", json_schema_extra={"source": "assumed"})
@@ -196,7 +196,7 @@ def _regions() -> dict[str, PlannedRegion]:
 
 
 class Description(BaseModel, frozen=True, extra="forbid"):
-    """All of it. The defaults are a trillion parameters, ten billion tokens a cycle and four regions.
+    """The whole description. The defaults are a trillion parameters, ten billion tokens a cycle and four regions.
 
     Example: ``Description.model_validate({"turns": {"tokens": 1e9}})``
     """
@@ -213,7 +213,7 @@ class Description(BaseModel, frozen=True, extra="forbid"):
     )
 
     def assumptions(self) -> Iterator[tuple[str, Any, str, str]]:
-        """(key, value, where it comes from, what it means) of everything that the plan rests on."""
+        """(key, value, source, meaning) of every input of the plan."""
         for name in type(self).model_fields:
             part = getattr(self, name)
             for key, each in part.items() if isinstance(part, dict) else ((None, part),):

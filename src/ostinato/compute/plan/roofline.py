@@ -1,7 +1,7 @@
-"""What a phase asks of an accelerator, and how long it takes there. Pure.
+"""The work of a phase, and the time it takes on an accelerator. Pure.
 
 The roofline (Williams, Waterman and Patterson, CACM 52(4), 2009): a phase takes as long as the slowest of its operations, its bytes from
-memory and its bytes over the network, if they go on at the same time.
+memory and its bytes over the network, if they overlap.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ostinato.compute.work import TokenWork, causal_pairs, pair_work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Operations, bytes from memory and bytes over the network, of all accelerators together.
+    """Operations, bytes from memory and bytes over the network, for all accelerators together.
 
     Example: ``Need(flops=2e15, memory=1e12) + Need(wire=1e9)``
     """
@@ -32,14 +32,14 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """Accelerator-seconds, and what they are spent on: operations, memory or network."""
+    """Accelerator-seconds, and the bound that sets them: operations, memory or network."""
 
     seconds: float
     by: str
 
 
 def roofline(need: Need, on: PlannedHardware, reached: PlannedShares, compute: float) -> Taken:
-    """How long one accelerator would take. `compute` is the share of its operations a second that this phase reaches."""
+    """How long one accelerator would take. `compute` is the share of its peak operations per second that this phase reaches."""
     times = {
         "operations": need.flops / (on.flops * compute),
         "memory": need.memory / (on.memory_rate * reached.memory_rate),
@@ -50,7 +50,7 @@ def roofline(need: Need, on: PlannedHardware, reached: PlannedShares, compute: f
 
 
 def planned_work(model: PlannedModel) -> TokenWork:
-    """Two operations for each active parameter, the head's among them, and attention on top: see `compute.work`."""
+    """Two operations per active parameter, including the head's, plus attention: see `compute.work`."""
     return TokenWork(body=2 * model.active, head=0, pair=pair_work(model.layers, model.heads, model.head_size))
 
 
@@ -60,7 +60,7 @@ def cache_bytes(model: PlannedModel) -> float:
 
 
 def touched(model: PlannedModel, tokens: float) -> float:
-    """Parameters that are read when so many tokens are computed at once, if every expert is as likely as another.
+    """Parameters that are read when this many tokens are computed at once, if all experts are equally likely.
 
     Parameters = d + x and active = d + x k/E give the experts' share x; of them 1 - (1 - k/E)^n are chosen by at least one of n tokens.
 
@@ -74,12 +74,12 @@ def touched(model: PlannedModel, tokens: float) -> float:
 
 
 def dispatched(model: PlannedModel, copies: float) -> float:
-    """Bytes over the network for one token and one pass: sent to so many machines and back in each layer of experts, in 16 bits."""
+    """Bytes over the network for one token and one pass: sent to `copies` machines and back in each layer of experts, in 16 bits."""
     return 2.0 * 2.0 * model.layers * copies * model.hidden if model.experts else 0.0
 
 
 def prefilled(model: PlannedModel, turns: PlannedTurns, chunk: float, copies: float) -> Need:
-    """Of one turn: its prompt but for what the cache has; the weights are read once for `chunk` tokens."""
+    """The prefill of one turn: its prompt except the cached part; the weights are read once per `chunk` tokens."""
     new, old = turns.prompt * (1 - turns.cached), turns.prompt * turns.cached
     return Need(
         flops=planned_work(model).forward(new, causal_pairs(new, old), 0),
@@ -89,7 +89,7 @@ def prefilled(model: PlannedModel, turns: PlannedTurns, chunk: float, copies: fl
 
 
 def decoded(model: PlannedModel, turns: PlannedTurns, batch: float, copies: float) -> Need:
-    """Of one turn: its answer, token by token, beside `batch` others that share the reading of the weights."""
+    """The decoding of one turn: its answer, token by token, in a batch of `batch` turns that share the reads of the weights."""
     pairs = causal_pairs(turns.answer, turns.prompt)
     return Need(
         flops=planned_work(model).forward(turns.answer, pairs, 0),
@@ -99,9 +99,9 @@ def decoded(model: PlannedModel, turns: PlannedTurns, batch: float, copies: floa
 
 
 def room(model: PlannedModel, turns: PlannedTurns, on: PlannedHardware, reached: PlannedShares, replica: int) -> float:
-    """Answers for whose cache a replica of so many machines has room beside the weights; below 1: the model does not fit.
+    """How many answers' caches fit on a replica of `replica` machines beside the weights; below 1: the model does not fit.
 
-    Each holds its prompt and half its answer in the mean; no prefix is shared.
+    Each cache holds a prompt and, on average, half an answer; no prefix is shared.
     """
     free = replica * on.accelerators * on.memory * reached.memory - model.parameters * model.weight_bytes
     return free / ((turns.prompt + turns.answer / 2) * cache_bytes(model))

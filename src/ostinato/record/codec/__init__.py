@@ -1,1 +1,1 @@
-"""Records <-> what lies on the disk: JSON for what is small, bytes for tokens, and what an earlier turn already holds left out."""
+"""Records <-> their form on disk: JSON for small records, bytes for tokens, without the ids that an earlier turn already holds."""

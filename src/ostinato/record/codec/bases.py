@@ -1,4 +1,4 @@
-"""Which earlier turn of its segment a new turn leans on, so that only the ids which that one does not hold are written."""
+"""Chooses the base of a new turn: an earlier turn of its segment whose ids need not be written again."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ostinato.record.codec.tokens import shared_ids
 from ostinato.record.codec.turns import Held
 
 DEEPEST = 32
-"""Bases stand at most so many one on another: whoever wants one turn reads so many."""
+"""The longest chain of bases: reading one turn may mean reading this many."""
 
-_LEAST = 8  # shared ids below which leaning is not worth the bytes that say so
-_OPENINGS = (1024, 256, 64, 16)  # ids by whose equality two prompts are thought to begin alike
+_LEAST = 8  # with fewer shared ids a base is not worth the bytes to name it
+_OPENINGS = (1024, 256, 64, 16)  # prefix lengths in ids whose hashes are compared to find prompts that begin alike
 _BUDGET = 32 << 20  # bytes of ids in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Lean:
-    """A turn to lean on: its place, what it holds, and how many ids it shares."""
+    """A candidate base: its place, its ids, and how many ids it shares."""
 
     seq: Cursor
     held: Held
@@ -28,9 +28,9 @@ class Lean:
 
 
 class Bases:
-    """The turns of the open segment that were written last. A turn leans only on one whose ids lie under the same key.
+    """The most recently written turns of the open segment. A base must be encrypted under the same key as the turn.
 
-    A turn is looked for by its name, and by hashes of its prompt and of how that begins: what it shares is then compared.
+    Candidates are found by turn id, and by hashes of the prompt and of its prefixes; then the ids they share are counted.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Bases:
         return turn in self._turns
 
     def add(self, seq: Cursor, turn: str, held: Held, hashes: Sequence[int] = ()) -> None:
-        """Remember a turn that was written, to be found by these hashes of its prompt."""
+        """Remember a written turn, to be found by these hashes of its prompt."""
         own = [each for each in hashes if self._prompts.setdefault(each, turn) is turn]
         self._turns[turn] = (seq, held, own)
         self._weight += len(held.ids)
@@ -53,7 +53,7 @@ class Bases:
                 self._prompts.pop(each, None)
 
     def best(self, prompt: bytes, secret: int | None, parent: str | None, hashes: Sequence[int]) -> Lean | None:
-        """The turn that shares most with a prompt; of two that share as much, the one with fewer below it."""
+        """The turn that shares the most ids with a prompt; ties prefer the turn with the shorter chain of bases."""
         names = {parent, *(self._prompts.get(each) for each in hashes[:1])}
         names.add(next((self._prompts[each] for each in hashes[1:] if each in self._prompts), None))
         found: Lean | None = None
@@ -69,7 +69,7 @@ class Bases:
 
 
 def hashes_of(prompt: bytes, secret: int | None) -> list[int]:
-    """Of the whole prompt, and of how it begins, the longest such beginning first. They mean nothing to another process."""
+    """Hashes of the whole prompt and of its prefixes, longest first. They are only valid within this process."""
     beginnings = [prompt[: 4 * count] for count in _OPENINGS if len(prompt) >= 4 * count]
     return [hash((secret, part)) for part in (prompt, *beginnings)]
 

@@ -1,7 +1,7 @@
-"""The kinds of rows that the log keeps, and the form that each of their fields takes in JSON.
+"""The kinds of rows that the log keeps, and the JSON form of each of their fields.
 
-A row is checked here, when it is packed: what no database would take (NaN, a lone surrogate, None where a string belongs) is refused
-with the field's name, before it can take its neighbours down with it.
+A row is validated here, when it is packed: values that no database accepts (NaN, a lone surrogate, None where a string belongs) are
+refused with the field's name, before they can make other rows of the same transaction fail.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circ
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a field's value becomes one of JSON's, and back; `load` None: as it is."""
+    """How a field's value is converted to JSON and back; `load` None: no conversion back."""
 
     dump: Callable[[Any], Any]
     load: Callable[[Any], Any] | None = None
@@ -58,7 +58,7 @@ def text(value: Any) -> str:
 
 
 def real(value: Any) -> float:
-    """The number as a float; infinities are numbers. Raises TypeError, ValueError."""
+    """The number as a float; infinities are allowed. Raises TypeError, ValueError."""
     number = float(value)
     if math.isnan(number):
         raise ValueError("NaN is not a number that the log keeps")
@@ -85,7 +85,7 @@ def _to_policy(value: Any) -> PolicyVersion:
 
 
 def _credits(credits: tuple[Advantages, ...]) -> list[list[Any]]:
-    """Runs of equal advantages, turn by turn: most turns have one for all of their tokens."""
+    """Advantages as runs of equal values, turn by turn: most turns have a single value for all of their tokens."""
     return [[[real(value), len(list(same))] for value, same in groupby(turn)] for turn in credits]
 
 
@@ -155,16 +155,16 @@ FORMS: Mapping[str, Form] = {
     "AlarmState": Form(str, AlarmState),
     "tuple[Advantages, ...]": Form(_credits, _to_credits),
 }
-"""By annotation."""
+"""Forms by the field's annotation."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
     """How one type of record is stored.
 
-    `identity` names the fields that make two rows the same row, in the order of `core.records.identity`. `body` names the fields
-    of the row's JSON array: what is added to a record later comes to its end. `said` names those that hold what people wrote,
-    apart, so that they can be encrypted. `for_ever`: retention never drops it.
+    `identity` names the fields that identify a row, in the order of `core.records.identity`. `body` names the fields of the row's JSON
+    array; new fields of a record are appended at the end. `said` names the fields that hold what people wrote, stored separately so that
+    they can be encrypted. `for_ever`: retention never drops such rows.
     """
 
     table: str
@@ -182,12 +182,12 @@ class Kind:
 
     @cached_property
     def restored(self) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
-        """The fields that JSON gives back in another form, and what makes them what they were."""
+        """The fields that need a conversion after JSON parsing, with their `load` functions."""
         return tuple((name, form.load) for name, form in self.forms.items() if form.load is not None)
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Where in the body the identity's fields stand."""
+        """The positions of the identity's fields in the body."""
         return tuple(self.body.index(name) for name in self.identity)
 
 
@@ -216,7 +216,7 @@ TURNS = Kind(
         "harness",
     ),
 )
-"""A turn's tokens, text, spans and grammar do not lie in its JSON: `codec.turns` packs them."""
+"""A turn's tokens, text, spans and grammar are not part of its JSON: `codec.turns` packs them."""
 
 SIGNALS = Kind(
     "signals",
@@ -242,14 +242,14 @@ SMALL = (
     Kind("stamps", Stamp, ("id",), ("id", "contract", "at"), for_ever=True),
     Kind("alarms", Alarm, ("id",), ("id", "name", "state", "reason", "at", "detail"), for_ever=True),
 )
-"""The kinds that are JSON and nothing else, but for what people wrote."""
+"""The kinds stored as JSON only, apart from what people wrote."""
 
 KINDS = (TURNS, *SMALL)
 FOR_EVER = frozenset(kind for kind in SMALL if kind.for_ever)
-"""What the steps, the releases and the contracts were: what a fold needs that starts where retention cut."""
+"""Steps, releases, contracts and alarms, which a fold needs if it starts where retention has cut the log."""
 
 _BY_RECORD: Mapping[type, Kind] = {kind.record: kind for kind in KINDS}
-_CHECKED = [kind.forms for kind in KINDS]  # a field without a form is an error now, not at the first row
+_CHECKED = [kind.forms for kind in KINDS]  # a field without a form fails at import, not at the first row
 
 
 def kind_of(record: type) -> Kind:
@@ -262,7 +262,7 @@ def kind_of(record: type) -> Kind:
 
 
 def key_of(kind: Kind, identity: Identity) -> int:
-    """63 bits that stand for an identity in indexes. Two identities may share them: who finds a row by them looks at the row.
+    """A 63-bit hash of an identity, for indexes. Two identities may collide, so a row found by its key must be checked.
 
     Raises UnicodeEncodeError for a lone surrogate.
     """
@@ -289,7 +289,7 @@ def _refused(kind: Kind, row: Row, names: tuple[str, ...], error: Exception) -> 
 
 
 def load(kind: Kind, names: tuple[str, ...], values: list[Any]) -> dict[str, Any]:
-    """The fields of `dump`'s array. A field that was added to the record since then is left to its default."""
+    """The inverse of `dump`: fields by name. A field that was added to the record later is left to its default."""
     found = dict(zip(names, values, strict=False))
     for name, restore in kind.restored:
         if name in found:

@@ -1,4 +1,4 @@
-"""A row made ready to be written: checked, and packed as far as it can be without knowing its segment."""
+"""Prepares a row for writing: checks it, and packs it as far as possible without knowing its segment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ostinato.record.codec.kinds import Kind, dump, key_of, kind_of
 
 @dataclass(slots=True)
 class Ready:
-    """A row that was found storable. `said`: what people wrote in it, if it is no turn. `secret`: the key that this is to lie under."""
+    """A row that can be stored. `said`: what people wrote in it, unless it is a turn. `secret`: the number of the key that encrypts it."""
 
     kind: Kind
     row: Row
@@ -26,7 +26,7 @@ class Ready:
 
     @property
     def size(self) -> int:
-        """Bytes, before what repeats is left out."""
+        """Bytes, before repeated content is removed."""
         size = len(self.body) + len(self.said or b"")
         if self.turn is None:
             return size
@@ -35,7 +35,7 @@ class Ready:
 
 
 def prepare(row: Row) -> Ready:
-    """Raises BadRequest naming the field that cannot be stored."""
+    """Check and pack a row. Raises BadRequest, which names the field that cannot be stored."""
     kind = kind_of(type(row))
     prepared = turns.prepare(row) if isinstance(row, Turn) else None
     body = dump(kind, row, kind.body) if prepared is None else prepared.head

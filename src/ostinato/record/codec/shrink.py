@@ -1,6 +1,6 @@
-"""zstd for what is too short to be compressed by itself: with a dictionary that is trained on a segment's own first rows.
+"""zstd for blobs too short to be compressed on their own, with dictionaries trained on a segment's first rows.
 
-A dictionary lies in the segment that it was trained in, so it goes when the segment goes.
+A dictionary is stored in the segment that it was trained in, and is dropped with it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from queue import SimpleQueue
 
 import zstandard
 
-_MAGIC = b"\x28\xb5\x2f\xfd"  # every frame's first bytes, left out
+_MAGIC = b"\x28\xb5\x2f\xfd"  # the first bytes of every frame, not stored
 _STORED, _PLAIN = 0, 1  # a blob's first byte; from 2 on: a dictionary's number
 _LEVEL = 3
 
 
 class Use(StrEnum):
-    """What a dictionary is for: what is compressed with it should resemble what it was trained on."""
+    """The kind of data that a dictionary is for: blobs should resemble those that it was trained on."""
 
     ROWS = "rows"  # JSON
     TOKENS = "tokens"
@@ -42,7 +42,7 @@ class Shrinker:
         self._unpackers = {_PLAIN: zstandard.ZstdDecompressor()}
 
     def refresh(self) -> None:
-        """Learn the dictionaries that the segment has now, and use the oldest for each use."""
+        """Load the dictionaries that the segment has now, and pack with the oldest one for each use."""
         for number, (use, body) in sorted(self._load().items()):
             if number not in self._unpackers:
                 known = zstandard.ZstdCompressionDict(body)
@@ -50,13 +50,13 @@ class Shrinker:
                 self._known.setdefault(use, (number, known))
 
     def has(self, use: Use) -> bool:
-        """True if there is a dictionary for this."""
+        """True if there is a dictionary for this use."""
         return use in self._known
 
     def pack(self, use: Use, plain: bytes) -> bytes:
-        """The smaller of compressed and stored."""
+        """The blob of `plain`, compressed if that is smaller, else stored."""
         number, known = self._known.get(use, (_PLAIN, None))
-        if number not in self._packers:  # made late: digesting a dictionary takes time, and most segments are only read
+        if number not in self._packers:  # created lazily: digesting a dictionary takes time, and most segments are only read
             self._packers[number] = _compressor(known)
         packed = self._packers[number].compress(plain)
         if len(packed) - len(_MAGIC) < len(plain):
@@ -64,7 +64,7 @@ class Shrinker:
         return bytes([_STORED]) + plain
 
     def unpack(self, blob: bytes) -> bytes:
-        """The inverse of `pack`. Raises ValueError for a damaged blob, or one whose dictionary is not there."""
+        """The inverse of `pack`. Raises ValueError for a damaged blob or a missing dictionary."""
         number = blob[0]
         if number == _STORED:
             return blob[1:]
@@ -90,22 +90,22 @@ def _compressor(dictionary: zstandard.ZstdCompressionDict | None) -> zstandard.Z
 
 
 SAMPLES = 1500
-"""So many blobs a dictionary is trained on."""
+"""The number of blobs that a dictionary is trained on."""
 
 _SIZES: Mapping[Use, int] = {Use.ROWS: 16 << 10, Use.TOKENS: 64 << 10, Use.TEXT: 64 << 10}
-_LONGEST = 4096  # bytes of a sample that are looked at
+_LONGEST = 4096  # bytes of a sample that are used
 
 
 @dataclass(slots=True)
 class Training:
-    """Collects what a segment packs, and trains its dictionaries in a thread of its own. Used by one thread at a time."""
+    """Collects samples of what a segment packs, and trains its dictionaries in separate threads. Used by one thread at a time."""
 
     _samples: dict[Use, list[bytes]] = field(default_factory=dict[Use, list[bytes]])
     _begun: dict[Use, threading.Thread] = field(default_factory=dict[Use, threading.Thread])
     _trained: SimpleQueue[tuple[Use, bytes]] = field(default_factory=SimpleQueue[tuple[Use, bytes]])
 
     def saw(self, use: Use, plain: bytes) -> None:
-        """Take a sample, until there are enough."""
+        """Collect a sample; once there are enough, start training."""
         if use in self._begun:
             return
         samples = self._samples.setdefault(use, [])
@@ -121,6 +121,6 @@ class Training:
     def _train(self, use: Use, samples: list[bytes]) -> None:
         try:
             trained = zstandard.train_dictionary(_SIZES[use], list(samples), k=128, d=8)
-        except zstandard.ZstdError:  # what was collected has nothing in common: rows are packed without
+        except zstandard.ZstdError:  # the samples have nothing in common: rows are packed without a dictionary
             return
         self._trained.put((use, trained.as_bytes()))

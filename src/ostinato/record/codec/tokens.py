@@ -1,7 +1,7 @@
-"""Token ids and log-probabilities as bytes: only what the turn that it leans on does not hold, exact to the last bit.
+"""Token ids and log-probabilities as bytes, exact to the last bit, without the ids that a turn shares with its base.
 
-A turn's ids are its prompt's and then its sampled ones. Those that it shares with the beginning of an earlier turn (its *base*) are
-not written again: the base's place and a count stand for them.
+A turn's ids are its prompt ids followed by its sampled ids. Ids that it shares with the beginning of an earlier turn (its *base*) are not
+written again; the base's place and a count represent them.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 LONGEST = 1 << 31  # ids are below it
 
-# How ids lie in a packed turn.
-_TWO, _THREE, _FOUR = 0, 1, 2  # bytes an id; three: all low halves first, then the rest, which is nearly always 0 or 1
+# Width codes of the ids in a packed turn.
+_TWO, _THREE, _FOUR = 0, 1, 2  # bytes per id; three: all low halves first, then the high bytes, which are nearly always 0 or 1
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A turn's ids as they are stored.
+    """A turn's ids in stored form.
 
-    `gap`: how many rows before this turn its base lies, 0 for none. `depth`: how many bases stand one on another below it.
-    `shared`: how many ids come from the base. `prompt`: how many of all are the prompt. `ids`: the others, in `width`.
+    `gap`: how many rows before this turn its base lies, 0 for no base. `depth`: the length of the chain of bases below it. `shared`:
+    how many ids come from the base. `prompt`: how many of all ids are the prompt. `ids`: the ids not shared, in `width`.
     """
 
     gap: int
@@ -33,7 +33,7 @@ class Packed:
 
 
 def flat(ids: Sequence[int]) -> bytes:
-    """Ids as little-endian uint32. Raises ValueError for what is no token id."""
+    """Ids as little-endian uint32. Raises ValueError for a number that is not a token id."""
     try:
         packed = struct.pack(f"<{len(ids)}I", *ids)
     except struct.error as error:
@@ -45,12 +45,12 @@ def flat(ids: Sequence[int]) -> bytes:
 
 
 def unflat(packed: bytes) -> tuple[int, ...]:
-    """The ids of `flat`."""
+    """The inverse of `flat`."""
     return struct.unpack(f"<{len(packed) // 4}I", packed)
 
 
 def narrow(packed: bytes) -> tuple[int, bytes]:
-    """Ids of `flat` in as few bytes as their largest allows: the width's code and the bytes."""
+    """Ids from `flat` in as few bytes as their largest allows; returns the width code and the bytes."""
     if packed[3::4].strip(b"\0"):
         return _FOUR, packed
     halves = bytearray(len(packed) // 2)
@@ -72,7 +72,7 @@ def widen(width: int, packed: bytes) -> bytes:
 
 
 def shared_ids(ids: bytes, base: bytes) -> int:
-    """How many ids two flat sequences begin with in common."""
+    """The length in ids of the common prefix of two flat sequences."""
     least, most = 0, min(len(ids), len(base)) // 4
     if ids[: 4 * most] == base[: 4 * most]:
         return most
@@ -86,7 +86,7 @@ def shared_ids(ids: bytes, base: bytes) -> int:
 
 
 def write_ints(*values: int) -> bytes:
-    """Whole numbers from 0 up, seven bits a byte, low ones first."""
+    """Non-negative integers as varints: seven bits per byte, low bits first."""
     out = bytearray()
     for value in values:
         while value > 0x7F:
@@ -97,7 +97,7 @@ def write_ints(*values: int) -> bytes:
 
 
 def read_ints(data: bytes, count: int) -> tuple[list[int], int]:
-    """So many numbers of `write_ints`, and where what follows them begins. Raises IndexError where they are cut short."""
+    """`count` numbers from `write_ints`, and the offset of the byte after them. Raises IndexError if they are cut short."""
     values: list[int] = []
     at = 0
     for _ in range(count):
@@ -114,10 +114,11 @@ def read_ints(data: bytes, count: int) -> tuple[list[int], int]:
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
-    """Float32 numbers: the first byte of each (sign and most of the exponent) as half a byte below the largest, the others as they are.
+    """Float32 numbers in packed form.
 
-    A first byte that lies 15 or more below the largest stands behind the halves. Raises ValueError for NaN and for what is too
-    large for float32.
+    The first byte of each (sign and most of the exponent) is stored in four bits, as its distance below the largest first byte; the other
+    bytes are stored unchanged. First bytes 15 or more below the largest follow the four-bit values. Raises ValueError for NaN and for
+    numbers too large for float32.
     """
     count = len(logprobs)
     try:
@@ -140,7 +141,7 @@ def pack_logprobs(logprobs: Sequence[float]) -> bytes:
 
 
 def unpack_logprobs(packed: bytes) -> tuple[tuple[float, ...], bytes]:
-    """The inverse of `pack_logprobs`, and what stands behind it."""
+    """The inverse of `pack_logprobs`; also returns the bytes that follow."""
     if packed[:1] in (b"", b"\0"):
         return (), packed[1:]
     (count,), at = read_ints(packed, 1)

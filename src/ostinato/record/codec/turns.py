@@ -1,7 +1,7 @@
-"""A turn <-> its columns: a JSON head, packed ids, packed log-probabilities, and its text where the tokens do not spell it.
+"""A turn <-> its columns: a JSON head, packed ids, packed log-probabilities, and its text if the tokens do not spell it.
 
-Packing has two steps. `prepare` needs nothing but the turn, so it can refuse it before any lock is taken. The rest depends on the
-segment that the turn is written to: what its policies are called there, which earlier turn it leans on, what its tokens spell.
+Packing has two steps. `prepare` needs only the turn, so it can refuse the turn before any lock is taken. The rest depends on the segment
+that the turn is written to: the numbers of its policies there, its base, and the texts of its tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A turn that was found storable. `ids`: flat, prompt first. `logprobs`: packed, with the grammar that they are under behind them."""
+    """A turn that can be stored. `ids`: flat, prompt first. `logprobs`: packed, followed by the grammar that constrained them."""
 
     head: bytes
     ids: bytes
@@ -41,7 +41,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A turn's ids in memory: flat, prompt first; how many are the prompt; how many bases stand below it; its key."""
+    """A turn's ids in memory: `ids` flat, prompt first; `prompt` ids are the prompt; `depth` of its chain of bases; key `secret`."""
 
     ids: bytes
     prompt: int
@@ -50,37 +50,37 @@ class Held:
 
 
 class Forgotten(Exception):
-    """What was asked for lies under a key that was forgotten."""
+    """The requested value is encrypted under a key that was destroyed."""
 
 
 class Home(Protocol):
-    """The segment that a turn lies in, as far as packing is concerned."""
+    """The segment that holds a turn, as seen by packing."""
 
     shrinker: Shrinker
 
     def reveal(self, secret: int | None, column: str, seq: Cursor, blob: bytes) -> bytes:
-        """What lies encrypted in a column. Raises Forgotten."""
+        """The decrypted value of a column. Raises Forgotten."""
         ...
 
     def tokens(self, seq: Cursor) -> Held:
-        """A turn's ids, its bases' included. Raises Forgotten."""
+        """A turn's ids, including those from its bases. Raises Forgotten."""
         ...
 
     def hold(self, seq: Cursor, held: Held) -> None:
-        """Keep a turn's ids for those that lean on it."""
+        """Keep a turn's ids in memory for turns that have it as their base."""
         ...
 
     def policy(self, number: int) -> PolicyVersion:
-        """The policy version that the segment calls by a number."""
+        """The policy version with this number in the segment."""
         ...
 
     def spell(self, ids: bytes) -> str | None:
-        """The texts of tokens, one after the other; None if one of them has none."""
+        """The concatenated texts of tokens; None if any of them has no text."""
         ...
 
 
 def prepare(turn: Turn) -> Prepared:
-    """Raises BadRequest naming the field that cannot be stored."""
+    """Check and pack a turn. Raises BadRequest, which names the field that cannot be stored."""
     head = dump(TURNS, turn, TURNS.body)
     field = "prompt_ids"
     try:
@@ -110,9 +110,10 @@ def prepare(turn: Turn) -> Prepared:
 
 
 def pack_head(prepared: Prepared, turn: Turn, policies: list[int], *, explicit: bool) -> bytes:
-    """The head's JSON, spans first. `policies` are the spans' names in the segment.
+    """The head's JSON, spans first. `policies` are the numbers of the spans' policies in the segment.
 
-    One span over all sampled tokens is its policy alone, unless the number of tokens must be readable without them (`explicit`).
+    A single span over all sampled tokens is stored as its policy alone, unless the number of tokens must be readable without the tokens
+    themselves (`explicit`).
     """
     tokens = [span.tokens for span in turn.spans]
     plain = len(tokens) == 1 and tokens[0] == len(turn.sampled_ids) == len(turn.logprobs) and not explicit
@@ -132,7 +133,7 @@ def head_owner(plain: bytes) -> tuple[str, str]:
 
 
 def pack_tokens(shrinker: Shrinker, packed: Packed) -> bytes:
-    """One blob of a turn's own ids and of how they lean on another's."""
+    """A blob with a turn's own ids and the reference to its base."""
     body = shrinker.pack(Use.TOKENS, packed.ids)
     return write_ints(packed.gap, packed.depth, packed.shared, packed.prompt, packed.width) + body
 
@@ -144,7 +145,7 @@ def unpack_tokens(shrinker: Shrinker, blob: bytes) -> Packed:
 
 
 def decode(home: Home, stored: Any) -> Turn:
-    """The turn of a stored row. One whose key was forgotten is redacted: without tokens, log-probabilities, text and routes.
+    """The turn of a stored row. If its key was destroyed it is redacted: without tokens, log-probabilities, text and routes.
 
     Raises ValueError, IndexError or KeyError for a damaged row.
     """
@@ -159,7 +160,7 @@ def decode(home: Home, stored: Any) -> Turn:
         ways = b"" if routes is None else home.reveal(secret, "routes", seq, routes)
     except Forgotten:
         return Turn(**fields, prompt_ids=(), sampled_ids=(), logprobs=(), spans=_spans(home, spans, 0), text="")
-    if grammar:  # what a call demands may name what was said, so it is erased with the tokens
+    if grammar:  # a call's grammar may quote what was said, so it is erased with the tokens
         fields["sampling"] = replace(fields["sampling"], grammar=_unpacked(grammar))
     return Turn(
         **fields,
@@ -173,7 +174,7 @@ def decode(home: Home, stored: Any) -> Turn:
 
 
 def _with_grammar(logprobs: bytes, grammar: bytes) -> bytes:
-    """`unpack_logprobs` gives both back; without log-probabilities a zero says that there are none."""
+    """Append the grammar, which `unpack_logprobs` separates again; a zero byte stands for missing log-probabilities."""
     return (logprobs or b"\0") + zlib.compress(grammar) if grammar else logprobs
 
 
@@ -201,7 +202,7 @@ def _spans(home: Home, spans: int | list[list[int]], tokens: int) -> tuple[Span,
 
 
 def _text(home: Home, seq: Cursor, secret: int | None, said: int | bytes | None, sampled: bytes) -> str:
-    """`said`: the text, packed; or how much of what the tokens spell it is, None for all of it."""
+    """The turn's text. `said`: the packed text, or the number of characters of the tokens' text, or None for all of the tokens' text."""
     if isinstance(said, bytes):
         return home.shrinker.unpack(home.reveal(secret, "text", seq, said)).decode()
     if said == 0:

@@ -1,8 +1,8 @@
-"""The transaction that appends rows in Postgres: one writer of the whole log at a time, places without a gap.
+"""The transaction that appends rows in Postgres: one writer of the whole log at a time, places without gaps.
 
-Every writer holds the same advisory lock from before it looks for the newest row until its rows are committed. So places are given in
-the order of commits, and no reader passes a row by that comes later with a lower place. A connection that is lost, even in
-the middle of COMMIT, is no answer: the rows are tried again, and those that were kept are known by their identities.
+Every writer holds the same advisory lock from before it reads the newest place until its rows are committed. So places are assigned in
+the order of commits, and a reader never misses a row that is committed later with a lower place. If the connection is lost, even in the
+middle of COMMIT, the rows are tried again, and rows that were committed are recognised by their identities.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class PostgresAppender:
         self._connection: Connection | None = None
         self._head: Open | None = None
         self._texts: dict[int, str] = {}
-        self._there: set[UUID] = set()  # which of the rows of this transaction the log holds
+        self._there: set[UUID] = set()  # identities of this transaction that the log already holds
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._leave()
         self._reader.close()
 
     def assign_keys(self, rows: Sequence[Ready]) -> None:
-        """Say under which key each row's text is to lie; new keys are kept when it returns. Before the transaction."""
+        """Assign each row's text its key; new keys are stored on return. Called before the transaction."""
         if self._ring is not None:
             assign(rows, self._config.encrypt, self._ring, self._reader.owners)
 
@@ -68,7 +68,7 @@ class PostgresAppender:
     def transaction(self, rows: Sequence[Ready]) -> Generator[Open]:
         """The open segment, under the log's lock; committed at the end, rolled back on an error. Closes segments that are full.
 
-        Two round trips: one to get the lock and to see how things stand, one to write and to commit.
+        Two round trips: one to take the lock and read the state, one to write and commit.
         """
         try:
             head = self._begin(rows)
@@ -82,13 +82,13 @@ class PostgresAppender:
             yield head
             head.segment.commit()
         except BaseException:
-            self._leave()  # its connection, which rolls back, and what it remembers of rows that are not there
+            self._leave()  # closes its connection, which rolls back, and drops its memory of rows that were not written
             raise
 
     def write(self, head: Open, rows: Sequence[Ready]) -> Cursor:
-        """Write those rows that the log does not hold; the place of the newest row then. Inside the transaction.
+        """Write the rows that the log does not hold yet; returns the newest row's place. Called inside the transaction.
 
-        Raises Conflict for a turn whose identity another turn has: that of a gateway which answered the same call at the same time.
+        Raises Conflict for a turn whose identity belongs to another turn, from a gateway that answered the same call at the same time.
         """
         segment = head.segment
         asked: dict[UUID, Ready] = {}
@@ -103,11 +103,11 @@ class PostgresAppender:
         return newest + len(fresh)
 
     def waits(self, error: Exception) -> bool:
-        """True if the transaction may be tried again: nothing of it was kept, or what was will be known again."""
-        return passes(error) or isinstance(error, psycopg.errors.UndefinedTable)  # the segment that we knew was dropped
+        """True if the transaction may be retried: none of its rows was kept, or those kept will be recognised."""
+        return passes(error) or isinstance(error, psycopg.errors.UndefinedTable)  # the cached segment was dropped
 
     def refusal(self, error: Exception) -> OstinatoError:
-        """The project's error for one that a transaction met."""
+        """Translate an error of a transaction into the project's own."""
         return self._server.refusal(error)
 
     def _compare(self, known: Sequence[Ready]) -> None:
@@ -123,7 +123,7 @@ class PostgresAppender:
             head = self._head or self._open_newest()
             segment = head.segment
             head.foresee(rows, self.token_text)
-            if not self._look(segment, digests):  # another process went on to the next
+            if not self._look(segment, digests):  # another process has moved on to the next
                 segment.connection.execute("ROLLBACK")
                 self._head = None
             elif self._is_full(head):
@@ -138,9 +138,9 @@ class PostgresAppender:
         return head
 
     def _look(self, segment: PostgresSegment, digests: Sequence[UUID]) -> bool:
-        """Take the log's lock, and see where the segment stands now and which rows are there; False if it is not the newest any more.
+        """Take the log's lock, and read the segment's state and which rows exist; False if the segment is no longer the newest.
 
-        Raises LeaseLost if this process writes in a role that another has by now, BadConfig if a newer Ostinato changed the tables.
+        Raises LeaseLost if this process writes in a role that another process now has, BadConfig if a newer Ostinato changed the tables.
         """
         table = table_of(segment.first)
         _, _, fence, newest, standing, dictionaries, policies, there = ask_at_once(
@@ -178,7 +178,7 @@ class PostgresAppender:
         )
 
     def _go_on(self, segment: PostgresSegment) -> None:
-        """Close the segment, for good, and make the next."""
+        """Close the segment permanently and create the next."""
         connection, now = segment.connection, self._clock()
         connection.execute(
             "UPDATE segments SET last = %s, at = %s WHERE first = %s", (segment.newest, now, segment.first)
@@ -188,7 +188,7 @@ class PostgresAppender:
         self._head = None
 
     def _step_back(self) -> None:
-        """Nothing was written yet: the connection, and what is remembered, may stay. Who holds the lock has to be alive."""
+        """Roll back after a lock timeout, keeping connection and cache as nothing was written; end a silent holder of the lock."""
         try:
             if self._connection is not None:
                 self._server.end_silent_writer(self._connection, before="ROLLBACK; ")

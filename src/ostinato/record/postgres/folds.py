@@ -16,23 +16,26 @@ logger = logging.getLogger(__name__)
 
 
 class PostgresFolds:
-    """`core.seams.Folds` in a log's schema, which must be there. One writer per name; a connection for each call.
+    """`core.seams.Folds` in a log's schema, which must exist. One writer per name; a connection for each call.
 
     Example: ``await PostgresFolds(Server.of(config.record)).save("desk", 812, {"open": []})``
     """
 
     def __init__(self, server: Server, patience: Patience | None = None) -> None:
-        """`patience`: for who waits for a server that is away."""
+        """`patience`: how to wait for a server that is unavailable; None: do not wait."""
         self._server, self._patience = server, patience
 
     async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """Durable when it returns. Raises StorageFull, Unavailable, LeaseLost; what was kept before stays."""
+        """Save a fold, durably on return. Raises StorageFull, Unavailable, LeaseLost; the previous fold then stays."""
         check_fold_name(name)
         insert = "INSERT INTO folds VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET body = excluded.body"
         await self._patiently(insert, (name, pack_fold(cursor, state)), writes=True)
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
-        """What was saved last. A damaged one, or one of another version, is reported and counts as none. Raises Unavailable."""
+        """The fold saved last. A fold that is damaged or has another format version is reported and counts as missing.
+
+        Raises Unavailable.
+        """
         check_fold_name(name)
         found = await self._patiently("SELECT body FROM folds WHERE name = %s", (name,))
         try:

@@ -1,4 +1,4 @@
-"""The rows that stay for ever when retention drops their segments, each in its place."""
+"""The permanent rows, which stay at their places when retention drops their segments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ostinato.record.postgres.server import Connection
 
 
 class KeptRows:
-    """Batches, releases, stamps and alarms of segments that are gone. Raises psycopg's errors, Corrupt."""
+    """Batches, releases, stamps and alarms of dropped segments. Raises psycopg's errors, Corrupt."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
@@ -25,7 +25,7 @@ class KeptRows:
         self._shrinker = Shrinker(dict)
 
     def keep(self, rows: Sequence[tuple[Kind, Cursor, bytes]]) -> None:
-        """Write rows, each with its place and its JSON. Those that are there stay as they are."""
+        """Write rows, each with its place and its JSON. Existing rows stay as they are."""
         values = [(seq, NUMBERS[kind.table], self._shrinker.pack(Use.ROWS, body)) for kind, seq, body in rows]
         with self._connection.cursor() as cursor:
             cursor.executemany("INSERT INTO kept VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", values)
@@ -33,7 +33,7 @@ class KeptRows:
     def fetch_kinds(
         self, kinds: Collection[Kind], after: Cursor, end: Cursor, limit: int, *, newest_first: bool = False
     ) -> list[Stored]:
-        """Rows of these kinds as they are stored, `after` < place <= `end`, no more than `limit` of each, in order."""
+        """Stored rows of these kinds, `after` < place <= `end`, at most `limit` of each kind, in order."""
         tail: LiteralString = "DESC" if newest_first else "ASC"
         query: LiteralString = (
             "SELECT found.* FROM unnest(%s::smallint[]) AS wanted(number) CROSS JOIN LATERAL (SELECT * FROM kept "
@@ -42,11 +42,11 @@ class KeptRows:
         return self._asked(query, ([NUMBERS[kind.table] for kind in kinds], after, end, limit)) if kinds else []
 
     def fetch_places(self, places: Sequence[Cursor]) -> list[Stored]:
-        """The rows at these places, as far as there are any."""
+        """The rows at these places, as far as they exist."""
         return self._asked("SELECT * FROM kept WHERE seq = ANY(%s::bigint[])", (list(places),))
 
     def before_last(self, count: int, kind: Kind) -> tuple[Cursor | None, int]:
-        """As `PostgresSegment.before_last`."""
+        """Like `PostgresSegment.before_last`."""
         query: LiteralString = "SELECT seq FROM kept WHERE kind = %s ORDER BY seq DESC LIMIT %s"
         found = self._connection.execute(query, (NUMBERS[kind.table], count)).fetchall()
         return (found[-1][0] - 1, count) if len(found) == count else (None, len(found))

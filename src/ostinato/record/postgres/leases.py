@@ -1,8 +1,8 @@
-"""Roles of a run as leases in Postgres: whoever shows no sign of life for `record.lease_s` loses the role to whoever asks for it.
+"""Roles of a run as leases in Postgres: a holder that does not renew for `record.lease_s` loses the role to the next process that asks.
 
-The server's clock says when a lease may be taken over; a client's clock says nothing. Who may write does not depend on a clock at all: each
-write looks, in its own transaction, whether its token is still the newest, and holds the lease's row until it is committed. So a holder
-that was paused and comes back can write nothing, however wrong any clock is.
+Only the server's clock decides when a lease may be taken over. The right to write does not depend on any clock: each write checks, in
+its own transaction, that its token is still the newest, and locks the lease's row until it is committed. So a holder that resumes after
+a pause can write nothing, however wrong any clock is.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _TAKE = (
     "until = clock_timestamp() + %(s)s * interval '1 s' WHERE held.until < clock_timestamp() RETURNING number"
 )
 _OURS = "WHERE role = %s AND number = %s AND mark = %s"
-_AGAIN_S = 0.5  # after a sign of life that did not reach the server
+_AGAIN_S = 0.5  # after a renewal that did not reach the server
 
 
 class PostgresRoles:
-    """Roles of the run whose log lies in a schema; the tables are made if need be. Raises as `PostgresLog.open`.
+    """Roles of the run whose log is in a schema; the tables are created if necessary. Raises like `PostgresLog.open`.
 
     Example: ``lease = PostgresRoles(config.record).take("train")``
     """
@@ -50,7 +50,7 @@ class PostgresRoles:
         self._server.ask(lambda connection: ready_schema(connection, self._server, wall_clock()))
 
     def take(self, role: str) -> Lease:
-        """Raises Conflict, naming the holder; BadConfig, Unavailable."""
+        """Take a role. Raises Conflict, which names the holder; BadConfig, Unavailable."""
         check_role(role)
         mark, holder = uuid4(), f"process {os.getpid()} on {socket.gethostname()}"[:200]
         asked = {"role": role, "mark": mark, "holder": holder, "s": self._lease_s}
@@ -59,7 +59,7 @@ class PostgresRoles:
 
 
 def _take(connection: Connection, server: Server, asked: Mapping[str, Any]) -> int:
-    """The number of the token. Raises Conflict."""
+    """Take the lease; returns the token's number. Raises Conflict."""
     role = asked["role"]
     query = (
         "SELECT number, mark, holder, extract(epoch FROM until - clock_timestamp())::float8 FROM leases "
@@ -67,7 +67,7 @@ def _take(connection: Connection, server: Server, asked: Mapping[str, Any]) -> i
     )
     held = connection.execute(query, (role,)).fetchone()
     if held is not None and held[1] == asked["mark"]:
-        return held[0]  # it was taken, and the answer was lost
+        return held[0]  # an earlier attempt took it, but its answer was lost
     if held is not None:
         number, _, holder, left = held
         raise Conflict(
@@ -85,7 +85,7 @@ def _take(connection: Connection, server: Server, asked: Mapping[str, Any]) -> i
 
 
 class Lease:
-    """A role that this process has, and keeps by giving signs of life, until another process takes it or `close`."""
+    """A role that this process holds and renews until another process takes it or `close` is called."""
 
     def __init__(self, server: Server, token: FencingToken, lease_s: float) -> None:
         self.token = token
@@ -100,7 +100,7 @@ class Lease:
         return self._lost.is_set()
 
     def check(self) -> None:
-        """Raises LeaseLost if another process has the role by now; Unavailable if the server does not answer."""
+        """Raise LeaseLost if another process now has the role, Unavailable if the server does not answer."""
 
         def look(connection: Connection) -> None:
             with connection.transaction():
@@ -113,7 +113,7 @@ class Lease:
             raise
 
     def close(self) -> None:
-        """Stop the signs of life, and let another process have the role at once, if the server can be told. May be called twice."""
+        """Stop renewing, and release the role at once if the server can be reached. May be called twice."""
         self._closing.set()
         self._thread.join()
 
@@ -143,7 +143,7 @@ class Lease:
     def _renew(self, connection: Connection) -> None:
         token = self.token
         query = f"UPDATE leases SET until = clock_timestamp() + %s * interval '1 s' {_OURS}"
-        with suppress(psycopg.errors.LockNotAvailable):  # a write of ours holds the row: nobody can take it now
+        with suppress(psycopg.errors.LockNotAvailable):  # one of our own writes has locked the row: nobody can take it now
             if not connection.execute(query, (self._lease_s, token.role, token.number, token.mark)).rowcount:
                 self._lost.set()
 

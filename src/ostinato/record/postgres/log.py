@@ -1,4 +1,4 @@
-"""The log on Postgres: several machines' workers append to it and read it, in one order, durable when `append` returns."""
+"""The log on Postgres, for workers on several machines: rows have a single order and are durable when `append` returns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def server_of(config: RecordConfig) -> Server:
-    """Where the log of these settings lies. Raises BadConfig for settings that no log in Postgres can have; asks no server."""
+    """The server of the log with these settings. Raises BadConfig for settings that Postgres logs do not support; does not connect."""
     if config.encrypt is not Encrypt.NONE:
         raise BadConfig(
             "record.encrypt is not there for a log in Postgres; set it to 'none', or leave record.url empty"
@@ -62,13 +62,13 @@ class PostgresLog(RowLog):
     ) -> Self:
         """Open or create the log at `record.url`, in the schema `record.namespace`. Waits `record.append_s` for a server that starts.
 
-        `first`: the place of the first row of a log that is created. `token`: what is shown with each write, for who has a role; once
-        another process has that role, writes raise LeaseLost. `patience`: for who waits, once it is open, for a server that is away; None:
-        whoever asks is told within `record.append_s`.
+        `first`: the place of the first row of a log that is created. `token`: the fencing token of a process with a role, checked with
+        each write; once another process has that role, writes raise LeaseLost. `patience`: how to wait, once the log is open, for a
+        server that is unavailable; None: calls raise Unavailable within `record.append_s`.
 
         Raises:
-            BadConfig: the URL is none, the server is too old or not durable, or the schema is another program's or version's.
-            Unavailable: no server answers that can be written to.
+            BadConfig: the URL is not valid, the server is too old or not durable, or the schema is another program's or version's.
+            Unavailable: no writable server answers.
         """
         server = server_of(config).fenced(token)
         name = server.ask(lambda connection: ready_schema(connection, server, clock(), first))
@@ -95,9 +95,9 @@ class PostgresLog(RowLog):
         return await (ask() if self._patience is None else self._patience.until_there(ask))
 
     async def _answered(self, question: Callable[[], T]) -> T:
-        """Questions wait for each other. Who has waited for `record.append_s`, and the server was silent for as long, is told so.
+        """Run a query; queries run one at a time. Raises Unavailable after `record.append_s` without any answer from the server.
 
-        A question that had not begun by then is not asked any more. Raises Unavailable.
+        A query that has not started by then is cancelled.
         """
         asked, wait_s = time.monotonic(), self._config.append_s
         answer = asyncio.get_running_loop().run_in_executor(self._asking, question)

@@ -1,4 +1,4 @@
-"""Reading a log in Postgres, from wherever a cursor stands."""
+"""Reads a log in Postgres, from any cursor."""
 
 from __future__ import annotations
 
@@ -29,62 +29,62 @@ T = TypeVar("T")
 
 
 class PostgresReader:
-    """Answers from the log as it is, each question from one snapshot. Thread-safe; one question at a time. Never blocks a writer."""
+    """Answers queries about the log, each as of one moment. Thread-safe; one query at a time. Never blocks a writer."""
 
     def __init__(self, server: Server, ring: KeyRing | None) -> None:
         self._server = server
         self._ring = ring
         self._lock = threading.Lock()
         self._connection: Connection | None = None
-        self.heard = 0.0  # when the server answered last, by the monotonic clock
+        self.heard = 0.0  # when the server answered last, on the monotonic clock
         self._segments: OrderedDict[Cursor, PostgresSegment] = OrderedDict()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         with self._lock:
             self._leave()
 
     def newest(self) -> Cursor:
-        """The place of the newest row; the horizon where there is none above it. Where the newest segment is known, one round trip."""
+        """The place of the newest row, or the horizon if no row is above it. One round trip if the newest segment is known."""
         return self._again(self._newest)
 
     def horizon(self) -> Cursor:
-        """The last row that retention has dropped, or passed by; 0 while there is none."""
+        """The place up to which retention has dropped rows, apart from the permanent ones; 0 if there is none."""
         return self._ask(lambda firsts: firsts[0] - 1)
 
     def page(self, kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
-        """The next rows above `after` of these kinds, in order, and how far they reach: no unread row lies up to there."""
+        """The next rows above `after` of these kinds, in order, and the place up to which no row is left unread."""
         return self._again(lambda: self._page(self._firsts(), kinds, after, end))
 
     def find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
-        """The rows with these identities, as far as there are any. One round trip where there are none: most calls and signals are new."""
+        """The rows with these identities, as far as they exist. One round trip if none exists, because most calls and signals are new."""
         return self._again(lambda: self._find(kind, identities))
 
     def places(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Cursor]:
-        """Where the rows with these identities stand, as far as there are any."""
+        """The places of the rows with these identities, as far as they exist."""
         return self._again(lambda: self._places(kind, identities))
 
     def owners(self, turns: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """The tenant and the user of each of these turns, as far as there are any."""
+        """The tenant and the user of each of these turns, as far as they exist."""
         found = cast("dict[Identity, Turn]", self.find(TURNS, [(turn,) for turn in turns]))
         return {turn.id: (turn.tenant, turn.user) for turn in found.values()}
 
     def tail(self, n: int, kinds: Collection[Kind]) -> Found:
-        """The newest `n` rows of these kinds, oldest of them first."""
+        """The newest `n` rows of these kinds, in log order."""
         return self._ask(lambda firsts: self._tail(firsts, n, kinds))
 
     def before_last(self, count: int, kind: Kind) -> Cursor:
-        """The place above which the newest `count` rows of a kind lie, from 1 up; 0 if there are not so many."""
+        """The place above which the newest `count` (at least 1) rows of a kind lie; 0 if there are fewer."""
         return self._ask(lambda firsts: self._before_last(firsts, count, kind))
 
-    # ------------------------------------------------------------ one question
+    # ------------------------------------------------------------ one query
 
     def _ask(self, question: Callable[[list[Cursor]], T]) -> T:
-        """Ask in one snapshot. `question` gets the segments' first rows."""
+        """Run a query in one snapshot. `question` receives the first rows of the segments."""
         return self._again(lambda: self._in_snapshot(question))
 
     def _again(self, ask: Callable[[], T]) -> T:
-        """Ask, and ask again where a segment has gone meanwhile or the connection is lost."""
+        """Run a query, again if a segment was dropped meanwhile or the connection was lost."""
         deadline = time.monotonic() + self._server.wait_s
         with self._lock:
             while True:
@@ -122,7 +122,7 @@ class PostgresReader:
             self._connection = None
 
     def _newest(self) -> Cursor:
-        """A segment that was the newest when its newest row was looked for holds the newest row of that moment."""
+        """The place of the newest row. If the known segment is still the newest, it holds the newest row, and no snapshot is needed."""
         connection, known = self._dialled(), max(self._segments, default=None)
         if known is not None:
             ((newest,),), ((place,),) = ask_at_once(connection, _STANDING, below=known - 1, rows=table_of(known))
@@ -155,7 +155,7 @@ class PostgresReader:
         return KeptRows(self._connection, self._server.name)
 
     def _page(self, firsts: list[Cursor], kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
-        """Without a snapshot, as `_find`: what lies up to `end` lies in segments that are listed since."""
+        """Read a page without a snapshot, like `_find`: all rows up to `end` are in segments of the listing, which is newer."""
         index = bisect_right(firsts, after + 1) - 1
         if index < 0:
             upto = min(end, firsts[0] - 1)
@@ -178,7 +178,7 @@ class PostgresReader:
         return {digests[digest]: seq for digest, seq in self._asked(query, (list(digests),))} if digests else {}
 
     def _find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
-        """Without a snapshot: rows are never changed, and segments that are listed later than the places were found hold them all."""
+        """Find rows without a snapshot: rows never change, and the segments, listed after the places were found, hold them all."""
         places = self._places(kind, identities)
         if not places:
             return {}

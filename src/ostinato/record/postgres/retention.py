@@ -1,4 +1,4 @@
-"""Drops old segments of a log in Postgres. What the steps, releases, contracts and alarms were is copied out in the same transaction."""
+"""Drops old segments of a log in Postgres. Their steps, releases, contracts and alarms are copied out in the same transaction."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ostinato.record.retention import DAY_S, closed_at
 
 
 def drop_tables(server: Server, now: float, retain_days: float, keep_after: Cursor) -> int:
-    """Drop the segments that were closed more than `retain_days` ago and have no row above `keep_after`; how many.
+    """Drop the segments that were closed more than `retain_days` ago and have no row above `keep_after`; returns how many.
 
-    The oldest first, and none out of turn. Safe beside readers, writers, other callers and kill -9: each segment goes in one
-    transaction. One that a reader holds is left for the next call. Raises StorageFull, Unavailable, Corrupt, LeaseLost.
+    Segments are dropped strictly oldest first. Safe alongside readers, writers, other callers and kill -9: each segment is dropped in one
+    transaction. A segment that a reader uses is left for the next call. Raises StorageFull, Unavailable, Corrupt, LeaseLost.
     """
     dropped, before = 0, now - retain_days * DAY_S
     try:
@@ -42,14 +42,14 @@ def drop_tables(server: Server, now: float, retain_days: float, keep_after: Curs
 
 
 def _drop_table(connection: Connection, server: Server, first: Cursor, last: Cursor) -> bool:
-    """False if another process drops it."""
+    """Drop one segment; False if another process does so."""
     with connection.transaction():
         claimed = connection.execute("SELECT pg_try_advisory_xact_lock(%s)", (server.lock ^ 1,)).fetchone()
         still = connection.execute("SELECT 1 FROM segments WHERE first = %s", (first,)).fetchone()
         if claimed != (True,) or still is None:
             return False
         server.fence(connection)
-        # its rows' identities may be many
+        # deleting the identities of many rows may take long
         connection.execute("SET LOCAL statement_timeout = 0")
         _copy_out(PostgresSegment(connection, server.name, first, None), KeptRows(connection, server.name), last)
         gone = sql.SQL(
@@ -74,7 +74,7 @@ def _copy_out(segment: PostgresSegment, kept: KeptRows, last: Cursor) -> None:
 
 
 def keep_copied(server: Server, rows: Sequence[tuple[Cursor, Row]]) -> None:
-    """Take in rows that stay for ever, with their identities, each at its place. Raises StorageFull, Unavailable."""
+    """Add permanent rows of a copied log, with their identities, each at its place. Raises StorageFull, Unavailable."""
     ready = [(prepare(row), seq) for seq, row in rows]
     places = [(digest_of(each.kind, each.identity), seq) for each, seq in ready]
 

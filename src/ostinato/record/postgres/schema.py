@@ -1,7 +1,7 @@
-"""The tables of a log in Postgres, and how they come to be. A segment is a table of its own, named by its first row.
+"""The tables of a log in Postgres, and their creation. Each segment is a table named by its first row.
 
-Rows are what they are in SQLite's segments, byte for byte, in one table with their kind's number. A segment's policies, token texts and
-dictionaries go with it; identities lie in one table for the whole log. Triggers refuse UPDATE and DELETE of rows.
+Rows are byte for byte the same as in SQLite's segments, but all kinds are in one table with their kind's number. A segment's policies,
+token texts and dictionaries are dropped with it; identities are in one table for the whole log. Triggers refuse UPDATE and DELETE of rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEASES = (
 )
 
 _FROM = {1: (_LEASES, "UPDATE log SET layout = 2")}
-"""What makes the next version of an older one."""
+"""Migrations: layout version -> the statements that bring it to the next version."""
 
 NUMBERS = {
     "turns": 1,
@@ -40,7 +40,7 @@ NUMBERS = {
     "stamps": 9,
     "alarms": 10,
 }
-"""What a kind is called in a row; never changed."""
+"""The number of each kind in a row; never changed."""
 
 NUMBERED: dict[int, Kind] = {NUMBERS[kind.table]: kind for kind in KINDS}
 
@@ -63,7 +63,7 @@ _SEGMENT: LiteralString = (
     "CREATE TABLE {rows} (seq bigint PRIMARY KEY, kind smallint NOT NULL, identity uuid NOT NULL, secret bigint, "
     "body bytea NOT NULL, said bytea, spelt int, tokens bytea, logprobs bytea, routes bytea); "
     "CREATE INDEX ON {rows} (kind, seq); "
-    # they are packed already
+    # the columns are compressed already
     "ALTER TABLE {rows} ALTER body SET STORAGE EXTERNAL, ALTER said SET STORAGE EXTERNAL, ALTER tokens SET STORAGE EXTERNAL, "
     "ALTER logprobs SET STORAGE EXTERNAL, ALTER routes SET STORAGE EXTERNAL; "
     "CREATE TRIGGER no_change BEFORE UPDATE OR DELETE ON {rows} FOR EACH ROW EXECUTE FUNCTION refuse(); "
@@ -78,15 +78,15 @@ def table_of(first: Cursor) -> sql.Identifier:
 
 
 def add_segment(connection: Connection, first: Cursor, made_at: float) -> None:
-    """Make the segment whose first row has this place. Inside a transaction that holds the log's lock."""
+    """Create the segment whose first row has this place. Must be called in a transaction that holds the log's lock."""
     ask_at_once(connection, _SEGMENT, rows=table_of(first), first=first, made_at=made_at)
 
 
 def ready_schema(connection: Connection, server: Server, made_at: float, first: Cursor = 1) -> str:
-    """Make the log's tables, and its first segment, unless they are there; the name that it was given when it was made.
+    """Create the log's tables and its first segment unless they exist; returns the name that the log got when it was created.
 
-    Tables of an older version are brought up to this one. Any number of processes may do this at once. Raises BadConfig for a schema that
-    is another program's, or newer.
+    Tables of an older version are migrated. Any number of processes may do this at once. Raises BadConfig for a schema that belongs to
+    another program or is newer.
     """
     found = _layout(connection, server)
     if found is None or found[0] in _FROM:
@@ -115,12 +115,12 @@ def ready_schema(connection: Connection, server: Server, made_at: float, first: 
 
 
 def has_log(connection: Connection, server: Server) -> bool:
-    """True if a log is there. Makes nothing. Raises BadConfig for a schema that is another program's."""
+    """True if a log exists. Creates nothing. Raises BadConfig for a schema that belongs to another program."""
     return _layout(connection, server) is not None
 
 
 def check_layout(server: Server, layout: int) -> None:
-    """Raises BadConfig for tables of another version than this."""
+    """Raise BadConfig unless the tables have this version's layout."""
     if layout != LAYOUT:
         raise BadConfig(
             f"{server.name} has layout {layout}, this Ostinato reads {LAYOUT}; use the Ostinato that wrote it, or name another "
@@ -143,7 +143,7 @@ def _layout(connection: Connection, server: Server) -> tuple[int, str] | None:
         found = connection.execute("SELECT layout, name FROM log").fetchone()
     except psycopg.errors.UndefinedColumn as error:
         raise strange from error
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege) as error:  # the first without USAGE
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege) as error:  # without USAGE it is the first
         raise BadConfig(
             f"{server.name} is there, and permission denied; let its owner grant the user of record.url USAGE of the schema, and "
             "SELECT, INSERT, UPDATE and DELETE of its tables"

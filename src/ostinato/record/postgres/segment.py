@@ -20,7 +20,7 @@ from ostinato.record.postgres.server import Connection, digest_of
 from ostinato.record.segments.packed import PackedRows
 
 _TURN = NUMBERS[TURNS.table]
-_LONGEST = 1_000_000_000  # bytes of one message: the server takes somewhat more
+_LONGEST = 1_000_000_000  # bytes of one message: the server accepts somewhat more
 _OVERHEAD = 100  # bytes of a message for each row: lengths and numbers
 COLUMNS: LiteralString = "seq, kind, body, secret, said, spelt, tokens, logprobs, routes"
 _NAME_ROWS: LiteralString = "INSERT INTO identities SELECT * FROM unnest(%b::uuid[], %b::bigint[])"
@@ -30,11 +30,11 @@ _INSERT_ROWS: LiteralString = (
 )
 
 Stored = tuple[Kind, tuple[Any, ...]]
-"""A row as `PackedRows.decode` takes it, and its kind."""
+"""A row's kind, and the row as `PackedRows.decode` expects it."""
 
 
 class PostgresSegment(PackedRows):
-    """A segment, over a connection that others hold. Used by one thread at a time. Raises psycopg's errors, Corrupt."""
+    """A segment, over a connection that the caller owns. Used by one thread at a time. Raises psycopg's errors, Corrupt."""
 
     def __init__(
         self,
@@ -53,20 +53,20 @@ class PostgresSegment(PackedRows):
         self.dictionaries = 1
         self._pending: list[
             tuple[sql.SQL | sql.Composed, list[Any]]
-        ] = []  # statements that `commit` sends, their values
-        self._bytes = 0  # bytes of these values, about
+        ] = []  # statements that `commit` sends, and their values
+        self._bytes = 0  # approximate bytes of these values
         self._table = table_of(first)
         super().__init__(f"{name}, segment {first}", ring)
 
     def ask(self, query: LiteralString, values: Sequence[Any] = ()) -> list[Any]:
-        """The answer to a query, in which `{rows}` is this segment's table."""
+        """The rows of a query, in which `{rows}` is this segment's table."""
         composed = sql.SQL(query).format(rows=self._table)
         found = self.connection.execute(composed, values, binary=True).fetchall()
         self._on_answer()
         return found
 
     def standing(self) -> Cursor:
-        """The place of its newest row, the one before its first if it has none."""
+        """The place of its newest row, or the place before its first if it has none."""
         return self.ask("SELECT coalesce(max(seq), %s) FROM {rows}", (self.first - 1,))[0][0]
 
     # ------------------------------------------------------------ rows
@@ -74,7 +74,7 @@ class PostgresSegment(PackedRows):
     def fetch_kinds(
         self, kinds: Collection[Kind], after: Cursor, end: Cursor, limit: int, *, newest_first: bool = False
     ) -> list[Stored]:
-        """Rows of these kinds as they are stored, `after` < place <= `end`, no more than `limit` of each, in order."""
+        """Stored rows of these kinds, `after` < place <= `end`, at most `limit` of each kind, in order."""
         tail: LiteralString = "DESC" if newest_first else "ASC"
         query: LiteralString = (
             f"SELECT {COLUMNS} FROM unnest(%s::smallint[]) AS wanted(number) CROSS JOIN LATERAL (SELECT * FROM {{rows}} "
@@ -84,12 +84,12 @@ class PostgresSegment(PackedRows):
         return [as_stored(row) for row in self.ask(query, (numbers, after, end, limit))]
 
     def fetch_places(self, places: Sequence[Cursor]) -> list[Stored]:
-        """The rows at these places, as far as there are any."""
+        """The rows at these places, as far as they exist."""
         query: LiteralString = f"SELECT {COLUMNS} FROM {{rows}} WHERE seq = ANY(%s::bigint[])"
         return [as_stored(row) for row in self.ask(query, (list(places),))]
 
     def before_last(self, count: int, kind: Kind) -> tuple[Cursor | None, int]:
-        """The place before the newest `count` rows of one kind, if there are so many here; and how many there are, if not."""
+        """(place before the newest `count` rows of one kind, `count`), or (None, number of such rows) if there are fewer here."""
         number = NUMBERS[kind.table]
         query = "SELECT seq FROM {rows} WHERE kind = %s ORDER BY seq DESC LIMIT 1 OFFSET %s"
         if found := self.ask(query, (number, count - 1)):
@@ -101,7 +101,7 @@ class PostgresSegment(PackedRows):
         found = self.ask(query, (digest_of(kind, identity), self.first))
         return found[0][0] if found else None
 
-    # ------------------------------------------------------------ what rows are packed with
+    # ------------------------------------------------------------ token ids, policies, token texts and dictionaries
 
     def stored_tokens(self, seq: Cursor) -> tuple[int | None, bytes] | None:
         found = self.ask("SELECT secret, tokens FROM {rows} WHERE seq = %s AND tokens IS NOT NULL", (seq,))
@@ -122,7 +122,7 @@ class PostgresSegment(PackedRows):
         found = self.ask("SELECT id, use, body FROM dictionaries WHERE segment = %s", (self.first,))
         return {number: (Use(use), bytes(body)) for number, use, body in found}
 
-    # ------------------------------------------------------------ writing, in a transaction that others began
+    # ------------------------------------------------------------ writing, in a transaction that the caller began
 
     def made_at(self) -> float:
         return self.ask("SELECT made_at FROM segments WHERE first = %s", (self.first,))[0][0]
@@ -139,7 +139,7 @@ class PostgresSegment(PackedRows):
         ]
 
     def put_pieces(self, rows: Sequence[tuple[int, str]]) -> int:
-        """In the transaction, or before it."""
+        """See `PackedRows`. Called in the transaction or before it."""
         insert = (
             "INSERT INTO pieces SELECT %s, * FROM unnest(%s::bigint[], %s::bytea[]) WHERE EXISTS "
             "(SELECT 1 FROM segments WHERE first = %s) ON CONFLICT DO NOTHING RETURNING token"
@@ -148,7 +148,7 @@ class PostgresSegment(PackedRows):
         return len(self.ask(insert, (self.first, tokens, texts, self.first)))
 
     def put_policy(self, policy: PolicyVersion) -> int:
-        """`policies` has to hold all that the segment has."""
+        """See `PackedRows`. `policies` must hold all policies of the segment."""
         for number, known in self.policies.items():
             if known == policy:
                 return number
@@ -159,11 +159,12 @@ class PostgresSegment(PackedRows):
         return number
 
     def commit(self) -> None:
-        """Send what was put, and commit the transaction, in one round trip. Raises TooLarge.
+        """Send the pending statements and commit the transaction, in one round trip. Raises TooLarge.
 
-        Values are bound: the text of a statement that fails lands in the server's own log. A pipeline may end a transaction, though none
-        may begin with one: idle time is not counted after it, but by then no lock is held, whether it was committed or aborted.
-        Nor is it counted between the messages of one: whoever is stopped or cut off there is ended by those who wait for the lock.
+        Values are bound parameters, because the server logs the text of a statement that fails. A transaction may end with a pipeline but
+        must not begin with one: the server counts no idle time after a pipeline, but by then no lock is held, whether it was committed or
+        aborted. Nor does it count idle time between a pipeline's messages: a process that stops or is cut off there is ended by those that
+        wait for the lock.
         """
         pending, size = self._pending, self._bytes
         self._pending, self._bytes = [], 0
@@ -183,7 +184,7 @@ class PostgresSegment(PackedRows):
 
 
 def as_stored(row: Sequence[Any]) -> Stored:
-    """A row of `COLUMNS` as `PackedRows.decode` takes it."""
+    """Convert a row of `COLUMNS` to the form that `PackedRows.decode` expects."""
     seq, number, body, secret, said, spelt, tokens, logprobs, routes = row
     if number == _TURN:
         return TURNS, (seq, secret, body, tokens, logprobs, spelt if said is None else said, routes)

@@ -1,4 +1,4 @@
-"""A Postgres server as the log needs it: every commit durable, no statement that hangs, and errors in this project's words."""
+"""A Postgres server for the log: every commit durable, no statement that hangs, and errors translated into the project's own."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from ostinato.record.roles import FencingToken
 logger = logging.getLogger(__name__)
 
 OLDEST = 130000
-"""The oldest server that is talked to: Postgres 13."""
+"""The oldest supported server: Postgres 13."""
 
 LOCK_MS = 1000
-"""How long one attempt waits for another process's lock. Whoever wants to wait longer tries again."""
+"""How long one attempt waits for another process's lock. Callers that want to wait longer retry."""
 
-_PAUSE_S = 0.1  # after a connection that could not be made
+_PAUSE_S = 0.1  # after a failed connection attempt
 _PASSING = frozenset(
     {"40001", "40P01", "55P03", "57014", "57P01", "57P02", "57P03", "57P05", "25006", "25P03", "53300"}
 )
-"""Serialization failure, deadlock, lock or statement timeout, a server that stops or starts or became a standby, too long a pause within
-a transaction, too many clients."""
+"""SQLSTATEs that are worth a retry: serialization failure, deadlock, lock or statement timeout, a server that stops or starts or became a
+standby, too long a pause within a transaction, too many clients."""
 _OURS = re.compile(r"does not exist|authentication failed|no password|pg_hba\.conf|not permitted|invalid")
 
 _END_SILENT: LiteralString = (
@@ -45,7 +45,8 @@ _END_SILENT: LiteralString = (
     "AND (classid::bigint << 32 | objid::bigint) = {lock} AND usename = current_user AND state = 'active' "
     "AND wait_event = 'ClientRead' AND state_change < clock_timestamp() - {silence} * interval '1 s'"
 )
-"""Whoever holds the log's lock, and whose next message within a pipeline has not come for so long. `state_change` is its last one."""
+"""Ends the session that holds the log's lock if its next message within a pipeline is overdue by `silence`. `state_change` is the time of
+its last message."""
 
 Connection = psycopg.Connection[Any]
 T = TypeVar("T")
@@ -53,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a log lies. `name` is for messages: it holds no password. `token` is what is shown with each write, for who has a role.
+    """The location of a log. `name` is for messages and holds no password. `token` is the role's fencing token, checked with each write.
 
     Example: ``Server.of(RecordConfig(url="postgresql://ann@db.example/loop"))``
     """
@@ -66,7 +67,7 @@ class Server:
 
     @classmethod
     def of(cls, config: RecordConfig, environment: Mapping[str, str] = os.environ) -> Server:
-        """Raises BadConfig for a URL that is none, or that holds a password, or whose variable is not set."""
+        """The server of these settings. Raises BadConfig for an invalid URL, a URL with a password, or a variable that is not set."""
         try:
             found = conninfo_to_dict(config.url)
         except psycopg.ProgrammingError:  # its message may repeat the URL
@@ -79,7 +80,7 @@ class Server:
         name = f"postgresql://{host or ''}{f':{port}' if port else ''}/{database or ''} (schema {config.namespace})"
         wait = max(2, round(config.append_s))
         parameters = {"target_session_attrs": "read-write", "application_name": "ostinato", "connect_timeout": wait}
-        alive = max(1, wait // 5)  # a server that is gone while we wait for it is known after three times that
+        alive = max(1, wait // 5)  # a server that vanishes while we wait for it is detected after three times this
         parameters |= {"keepalives_idle": alive, "keepalives_interval": alive, "keepalives_count": 2}
         parameters |= {"tcp_user_timeout": wait * 1000, **found, "client_encoding": "UTF8"}
         if config.password_env:
@@ -89,7 +90,7 @@ class Server:
         return cls(name, config.namespace, parameters, config.append_s)
 
     def dial(self) -> Connection:
-        """A connection in autocommit that looks into the log's schema; statements take no longer than `record.append_s`.
+        """A connection in autocommit mode with the log's schema as search path; statements time out after `record.append_s`.
 
         Raises BadConfig for a server that the log cannot rely on; psycopg's OperationalError, after a short pause.
         """
@@ -106,9 +107,9 @@ class Server:
         return connection
 
     def ask(self, question: Callable[[Connection], T]) -> T:
-        """What `question` answers over a connection of its own; asked again while what it meets may pass, until `record.append_s` is over.
+        """The result of `question` over its own connection, retried on transient errors until `record.append_s` is over.
 
-        So it must be safe to ask twice what was carried out once. Raises BadConfig, and as `refusal` says.
+        So `question` must be safe to repeat even if it was carried out. Raises BadConfig, and the errors of `refusal`.
         """
         deadline = time.monotonic() + self.wait_s
         while True:
@@ -122,25 +123,25 @@ class Server:
                     raise self.refusal(error) from error
 
     def fenced(self, token: FencingToken | None) -> Server:
-        """The same for who writes in a role."""
+        """The same server for a process that writes in a role."""
         return replace(self, token=token)
 
     def fence(self, connection: Connection) -> None:
-        """Inside a transaction that writes: nobody takes our role over before it ends. Raises LeaseLost if somebody has."""
+        """Called in a writing transaction: prevents a takeover of our role until it ends. Raises LeaseLost if the role is already lost."""
         if self.token is None:
             return
         self.check_fence(connection.execute(self.fencing).fetchone())
 
     @property
     def fencing(self) -> sql.SQL | sql.Composed:
-        """The statement that `fence` sends, for who sends it with others; `check_fence` is to be told its answer."""
+        """The statement that `fence` sends, for callers that send it together with others. Pass its answer to `check_fence`."""
         if self.token is None:
             return sql.SQL("SELECT 1")
         query = sql.SQL("SELECT 1 FROM leases WHERE role = {} AND number = {} AND mark = {} FOR SHARE")
         return query.format(self.token.role, self.token.number, self.token.mark)
 
     def check_fence(self, found: object) -> None:
-        """Raises LeaseLost unless the row of `fencing` was found."""
+        """Raise LeaseLost unless the row of `fencing` was found."""
         token = self.token
         if token is not None and found is None:
             raise LeaseLost(
@@ -150,20 +151,20 @@ class Server:
 
     @property
     def lock(self) -> int:
-        """The advisory lock that whoever appends holds: one for each schema of the database."""
+        """The advisory lock that an appending process holds; one for each schema of the database."""
         return int.from_bytes(
             blake2b(f"ostinato {self.namespace}".encode(), digest_size=8).digest(), "big", signed=True
         )
 
     @property
     def silence_s(self) -> float:
-        """How long whoever holds the log's lock may be silent: others must get it within their `record.append_s`."""
+        """How long the holder of the log's lock may be silent: others must get the lock within their `record.append_s`."""
         return self.wait_s / 2
 
     def end_silent_writer(self, connection: Connection, before: LiteralString = "") -> None:
         """End the session of a writer that fell silent between the messages of its commit, where Postgres counts no idle time.
 
-        For who waited for a lock in vain; `before` is sent in the same message. A writer that comes back to it tries its rows again. Only
+        Call it after waiting for the lock in vain; `before` is sent in the same message. If the writer resumes, it retries its rows. Only
         sessions of our own user are seen and ended.
         """
         *_, ended = ask_at_once(connection, before + _END_SILENT, lock=self.lock, silence=self.silence_s)
@@ -175,7 +176,7 @@ class Server:
             )
 
     def refusal(self, error: Exception) -> OstinatoError:
-        """The project's error for one of psycopg's: StorageFull, Corrupt, TooLarge or Unavailable, naming the remedy."""
+        """Translate a psycopg error into StorageFull, Corrupt, TooLarge, BadConfig or Unavailable, with a message that names the remedy."""
         if isinstance(error, OstinatoError):
             return error
         code, said = getattr(error, "sqlstate", None) or "", _line(error)
@@ -193,12 +194,13 @@ class Server:
 
 
 def ask_at_once(connection: Connection, statements: LiteralString, **values: object) -> list[list[tuple[Any, ...]]]:
-    """What each of several statements answers, in one round trip. Values and names come into the text where it says {name}.
+    """Run several statements in one round trip; returns the rows of each. Values and names replace {name} in the text.
 
-    Nothing that people wrote may be among them: the server writes the text of a statement that fails to its own log.
+    They must not contain anything that people wrote, because the server logs the text of a statement that fails.
 
-    Not with psycopg's pipeline: it sends a message more, after which the server no longer counts how long a transaction is idle, and a
-    process that was cut off or lost its power would keep the log's lock until somebody waits for it in vain (`Server.end_silent_writer`).
+    This does not use psycopg's pipeline, which sends one more message, after which the server no longer counts how long a transaction is
+    idle. A process that lost its network or its power would then keep the log's lock until another waits for it in vain
+    (`Server.end_silent_writer`).
     """
     cursor = connection.execute(sql.SQL(statements).format(**values), prepare=False)
     answers = [cursor.fetchall() if cursor.description else []]
@@ -208,7 +210,7 @@ def ask_at_once(connection: Connection, statements: LiteralString, **values: obj
 
 
 def passes(error: Exception) -> bool:
-    """True for what may be otherwise when it is tried again: lost connections, failovers, locks, deadlocks, timeouts."""
+    """True for transient errors, which are worth a retry: lost connections, failovers, locks, deadlocks, timeouts."""
     if not isinstance(error, psycopg.Error):
         return False
     code = error.sqlstate
@@ -218,9 +220,9 @@ def passes(error: Exception) -> bool:
 
 
 def digest_of(kind: Kind, identity: Identity) -> UUID:
-    """128 bits that stand for an identity. Raises UnicodeEncodeError for a lone surrogate."""
+    """A 128-bit hash of an identity. Raises UnicodeEncodeError for a lone surrogate."""
     parts = [kind.table, *map(str, identity)]
-    # a part that holds the sign between parts would let two identities read alike; JSON writes it as an escape
+    # a part that contains the separator could make two identities equal; JSON escapes it
     plain = json.dumps(parts, ensure_ascii=False) if any("\0" in part for part in parts) else "\0".join(parts)
     return UUID(bytes=blake2b(plain.encode(), digest_size=16).digest())
 
@@ -236,9 +238,9 @@ def _prepare(connection: Connection, server: Server) -> None:
     query = (
         "SELECT current_setting('fsync'), current_setting('synchronous_commit'), set_config('search_path', %s, false), "
         "set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false), "
-        # with another the snapshot would be older than the log's lock, and places would be given twice
+        # at another level the snapshot would be older than the log's lock, and places would be assigned twice
         "set_config('default_transaction_isolation', 'read committed', false), "
-        # who is cut off, dies or pauses in a transaction holds the log's lock
+        # a process that is cut off, dies or pauses in a transaction holds the log's lock
         "set_config('idle_in_transaction_session_timeout', %s, false), set_config('tcp_user_timeout', %s, false), "
         "set_config('tcp_keepalives_idle', %s, false), set_config('tcp_keepalives_interval', %s, false), "
         "set_config('tcp_keepalives_count', '2', false)"

@@ -1,1 +1,1 @@
-"""The files of the log: one SQLite database per segment, their directory, and the identities that the closed ones hold."""
+"""The files of the log: one SQLite database per segment, their directory, and filters over the identities in closed segments."""

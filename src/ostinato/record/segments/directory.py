@@ -1,4 +1,4 @@
-"""The directory of a log: segments named by their first row, and one file for the rows that stay when a segment goes."""
+"""The directory of a log: segments named by their first row, and one file for the permanent rows of dropped segments."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from ostinato.record.sqlite import remove
 
 _NAME = re.compile(r"(\d{16})\.db")
 _STRAY = re.compile(r"(\d{16}\.db)-(wal|shm)|\..+\.db\..+")
-_STALE_S = 3600.0  # what nobody finished in an hour nobody will
+_STALE_S = 3600.0  # a file that was not finished within an hour counts as abandoned
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The segments at one moment, by their first row, oldest first. Empty before the log is made."""
+    """The segments at one moment, by their first row, oldest first. Empty before the log is created."""
 
     firsts: tuple[Cursor, ...]
 
     def holding(self, seq: Cursor) -> int | None:
-        """The index of the segment that a row lies in; None if it is older than all of them."""
+        """The index of the segment that holds a row; None if the row is older than all segments."""
         index = bisect_right(self.firsts, seq) - 1
         return index if index >= 0 else None
 
     @property
     def horizon(self) -> Cursor:
-        """Rows up to here were dropped, but for those that stay for ever."""
+        """The place up to which rows were dropped, apart from the permanent ones."""
         return self.firsts[0] - 1 if self.firsts else 0
 
 
 @dataclass(frozen=True, slots=True)
 class LogDirectory:
-    """Where the segments of one log lie.
+    """The directory that holds the segments of one log.
 
     Example: ``LogDirectory(run / "log").segment(1)`` is ``run/log/0000000000000001.db``.
     """
@@ -45,7 +45,7 @@ class LogDirectory:
     path: Path
 
     def prepare(self) -> None:
-        """Make the directory, open to its owner only. Raises BadConfig for a log of an earlier form, StorageFull."""
+        """Create the directory, accessible to its owner only. Raises BadConfig for a log in an earlier format, StorageFull."""
         earlier = self.path if self.path.is_file() else self.path.with_name(self.path.name + ".db")
         if earlier.is_file():
             raise BadConfig(
@@ -65,18 +65,18 @@ class LogDirectory:
 
     @property
     def kept(self) -> Path:
-        """The file of the rows that stay for ever, of all segments that were dropped."""
+        """The file of the permanent rows of all dropped segments."""
         return self.path / "kept.db"
 
     def listing(self) -> Listing:
-        """The segments that are there now."""
+        """The segments that exist now."""
         found = (_NAME.fullmatch(entry.name) for entry in self.path.iterdir())
         return Listing(tuple(sorted(int(match[1]) for match in found if match)))
 
     def sweep(self) -> None:
-        """Delete what killed processes left behind: segments never finished, and what lay beside segments that are gone.
+        """Delete files that killed processes left behind: unfinished segments, and SQLite's files of segments that are gone.
 
-        Age is measured by the file system's own clock, against whatever was written last.
+        Age is measured on the file system's own clock, relative to the most recently written file.
         """
         written: dict[Path, float] = {}
         for entry in list(self.path.iterdir()):

@@ -1,7 +1,7 @@
-"""Which closed segments may hold an identity: asked of all of them at once, before any file is opened.
+"""Bloom filters that tell which closed segments may hold an identity, for all segments at once and before any file is opened.
 
 Each closed segment carries a Bloom filter of its identities: an array of 64-bit words, in which every key sets the same three bits
-in two words. The filters of equal size stand side by side in memory, so that the words of one key in all of them are one row.
+in two words. Filters of equal size are columns of one table in memory, so that a key's words in all of them form one row.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ostinato.core.seams import Cursor
 
 BITS = 16
-"""Bits of a filter for each key: about one in a thousand foreign keys seems to be there."""
+"""Bits of a filter per key: the false-positive rate is about one in a thousand."""
 
-_LARGEST = 20  # log2 of the words of the largest filter: the key has bits for no more
+_LARGEST = 20  # log2 of the words of the largest filter: a key has no bits for more
 
 Words = NDArray[np.uint64]
 
@@ -33,7 +33,7 @@ def build(keys: Sequence[int]) -> bytes:
 
 
 def _places(keys: Words, exponent: int) -> tuple[Words, Words, Words]:
-    """The two words and the three bits of each key. Keys are hashes: their bits are used as they are."""
+    """The two words and the three bits of each key. Keys are hashes, so their bits are used directly."""
     last = np.uint64((1 << exponent) - 1)
     bits = [np.uint64(1) << (keys >> np.uint64(shift) & np.uint64(63)) for shift in (40, 46, 52)]
     return keys & last, keys >> np.uint64(20) & last, bits[0] | bits[1] | bits[2]
@@ -48,12 +48,12 @@ class SealedKeys:
         self._known: set[Cursor] = set()
 
     def missing(self, firsts: Sequence[Cursor]) -> list[Cursor]:
-        """Those of the segments whose filters are not here."""
+        """The segments among these whose filters were not added yet."""
         with self._lock:
             return [first for first in firsts if first not in self._known]
 
     def add(self, first: Cursor, stored: bytes) -> None:
-        """Take in the filter of a closed segment."""
+        """Add the filter of a closed segment."""
         words = np.frombuffer(stored, "<u8")
         exponent = len(words).bit_length() - 1
         with self._lock:
@@ -71,7 +71,7 @@ class SealedKeys:
             self._known.add(first)
 
     def drop(self, first: Cursor) -> None:
-        """Forget a segment that is gone."""
+        """Remove the filter of a dropped segment."""
         with self._lock:
             self._known.discard(first)
             for table, segments in self._sizes.values():
@@ -80,7 +80,7 @@ class SealedKeys:
                     segments[segments.index(first)] = None
 
     def holding(self, keys: Sequence[int]) -> Mapping[int, list[Cursor]]:
-        """For each key that may be in a closed segment, the segments, newest first."""
+        """Each key that may be in a closed segment -> those segments, newest first."""
         found: dict[int, list[Cursor]] = {}
         asked = np.asarray(keys, np.uint64)
         with self._lock:

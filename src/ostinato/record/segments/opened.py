@@ -1,4 +1,4 @@
-"""The segments of a log that one user of it has open: those that were used last."""
+"""The open segments of a log reader or writer: those used most recently."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _OPEN = 6
 
 
 class OpenSegments:
-    """Opens segments for reading, and closes them when others are wanted. Used by one thread at a time.
+    """Opens segments for reading, and closes the least recently used ones. Used by one thread at a time.
 
-    `sealed` learns the filters of closed segments as they are asked for.
+    The filters of closed segments are added to `sealed` by `learn_filters`.
     """
 
     def __init__(self, directory: LogDirectory, ring: KeyRing | None, sealed: SealedKeys) -> None:
@@ -29,7 +29,7 @@ class OpenSegments:
         self._listing = Listing(())
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all segments."""
         while self._open:
             self._open.popitem()[1].close()
         if self._kept is not None:
@@ -37,7 +37,7 @@ class OpenSegments:
             self._kept = None
 
     def listing(self, *, again: bool = False) -> Listing:
-        """The segments that there were when the directory was last looked at; `again`: that there are now."""
+        """The segments found when the directory was last read; with `again` it is read anew."""
         if again or not self._listing.firsts:
             self._listing = self.directory.listing()
             for first in set(self._open).difference(self._listing.firsts):
@@ -45,7 +45,7 @@ class OpenSegments:
         return self._listing
 
     def get(self, first: Cursor) -> Segment:
-        """A segment by its first row. Raises SegmentGone, after which the listing is a new one."""
+        """A segment by its first row. Raises SegmentGone, after reading the listing anew."""
         segment = self._open.pop(first, None)
         if segment is None:
             try:
@@ -60,7 +60,7 @@ class OpenSegments:
         return segment
 
     def newest(self) -> Segment:
-        """The segment that rows are appended to; if it was closed and has no successor yet, that one."""
+        """The newest segment: the one that rows are appended to, or a closed one that has no successor yet."""
         while True:
             with suppress(SegmentGone):
                 segment = self.get(self.listing().firsts[-1])
@@ -68,7 +68,7 @@ class OpenSegments:
                     return segment
 
     def kept(self) -> Segment | None:
-        """The rows that stayed when their segments went; None while there are none."""
+        """The permanent rows of dropped segments; None if there are none yet."""
         if self._kept is None:
             with suppress(SegmentGone):
                 self._kept = Segment(self.directory.kept, self._ring)

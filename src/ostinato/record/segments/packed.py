@@ -1,4 +1,4 @@
-"""What the rows of one segment are packed with, whatever database it lies in; and the records that they make."""
+"""Decodes the rows of a segment into records, with the segment's dictionaries, policies and token texts, for any database."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ostinato.record.codec.tokens import Packed, unflat, widen
 from ostinato.record.codec.turns import Forgotten, Held
 from ostinato.record.keys import KeyRing
 
-_HELD = 4 << 20  # bytes of ids that stay in memory for the turns that lean on them
-_OFTEN = 8  # turns whose tokens are looked up one by one
+_HELD = 4 << 20  # bytes of ids that stay in memory as bases of other turns
+_OFTEN = 8  # lookups of missing tokens after which all texts are read at once
 
 
 class PackedRows(ABC):
     """One segment's rows as records. Used by one thread at a time.
 
     A stored row is a tuple that begins with its place. A turn: place, key, head, tokens, logprobs, text, routes. A signal: place,
-    body, key, what was said. Any other row: place and body.
+    body, key, correction and comment. Any other row: place and body.
     """
 
     def __init__(self, name: str, ring: KeyRing | None) -> None:
@@ -42,11 +42,11 @@ class PackedRows(ABC):
         self.shrinker = Shrinker(self.stored_dictionaries)
         self.shrinker.refresh()
 
-    # ------------------------------------------------------------ what the database is asked
+    # ------------------------------------------------------------ queries to the database
 
     @abstractmethod
     def locate(self, kind: Kind, identity: Identity) -> Cursor | None:
-        """Where the row with this identity lies; None if it is not in this segment."""
+        """The place of the row with this identity; None if it is not in this segment."""
 
     @abstractmethod
     def stored_tokens(self, seq: Cursor) -> tuple[int | None, bytes] | None:
@@ -54,7 +54,7 @@ class PackedRows(ABC):
 
     @abstractmethod
     def stored_policies(self) -> Iterable[tuple[int, int, str]]:
-        """What the segment calls its policy versions: name, number, hash."""
+        """The segment's policy versions: (number in the segment, version number, hash)."""
 
     @abstractmethod
     def stored_pieces(self, tokens: Collection[int] | None) -> Sequence[tuple[int, str]]:
@@ -64,23 +64,23 @@ class PackedRows(ABC):
     def stored_dictionaries(self) -> Dictionaries:
         """The dictionaries that rows are compressed with, by number."""
 
-    # ------------------------------------------------------------ writing, in a transaction that others began
+    # ------------------------------------------------------------ writing, in a transaction that the caller began
 
     @abstractmethod
     def made_at(self) -> float:
-        """When the segment was made."""
+        """When the segment was created."""
 
     @abstractmethod
     def put(self, rows: Sequence[tuple[Ready, int]], values: Sequence[tuple[Any, ...]]) -> None:
-        """Write rows, each with its key, as they are to be stored."""
+        """Write rows, each with its key; `values` are their stored forms."""
 
     @abstractmethod
     def put_pieces(self, rows: Sequence[tuple[int, str]]) -> int:
-        """Write the texts of tokens, but for those that have one; how many were written."""
+        """Write the texts of tokens that have none yet; returns how many were written."""
 
     @abstractmethod
     def put_policy(self, policy: PolicyVersion) -> int:
-        """What the segment calls a policy version, from now on if it has no name yet."""
+        """The segment's number for a policy version, which is assigned if it has none yet."""
 
     @abstractmethod
     def newest_dictionary(self) -> int:
@@ -93,7 +93,7 @@ class PackedRows(ABC):
     # ------------------------------------------------------------ rows
 
     def decode(self, kind: Kind, stored: Any) -> Row:
-        """The record of one stored row. What lies under a key that was forgotten is left out."""
+        """The record of one stored row. Values under a destroyed key are left out."""
         try:
             if kind is TURNS:
                 return turns.decode(self, stored)
@@ -108,10 +108,10 @@ class PackedRows(ABC):
                 f"row {stored[0]} of {self.name} cannot be read: {error!r}; restore it from a copy"
             ) from error
 
-    # ------------------------------------------------------------ what rows are packed with
+    # ------------------------------------------------------------ token ids, policies and token texts
 
     def tokens(self, seq: Cursor) -> Held:
-        """A turn's ids, its bases' included. Raises Forgotten; ValueError if a base is missing."""
+        """A turn's ids, including those from its bases. Raises Forgotten; ValueError if a base is missing."""
         chain: list[tuple[Cursor, int | None, Packed]] = []
         while (held := self._held.get(seq)) is None:
             stored = self.stored_tokens(seq)
@@ -131,7 +131,7 @@ class PackedRows(ABC):
         return held
 
     def hold(self, seq: Cursor, held: Held) -> None:
-        """Keep a turn's ids in memory for a while: the next turns may lean on it."""
+        """Keep a turn's ids in memory for a while, because it may be the base of the next turns."""
         if seq in self._held:
             return
         self._held[seq] = held
@@ -141,7 +141,7 @@ class PackedRows(ABC):
             self._weight -= len(dropped.ids)
 
     def reveal(self, secret: int | None, column: str, seq: Cursor, blob: bytes) -> bytes:
-        """What lies in a column, encrypted or not. Raises Forgotten, Corrupt."""
+        """The plain value of a column, decrypted if necessary. Raises Forgotten, Corrupt."""
         if secret is None:
             return blob
         if self.ring is None:
@@ -155,7 +155,7 @@ class PackedRows(ABC):
         return self.ring.conceal(secret, _bound(column, seq), plain)
 
     def policy(self, number: int) -> PolicyVersion:
-        """The policy version that rows of this segment call by a number. Raises ValueError."""
+        """The policy version with this number in the segment. Raises ValueError."""
         if number not in self.policies:
             for place, version, digest in self.stored_policies():
                 self.policies[place] = PolicyVersion(number=version, hash=digest)
@@ -164,7 +164,7 @@ class PackedRows(ABC):
         return self.policies[number]
 
     def spell(self, ids: bytes) -> str | None:
-        """The texts of tokens, one after the other; None if one of them has none in this segment."""
+        """The concatenated texts of tokens; None if any of them has no text in this segment."""
         tokens = unflat(ids)
         try:
             return "".join(map(self.pieces.__getitem__, tokens))
@@ -176,11 +176,11 @@ class PackedRows(ABC):
             return None
 
     def read_all_pieces(self) -> None:
-        """Have the texts of all tokens in memory that this segment has the texts of."""
+        """Load all token texts of this segment into memory."""
         self.pieces.update(self.stored_pieces(None))
 
     def _read_pieces(self, tokens: Iterable[int]) -> None:
-        """Read what is missing; who asks often is given all at once."""
+        """Read the missing texts; after several calls, read all texts at once."""
         self._asked += 1
         if self._asked == _OFTEN:
             self.read_all_pieces()
@@ -189,5 +189,5 @@ class PackedRows(ABC):
 
 
 def _bound(column: str, seq: Cursor) -> bytes:
-    """What an encrypted value is bound to, so that it cannot be put in another's place."""
+    """The associated data of an encrypted value, so that it cannot be moved to another column or row."""
     return f"{column}:{seq}".encode()

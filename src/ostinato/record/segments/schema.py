@@ -1,7 +1,7 @@
-"""The tables of one segment file, and how it comes to be: whole, or not at all.
+"""The tables of a segment file, and its creation, which is atomic.
 
-A row's place `seq` is given in the transaction that writes it, and writers exclude each other, so `seq` is the order of commits.
-Nothing is ever changed: triggers refuse UPDATE and DELETE, and a segment is closed by inserting its one `seal`.
+A row's place `seq` is assigned in the transaction that writes it, and writers exclude each other, so `seq` is the order of commits.
+Rows are never changed: triggers refuse UPDATE and DELETE, and a segment is closed by inserting its single `seal`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ostinato.record.codec.kinds import SIGNALS, SMALL
 from ostinato.record.sqlite import driver, translate
 
 FORMAT = 1
-"""The version that new segments are written in. Each file carries its own (`PRAGMA user_version`)."""
+"""The format version of new segments. Each file carries its own version (`PRAGMA user_version`)."""
 
 READABLE = frozenset({1})
-"""The versions that this code reads."""
+"""The format versions that this code reads."""
 
-APPLICATION = 0x4F53544C  # "OSTL": marks the file as a log's
+APPLICATION = 0x4F53544C  # "OSTL": marks the file as part of a log
 
 _TABLES = {
     "segment": "id INTEGER PRIMARY KEY CHECK (id = 1), first INTEGER NOT NULL, made_at REAL NOT NULL",
@@ -40,7 +40,7 @@ _TABLES = {
 
 
 def statements() -> list[str]:
-    """What makes an empty database a segment."""
+    """The statements that make an empty database a segment."""
     made = [f"CREATE TABLE {name} ({columns})" for name, columns in _TABLES.items()]
     for name in _TABLES:
         made += [
@@ -52,7 +52,7 @@ def statements() -> list[str]:
 
 
 def create(path: Path, first: Cursor, made_at: float) -> None:
-    """Make the segment whose first row has this place, unless it is there. Raises what `sqlite.create` raises."""
+    """Create the segment whose first row has this place, unless it exists. Raises like `sqlite.create`."""
 
     def build(connection: Any) -> None:
         for statement in statements():
@@ -67,7 +67,7 @@ def check(connection: Any, path: Path) -> int:
 
     Raises:
         BadConfig: it was written by newer code, or by another program.
-        Corrupt: it is damaged or no database.
+        Corrupt: it is damaged or not a database.
     """
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()

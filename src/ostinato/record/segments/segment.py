@@ -1,4 +1,4 @@
-"""One open segment file of SQLite's."""
+"""An open SQLite segment file."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ KEYS = (1 << 63) - 1
 
 
 class SegmentGone(Exception):
-    """The file is not there: retention dropped it."""
+    """The file is missing because retention dropped it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What a closed segment says about itself: its last row, when it was closed, the tables that have rows."""
+    """The seal of a closed segment: its last row, when it was closed, the tables that have rows."""
 
     last: Cursor
     at: float
@@ -56,43 +56,43 @@ class Segment(PackedRows):
             super().__init__(str(path), ring)
         except BaseException as error:
             self.db.close()
-            if isinstance(error, Exception) and not path.exists():  # dropped in this very moment
+            if isinstance(error, Exception) and not path.exists():  # dropped just now
                 raise SegmentGone(str(path)) from error
             raise
         self._seal: Seal | None = None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.db.close()
 
-    # ------------------------------------------------------------ where it stands
+    # ------------------------------------------------------------ state
 
     def newest(self) -> Cursor:
-        """The place of its newest row; the one before its first if it has none."""
+        """The place of its newest row, or the place before its first if it has none."""
         return self.db.execute(_NEWEST).fetchone()[0] or self.first - 1
 
     def seal(self) -> Seal | None:
-        """How it was closed; None while it is open."""
+        """The segment's seal; None while it is open."""
         if self._seal is None:
             found = self.db.execute("SELECT last, at, kinds FROM seal").fetchone()
             self._seal = found and Seal(found[0], found[1], frozenset(json.loads(found[2])))
         return self._seal
 
     def filter(self) -> bytes:
-        """What `segments.filters` made of its identities when it was closed; empty while it is open."""
+        """The Bloom filter of its identities (`segments.filters`), built when it was closed; empty while it is open."""
         found = self.db.execute("SELECT filter FROM seal").fetchone()
         return found[0] if found else b""
 
     # ------------------------------------------------------------ rows
 
     def fetch(self, kind: Kind, after: Cursor, end: Cursor, limit: int, *, newest_first: bool = False) -> list[Any]:
-        """Rows of one kind as they are stored, `after` < place <= `end`. `decode` makes records of them."""
+        """Up to `limit` stored rows of one kind, `after` < place <= `end`. `decode` turns them into records."""
         order = "DESC" if newest_first else "ASC"
         query = f"SELECT * FROM {kind.table} WHERE seq > ? AND seq <= ? ORDER BY seq {order} LIMIT ?"
         return self.db.execute(query, (after, end, limit)).fetchall()
 
     def before_last(self, count: int, kind: Kind) -> tuple[Cursor | None, int]:
-        """The place before the newest `count` rows of one kind, if there are so many here; and how many there are, if not."""
+        """(place before the newest `count` rows of one kind, `count`), or (None, number of such rows) if there are fewer here."""
         query = f"SELECT seq FROM {kind.table} ORDER BY seq DESC LIMIT 1 OFFSET ?"
         found = self.db.execute(query, (count - 1,)).fetchone()
         if found is not None:
@@ -100,11 +100,11 @@ class Segment(PackedRows):
         return None, self.db.execute(f"SELECT count(*) FROM {kind.table}").fetchone()[0]
 
     def locate(self, kind: Kind, identity: Identity) -> Cursor | None:
-        """Where the row with this identity lies; None if it is not in this segment."""
+        """The place of the row with this identity; None if it is not in this segment."""
         return self.place(kind, identity, key_of(kind, identity))[0]
 
     def place(self, kind: Kind, identity: Identity, key: int) -> tuple[Cursor | None, int]:
-        """Where the row lies, or None; and the key that it has, or would get: two identities of one key lie side by side."""
+        """The row's place or None, and the key that it has or would get: identities with colliding keys take the next free key."""
         while (found := self.db.execute("SELECT seq FROM identities WHERE key = ?", (key,)).fetchone()) is not None:
             if self._identity(kind, found[0]) == identity:
                 return found[0], key
@@ -112,7 +112,7 @@ class Segment(PackedRows):
         return None, key
 
     def known(self, keys: Sequence[int]) -> set[int]:
-        """Those of the keys that are taken."""
+        """The keys among these that are taken."""
         query = "SELECT key FROM identities WHERE key IN (SELECT value FROM json_each(?))"
         return {key for (key,) in self.db.execute(query, (json.dumps(list(keys)),))}
 
@@ -122,7 +122,7 @@ class Segment(PackedRows):
         return None if stored is None else self.decode(kind, stored)
 
     def owner(self, seq: Cursor) -> tuple[str, str] | None:
-        """The tenant and the user of the turn at one place; no key is needed for that."""
+        """The tenant and the user of the turn at one place; needs no encryption key."""
         stored = self.db.execute("SELECT head FROM turns WHERE seq = ?", (seq,)).fetchone()
         return None if stored is None else turns.head_owner(self.shrinker.unpack(stored[0]))
 
@@ -137,7 +137,7 @@ class Segment(PackedRows):
         values = json.loads(plain)
         return tuple(values[at] for at in kind.places)
 
-    # ------------------------------------------------------------ what rows are packed with
+    # ------------------------------------------------------------ token ids, policies, token texts and dictionaries
 
     def stored_tokens(self, seq: Cursor) -> tuple[int | None, bytes] | None:
         return self.db.execute("SELECT secret, tokens FROM turns WHERE seq = ?", (seq,)).fetchone()
@@ -155,7 +155,7 @@ class Segment(PackedRows):
         found = self.db.execute("SELECT id, use, body FROM dictionaries").fetchall()
         return {number: (Use(use), body) for number, use, body in found}
 
-    # ------------------------------------------------------------ writing, in a transaction that others began
+    # ------------------------------------------------------------ writing, in a transaction that the caller began
 
     def made_at(self) -> float:
         return self.db.execute("SELECT made_at FROM segment").fetchone()[0]

@@ -1,8 +1,8 @@
 # pyright: basic, reportCallIssue=false
-"""Numbers as bits, least significant first, in 64-bit words: plain, Rice and Elias gamma codes. Compiled; no bounds beyond those stated.
+"""Numbers as bits, least significant first, in 64-bit words: plain, Rice and Elias gamma codes. Compiled; bounds are checked only so:
 
-A writer zeroes its words first and stops at `limit`; a reader compares its place with the end and has words of zeros
-behind it for what it reads between two comparisons, so that a damaged stream is noticed and nothing beyond is touched.
+A writer zeroes its words first and stops at `limit`. A reader compares its position with the end; words of zeros after the end cover
+what it reads between two comparisons, so that a damaged stream is noticed and no memory beyond is touched.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def ones(typingctx: Any, word: Any) -> Any:
 
 @intrinsic
 def lowest(typingctx: Any, word: Any) -> Any:
-    """The place of a uint64's lowest set bit; 64 if there is none."""
+    """The index of a uint64's lowest set bit; 64 if there is none."""
     del typingctx, word
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -48,7 +48,7 @@ _EACH = np.uint64(0x0101010101010101)
 
 @njit(inline="always")
 def nth(word, n):
-    """The place of the set bit of a uint64 that has `n` set bits below it; there must be one. No branches.
+    """The index of the set bit of a uint64 that has `n` set bits below it; it must exist. No branches.
 
     Vigna 2008, "Broadword implementation of rank/select queries", algorithm 2; the last byte by table.
     """
@@ -84,7 +84,7 @@ def put_rice(words, at, value, k):
 
 @njit(inline="always")
 def put_signed_gap(words, at, value, k, negative):
-    """`put_rice` and one more bit, which is 1 for `negative`; in one write where it can be."""
+    """`put_rice` and one more bit, which is 1 for `negative`; in a single write if possible."""
     quotient = value >> k
     if quotient >= ESCAPE:
         return put(words, put_rice(words, at, value, k), negative, 1)
@@ -128,7 +128,7 @@ def put_gamma(words, at, value):
 
 @njit(inline="always")
 def take_gamma(words, at) -> Any:
-    """(number, next place); -1 for what no writer makes."""
+    """(number, next place); the number is -1 for a code that no writer makes."""
     size = lowest(peek(words, at))
     if size > 31:
         return np.int64(-1), at

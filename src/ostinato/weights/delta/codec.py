@@ -1,14 +1,14 @@
-"""The lossless codec of one chunk: the bytes of a tensor's slice before and after, to a payload and back.
+"""The lossless codec of one chunk: encodes a tensor slice's new bytes, given the old ones, as a payload, and decodes it.
 
-A chunk is coded on its own, so chunks can be coded, fetched and repaired independently. Five codecs, named in the manifest:
+Each chunk is coded on its own, so chunks can be coded, fetched and repaired independently. The manifest names one of five codecs:
 
 - ``equal``: nothing changed; the payload is empty.
 - ``steps``: the changed elements of a 16-bit float tensor, with the old values as context (`writing`).
 - ``xor-planes-zstd``: bitwise XOR with the old bytes, split into byte planes (all first bytes, all second bytes, ...), zstd.
-- ``planes-zstd``: the new bytes alone, split into byte planes, zstd. For full snapshots and chunks that changed beyond use.
-- ``raw``: the new bytes, when nothing is smaller.
+- ``planes-zstd``: the new bytes alone, split into byte planes, zstd. For full snapshots and chunks that changed too much.
+- ``raw``: the new bytes, when no other codec is smaller.
 
-Everything works on integer bits: NaN payloads, -0.0 and subnormals come back as they went in. Byte planes make XOR payloads about 11%
+Everything works on integer bits: NaN payloads, -0.0 and subnormals come back unchanged. Byte planes make XOR payloads about 11%
 smaller than zstd on the interleaved bytes, and full snapshots about a quarter smaller. XOR deltas of weights follow PULSE (arXiv
 2602.03839), which ships the changed bits of bf16 weights.
 """
@@ -41,7 +41,7 @@ MAX_CHUNK_BYTES: Final = 1 << 26
 """No chunk decodes to more than this; checked before anything is allocated."""
 
 _MANTISSA: Final = {"BF16": 7, "F16": 10}
-_SURE = 8  # steps that make a chunk this many times smaller are taken without trying anything else
+_SURE = 8  # a `steps` payload this many times smaller than the chunk is taken without trying another codec
 _XOR_WORTH = 0.5  # an XOR payload above this share of the chunk may lose to coding the new bytes alone: try both
 
 
@@ -66,7 +66,7 @@ def encode(old: Bytes | None, new: Bytes, *, dtype: str, level: int = 1) -> Code
         level: zstd level, 1 (fast) to 3.
 
     Raises:
-        ValueError: the lengths differ, are no multiple of an element, or exceed MAX_CHUNK_BYTES.
+        ValueError: the lengths differ, are not a multiple of the element size, or exceed MAX_CHUNK_BYTES.
     """
     itemsize = ITEMSIZES[dtype]
     if new.size > MAX_CHUNK_BYTES or new.size % itemsize:
@@ -95,10 +95,10 @@ def encode(old: Bytes | None, new: Bytes, *, dtype: str, level: int = 1) -> Code
 def decode(codec: str, target: Bytes, payload: bytes | memoryview, *, dtype: str, old: bool) -> None:
     """The inverse of `encode`, in place: `target` holds the old bytes if `old`, and the new ones afterwards.
 
-    Trusts nothing: the chunk is bounded, and what the payload declares must fit `target` before memory is taken.
+    Trusts no input: the chunk's size is bounded, and the payload's declared size must fit `target` before memory is allocated.
 
     Raises:
-        Corrupt: unknown codec, missing old bytes, or a payload that is not this chunk's; `target` may then hold a mixture.
+        Corrupt: unknown codec, missing old bytes, or a payload that does not fit this chunk; `target` may then hold a mixture.
     """
     itemsize = ITEMSIZES[dtype]
     if target.size > MAX_CHUNK_BYTES or target.size % itemsize:
@@ -150,12 +150,12 @@ def _compress(data: Bytes, itemsize: int, level: int) -> bytes:
 
 
 def _decompress(payload: bytes | memoryview, size: int) -> Bytes:
-    # a skippable frame has no content, but zstandard takes memory for its length
+    # a skippable frame has no content, but zstandard allocates memory for its length
     if payload[:4] != zstandard.FRAME_HEADER:
         raise Corrupt(f"a chunk of {size} bytes does not start with a zstd frame")
     try:
         declared = zstandard.frame_content_size(payload)
-        # -1 (not declared) is refused too: zstandard believes the frame, so the frame must be right.
+        # -1 (not declared) is refused too: zstandard trusts the declared size, so it must be right.
         if declared != size:
             raise Corrupt(f"a chunk of {size} bytes declares {declared} bytes in its zstd frame")
         plain = zstandard.ZstdDecompressor().decompress(payload, max_output_size=max(size, 1), allow_extra_data=False)

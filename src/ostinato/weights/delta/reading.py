@@ -1,5 +1,5 @@
 # pyright: basic, reportCallIssue=false
-"""The inverse of `writing`: a payload's steps onto the old codes, in place. Trusts no count, place or length in its input."""
+"""The inverse of `writing`: applies a payload's steps to the old codes, in place. Trusts no count, place or length in its input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_STEP = 0xFFFF
 
 @njit(nogil=True, cache=True)
 def _read_header(words, end, shift, most, starts, widths, firsts, gap_k, length_k):
-    """Returns (classes, place), or (-1, 0) for what no encoder writes."""
+    """Returns (number of classes, next place), or (-1, 0) for a header that no encoder writes."""
     n, at = take(words, 0, 5)
     edge = 0
     if n < 1 or n > CLASSES:
@@ -74,7 +74,7 @@ def _read_class(words, at, end, most, gap_k, length_k, ranks, steps):
 
 @njit(nogil=True, cache=True)
 def _apply(codes, shift, starts, widths, firsts, ranks, steps):
-    """Take the steps in place; False if some rank lies beyond its class."""
+    """Apply the steps in place; False if some rank lies beyond its class."""
     n = len(starts)
     found = np.empty(BLOCK, np.uint8)
     never = np.int64(1) << 62
@@ -89,7 +89,7 @@ def _apply(codes, shift, starts, widths, firsts, ranks, steps):
             masks[c] = within(found, starts[c], widths[c])
             left[c] -= ones(masks[c])
             hit |= (np.uint64(left[c]) >> np.uint64(63)) << np.uint64(c)
-        while hit:  # all masks are known: what is written now cannot change them
+        while hit:  # all masks are computed already, so these writes cannot change them
             c = lowest(hit)
             hit &= hit - np.uint64(1)
             ahead, k, size = left[c], nexts[c], ones(masks[c])
@@ -112,11 +112,11 @@ def _apply(codes, shift, starts, widths, firsts, ranks, steps):
 
 
 def decode(codes: Codes, payload: bytes | memoryview, shift: int) -> None:
-    """Turn the old codes into the new ones, in place. Memory beyond that: 8 bytes per changed element and the payload.
+    """Turn the old codes into the new ones, in place. Extra memory: 8 bytes per changed element and the payload.
 
     Raises Corrupt for anything that `encode` does not write; `codes` may then hold a mixture and must be dropped.
     """
-    words = np.zeros(len(payload) // 8 + 8, np.uint64)  # a header is read before its end is checked
+    words = np.zeros(len(payload) // 8 + 8, np.uint64)  # spare words, because a header is read before its end is checked
     words.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)
     end = len(payload) * 8
     starts, widths = np.zeros(CLASSES, np.uint8), np.zeros(CLASSES, np.uint8)

@@ -1,5 +1,5 @@
 # pyright: basic, reportCallIssue=false
-"""16-bit floats, 64 at a time, and the line of all their codes in the order of their values."""
+"""Operations on 16-bit floats, 64 at a time, and integers that order their codes by value."""
 
 from __future__ import annotations
 
@@ -88,6 +88,6 @@ def ordered(code):
 
 @njit(inline="always")
 def unordered(position):
-    """The inverse, modulo 2^16: a damaged step gives some code, and the chunk's hash then refuses it."""
+    """The inverse of `ordered`, modulo 2^16: a damaged step still gives a code, which the chunk's hash then exposes."""
     low = position & 0xFFFF
     return np.uint16(low) if low < 32768 else np.uint16(32767 - (low - 65536))

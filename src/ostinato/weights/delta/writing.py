@@ -1,17 +1,17 @@
 # pyright: basic, reportCallIssue=false
 """The delta of 16-bit floats, with the receiver's old values as context.
 
-A bf16 weight changes when its fp32 master crosses a rounding boundary. The chance of that is about step / ulp, so it doubles for every
-exponent downwards, and the receiver knows the old exponents. So:
+A bf16 weight changes when its fp32 master crosses a rounding boundary. The chance of that is about step / ulp, so it doubles each time
+the exponent falls by one, and the receiver knows the old exponents. So:
 
 - Elements fall into at most 24 classes: ranges of the old value's exponent.
-- Within a class the elements are counted 0, 1, 2, ... ; the gaps between changed ones are nearly geometric: Rice codes, one
-  parameter per class (Golomb 1966; Rice 1979).
+- Within a class the elements are counted 0, 1, 2, ... The gaps between changed elements are nearly geometric, so they are Rice codes
+  with one parameter per class (Golomb 1966; Rice 1979).
 - A new value is a step along the line of all 65,536 codes in the order of their values: a sign, and a length that is nearly
-  always 1. Where it is, only the exceptions are named, by gaps of their own; elsewhere every length is a Rice code.
+  always 1. In classes where it is, only the exceptions are named, by their own gaps; in others every length is a Rice code.
 
-One bit stream: the classes' headers, then class by class gaps, signs and lengths. There are no positions and no tables. Elements are
-looked at 64 at a time, as one comparison per class and a count of bits, so a chunk takes under a cycle per element and class.
+The payload is one bit stream: the classes' headers, then class by class gaps, signs and lengths. There are no positions and no tables.
+Elements are processed 64 at a time, as one comparison per class and a count of bits, so a chunk takes under a cycle per element and class.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from ostinato.weights.delta.bits import LONGEST, lowest, ones, put, put_gamma, p
 from ostinato.weights.delta.sixteen import BLOCK, MAGNITUDE, Codes, differing, exponents, ordered, within
 
 CLASSES = 24
-DENSEST = 4  # a chunk of which more than 1 in 4 elements changed is left to other codecs
-_USUAL_BITS = 32  # per change, and for 256 more; where that is too little, the stream is written again with more room
-_APART_BITS = 10  # that a class of its own may cost; its header takes about 30, but its steps fit better alone
-_LANES = 4  # counters per exponent: neighbours have the same one, and a counter that was just raised is waited for
-_SAMPLED = 29  # 1 block in 29 is counted to estimate how many elements each exponent has; rows are no multiple of it
+DENSEST = 4  # a chunk in which more than 1 in 4 elements changed is left to other codecs
+_USUAL_BITS = 32  # of room per change, and for 256 more; a stream that does not fit is written again with more room
+_APART_BITS = 10  # classes are joined if that costs less; a header takes about 30, but a class's steps fit better alone
+_LANES = 4  # counters per exponent: neighbours share an exponent, and raising the same counter twice in a row stalls
+_SAMPLED = 29  # 1 block in 29 is counted to estimate how many elements each exponent has; row lengths are not multiples of 29
 
 
 @njit(nogil=True, cache=True)
 def _find(old, new, shift, positions, steps, total, changed):
-    """Fill `positions` with the places (int32) that differ, ascending, and `steps` with how far; count both kinds of elements.
+    """Fill `positions` (int32) with the indices that differ, ascending, and `steps` with the differences; count by exponent.
 
-    Returns how many differ, or -1 if there is no room for all. Per exponent, `changed` counts those and `total` a sample of all.
+    Returns how many differ, or -1 if there is no room for all. Per exponent, `changed` counts the elements that differ, and `total`
+    estimates the number of all elements from a sample.
     """
     count, room, sampled = 0, len(positions), 0
     seen = np.zeros((_LANES, len(total)), np.int32)
@@ -71,9 +72,9 @@ def _find(old, new, shift, positions, steps, total, changed):
 
 @njit(nogil=True, cache=True)
 def _classes(total, changed, starts, widths, firsts, class_of):
-    """Choose the ranges of exponents; returns their number. Neighbours are joined while that costs fewer than `_APART_BITS`.
+    """Choose the ranges of exponents; returns their number. Neighbours are joined while that costs fewer bits than `_APART_BITS`.
 
-    `class_of` gets the class of each exponent, `firsts` how many changed elements the classes before each class have.
+    `class_of` receives the class of each exponent, `firsts` the number of changed elements in the classes before each class.
     """
     most = len(total)
     first, last, count, n = np.zeros(most, np.int64), np.zeros(most, np.int64), 0, 0
@@ -112,7 +113,7 @@ def _classes(total, changed, starts, widths, firsts, class_of):
 
 @njit(inline="always")
 def _cost(total, changed):
-    """Bits that say which `changed` of `total` changed."""
+    """Bits to name which `changed` of `total` elements changed."""
     p = changed / total
     return -total * (p * np.log2(p) + (1 - p) * np.log2(1 - p)) if p < 1 else 0.0
 
@@ -156,7 +157,7 @@ def _rank(old, positions, jumps, shift, starts, widths, firsts, class_of, ranks,
 
 @njit(nogil=True, cache=True)
 def _parameter(total, count):
-    """The Rice parameter for `count` numbers whose sum is `total`: the one with the smallest sum of bits, nearly."""
+    """The Rice parameter for `count` numbers whose sum is `total`; nearly the one that takes the fewest bits."""
     k = 0
     while k < 24 and (count << (k + 1)) <= total + (total >> 1):  # mean * ln 2 against 2^k, in integers
         k += 1
@@ -165,7 +166,7 @@ def _parameter(total, count):
 
 @njit(nogil=True, cache=True)
 def _write(starts, widths, firsts, ranks, steps, words, limit):
-    """The bit stream; returns its length in bits, or -1 if it would pass `limit`."""
+    """Write the bit stream; returns its length in bits, or -1 if it would exceed `limit`."""
     n = len(starts)
     gap_k, length_k, long = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
     gaps = np.empty(len(ranks), np.int64)
@@ -201,7 +202,7 @@ def _write(starts, widths, firsts, ranks, steps, words, limit):
 
 @njit(nogil=True, cache=True)
 def _write_lengths(steps, k, long, words, at, limit):
-    """Every length as a Rice code, or with k = 0 the exceptions from 1: their number, and for each a gap and a length."""
+    """Write every length as a Rice code, or with k = 0 only those above 1: their number, and for each a gap and a length."""
     count = len(steps)
     if at > limit - 3 * LONGEST:
         return -1
@@ -232,7 +233,7 @@ def encode(old: Codes, new: Codes, shift: int) -> bytes | None:
 
     Args:
         old: contiguous codes, fewer than 2^31.
-        new: as many.
+        new: as many codes.
         shift: bits of the mantissa: 7 for bf16, 10 for fp16.
     """
     room, most = len(old) // DENSEST + BLOCK, 1 << (15 - shift)

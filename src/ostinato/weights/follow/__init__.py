@@ -1,1 +1,1 @@
-"""A ref -> verified weights in memory."""
+"""Following: a ref -> verified weights in memory."""

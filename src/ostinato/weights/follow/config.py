@@ -1,4 +1,4 @@
-"""How followers hold weights, as configuration."""
+"""Configuration of followers."""
 
 from __future__ import annotations
 

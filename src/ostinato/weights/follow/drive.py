@@ -1,7 +1,7 @@
 """Drives a vLLM server that follows a ref of the weight store. The server's side is `weights.follow.vllm`.
 
-A version is fetched and verified by the server's workers while they serve; then the server pauses, loads, is asked what it
-serves, and resumes. Whatever goes wrong before the load leaves it serving what it served, and is said aloud.
+The server's workers fetch and verify a version while they serve. Then the server pauses, loads it, is asked what it serves, and
+resumes. After an error before the load the server keeps serving the old version, and the error is reported.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 Kv = Literal["recompute", "keep"]
 _LONGEST_WAIT_S = 60.0
-_RESUMES = 5  # attempts, a growing part of a second apart
+_RESUMES = 5  # attempts, at growing intervals below a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSwap:
-    """What a swap took: fetching beside the serving, the whole pause as the driver saw it, and the load within the pause.
+    """The seconds that a swap took: fetching while serving, the whole pause as the driver saw it, and the load within the pause.
 
     Example: ``VllmSwap(policy=v17, staged_s=0.6, pause_s=0.21, load_s=0.16)``
     """
@@ -41,11 +41,11 @@ class VllmSwap:
 
 
 class VllmFollower:
-    """Drives one vLLM server. `store` says where the server's workers find the weight store, as they see it.
+    """Drives one vLLM server. `store` is the weight store's location from the point of view of the server's workers.
 
-    `kv` says what becomes of the key-value cache that the old weights made. "recompute": open streams go on, and the new weights
-    compute their cache and everyone's prefixes anew. "keep": nothing is computed again; open streams, and new requests that share
-    a cached prefix, read what the old weights made.
+    `kv` says what happens to the key-value cache computed by the old weights. "recompute": open streams go on, and the new weights
+    recompute their cache and all cached prefixes. "keep": nothing is recomputed; open streams, and new requests that share a cached
+    prefix, read the old weights' cache.
 
     Example::
 
@@ -80,11 +80,11 @@ class VllmFollower:
         await self._session.close()
 
     async def served(self) -> str:
-        """The root that the server says it serves; another word before the first swap."""
+        """The root that the server says it serves; some other word before the first swap."""
         return str((await self._call("GET", "/weight_info"))["weight_version"])
 
     async def stage(self, policy: PolicyVersion) -> float:
-        """Have every worker fetch and verify a version beside the serving. Returns the seconds of the slowest.
+        """Have every worker fetch and verify a version while it serves. Returns the seconds of the slowest.
 
         Raises Corrupt if the workers refuse it, Unavailable if the server cannot be reached.
         """
@@ -100,21 +100,21 @@ class VllmFollower:
         return max(float(worker["seconds"]) for worker in workers)
 
     async def has_staged(self, policy: PolicyVersion) -> bool:
-        """Whether every worker has the version ready, so that `swap` waits for no download. Raises Unavailable."""
+        """Whether every worker has the version ready, so that `swap` does not wait for a download. Raises Unavailable."""
         workers = await self._ask("ostinato_status")
         return all(worker["state"] == "ready" and worker["root"] == policy.hash for worker in workers)
 
     async def swap(self, policy: PolicyVersion, loaded: Callable[[], object] | None = None) -> VllmSwap:
-        """Put a version before the server's users. Streams stay open.
+        """Make the server serve a version. Streams stay open.
 
-        Calls `loaded` once the version is in and the server is still paused: what was made is the old version's, what will be is
-        the new one's.
+        Calls `loaded` once the version is loaded and the server is still paused: all tokens so far are from the old version, all later
+        ones from the new.
 
         Raises:
-            Corrupt: the workers refused the version; the server was not paused and serves what it served.
-            Unavailable: the server cannot be reached, or refused a step. It was resumed and serves what it served, or the version
-                with what the old weights cached: swap again.
-            Conflict: what it serves is not known, or not what it says. It is left paused: nobody should be answered by it.
+            Corrupt: the workers refused the version; the server was not paused and serves the old version.
+            Unavailable: the server cannot be reached, or refused a step. It was resumed and serves the old version, or the new one
+                with the old weights' cache: swap again.
+            Conflict: it is not known what the server serves, or it is not what it says. It is left paused, so that it answers nobody.
         """
         staged_s = await self.stage(policy)
         started, known = time.perf_counter(), True
@@ -141,10 +141,10 @@ class VllmFollower:
         on_error: Callable[[str, Exception], object] | None = None,
         interval_s: float = 1.0,
     ) -> None:
-        """Swap whenever the server serves something else than the ref's version, until cancelled.
+        """Swap whenever the server serves something other than the ref's version, until cancelled.
 
-        A server that restarts is brought to the version again; one that a killed driver left paused is resumed. What fails is
-        reported once per different message and tried again, at growing intervals of at most a minute.
+        A server that restarts is brought to the version again; a server that a killed driver left paused is resumed. A failure is
+        reported once per distinct message and retried, at growing intervals of at most a minute.
         """
         report = on_error or _log_error
         reported, wait, first = "", interval_s, True
@@ -158,10 +158,10 @@ class VllmFollower:
                 reported, wait = str(error), min(2 * wait, _LONGEST_WAIT_S)
             await asyncio.sleep(wait)
 
-    # ------------------------------------------------------------ within
+    # ------------------------------------------------------------ internals
 
     async def _look(self, ref: str, on_swap: Callable[[VllmSwap], object], first: bool) -> bool:
-        """One look at ref and server. Returns False: the next look is not the first."""
+        """Compare ref and server once. Returns False, because the next look is not the first."""
         policy = await self._follower.resolve(ref)
         if policy is None:
             raise NotFound(f"there is no ref {ref} in the weight store; `ostinato status` lists them", field="ref")
@@ -170,12 +170,12 @@ class VllmFollower:
         elif first and (await self._call("GET", "/is_paused"))["is_paused"]:
             logger.warning("%s serves %s but is paused: a driver ended in between; it is resumed", self._url, policy)
             if self._kv == "recompute":
-                await self._forget()  # it may have ended before it did
+                await self._forget()  # the driver may have ended before it did this
             await self._resume()
         return False
 
     async def _load(self, policy: PolicyVersion) -> float:
-        """Load the staged version, and verify that every worker and the server's label say so."""
+        """Load the staged version, and verify that every worker and the server's label name it."""
         started = time.perf_counter()
         try:
             await self._call("POST", "/start_weight_update")
@@ -197,21 +197,21 @@ class VllmFollower:
         return time.perf_counter() - started
 
     async def _may_hold(self, policy: PolicyVersion) -> bool:
-        """Whether some worker has the version, or cannot be asked."""
+        """Whether some worker serves the version, or the workers cannot be asked."""
         try:
             return any(worker["served"] == policy.hash for worker in await self._ask("ostinato_status"))
         except Unavailable:
             return True
 
     async def _forget(self) -> None:
-        """Drop every cached key and value; the streams that need them compute them again."""
+        """Drop every cached key and value; streams that need them recompute them."""
         done = await self._call("POST", "/reset_prefix_cache?reset_running_requests=true")
         if not done.get("success"):
             raise Unavailable(f"{self._url} serves the new weights but kept its cache: {done}; swap again")
         self._stale_cache = False
 
     async def _resume(self) -> None:
-        """Let the server go on, unless its workers serve different weights or one says that its weights are broken."""
+        """Resume the server, unless its workers serve different weights or a worker says that its weights are broken."""
         for attempt in range(_RESUMES):
             try:
                 workers = await self._ask("ostinato_status")

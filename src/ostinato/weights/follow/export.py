@@ -1,4 +1,4 @@
-"""Weights -> a plain Hugging Face model directory, so that people can take the model out and use it anywhere."""
+"""Exports weights as a plain Hugging Face model directory, so that people can take the model out and use it anywhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_model(weights: Weights, directory: Path, files: Sequence[Path], notes:
 
 
 def _write_safetensors(weights: Weights, path: Path, notes: Mapping[str, str]) -> None:
-    # Wide dtypes first keeps every tensor aligned; it is the order that the safetensors library writes.
+    # Wide dtypes come first, which keeps every tensor aligned; the safetensors library writes the same order.
     names = sorted(weights, key=lambda name: (-ITEMSIZES[weights[name].dtype], name))
     header: dict[str, Any] = {"__metadata__": dict(notes)}
     at = 0

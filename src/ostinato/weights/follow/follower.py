@@ -1,7 +1,7 @@
-"""From a ref or a policy version to verified full weights in memory: what serve, evaluate and people take from the store.
+"""Turns a ref or a policy version into verified full weights in memory, for serving, evaluation and people.
 
-Weights are built beside those that are being served and handed over only when every hash fits. A corrupt or missing object is
-a loud refusal that names it; whoever served old weights goes on serving them.
+Weights are built beside those that are being served and handed over only when every hash matches. A corrupt or missing object raises
+an error that names it, and the old weights stay in service.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class Follower:
         """Call `on_change(ref, snapshot)` for each ref's version, now and whenever it moves, until cancelled.
 
         A version that cannot be fetched or that `on_change` refuses (an OstinatoError or OSError) is reported through `on_error`,
-        once per different message, and tried again; the others go on. Unverified weights are never delivered. With a journal, a
-        follower that starts and cannot have what a ref names delivers what it had last, if that can be fetched. A journal that
-        cannot be written is reported too and tried again, but holds nothing up.
+        once per distinct message, and retried; the other refs go on. Unverified weights are never delivered. With a journal, a
+        follower that starts and cannot fetch a ref's version delivers the version it had last, if that can be fetched. A journal that
+        cannot be written is also reported and retried, but delays nothing.
         """
         delivered: dict[str, str] = {}
         reported: dict[str, str] = {}
@@ -139,17 +139,17 @@ class Follower:
             await asyncio.to_thread(self._journal.have, ref, policy)
 
     def _had(self, ref: str) -> PolicyVersion | None:
-        """What the journal says was delivered last."""
+        """The version that was delivered last, according to the journal."""
         entry = self._journal.entries.get(ref) if self._journal is not None else None
         return entry.have.policy if entry is not None and entry.have is not None else None
 
     def _noted(self, ref: str) -> bool:
-        """Whether the journal knows that what it wanted was delivered."""
+        """Whether the journal records that the wanted version was delivered. True without a journal."""
         entry = self._journal.entries.get(ref) if self._journal is not None else None
         return self._journal is None or (entry is not None and entry.have is not None and entry.want is None)
 
     async def _fall_back(self, ref: str, delivered: dict[str, str], on_change: OnChange) -> None:
-        """Nothing was delivered for `ref` since the start: better what was served before than nothing."""
+        """Deliver the version that was served before, if nothing was delivered for `ref` since the start."""
         had = self._had(ref)
         if ref in delivered or had is None:
             return

@@ -1,7 +1,7 @@
-"""What a follower holds and what it is fetching, on its own disk: how it starts again after kill -9, or with a store out of reach.
+"""A follower's record on disk of what it holds and fetches, from which it restarts after kill -9 or while the store is unreachable.
 
-One small JSON file, replaced atomically. It is a memory, not a truth: the store's refs decide, and every version that it names is
-verified like any other when it is fetched.
+One small JSON file, replaced atomically. It is not authoritative: the store's refs decide, and every version that it names is verified
+like any other when it is fetched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 
 
 class Version(BaseModel):
-    """A policy version as the journal spells it."""
+    """A policy version in the journal's format."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -35,12 +35,12 @@ class Version(BaseModel):
 
     @property
     def policy(self) -> PolicyVersion:
-        """The record."""
+        """The `PolicyVersion` record."""
         return PolicyVersion(number=self.number, hash=self.hash)
 
 
 class JournalEntry(BaseModel):
-    """One ref: `have` was delivered whole; `want` is, or was, on its way. None: nothing yet, nothing under way."""
+    """The state of one ref: `have` was delivered (None: nothing yet), `want` is or was being fetched (None: nothing)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -63,17 +63,17 @@ class Journal:
 
     @property
     def entries(self) -> Mapping[str, JournalEntry]:
-        """By ref."""
+        """The entries, keyed by ref."""
         return self._entries
 
     def want(self, ref: str, policy: PolicyVersion) -> None:
-        """`policy` is about to be fetched for `ref`. Durable when it returns. Raises StorageFull."""
+        """Record that `policy` is about to be fetched for `ref`. Durable on return. Raises StorageFull."""
         before = self._entries.get(ref, JournalEntry())
         if before.want is None or before.want.policy != policy:
             self._write({**self._entries, ref: JournalEntry(have=before.have, want=_version(policy))})
 
     def have(self, ref: str, policy: PolicyVersion) -> None:
-        """`policy` was verified and delivered. Durable when it returns. Raises StorageFull."""
+        """Record that `policy` was verified and delivered. Durable on return. Raises StorageFull."""
         entry = JournalEntry(have=_version(policy))
         if self._entries.get(ref) != entry:
             self._write({**self._entries, ref: entry})

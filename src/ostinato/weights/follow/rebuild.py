@@ -1,4 +1,4 @@
-"""The weights of a version, by the cheapest way that is whole: where one way is damaged another is taken."""
+"""Rebuilds the weights of a version by the cheapest undamaged route."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ logger = logging.getLogger(__name__)
 
 
 async def rebuild(store: WeightStore, manifests: Manifests, hash: str, known: Known, max_bytes: int) -> Loaded:
-    """The weights of the manifest `hash`, by the cheapest way that is whole, each step of it verified.
+    """The weights of the manifest `hash`, by the cheapest undamaged route, with every step verified.
 
     Raises:
-        NotFound: an object is missing, and there is no way around it.
-        Corrupt: an object, manifest or chunk is not what it promises; the message names the object.
+        NotFound: an object is missing, and no other route avoids it.
+        Corrupt: an object, manifest or chunk does not match its hash or declaration; the message names the object.
     """
     target = await manifests.read(hash)
     damaged: dict[str, NotFound | Corrupt] = {}
@@ -25,7 +25,7 @@ async def rebuild(store: WeightStore, manifests: Manifests, hash: str, known: Kn
         try:
             start, hops = await cheapest(manifests, hash, known, frozenset(damaged), max_bytes)
         except (NotFound, Corrupt):
-            if damaged:  # what went wrong first tells more than that no other way is left
+            if damaged:  # the first error says more than that no other route is left
                 raise next(iter(damaged.values())) from None
             raise
         shadow = Shadow(start)

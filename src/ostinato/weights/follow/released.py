@@ -1,4 +1,4 @@
-"""What is live, as the trainer last saw it, and the weights of versions that it measures itself against."""
+"""The live version as the trainer last saw it, and the weights of versions that the trainer compares itself with."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ostinato.weights.follow.follower import Follower
 
 
 class Released:
-    """Follows the ref `live`, and fetches a version's weights; what stays in memory of them is the follower's choice."""
+    """Follows the ref `live`, and fetches weights of versions. The follower decides which of them stay in memory."""
 
     def __init__(self, follower: Follower, live: PolicyVersion) -> None:
         self.live = live
         self._follower = follower
 
     async def refresh(self) -> PolicyVersion:
-        """Look at the ref again."""
+        """Read the ref again."""
         self.live = await self._follower.resolve("live") or self.live
         return self.live
 

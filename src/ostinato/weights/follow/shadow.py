@@ -1,8 +1,7 @@
-"""A version under construction, beside the one that is being served: its memory is one copy of the weights.
+"""Builds a version beside the one that is being served, in the memory of one copy of the weights.
 
-Tensors are shared with the version that it starts from until something is written to them. Objects are read in pieces, some ahead
-while others are decoded: a payload takes less memory than what it becomes, and is let go then. One that arrived damaged is asked
-for again, alone.
+Tensors are shared with the base version until they are written to. Objects are read in pieces, some ahead while others are decoded. A
+payload takes less memory than its decoded chunk and is freed once decoded. A payload that arrives damaged is fetched again, alone.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from ostinato.weights.version.chain import Loaded
 from ostinato.weights.version.content import CHUNK_ELEMENTS, MAX_OBJECT_BYTES, hash_of, part_hash
 from ostinato.weights.version.manifest import Manifest, StoredChunk, Tensor
 
-_PIECE_BYTES = 1 << 23  # payloads beside each other are read together up to this
-_AHEAD_BYTES = 1 << 27  # on their way or waiting to be decoded: thrice what 1 Gbit/s and 300 ms hold
-_THREADS = 2  # that decode; their memory is the result's own
-_ATTEMPTS = 3  # to get a payload that is what the manifest names
+_PIECE_BYTES = 1 << 23  # adjacent payloads are read together up to this size
+_AHEAD_BYTES = 1 << 27  # in flight or waiting to be decoded: three times the bandwidth-delay product of 1 Gbit/s and 300 ms
+_THREADS = 2  # that decode, straight into the result's memory
+_ATTEMPTS = 3  # to get a payload that has the hash in the manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class _Item:
 
 
 class Shadow:
-    """Weights that become those of one manifest after the other. After an error they are a mixture and must be dropped.
+    """Weights to which one manifest after the other is applied. After an error they are a mixture and must be dropped.
 
     Example::
 
@@ -61,11 +60,11 @@ class Shadow:
 
     @property
     def root(self) -> str | None:
-        """The root of what has been built so far."""
+        """The root of the version built so far."""
         return self._at.root if self._at is not None else None
 
     async def apply(self, store: WeightStore, hash: str, manifest: Manifest) -> None:
-        """Go on to the version of `manifest`, whose delta must start from what has been built. Raises NotFound, Corrupt."""
+        """Advance to the version of `manifest`, whose delta must start from the version built so far. Raises NotFound, Corrupt."""
         full = manifest.kind == "full"
         if full:
             self._weights, self._at = {}, None
@@ -84,13 +83,13 @@ class Shadow:
         self._at = manifest
 
     def weights(self) -> Weights:
-        """What was built, read-only from now on."""
+        """The weights built, read-only from now on."""
         for data in self._own.values():
             data.setflags(write=False)
         return dict(self._weights)
 
     def _writable(self, tensor: Tensor) -> NDArray[np.uint8]:
-        """The tensor's bytes in memory of our own; they hold what they held before, if there was something."""
+        """The tensor's bytes in our own memory, with the old content if there was any."""
         old = self._weights.get(tensor.name)
         data = self._own.get(tensor.name)
         if data is None or data.nbytes != tensor.nbytes:
@@ -102,7 +101,7 @@ class Shadow:
         return data
 
     def _check_base(self, hash: str, manifest: Manifest) -> None:
-        """The same tensors; and a chunk that is said to be unchanged must promise the hash that it was verified to have."""
+        """Check that the tensors are the same, and that each chunk declared unchanged has the hash that was verified before."""
         form = {tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors}
         if self._at is None or form != {name: (array.dtype, array.shape) for name, array in self._weights.items()}:
             raise Corrupt(f"manifest {hash}: its tensors do not fit those of its parent {manifest.parent}; refused")
@@ -117,7 +116,7 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Payloads that lie beside each other in an object and are read together: bytes `start` to `end`."""
+    """Adjacent payloads in an object that are read together: bytes `start` to `end`."""
 
     object: str
     items: list[_Item]
@@ -126,7 +125,7 @@ class _Piece:
 
 
 def _pieces(work: Mapping[str, list[_Item]]) -> Iterator[_Piece]:
-    """Every item once, object by object. Raises Corrupt for a place that no object has."""
+    """Group every item into pieces, object by object. Raises Corrupt for a range beyond the largest object."""
     for name, items in work.items():
         together: list[_Item] = []
         start = end = 0
@@ -145,7 +144,7 @@ def _pieces(work: Mapping[str, list[_Item]]) -> Iterator[_Piece]:
 
 
 async def _decode_all(store: WeightStore, work: Mapping[str, list[_Item]], *, old: bool) -> None:
-    """Each payload is read once; pieces are on their way, as many as the memory for them holds, while others are decoded."""
+    """Read each payload once and decode it. Pieces are read ahead, up to `_AHEAD_BYTES`, while others are decoded."""
     running: dict[asyncio.Task[None], int] = {}
     threads = ThreadPoolExecutor(_THREADS)
     try:
@@ -160,11 +159,11 @@ async def _decode_all(store: WeightStore, work: Mapping[str, list[_Item]], *, ol
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await asyncio.to_thread(threads.shutdown)  # no thread still writes when the caller hears of an error
+        await asyncio.to_thread(threads.shutdown)  # no thread still writes when the caller sees an error
 
 
 async def _first_done(running: dict[asyncio.Task[None], int]) -> None:
-    """Wait until something is done, and forget it. Raises what went wrong with it."""
+    """Wait until a task is done, and remove it. Raises its error."""
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         del running[task]
@@ -181,10 +180,10 @@ async def _decode_piece(store: WeightStore, piece: _Piece, threads: Executor, *,
 
 
 async def _payloads(store: WeightStore, piece: _Piece) -> list[memoryview]:
-    """The payloads of one piece: read together, and those that are not what the manifest names once more, each alone."""
+    """The payloads of one piece, read together; payloads whose hash is wrong are read again, each alone."""
     try:
         data = memoryview(await store.get_range(piece.object, piece.start, piece.end - piece.start))
-    except Corrupt:  # shorter than it should be: perhaps what we need is there
+    except Corrupt:  # the object is too short, but may hold some of the payloads
         data = memoryview(b"")
     places = [item.chunk.offset - piece.start for item in piece.items]
     found = [data[at : at + item.chunk.length] for at, item in zip(places, piece.items, strict=True)]
@@ -198,14 +197,14 @@ async def _payloads(store: WeightStore, piece: _Piece) -> list[memoryview]:
 
 
 async def _again(store: WeightStore, name: str, item: _Item) -> memoryview:
-    """One payload by itself, as often as is worth trying. Raises Corrupt or NotFound, which name the object."""
+    """Read one payload by itself, in up to `_ATTEMPTS` attempts. Raises Corrupt or NotFound, which name the object."""
     why = ""
     start, length = item.chunk.offset, item.chunk.length
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             if attempt < _ATTEMPTS:
                 data = await store.get_range(name, start, length)
-            else:  # at last whole: some stores look at what they kept only then
+            else:  # finally the whole object, because some stores verify their copy only then
                 data = (await store.get(name))[start : start + length]
         except Corrupt as error:
             why = f" ({error})"

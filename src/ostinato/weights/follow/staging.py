@@ -1,7 +1,7 @@
-"""Versions fetched and verified beside an engine that is not ours, before it is asked to stop for them.
+"""Fetches and verifies versions alongside a foreign engine, before the engine has to stop for them.
 
-The fetch runs in a thread with an event loop of its own: the engine's thread only asks how far it is, and at last takes what is
-ready. Nothing is handed over before every hash fits.
+The fetch runs in a thread with its own event loop. The engine's thread only polls its status and finally takes the weights. Nothing is
+handed over before every hash matches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ostinato.weights.version.content import check_hash
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """How far a version is. `error` is the sentence that says why it was refused; `seconds` is the time since it was asked for.
+    """The status of a version. `error` says why it was refused; `seconds` is the time since it was asked for, until done.
 
     Example: ``Staged(root="9f2c...", state="ready", error="", seconds=0.41)``
     """
@@ -35,9 +35,9 @@ class Staged:
 
 
 class Staging:
-    """One version at a time, fetched by a `Follower` in a thread of its own. All methods are for one calling thread.
+    """Fetches one version at a time, by a `Follower` in its own thread. All methods must be called from one thread.
 
-    `check` sees the verified weights before they count as ready, and raises what makes them unfit for the engine.
+    `check` receives the verified weights before they count as ready, and raises if they are unfit for the engine.
 
     Example::
 
@@ -51,20 +51,20 @@ class Staging:
     def __init__(
         self, store: WeightStore, check: Callable[[Weights], None] | None = None, config: FollowerConfig | None = None
     ) -> None:
-        # Two versions: the one that is served, which the next delta needs, and the one that was refused after it.
+        # Two versions: the one that is served, which the next delta needs, and one that was refused after it.
         self._follower = Follower(store, config or FollowerConfig(keep=2))
         self._check = check
         self._root, self._asked, self._took = "", 0.0, 0.0
         self._work: Future[Weights] | None = None
         self._closing = asyncio.Event()
-        # with a factory it leaves this thread's loop alone
+        # with a factory the runner leaves this thread's loop alone
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._run, name="ostinato-staging", daemon=True)
         self._thread.start()
 
     def stage(self, root: str) -> Staged:
-        """Begin to fetch a version; one that is under way or ready stays so, one that was refused is tried again.
+        """Begin to fetch a version. A version that is under way or ready stays so; a refused one is tried again.
 
         Raises: BadRequest for a root of the wrong form.
         """
@@ -77,7 +77,7 @@ class Staging:
         return self.status()
 
     def status(self) -> Staged:
-        """How far the version is that was asked for last."""
+        """The status of the version that was asked for last."""
         work = self._work
         if work is None:
             return Staged(root="", state="nothing", error="", seconds=0.0)
@@ -89,7 +89,7 @@ class Staging:
         return Staged(root=self._root, state="ready", error="", seconds=self._took)
 
     def take(self, root: str) -> Weights:
-        """The verified weights of a version, waited for if they are not ready.
+        """The verified weights of a version. Waits if they are not ready.
 
         Raises: NotFound, Corrupt or BadWeights, which name the object or tensor; BadRequest for a root of the wrong form.
         """
@@ -98,12 +98,12 @@ class Staging:
         return self._work.result()
 
     def resolve(self, ref: str) -> str | None:
-        """The root that a ref leads to now, or None. Raises BadRequest, NotFound or Corrupt."""
+        """The root of the version that a ref points to now, or None. Raises BadRequest, NotFound or Corrupt."""
         policy = asyncio.run_coroutine_threadsafe(self._follower.resolve(ref), self._loop).result()
         return None if policy is None else policy.hash
 
     def close(self) -> None:
-        """Give up what is under way and end the thread. Idempotent."""
+        """Abandon the current fetch and end the thread. Idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
@@ -138,7 +138,7 @@ def part_of(name: str) -> str:
 def changed_parts(old: Weights | None, new: Weights) -> dict[str, list[str]]:
     """The parts in which a tensor differs -> all tensors of the part, in the order of the names.
 
-    A tensor counts as unchanged if both versions share its memory, which a follower sees to; without `old` all are changed.
+    A tensor counts as unchanged if both versions share its memory, which a follower ensures; without `old` all are changed.
     """
     parts: dict[str, list[str]] = {}
     for name in sorted(new):

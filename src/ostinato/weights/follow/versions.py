@@ -1,4 +1,4 @@
-"""Refs, roots and policy versions, as the release room asks for them."""
+"""Looks up refs, roots and policy versions for the release controller."""
 
 from __future__ import annotations
 

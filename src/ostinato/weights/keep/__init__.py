@@ -1,1 +1,1 @@
-"""What stays and what goes: garbage collection, pins, leases, verification, copies between stores."""
+"""Garbage collection, pins, leases, verification, and copies between stores."""

@@ -1,4 +1,4 @@
-"""What garbage collection keeps, as configuration."""
+"""Configuration of garbage collection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class CollectConfig(BaseModel, frozen=True, extra="forbid"):
-    """What garbage collection keeps besides what the refs name."""
+    """What garbage collection keeps in addition to the versions that refs name."""
 
     keep: int = Field(default=20, ge=1, description="The newest versions that are kept, by number.")
     releases: int = Field(default=10, ge=0, description="The last versions that were live and are kept.")

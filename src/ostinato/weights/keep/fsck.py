@@ -1,4 +1,4 @@
-"""fsck for a weight store: everything that the refs reach is read and verified. Reports all problems; raises for none."""
+"""fsck for a weight store: reads and verifies everything that the refs reach. Reports all problems and raises for none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostinato.weights.version.manifest import Manifest
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """What was read, and what is wrong with it (one sentence each; empty when the store is sound).
+    """Counts of what was read, and the problems found (one sentence each; empty when the store is sound).
 
     Example: ``Findings(refs=4, manifests=12, objects=13, bytes=291_000_000, rebuilt=3, problems=[])``
     """
@@ -78,7 +78,7 @@ async def _reach(
     lengths: dict[str, int | None],
     findings: Findings,
 ) -> None:
-    """Verify the manifests from `start` back to a full snapshot or to the first that was seen, and their objects."""
+    """Verify the manifests from `start` back to a full snapshot or to the first already seen manifest, and their objects."""
     async for hash, manifest in manifests.walk(start):
         if hash in seen:
             return

@@ -1,14 +1,14 @@
-"""Garbage collection of a weight store: what no ref, pin, lease, recent version or release needs is deleted once it is old.
+"""Garbage collection of a weight store: deletes old objects that no ref, pin, lease, recent version or release needs.
 
-The order makes it safe beside publishers and followers, and against a kill at any instant:
+The order makes it safe alongside publishers and followers, and against a kill at any instant:
 
-1. list the objects, then the refs; read the manifests and mark. A manifest that cannot be read stops everything here.
-2. delete the refs of versions that are not marked: from now on nobody finds them.
-3. list the refs again and mark again. Who began to rely on a version meanwhile gets its ref back.
-4. delete the objects that are marked by neither look and that nobody has put again since they were listed.
+1. List the objects, then the refs; read the manifests and mark. A manifest that cannot be read stops the collection here.
+2. Delete the refs of versions that are not marked, so that nobody finds them any more.
+3. List the refs again and mark again. A version that became needed meanwhile gets its ref back.
+4. Delete the objects that neither pass has marked and that were not put again since they were listed.
 
-What it cannot see is the base of a publication that has not written its manifest yet: whoever builds on an old version that
-nothing keeps holds it meanwhile (`holding.held`).
+The collector cannot see the base of a publication that has not written its manifest yet. A publisher that builds on an old version
+that nothing keeps must hold it meanwhile (`holding.held`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a collection is: `done` of `total` (None: unknown) and the bytes so far.
+    """The progress of a collection: `done` of `total` (None: unknown) and the bytes so far.
 
     Example: ``Step(stage="deleting objects", done=120, total=3_400, bytes=8_053_063_680)``
     """
@@ -47,23 +47,24 @@ OnStep = Callable[[Step], None]
 
 @dataclass(slots=True)
 class Tally:
-    """Objects and their bytes."""
+    """A count of objects and their bytes."""
 
     objects: int = 0
     bytes: int = 0
 
     def add(self, listed: ListedObject) -> None:
-        """Count one."""
+        """Count one object."""
         self.objects += 1
         self.bytes += listed.bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a collection kept and deleted, or would delete if `dry_run`. `young` is unneeded but too young, and part of `kept`.
+    """What a collection kept and deleted, or would delete if `dry_run`. `young` counts unneeded objects that are too young; they are
+    part of `kept`.
 
-    `reasons` says of each version that is kept why; `gone` names the versions that are not; `missing` the roots that were asked
-    for but are not in the store.
+    `reasons` says why each kept version is kept. `gone` names the other versions, `missing` the requested roots that are not in the
+    store.
 
     Example: ``Collected(dry_run=False, reasons={v9: ("live", "newest 20")}, gone=(v1, v2), leases=("lease/gateway-3",),
     missing=(), kept=Tally(41, 1_200_000_000), young=Tally(2, 9_000_000), deleted=Tally(7, 310_000_000))``
@@ -87,15 +88,15 @@ async def collect(
     dry_run: bool = False,
     on_step: OnStep = lambda step: None,
 ) -> Collected:
-    """Delete what nothing needs. `roots` are kept, too, where they are in the store: the versions that were live.
+    """Delete what nothing needs. `roots`, the versions that were live, are also kept if they are in the store.
 
-    Ages are the store's own; no other clock counts.
+    Ages are measured with the store's clock only.
 
     Raises:
         Corrupt: the manifest of a version cannot be read, so it is not known what it needs; nothing was deleted.
         Conflict: another collection was at work; run it again.
         BadConfig: the grace is too short for this store.
-        Unavailable, StorageFull: the store refused; what is needed is all there, and the call can be repeated.
+        Unavailable, StorageFull: the store refused; everything needed is still there, and the call can be repeated.
 
     Example: ``report = await collect(DirectoryStore(Path("weights")), CollectConfig(keep=5), dry_run=True)``
     """
@@ -111,7 +112,7 @@ async def collect(
 
 @dataclass(slots=True)
 class _Look:
-    """What one look at the refs says."""
+    """The result of one pass over the refs."""
 
     refs: dict[str, ListedRef]
     versions: dict[str, str]
@@ -164,7 +165,7 @@ class _Collection:
             self.on_step(Step("listing objects", self.total.objects, None, self.total.bytes))
 
     async def _look(self, removed: Mapping[str, str]) -> _Look:
-        """Read refs and manifests, and mark. `removed` are versions whose refs are gone but that may yet be wanted."""
+        """Read refs and manifests, and mark. `removed` are versions whose refs were deleted but that may still be needed."""
         refs = await self.store.list_refs()
         versions = {**removed, **versions_of(refs)}
         try:
@@ -209,7 +210,7 @@ class _Collection:
         at = look.refs[ref]
         try:
             await self.store.delete_ref(ref, at.value, at.stamp)
-        except Conflict:  # somebody wants it after all
+        except Conflict:  # the ref was moved since: it is still in use
             return False
         return True
 
@@ -222,7 +223,7 @@ class _Collection:
                 logger.info("version %s was published again meanwhile", root)
 
     async def _delete(self, gone: Mapping[str, str], keep: set[str]) -> Tally:
-        """Manifests of versions first, then the rest."""
+        """Delete the manifests of versions first, then the rest."""
         first = {hash for manifest in gone.values() for hash in (manifest, *self.nodes[manifest].routes)}
         unneeded = {listed.hash: listed for listed in self._unneeded(keep)}
         deleted = Tally()
@@ -240,7 +241,7 @@ class _Collection:
         return [listed for hash, listed in self.old.items() if hash not in keep]
 
     async def _each(self, stage: str, names: Sequence[str], work: Callable[[str], Awaitable[int]]) -> None:
-        """A few at a time; `work` returns the bytes that it dealt with."""
+        """Call `work` for each name, `parallel` at a time; it returns the bytes that it processed."""
         coming, done, size = iter(names), 0, 0
 
         async def worker() -> None:

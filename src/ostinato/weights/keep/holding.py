@@ -1,8 +1,8 @@
-"""What keeps a version from being collected: pins, which people set, and leases, which their holder renews.
+"""Pins and leases, which keep a version from being collected: people set pins, holders renew leases.
 
-Both are refs to a root: ``pin/<name>`` stays until it is taken away; ``lease/<name>`` counts while it is young by the store's own
-clock. The ref is written first and the version looked for afterwards, while a collector deletes the version's ref first and
-reads the refs again afterwards: one of the two always sees the other.
+Both are refs to a root: ``pin/<name>`` stays until it is removed; ``lease/<name>`` counts while it is young by the store's own clock. A
+holder writes the ref first and then checks that the version exists. A collector deletes the version's ref first and then reads the refs
+again. One of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _TRIES: Final = 8
 
 
 async def pin(store: KeptStore, name: str, root: str) -> str | None:
-    """Keep a version until `unpin`; a pin of this name moves. Returns the root that it held before, or None.
+    """Keep a version until `unpin`; an existing pin of this name is moved. Returns the root that it held before, or None.
 
-    Raises: NotFound if the version is not in the store (the pin stays where it was); BadRequest for a name that is no ref's;
-    Conflict if others keep moving the same pin.
+    Raises: NotFound if the version is not in the store (the pin stays where it was); BadRequest for a name that is not a valid ref
+    name; Conflict if others keep moving the same pin.
 
     Example: ``await pin(store, "paper", policy.hash)``
     """
@@ -33,7 +33,7 @@ async def pin(store: KeptStore, name: str, root: str) -> str | None:
 
 
 async def unpin(store: KeptStore, name: str) -> str:
-    """Take a pin away and return the root that it held. Raises NotFound, which names the pins that there are; Conflict."""
+    """Remove a pin and return the root that it held. Raises NotFound, which names the existing pins; Conflict."""
     root = await store.read_ref(PINS + name)
     if root is None:
         pins = [ref.removeprefix(PINS) for ref in await store.refs() if ref.startswith(PINS)]
@@ -45,8 +45,8 @@ async def unpin(store: KeptStore, name: str) -> str:
 async def hold(store: KeptStore, name: str, root: str) -> None:
     """Take or renew the lease of one holder; call it again well before `collect.lease_s` has passed.
 
-    Hold before you read: what is read afterwards stays. Raises NotFound if the version is not in the store any more (the lease is
-    then given up), BadRequest for a name that is no ref's.
+    Take the lease before reading, so that what is read is kept. Raises NotFound if the version is no longer in the store (the lease is
+    then given up), BadRequest for a name that is not a valid ref name.
 
     Example: ``await hold(store, "gateway-7", policy.hash)``
     """
@@ -54,7 +54,7 @@ async def hold(store: KeptStore, name: str, root: str) -> None:
 
 
 async def let_go(store: KeptStore, name: str) -> None:
-    """End a lease; one that is not there, or that its holder has just renewed elsewhere, is no error."""
+    """End a lease. A lease that does not exist, or that its holder has just renewed elsewhere, is not an error."""
     root = await store.read_ref(LEASES + name)
     if root is not None:
         with contextlib.suppress(Conflict):
@@ -63,7 +63,7 @@ async def let_go(store: KeptStore, name: str) -> None:
 
 @contextlib.asynccontextmanager
 async def held(store: KeptStore, name: str, root: str) -> AsyncGenerator[None]:
-    """Hold a version while a piece of work that is shorter than a lease needs it.
+    """Hold a version during work that takes less time than a lease lasts.
 
     Example: ``async with held(store, f"publisher-{uuid4().hex}", base.hash): ...``
     """

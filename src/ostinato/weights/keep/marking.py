@@ -1,4 +1,4 @@
-"""What a weight store has to keep: from the refs and what their manifests say to every hash that is needed. Pure."""
+"""The marking phase of garbage collection: from the refs and their manifests to every hash that must be kept. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.weights.version.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What marking needs to know of a manifest. `parent` is None if nothing before it is needed (no links)."""
+    """The facts about a manifest that marking needs. `parent` is None if no ancestor is needed (no links)."""
 
     policy: PolicyVersion
     parent: str | None
@@ -31,7 +31,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How much is kept besides what refs name: the `newest` versions, and whatever is younger than `grace_s` seconds.
+    """What is kept in addition to the versions that refs name: the `newest` versions, and everything younger than `grace_s` seconds.
 
     A lease counts for `lease_s` seconds; `roots` are kept if they are in the store.
     """
@@ -44,13 +44,13 @@ class Rules:
 
 @dataclass(slots=True)
 class Starts:
-    """The manifests that marking starts from, each with the reasons why; and the roots that were asked for but are not there."""
+    """The manifests that marking starts from, each with the reasons why, and the requested roots that are not in the store."""
 
     reasons: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     missing: list[str] = field(default_factory=list[str])
 
     def add(self, manifest: str, reason: str) -> None:
-        """One more reason to keep a manifest."""
+        """Add a reason to keep a manifest."""
         self.reasons.setdefault(manifest, []).append(reason)
 
 
@@ -62,7 +62,7 @@ def versions_of(refs: Mapping[str, ListedRef]) -> dict[str, str]:
 def starts(
     refs: Mapping[str, ListedRef], versions: Mapping[str, str], numbers: Mapping[str, int], rules: Rules
 ) -> Starts:
-    """Where marking starts: named refs, unexpired leases, the newest versions, young ones, and the roots that the rules name.
+    """Where marking starts: named refs, unexpired leases, the newest versions, young versions, and the roots that the rules name.
 
     `versions` maps roots to manifests, `numbers` manifests to version numbers.
 
@@ -86,8 +86,10 @@ def starts(
 
 
 def marked(nodes: Mapping[str, Node], manifests: Iterable[str]) -> set[str]:
-    """Every hash, of manifests and of objects, that these manifests need: their own, their routes', and their ancestors' back to
-    the first with a full snapshot. `nodes` must hold them all. What a route starts from is not needed.
+    """Every hash of a manifest or object that these manifests need.
+
+    A manifest needs itself, its routes and its ancestors back to the first with a full snapshot, with all their objects. It does not need
+    the bases of routes. `nodes` must hold all these manifests.
     """
     seen: set[str] = set()
     found: set[str] = set()
@@ -103,6 +105,6 @@ def marked(nodes: Mapping[str, Node], manifests: Iterable[str]) -> set[str]:
 
 
 def expired(refs: Mapping[str, ListedRef], rules: Rules) -> list[str]:
-    """The leases that count no more and are old enough to be deleted."""
+    """The leases that have expired and are old enough to be deleted."""
     limit = max(rules.lease_s, rules.grace_s)
     return [ref for ref, at in refs.items() if ref.startswith(LEASES) and at.age_s > limit]

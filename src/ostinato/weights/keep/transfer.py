@@ -1,7 +1,7 @@
-"""One version from one weight store to another: into a mirror, out of a backup, across clouds.
+"""Copies a version from one weight store to another: into a mirror, out of a backup, across clouds.
 
-Objects go before the manifests that name them, routes and parents before the manifests that point to them, refs last. So whoever is
-killed, at any instant, leaves no ref that leads to something incomplete, and a second call goes on where the first one stopped.
+Objects are copied before the manifests that name them, routes and parents before the manifests that point to them, refs last. A kill at
+any instant therefore leaves no ref to an incomplete version, and a second call resumes where the first stopped.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ostinato.weights.version.manifest import Manifest
 logger = logging.getLogger(__name__)
 
 OnBytes = Callable[[int, int], object]
-"""Called with the payload bytes copied so far and those to copy in all."""
+"""Called with the payload bytes copied so far and the total to copy."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transferred:
-    """What a transfer did. `objects` and `bytes` were copied, manifests included; `skipped` payload bytes were there already.
+    """The result of a transfer. `objects` and `bytes` were copied, manifests included; `skipped` payload bytes were there already.
 
     Example: ``Transferred(policy=v17, manifest="ab12...", objects=9, bytes=4_300_000, skipped=269_000_000, seconds=1.9)``
     """
@@ -53,18 +53,18 @@ async def transfer(
     on_bytes: OnBytes | None = None,
     parallel: int = 8,
 ) -> Transferred:
-    """Copy what a version needs, and only what `target` lacks; then name it there, and move `ref` to it if one is given.
+    """Copy everything that a version needs and `target` lacks; then write its version ref there, and move `ref` to it if one is given.
 
     `version` is a ref of the source, a root or the hash of a manifest. A version needs its own manifest, those of its routes and
-    all their objects, and the same of its parents back to the first with a full snapshot. At most `parallel` objects are in
-    memory. The target must not delete what no ref reaches while this runs.
+    all their objects, and the same for its parents back to the first with a full snapshot. At most `parallel` objects are in
+    memory. The target must not delete unreachable objects while this runs.
 
     Raises:
         NotFound: the source has no such version, or lacks a part of it; the message names the part.
-        Corrupt: a part of the version is not what its name promises; it was not named in the target.
-        Conflict: someone else moved `ref` meanwhile. The version is in the target, the ref is the other's.
+        Corrupt: a part of the version does not match its hash; the target's version ref was not written.
+        Conflict: another writer moved `ref` meanwhile. The version is in the target; the ref stays where the other moved it.
         BadRequest: `version` or `ref` of the wrong form.
-        StorageFull, Unavailable: from the stores. Call again: what arrived is not copied a second time.
+        StorageFull, Unavailable: from the stores. Call again: objects that arrived are not copied a second time.
 
     Example::
 
@@ -99,7 +99,7 @@ async def transfer(
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """Manifests, each before those that it points to, and objects with the least length that each must have."""
+    """Manifests, each before those that it points to, and objects with their minimum lengths."""
 
     manifests: list[str] = field(default_factory=list[str])
     objects: dict[str, int] = field(default_factory=dict[str, int])
@@ -123,7 +123,7 @@ async def _find(source: WeightStore, manifests: Manifests, version: str) -> str:
 
 
 async def _need(manifests: Manifests, start: str) -> _Need:
-    """Everything that the version needs, read from the source. Nothing of a chain or a route that contradicts itself is used."""
+    """Everything that the version needs, read from the source. Raises Corrupt for a chain or route that contradicts itself."""
     need, at, links = _Need(), start, None
     while True:
         manifest = await manifests.read(at)
@@ -137,13 +137,13 @@ async def _need(manifests: Manifests, start: str) -> _Need:
             need.add(route.manifest, other)
         if manifest.links == 0:
             return need
-        if manifest.parent is None:  # cannot be: a parsed delta has a parent
+        if manifest.parent is None:  # cannot happen: a parsed delta has a parent
             raise Corrupt(f"manifest {at}: field parent: its {manifest.links} links lead nowhere; publish it again")
         at, links = manifest.parent, manifest.links - 1
 
 
 class _Errand:
-    """Copies objects and counts."""
+    """Copies objects and counts them."""
 
     def __init__(self, source: WeightStore, target: RefStore, on_bytes: OnBytes) -> None:
         self._source, self._target, self._on_bytes = source, target, on_bytes
@@ -160,7 +160,7 @@ class _Errand:
         self._on_bytes(0, expected)
 
     async def copy(self, item: tuple[str, int]) -> None:
-        """One object of at least the given length; its own hash is checked before it counts as copied."""
+        """Copy an object of at least the given length; its hash is checked before it counts as copied."""
         name, least = item
         data = await self._source.get(name)
         if len(data) < least:
@@ -174,7 +174,7 @@ class _Errand:
 
 
 async def _name(target: RefStore, root: str, hash: str) -> None:
-    """Point ``version/<root>`` to the manifest. Whoever is faster has named the same weights."""
+    """Point ``version/<root>`` to the manifest. A faster writer has named the same weights."""
     ref = version_ref(root)
     now = await target.read_ref(ref)
     if now == hash:
@@ -186,7 +186,7 @@ async def _name(target: RefStore, root: str, hash: str) -> None:
 
 
 async def _each(items: Iterable[_T], parallel: int, work: Callable[[_T], Awaitable[None]]) -> None:
-    """`work` on each item, at most `parallel` at once. Raises the first failure when all have stopped."""
+    """Call `work` on each item, at most `parallel` at once. Raises the first failure when all have stopped."""
     rest = iter(items)
 
     async def worker() -> None:
@@ -202,4 +202,4 @@ async def _each(items: Iterable[_T], parallel: int, work: Callable[[_T], Awaitab
 
 
 def _ignore(done: int, total: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""

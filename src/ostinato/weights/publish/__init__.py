@@ -1,1 +1,1 @@
-"""Weights -> a new version in the store."""
+"""Publishing: weights -> a new version in the store."""

@@ -1,4 +1,4 @@
-"""The last published chunks, which the next delta is taken against: one copy, in memory or on a disk."""
+"""The last published chunks, the base of the next delta: one copy, in memory or on a disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Base:
-    """What this process has of a published version, by its root. `chunk` raises Corrupt if one cannot be read.
+    """The chunks of a published version that this process holds. `chunk` raises Corrupt if one cannot be read.
 
     Example::
 
@@ -43,7 +43,7 @@ class Base:
 
 
 def kept(root: str, part: WeightPart, hashes: Hashes, directory: Path | None) -> Base:
-    """The chunks in a file without a name in `directory`, so that their arrays can go; without one, or without room, in memory."""
+    """Keep the chunks in an unnamed file in `directory`, so that their arrays can be freed; without directory or room, in memory."""
     if directory is not None:
         try:
             return Base(root, hashes, _on_disk(part, directory))

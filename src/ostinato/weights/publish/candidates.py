@@ -1,4 +1,4 @@
-"""The trainer's publications: each step's weights as a version, every few of them offered for release."""
+"""The trainer's publications: stores each step's weights as a version, and offers a version for release every few steps."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ostinato.weights.publish.publisher import Published, VersionPublisher
 
 
 class Candidates:
-    """The loop's `Publisher` over the weight store: each version is stored, every few are named by the ref `candidate`.
+    """The loop's `Publisher` over the weight store: stores each version, and moves the ref `candidate` every few steps.
 
     Args:
         publisher: stores versions.
         run: the name under which they are published.
         every: steps between two candidates.
-        on_published: told of each version that is stored.
+        on_published: called with each version that is stored.
         numerics: the id of the trainer's contract.
-        newest: a ref that follows each version as soon as it is stored, for rollouts; None: there is none.
+        newest: a ref that is moved to each version as soon as it is stored, for rollouts; None: no such ref.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Candidates:
         self._publisher, self._run, self._every, self._on_published = publisher, run, every, on_published
         self._numerics, self._newest = numerics, newest
         self._naming = True
-        self._due: PolicyVersion | None = None  # the newest that is, or was to be, a candidate
+        self._due: PolicyVersion | None = None  # the newest version that is or should be the candidate
         self.last: PolicyVersion | None = None
 
     @contextlib.asynccontextmanager
     async def repeating(self, named: PolicyVersion | None) -> AsyncGenerator[None]:
-        """Steps are taken again inside the block: `named`, the present candidate, stays it unless a newer one is due at the end.
+        """Repeat steps inside the block: `named` stays the candidate unless a newer one is due at the end.
 
-        To name each again would have the gate judge, and ship, versions that are older than the live one.
+        If each were named again, the gate would judge, and ship, versions that are older than the live one.
         """
         self._naming = False
         try:
@@ -55,7 +55,7 @@ class Candidates:
             await self._publisher.name(self._due, "candidate")
 
     async def publish(self, learned: Learned) -> PolicyVersion:
-        """Store the version under its root; idempotent."""
+        """Store the version under its root. Idempotent."""
         due = learned.step % self._every == 0
         done = await self._publisher.publish(
             learned.policy_number,
@@ -73,27 +73,28 @@ class Candidates:
         return done.policy
 
     async def known(self, learned: Learned) -> PolicyVersion | None:
-        """The stored version that these weights are; None: there is none."""
+        """The stored version with exactly these weights, or None."""
         return await self._publisher.known(learned.policy_number, learned.weights)
 
     async def close(self) -> None:
-        """End what publishing has open."""
+        """Close the publisher."""
         await self._publisher.close()
 
     async def _follow(self) -> None:
-        """The ref for rollouts moves on, but not back while steps are taken again."""
+        """Move the ref for rollouts to the last version, but never back while steps are repeated."""
         if self._newest is not None and self._naming and self.last is not None:
             await self._publisher.name(self.last, self._newest)
 
     async def offer(self) -> None:
-        """Name the version that was stored last, if there is one, as the candidate, whether or not one is due."""
+        """Make the version that was stored last, if any, the candidate, whether or not a candidate is due."""
         if self.last is not None:
             await self._publisher.name(self.last, "candidate")
 
 
 class Overlapped:
-    """Publishes beside the trainer: one version is stored while the next step is computed. Who waits and is cancelled cancels no
-    publication: `settle` again, before the end, or the last step is nobody's.
+    """Publishes in the background: one version is stored while the trainer computes the next step.
+
+    Cancelling a caller that waits does not cancel the publication. Call `settle` again before the end, or the last step may be lost.
     """
 
     def __init__(self, inner: Candidates) -> None:
@@ -102,13 +103,13 @@ class Overlapped:
 
     @property
     def trouble(self) -> str | None:
-        """Why the last publication failed, until `begin` or `settle` raises it; None if it did not, or is under way."""
+        """Why the last publication failed, until `begin` or `settle` raises it; None if it succeeded or is under way."""
         task = self._under_way
         error = task.exception() if task is not None and task.done() and not task.cancelled() else None
         return None if error is None else f"the last version is not stored: {type(error).__name__}: {error}"
 
     async def begin(self, learned: Learned) -> None:
-        """Begin to store the version, once the one before is stored. Raises what went wrong with that, after beginning with this."""
+        """Start storing the version, which waits for the previous one. Raises the previous one's error, after starting this one."""
         before = self._under_way
         self._under_way = asyncio.create_task(self._publish(learned, before))
         if before is not None:
@@ -116,7 +117,7 @@ class Overlapped:
             before.result()
 
     async def settle(self) -> None:
-        """Wait until all that was begun is stored. Raises what went wrong with it."""
+        """Wait until everything that was begun is stored. Raises the error of the last publication."""
         if (task := self._under_way) is not None:
             await asyncio.wait({task})
             self._under_way = None

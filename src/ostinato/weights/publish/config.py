@@ -1,4 +1,4 @@
-"""How versions are published, as configuration."""
+"""Configuration of publishing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The way back from the newest version to the ones before it, so that a delta over many versions needs no second copy of the weights.
+"""Reverse deltas from the newest version to earlier ones, so that a delta over many versions needs no second copy of the weights.
 
-Each version is kept as what turns its successor's chunks into its own: a payload as small as the delta itself. A chunk of an
-older version is made when it is asked for, and must have the hash that was published.
+Each version is kept as a reverse delta that turns its successor's chunks into its own, a payload as small as the delta itself. A chunk
+of an older version is rebuilt on demand, and must have the hash that was published.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Past:
 
 
 class History:
-    """The last versions of an unbroken line of publications, newest last. `spans`: over how many versions deltas are squashed.
+    """The last versions of an unbroken line of publications, newest last. `spans`: how many versions each squashed delta covers.
 
     Example: with spans (4, 16) the fourth version after the first may be a delta from the first, and the eighth from the fourth.
     """
@@ -37,24 +37,24 @@ class History:
 
     @property
     def wanted(self) -> bool:
-        """Whether the way back is worth coding at all."""
+        """Whether reverse deltas are needed at all."""
         return bool(self._spans)
 
     def due(self, base: str) -> list[int]:
-        """The spans due for the version that follows the one of root `base`."""
+        """The spans that are due for the version after the one with root `base`."""
         if not self._past or self._past[-1].root != base:
             return []
         number = self._count + 1
         return [span for span in self._spans if number % span == 0 and span <= len(self._past)]
 
     def root(self, span: int) -> str:
-        """The root of the version `span` publications before the next. Raises Corrupt if it is forgotten."""
+        """The root of the version `span` publications before the next. Raises Corrupt if it is no longer kept."""
         return self._back(span).root
 
     def chunks(self, span: int, newest: OldChunk, part: WeightPart) -> OldChunk:
-        """The chunks that the version `span` before the next had, of tensors as in `part`; `newest` gives those of the newest one.
+        """A function that rebuilds chunks of the version `span` before the next; `newest` gives the newest version's chunks.
 
-        Raises Corrupt, if the version is forgotten, and when called.
+        `part` gives the tensors' dtypes. Raises Corrupt if the version is no longer kept; the function does if a chunk cannot be rebuilt.
         """
         target = self._back(span)
         steps = [past.undo for past in list(self._past)[-2 : -span - 1 : -1]]
@@ -77,7 +77,7 @@ class History:
         return self._past[-span]
 
     def add(self, base: str | None, root: str, hashes: Hashes, undo: Undo | None) -> None:
-        """Version `root` was published; `undo` turns it into version `base`. None breaks the line: it starts anew here."""
+        """Record that version `root` was published. `undo` turns it into version `base`; None starts a new line here."""
         if undo is None or not self._past or self._past[-1].root != base:
             self._past.clear()
             self._count = 0

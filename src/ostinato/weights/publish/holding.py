@@ -1,4 +1,4 @@
-"""Who has the weights that are published: this process, with every chunk of them, or one of several, each with its own chunks."""
+"""Holders of the weights being published: this process with every chunk, or one of several processes, each with its own chunks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ostinato.weights.publish.history import History
 from ostinato.weights.version.content import Hashes, check_weights, hash_chunks, part_of
 from ostinato.weights.version.packing import Coding, OldChunk, Packed, Undo, write_packs
 
-_PAST_BYTES = 1 << 30  # the way back to the last versions is forgotten beyond this
+_PAST_BYTES = 1 << 30  # beyond this size the oldest reverse deltas are dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """Weights that are about to be published: every tensor's form, and the hashes of the chunks that are held."""
+    """Weights that are about to be published: every tensor's form, and the hashes of the chunks that this holder has."""
 
     forms: dict[str, Form]
     hashes: Hashes
@@ -28,9 +28,9 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How chunks are coded: against the version of root `base`, the newest or the one `span` before the next (None: against nothing).
+    """How chunks are encoded: against the version with root `base`, which is `span` versions before the next (None: against nothing).
 
-    `delta`: payloads may refer to it; otherwise changes are only counted. `undo`: the way back is kept too.
+    `delta`: payloads may refer to the base; otherwise changes are only counted. `undo`: the reverse delta is kept too.
     """
 
     base: str | None = None
@@ -40,7 +40,7 @@ class How:
 
 
 class Holder(Protocol):
-    """Codes and stores the chunks of a version, and keeps them as what the next one is compared with."""
+    """Encodes and stores the chunks of a version, and keeps them as the base of the next one."""
 
     @property
     def whole(self) -> bool:
@@ -48,34 +48,37 @@ class Holder(Protocol):
         ...
 
     async def take(self, number: int, weights: Weights | WeightPart, *, check: bool, finite: bool) -> Taken:
-        """The weights of version `number` are to be published. Raises BadWeights, if `check`."""
+        """Take the weights of version `number`, which are to be published. Raises BadWeights if `check` is set and they are unfit."""
         ...
 
     async def holds(self, root: str) -> bool:
-        """Whether the base is the version of this root, with every byte as it was published; otherwise it is let go."""
+        """Whether the base is the version of this root, with every byte as it was published; otherwise the base is dropped."""
         ...
 
     def due(self, base: str) -> list[tuple[int, str]]:
-        """(span, root) of the older versions to which the next one, which follows `base`, is to have a delta as well."""
+        """(span, root) of the older versions from which the version after `base` should also get a delta."""
         ...
 
     async def pack(self, how: How) -> Packed:
-        """Store what was taken last. Raises as `write_packs`, NotFound if the base is another, and Corrupt if it cannot be made."""
+        """Store the weights taken last.
+
+        Raises like `write_packs`, NotFound if the base is a different version, and Corrupt if the base cannot be rebuilt.
+        """
         ...
 
     async def keep(self, root: str, parent: str | None) -> None:
-        """What was taken last is published, and the next base. `parent`: of an unbroken line, the version before it."""
+        """Make the weights taken last, now published, the next base. `parent`: the previous version if the line is unbroken."""
         ...
 
     async def close(self) -> None:
-        """End what is open."""
+        """Release all resources."""
         ...
 
 
 class PartHolder:
-    """The `Holder` of what this process has.
+    """The `Holder` of this process's own chunks.
 
-    The base is kept in a file in `config.scratch`. Without one the arrays in the weights are, and must not change afterwards.
+    The base is kept in a file in `config.scratch`. Without one the weights' own arrays are kept, and must not change afterwards.
 
     Example::
 
@@ -150,12 +153,12 @@ class PartHolder:
         part, hashes = self._taken()
         undo = self._undo if parent is not None else None
         self._history.add(parent, root, hashes, undo)
-        self._base = None  # its file goes before the next one comes
+        self._base = None  # frees its file before the next one is written
         self._base = await self._kept(root, part, hashes)
         self._new = self._undo = None
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: there is nothing to release."""
 
     def _taken(self) -> tuple[WeightPart, Hashes]:
         if self._new is None:

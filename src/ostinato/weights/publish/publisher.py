@@ -1,9 +1,9 @@
-"""From the trainer's weights to a named, durable, verified version in the weight store. Not yet live.
+"""Publishes the trainer's weights as a named, durable, verified version in the weight store. The version is not yet live.
 
 objects -> manifests -> ref ``version/<root>`` -> the ref that was asked for (compare-and-swap). Each step is durable before the
-next, so a publisher killed anywhere leaves complete versions and, at worst, objects that nothing names. The weights that the
-next delta is taken against advance only after the last ref moved. A version is a delta to its base wherever it can be; a full
-snapshot and deltas over several versions are stored beside it, now and then, for those who start or are behind.
+next, so a publisher killed at any point leaves complete versions and, at worst, objects that nothing refers to. The base of the next
+delta advances only after the last ref has moved. A version is a delta to its base if possible. From time to time a full snapshot and
+deltas over several versions are stored with it, for followers that start or are behind.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What a publication wrote. `bytes` is what a follower with the base must fetch (payloads and manifest); `ratio` is against it.
+    """What a publication wrote. `bytes` is what a follower with the base must fetch (payloads and manifest).
 
-    `stored` counts all that was written, with the full snapshot and the squashed deltas that were due. `changed` is the share of
-    elements that differ from the base, None without one. `reason` says why a full snapshot was written, "" without one.
+    `ratio` is `full_bytes` / `bytes`. `stored` counts everything written, including the full snapshot and the squashed deltas that were
+    due. `changed` is the share of elements that differ from the base, None without one. `reason` says why a full snapshot was written,
+    "" without one.
 
     Example: ``Published(policy=v17, manifest="ab12...", kind="delta", bytes=4_300_000, stored=4_300_000, full_bytes=269_000_000,
     ratio=62.6, changed=0.0098, seconds=0.41, reason="")``
@@ -55,13 +56,13 @@ class Published:
 
 
 class VersionPublisher:
-    """Publishes versions of one model. One `publish` at a time; others wait.
+    """Publishes versions of one model. One `publish` runs at a time; others wait.
 
-    The base of the next delta is kept in a file in `config.scratch`. Without one the arrays in `weights` are, and must not change
-    afterwards. Either is hashed before it is used; if it is no longer what was published, the base is loaded from the store.
+    The base of the next delta is kept in a file in `config.scratch`. Without one the arrays in `weights` are kept, and must not change
+    afterwards. Either is hashed before use; if it is no longer what was published, the base is loaded from the store.
 
-    `holder` makes one of several of this process's own (`ranks`): each codes and stores its chunks, and nobody has all of them. A base
-    that one of them does not have is then not loaded: a full snapshot is written.
+    `holder` wraps this process's own holder for several ranks (`ranks`): each rank encodes and stores its own chunks, and none has all
+    of them. If a rank lacks the base it is then not loaded from the store, but a full snapshot is written.
 
     Example::
 
@@ -95,17 +96,17 @@ class VersionPublisher:
         numerics: str = "",
         ref: str | None = None,
     ) -> Published:
-        """Make `weights` a version named by its root; then move `ref` to the root if one is given.
+        """Store `weights` as a version named by its root; then move `ref` to the root if one is given.
 
-        Publishing the same weights again is no error and gives the same root. A base that is missing or damaged in the store
-        is not an error either: a full snapshot needs none, and `reason` says what was wrong. A collector beside us may take a base
-        that is old and that nothing keeps while the delta on it is written: hold such a base with `holding.held`. The newest
-        versions, and those of refs, pins and leases, are kept in any case.
+        Publishing the same weights again is not an error and gives the same root. Nor is a base that is missing or damaged in the
+        store: a full snapshot is written instead, and `reason` says what was wrong. A concurrent collector may delete an old base that
+        nothing keeps while the delta on it is written; hold such a base with `holding.held`. The newest versions, and those of refs,
+        pins and leases, are kept in any case.
 
         Raises:
             BadWeights: NaN, infinity, or an array that does not fill its shape; nothing was written.
             StorageFull: the disk refused a write; no ref moved to anything incomplete, and the call can be repeated.
-            Conflict: another publisher moved `ref` meanwhile. The version is in the store, the ref is the other's.
+            Conflict: another publisher moved `ref` meanwhile. The version is in the store; the ref stays where the other moved it.
             BadRequest: `number`, `run`, `meta` or `ref` of the wrong form.
         """
         if ref is not None:
@@ -124,7 +125,7 @@ class VersionPublisher:
         return _published(written, full_bytes(weights), time.perf_counter() - started)
 
     async def known(self, number: int, weights: Weights | WeightPart) -> PolicyVersion | None:
-        """The stored version that these weights are, which the next delta can be taken against without reading it; None: there is none."""
+        """The stored version with exactly these weights, or None. It becomes the next delta's base without being read."""
         async with self._lock:
             taken = await self._holder.take(number, weights, check=False, finite=False)
             root = root_of_chunks(taken.forms, taken.hashes)
@@ -136,7 +137,7 @@ class VersionPublisher:
         return manifest.policy
 
     async def close(self) -> None:
-        """End what the holder has open."""
+        """Close the holder."""
         await self._holder.close()
 
     async def name(self, policy: PolicyVersion, ref: str) -> None:
@@ -147,8 +148,8 @@ class VersionPublisher:
                 await self._store.move_ref(ref, held, policy.hash)
 
     async def _stored(self, version: _Version) -> tuple[_Written | None, str]:
-        """The same version if the store has it whole; otherwise None and, if it is there but damaged, what is wrong."""
-        fresh = Manifests(self._store)  # nothing from memory: this is what repairs a damaged store
+        """The same version if the store has it undamaged; otherwise None and, if it is there but damaged, what is wrong."""
+        fresh = Manifests(self._store)  # without cached manifests, because this is how a damaged store is repaired
         try:
             hash = await self._store.read_ref(version_ref(version.root))
             if hash is None:
@@ -167,7 +168,7 @@ class VersionPublisher:
         return _Written(hash, manifest, 0, 0, None, "published before", None), ""
 
     async def _write(self, version: _Version, base: PolicyVersion | None, damage: str) -> _Written:
-        """Objects, then the manifests, then the ref that makes the version findable."""
+        """Write the objects, then the manifests, then the ref that leads to the version."""
         before, reason = await self._base(base, version)
         alone = damage or reason
         comparable = before is not None and _has_form(before[1], version)
@@ -189,7 +190,7 @@ class VersionPublisher:
         return _Written(hash, manifest, size, size + routes.bytes, changed, alone or reason, follows)
 
     def _anchor_due(self, base: Manifest, payload: int) -> str:
-        """Why a full snapshot is due beside the delta; "" if none is."""
+        """Why a full snapshot is due in addition to the delta; "" if none is."""
         if base.links >= self._config.anchor_every:
             return f"{base.links} deltas since the last full snapshot"
         chain = base.chain_bytes + payload
@@ -198,7 +199,7 @@ class VersionPublisher:
         return ""
 
     async def _routes(self, made: _Made, before: _Parent, *, anchor: bool) -> _Routes:
-        """The other ways to a version: the full snapshot and the squashed deltas that are due."""
+        """Store the other routes to a version: the full snapshot and the squashed deltas that are due."""
         routes = _Routes()
         if anchor:
             await self._route(made, None, How(), routes)
@@ -224,7 +225,7 @@ class VersionPublisher:
         try:
             now = await self._store.read_ref(ref)
         except Corrupt:
-            now = None  # the manifest is whole and the ref says nothing: it is written anew
+            now = None  # the ref is damaged but the manifest is whole: the ref is written again
         if now == hash:
             return
         try:
@@ -233,7 +234,7 @@ class VersionPublisher:
             logger.info("another publisher named version %s first; its manifest describes the same weights", root)
 
     async def _base(self, base: PolicyVersion | None, version: _Version) -> tuple[_Parent | None, str]:
-        """The base, if it is held as it was published or can be read from the store; and why there can be no delta to it."""
+        """The base, if it is held unchanged or can be read from the store, and why no delta to it is possible ("" if it is)."""
         if base is None:
             return None, "no base"
         try:
@@ -287,7 +288,7 @@ class _Written:
     stored: int
     changed: float | None
     reason: str
-    follows: str | None  # the root of the version before, of an unbroken line
+    follows: str | None  # the root of the previous version if the line is unbroken
 
 
 def _has_form(manifest: Manifest, version: _Version) -> bool:
@@ -296,7 +297,7 @@ def _has_form(manifest: Manifest, version: _Version) -> bool:
 
 
 def _manifest(made: _Made, parent: _Parent | None, *, full: bool, routes: Sequence[Route] = ()) -> Manifest:
-    """`parent` with its hash; a full snapshot may have one too: what it was compared with."""
+    """Build the manifest. A full snapshot may have a `parent` too, the version that it was compared with."""
     said, payload = made.version.about, made.payload_bytes
     anchors = [route.manifest for route in routes if route.base is None]
     first = full or bool(anchors)

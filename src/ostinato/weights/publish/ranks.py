@@ -1,7 +1,7 @@
-"""Publication by several ranks: each codes and stores its own chunks; the first asks the others, and writes the manifest.
+"""Publication by several ranks: each encodes and stores its own chunks; the first one directs the others and writes the manifest.
 
-Frames over a socket between the first rank and each other one: four bytes of length, then JSON. What is asked is a method of `Holder`
-and its arguments; what is answered are hashes, places in the store, or an error by its name. Weights never go over it.
+The first rank has a socket to each other rank. Frames have four bytes of length, then JSON. A request is a method of `Holder` and its
+arguments; the answer holds hashes, places in the store, or an error's name. Weights are never sent over it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from ostinato.weights.version.manifest import StoredChunk
 from ostinato.weights.version.packing import Packed
 
 _LONGEST: Final = 1 << 30
-_HANDED: Final = 3  # parts that wait: one being stored, one behind it, one of a step that nobody came to publish
+_HANDED: Final = 3  # parts that wait: one being stored, the next one, and one of a step that was never published
 _WAIT_S: Final = 600.0  # for a rank to hand over what the first one has already
 
 
 class RankSettings(BaseModel, frozen=True, extra="forbid"):
-    """Where a rank stores what it publishes, and how."""
+    """A rank's settings for its weight store and for publishing."""
 
     weights: BucketConfig
     publish: PublisherConfig
 
 
 class Together:
-    """The `Holder` of all ranks: `own` is the first one's, `lines` lead to the others.
+    """The `Holder` for all ranks: `own` is the first rank's holder, `lines` are the sockets to the others.
 
-    Raises what a rank raises, and Unavailable once one is gone.
+    Raises the errors that a rank raises, and Unavailable once a rank is gone.
     """
 
     def __init__(self, own: PartHolder, lines: Sequence[socket.socket]) -> None:
@@ -86,17 +86,17 @@ class Together:
         await asyncio.gather(self._own.keep(root, parent), self._ask("keep", root=root, parent=parent))
 
     async def _ask(self, what: str, **arguments: Any) -> list[Any]:
-        """What each of the other ranks answers."""
+        """Ask all other ranks and return their answers."""
         return await asyncio.gather(*(rank.ask(what, **arguments) for rank in self._ranks))
 
     async def close(self) -> None:
-        """Let the other ranks go."""
+        """Close the connections to the other ranks."""
         for rank in self._ranks:
             await rank.close()
 
 
 class _Line:
-    """To one other rank. One question at a time."""
+    """The connection to one other rank. One request at a time."""
 
     def __init__(self, rank: int, line: socket.socket) -> None:
         self._rank, self._socket = rank, line
@@ -129,7 +129,7 @@ class _Line:
 
 
 class Handed:
-    """Parts on their way from the thread that trains to the one that publishes: the newest few, by the numbers of their versions."""
+    """Parts handed from the training thread to the publishing thread: the newest few, keyed by version number."""
 
     def __init__(self) -> None:
         self._parts: OrderedDict[int, WeightPart] = OrderedDict()
@@ -146,7 +146,7 @@ class Handed:
             self._changed.notify_all()
 
     def take(self, number: int) -> WeightPart:
-        """Wait for the part of version `number`; it stays, to be taken again, until it is `published`. Raises Unavailable."""
+        """Wait for the part of version `number`. It can be taken again until `published` is called. Raises Unavailable."""
         with self._changed:
             if not self._changed.wait_for(lambda: number in self._parts, _WAIT_S):
                 raise Unavailable(f"version {number} was not handed over within {_WAIT_S:.0f} s")
@@ -154,14 +154,14 @@ class Handed:
             return self._parts[number]
 
     def published(self) -> None:
-        """The part that was taken last is not needed any more, nor are older ones."""
+        """Drop the part that was taken last and all older ones."""
         with self._changed:
             for number in [number for number in self._parts if number <= self._taken]:
                 del self._parts[number]
 
 
 async def publish_part(line: socket.socket, holder: PartHolder, handed: Handed) -> None:
-    """Another rank's side: answer until the first rank is gone."""
+    """The side of the other ranks: answer requests until the first rank is gone."""
     reader, writer = await asyncio.open_connection(sock=line)
     with contextlib.closing(writer), contextlib.suppress(OSError, EOFError):
         while True:

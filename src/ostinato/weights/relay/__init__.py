@@ -1,1 +1,1 @@
-"""A store near many followers that fetches each object once."""
+"""A relay: a store near many followers that fetches each object from upstream once."""

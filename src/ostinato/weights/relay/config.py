@@ -1,4 +1,4 @@
-"""A relay's part of the configuration."""
+"""Configuration of a relay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A relay over HTTP, in a bucket's layout: ``/objects/ab/cdef...`` (with ranges), ``/refs/NAME``, ``/refs``, ``/healthz``."""
+"""Serves a relay over HTTP in a bucket's layout: ``/objects/ab/cdef...`` (with ranges), ``/refs/NAME``, ``/refs``, ``/healthz``."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 class _File(FileResponse):
-    chunk_size = 1 << 20  # a thread's turn per piece
+    chunk_size = 1 << 20  # each piece costs one call in a thread
 
 
 class _Object(Response):
-    """Sends an object from its file, which cannot make room for others meanwhile."""
+    """Sends an object from its file, which is not evicted meanwhile."""
 
     def __init__(self, store: RelayStore, hash: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Objects in a directory under a cap on their bytes: those that were used least recently make room. One process per directory."""
+"""An LRU cache of objects in a directory, with a limit on its bytes. One process per directory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ostinato.weights.version.content import is_hash
 logger = logging.getLogger(__name__)
 
 _TRUSTED_S: Final = 60.0
-"""A file that is opened is hashed again when the last time is longer ago than this: disks rot."""
+"""A file that is opened is hashed again if it was last hashed longer ago than this, because disks can corrupt data."""
 
 _PIECE: Final = 1 << 20
 
 
 class Shelf:
-    """What a directory store holds, kept under `max_bytes`. The order of use outlives the process (it is the files' access time).
+    """The objects of a directory store, kept under `max_bytes`. The order of use survives a restart, as the files' access times.
 
     Example::
 
@@ -39,7 +39,7 @@ class Shelf:
 
     def __init__(self, store: DirectoryStore, max_bytes: int, clock: Clock = time.monotonic) -> None:
         self._store, self._max_bytes, self._clock = store, max_bytes, clock
-        self._sizes: OrderedDict[str, int] = OrderedDict()  # the one used longest ago is first
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # least recently used first
         self._checked: dict[str, float] = {}
         self._pins: Counter[str] = Counter()
         self.bytes = self.evicted = 0
@@ -55,7 +55,7 @@ class Shelf:
         return hash in self._sizes
 
     async def get(self, hash: str) -> bytes | None:
-        """The bytes, verified, or None if they are not here or no longer what they were."""
+        """The bytes, verified, or None if they are missing or damaged."""
         if hash not in self._sizes:
             return None
         try:
@@ -68,7 +68,7 @@ class Shelf:
 
     @contextlib.asynccontextmanager
     async def opened(self, hash: str) -> AsyncGenerator[Path | None]:
-        """The file of an object, verified; it stays while the block runs. None if it is not here or no longer what it was."""
+        """The verified file of an object, which is not evicted while the block runs. None if it is missing or damaged."""
         self._pins[hash] += 1
         try:
             yield self._path(hash) if await self._is_sound(hash) else None
@@ -82,13 +82,13 @@ class Shelf:
         if hash in self._sizes:
             return
         self._make_room(len(data))
-        self.bytes += len(data)  # reserved, so that what arrives meanwhile finds no room here
+        self.bytes += len(data)  # reserves the room against objects that arrive meanwhile
         try:
             await self._store.put(data)
         except BaseException:
             self.bytes -= len(data)
             raise
-        if hash in self._sizes:  # someone else put it meanwhile
+        if hash in self._sizes:  # another caller put it meanwhile
             self.bytes -= len(data)
             return
         self._sizes[hash] = len(data)
@@ -129,7 +129,7 @@ class Shelf:
         self._path(hash).unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> None:
-        """Remove at once, on the event loop: a removal that came late could hit the same object, fetched again."""
+        """Evict objects, at once and on the event loop: a late removal could hit the same object, fetched again."""
         for hash in [name for name in self._sizes if name not in self._pins]:
             if self.bytes + size <= self._max_bytes:
                 return
@@ -143,7 +143,7 @@ class Shelf:
 
 
 def _found(root: Path) -> list[tuple[str, int]]:
-    """The objects in a directory store with their sizes, the one used longest ago first."""
+    """The objects in a directory store with their sizes, least recently used first."""
     found: list[tuple[int, str, int]] = []
     for path in (root / "objects").glob("*/*"):
         name = path.parent.name + path.name

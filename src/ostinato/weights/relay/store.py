@@ -1,8 +1,8 @@
-"""A weight store that reads another one through a directory: the cache of a host, or the relay of a site.
+"""A weight store that reads another one through a local directory: the cache of a host, or the relay of a site.
 
-Each object is fetched from upstream once, whoever asks and however often, and is stored here, verified, before anyone gets it. Refs are
-upstream's. When upstream cannot be reached, objects that are here and the last known refs are served, and the log says so. A relay need
-not be trusted: whoever reads from it verifies everything against the root.
+Each object is fetched from upstream once, however many readers ask for it, and is verified and stored here before any reader gets it.
+Refs come from upstream. When upstream cannot be reached, local objects and the last known refs are served, and the log says so. A relay
+need not be trusted, because its readers verify everything against the root.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _LISTING: Final = ""  # no ref has this name
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a ref points to, and how many seconds ago upstream said so; None: before this process started."""
+    """The value of a ref, and how many seconds ago upstream gave it (None: before this process started)."""
 
     value: str | None
     age_s: float | None
 
 
 class Once(Generic[_T]):
-    """Callers who want the same thing at the same time share one errand, which goes on when a caller gives up."""
+    """Runs one task per key for all concurrent callers. The task continues if a caller is cancelled."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, asyncio.Task[_T]] = {}
 
     async def get(self, key: str, errand: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """The result of the errand that is under way for `key`, or of a new one."""
+        """The result of the running task for `key`, or of a new task if there is none."""
         task = self._under_way.get(key)
         if task is None:
             task = self._under_way[key] = asyncio.create_task(errand())
@@ -57,7 +57,7 @@ class Once(Generic[_T]):
     def _done(self, key: str, task: asyncio.Task[_T]) -> None:
         del self._under_way[key]
         if not task.cancelled():
-            task.exception()  # taken: if all callers gave up, nobody else would
+            task.exception()  # marks it as retrieved, in case all callers were cancelled
 
 
 class RelayStore:
@@ -68,7 +68,7 @@ class RelayStore:
         store = RelayStore(BucketStore(BucketConfig(url="s3://weights/run-7")), DirectoryStore(Path("cache")))
         weights = await Follower(store).fetch(policy)
 
-    Raises (all methods): what upstream raises for what is not here; BadRequest for a hash or ref name of the wrong form.
+    Raises (all methods): upstream's errors for objects that are not local; BadRequest for a hash or ref name of the wrong form.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RelayStore:
         self.hits = self.fetched = self.fetched_bytes = 0
 
     async def get(self, hash: str) -> bytes:
-        """The bytes with this hash, verified, from here or from upstream. Raises NotFound or Corrupt."""
+        """The bytes with this hash, verified, from the local directory or from upstream. Raises NotFound or Corrupt."""
         data = await self._shelf.get(check_hash(hash))
         if data is not None:
             self.hits += 1
@@ -95,9 +95,9 @@ class RelayStore:
 
     @contextlib.asynccontextmanager
     async def opened(self, hash: str) -> AsyncGenerator[Path]:
-        """The file of an object, fetched if need be, verified; it stays while the block runs.
+        """The verified file of an object, fetched if necessary. It is not evicted while the block runs.
 
-        Raises: like `get`; StorageFull if it cannot be kept here.
+        Raises: like `get`; StorageFull if it cannot be kept locally.
         """
         check_hash(hash)
         for attempt in range(_TRIES):
@@ -125,19 +125,19 @@ class RelayStore:
         return part
 
     async def has(self, hash: str) -> bool:
-        """True if an object of this name is here or upstream; its bytes are not verified."""
+        """True if an object of this name is stored locally or upstream; its bytes are not verified."""
         return check_hash(hash) in self._shelf or await self._upstream.has(hash)
 
     async def read_ref(self, ref: str) -> str | None:
-        """The hash that upstream's ref points to, or None; the last known one when upstream cannot be reached."""
+        """The hash that upstream's ref points to, or None; the last known value when upstream cannot be reached."""
         return (await self.look(ref)).value
 
     async def look(self, ref: str) -> Look:
-        """Like `read_ref`, with the age of the answer. Raises Unavailable if upstream cannot be reached and it was never read."""
+        """Like `read_ref`, with the age of the answer. Raises Unavailable if upstream cannot be reached and the ref was never read."""
         return await self._refs.look(check_ref(ref))
 
     async def refs(self) -> dict[str, str]:
-        """Every ref of upstream, sorted by name; when upstream cannot be reached, those that are known here."""
+        """Every ref of upstream, sorted by name; when upstream cannot be reached, the refs known locally."""
         return await self._refs.every()
 
     async def put(self, data: bytes | memoryview) -> str:
@@ -149,7 +149,7 @@ class RelayStore:
         raise read_only("a relay")
 
     def figures(self) -> dict[str, int | float | None]:
-        """What is kept and what was done since the start. `unreachable_s` is None while upstream answers."""
+        """Counts of what is kept and what was fetched since the start. `unreachable_s` is None while upstream answers."""
         return {
             "objects": len(self._shelf),
             "bytes": self._shelf.bytes,
@@ -169,7 +169,7 @@ class RelayStore:
 
     async def _fetch(self, hash: str) -> _Fetched:
         async with self._gate:
-            if (data := await self._shelf.get(hash)) is not None:  # another caller's errand ended just before this one
+            if (data := await self._shelf.get(hash)) is not None:  # another caller's fetch ended just before this one
                 return _Fetched(data, None)
             started = time.perf_counter()
             data = await self._upstream.get(hash)
@@ -190,7 +190,7 @@ class RelayStore:
 
 
 def _part(path: Path, hash: str, start: int, length: int) -> bytes:
-    """Fewer than `length` bytes if the file ends before. Raises Corrupt if it cannot be read."""
+    """Bytes of an object's file; fewer than `length` if the file is shorter. Raises Corrupt if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(start)
@@ -212,7 +212,7 @@ class _Known(Generic[_T]):
 
 
 class _Refs:
-    """Upstream's refs as they were last seen. They are written down beside the objects, for a start while upstream is away."""
+    """Upstream's refs as last seen. They are stored with the objects, so that the relay can start while upstream is unreachable."""
 
     def __init__(self, upstream: RefStore, local: DirectoryStore, config: RelayConfig, clock: Clock) -> None:
         self._upstream, self._local, self._config, self._clock = upstream, local, config, clock
@@ -224,7 +224,7 @@ class _Refs:
         self._failed_at = float("-inf")
 
     def unreachable_s(self) -> float | None:
-        """Since when upstream does not answer."""
+        """For how many seconds upstream has not answered; None while it answers."""
         return None if self._down is None else self._clock() - self._down.at
 
     async def look(self, ref: str) -> Look:
@@ -264,7 +264,7 @@ class _Refs:
         return found
 
     async def _ask(self, question: Callable[[], Coroutine[Any, Any, _T]], doing: str) -> _T:
-        """Upstream's answer. Raises Unavailable, at once for a while after the last failure."""
+        """Upstream's answer. Raises Unavailable; for `timeout_s` after a failure it does so without asking."""
         if self._down is not None and self._clock() - self._failed_at < self._config.timeout_s:
             raise Unavailable(f"{doing}: upstream does not answer ({self._down.value})")
         try:

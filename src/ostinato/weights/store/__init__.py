@@ -1,1 +1,1 @@
-"""Where objects and refs lie: a directory, a bucket, or a store that can only be read."""
+"""Stores of objects and refs: a directory, a bucket, or a read-only store."""

@@ -1,8 +1,8 @@
 """The weight store in a bucket: S3, Google Cloud Storage or Azure Blob Storage by URL, through obstore.
 
-The layout is the directory's: ``objects/ab/cdef...`` and ``refs/live``. Refs move by conditional writes (If-Match, If-None-Match), so
-publishers on different continents need no lock; each holds its hash and a random word, so that no two writes are alike. What is about
-to be deleted is marked (see `condemned`). Nothing here trusts the bucket: bytes are hashed after every read.
+The layout is the directory store's: ``objects/ab/cdef...`` and ``refs/live``. Refs move by conditional writes (If-Match, If-None-Match),
+so publishers on different continents need no lock. A ref holds its hash and a random word, so that no two writes are alike. Objects are
+marked before they are deleted (see `condemned`). Nothing here trusts the bucket: bytes are hashed after every read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOST: Final = (errors.PreconditionError, errors.AlreadyExistsError, FileExistsE
 
 
 class _Ref(NamedTuple):
-    """A ref as read: its hash (None if it is not there or being deleted), its text, and what a condition names."""
+    """A ref as read: its hash (None if it is missing or being deleted), its text, and its entity tag for conditional writes."""
 
     value: str | None
     text: str
@@ -57,7 +57,7 @@ class BucketStore:
     def __init__(self, config: BucketConfig, *, inside: Any = None, fence: Fence = unfenced) -> None:
         self.url, self._config, self._fence = config.url, config, fence
         self._store = inside if inside is not None else connect(config)
-        self._gate = asyncio.Semaphore(config.parallel)  # one for all objects: what was asked for first comes first
+        self._gate = asyncio.Semaphore(config.parallel)  # shared by all objects: requests are served first come, first served
         self._condemned = Condemned(self._store, config.retries)
 
     @property
@@ -65,7 +65,7 @@ class BucketStore:
         return self._config.renew_s
 
     async def put(self, data: bytes | memoryview) -> str:
-        """Store bytes under their hash and return it; what is there whole, and not old, is not sent again."""
+        """Store bytes under their hash and return it. An object that is there, whole and not old, is not sent again."""
         view = memoryview(data).cast("B")
         if view.nbytes > MAX_OBJECT_BYTES:
             raise TooLarge(f"an object of {view.nbytes} bytes; the limit is {MAX_OBJECT_BYTES}: split it", field="data")
@@ -92,12 +92,12 @@ class BucketStore:
         path = _object(check_hash(hash))
         with self._refusals(f"reading object {hash}", missing=f"object {hash} is not in the weight store"):
             try:
-                if not length:  # no request can ask for nothing
+                if not length:  # a range request cannot be empty
                     if (await obstore.head_async(self._store, path))["size"] >= start:
                         return b""
                 elif len(data := await self._read_range(path, start, length)) == length:
                     return data
-            except (errors.GenericError, BaseExceptionGroup):  # the answer of some buckets beyond the end
+            except (errors.GenericError, BaseExceptionGroup):  # how some buckets answer beyond the end
                 if (await obstore.head_async(self._store, path))["size"] >= start + length:
                     raise
         raise Corrupt(f"object {hash} ends before byte {start + length}. Restore it, or publish again")
@@ -112,7 +112,7 @@ class BucketStore:
         clock = asyncio.get_running_loop().time
         with self._refusals(f"deleting object {hash}"):
             started, mark = clock(), await self._condemned.mark(hash)
-            meta = await self._head(path)  # after the mark: whoever puts the object from here on sees it and waits
+            meta = await self._head(path)  # after the mark: a writer that puts the object from here on sees the mark and waits
             wanted = meta is not None and stamp in (None, _stamp(meta["last_modified"]))
             if wanted and clock() - started < OBEYED_S / 2:
                 await obstore.delete_async(self._store, path)
@@ -132,7 +132,7 @@ class BucketStore:
                         yield ListedObject(name, item["size"], _age(modified, now), _stamp(modified))
 
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
-        """Compare-and-swap by a conditional write; `old` None means the ref must not exist, or hold no hash. Raises Conflict."""
+        """Compare-and-swap by a conditional write; `old` None: the ref must not exist or must not hold a hash. Raises Conflict."""
         check_hash(new, "new")
         if old is not None:
             check_hash(old, "old")
@@ -173,13 +173,13 @@ class BucketStore:
                 f"ref {ref} is at {at.value or 'nothing'}, not at {old}, or was moved again since it was listed"
             )
         await self._exchange(ref, at, _DELETED)
-        with self._refusals(f"deleting ref {ref}"):  # nobody writes over the word before it is gone
+        with self._refusals(f"deleting ref {ref}"):  # writers wait for the ref to disappear and do not overwrite it
             await obstore.delete_async(self._store, f"refs/{ref}")
 
-    # ------------------------------------------------------------ within
+    # ------------------------------------------------------------ internals
 
     async def _at(self, ref: str, *, damaged_ok: bool = False) -> _Ref:
-        """What the ref holds; a damaged one holds nothing for whoever expects nothing."""
+        """Read the ref. With `damaged_ok` a damaged ref counts as holding no hash; otherwise it raises Corrupt."""
         with self._refusals(f"reading ref {ref}"):
             try:
                 found = await again(self._config.retries, lambda: self._small(f"refs/{ref}"))
@@ -194,10 +194,10 @@ class BucketStore:
         return _Ref(value, text, meta["e_tag"], meta["last_modified"])
 
     async def _exchange(self, ref: str, at: _Ref, word: str) -> None:
-        """Write `word` over what was read. Raises Conflict if the ref is not there any more as it was read.
+        """Write `word` over the ref as it was read. Raises Conflict if the ref has changed since.
 
-        The fence is asked after the ref was read: whoever takes our role over afterwards writes each ref again before it does anything
-        else (`app.roles`), and this condition no longer holds.
+        The fence is called after the ref was read. A process that takes over this role later writes each ref again before it does
+        anything else (`app.roles`), so this condition then fails.
         """
         await asyncio.to_thread(self._fence)
         mode: Any = "create" if at.tag is None else {"e_tag": at.tag}
@@ -206,12 +206,12 @@ class BucketStore:
             try:
                 await obstore.put_async(self._store, f"refs/{ref}", text.encode() + b"\n", mode=mode)
             except _LOST as error:
-                # a write whose answer got lost is repeated below us and then refused: it has happened all the same
+                # obstore repeats a write whose answer was lost, and the repetition is refused, though the write has happened
                 if (await self._at(ref)).text != text:
                     raise Conflict(f"ref {ref} moved meanwhile: another publisher was faster") from error
 
     async def _after_deletion(self, ref: str) -> _Ref:
-        """The ref once its deletion is through. If whoever deleted it died, it is free to be written over."""
+        """The ref once its deletion is complete. If the process that deletes it has died, the ref may be overwritten."""
         while True:
             at = await self._at(ref)
             if at.value is not None or at.modified is None:
@@ -248,7 +248,7 @@ class BucketStore:
         return f"{ref}/{below[0]}" if below else None
 
     async def _read(self, path: str, hash: str) -> bytes:
-        """The whole object. The first part tells how long it is, so that none is asked for twice; the others come side by side."""
+        """The whole object. The first part's answer gives the object's length; the other parts are read in parallel."""
         part = self._config.part_bytes
         try:
             first = await again(
@@ -267,7 +267,7 @@ class BucketStore:
         return b"".join(done.result() for done in parts)
 
     async def _read_range(self, path: str, start: int, length: int) -> bytes:
-        """Bytes of an object, in parts side by side; fewer than `length`, or an error, if it is shorter."""
+        """Bytes of an object, read in parallel parts; fewer than `length`, or an error, if the object is shorter."""
         part = self._config.part_bytes
         async with asyncio.TaskGroup() as group:
             places = range(start, start + length, part)
@@ -289,7 +289,7 @@ class BucketStore:
                 chunk_size=part,
                 max_concurrency=self._config.parallel,
             )
-        except FileNotFoundError:  # the end of an upload, repeated below us as its answer was lost: it had happened
+        except FileNotFoundError:  # obstore repeated the end of an upload whose answer was lost, though the upload was complete
             if not await self._is_whole(await self._head(path), data):
                 raise
 
@@ -300,7 +300,7 @@ class BucketStore:
             return None
 
     async def _is_whole(self, meta: Any, data: memoryview) -> bool:
-        """True if the bucket says, by size and MD5 tag, that it holds just this; never where tags are no MD5."""
+        """True if the object's size and MD5 tag match `data`; always False where tags are not MD5."""
         tag = (meta["e_tag"] or "").strip('"') if meta else ""
         if meta is None or meta["size"] != data.nbytes or len(tag) < 32:
             return False
@@ -344,7 +344,7 @@ def _stamp(modified: Instant) -> str:
 
 
 def _tag(data: memoryview, part: int) -> str:
-    """The entity tag that S3 gives: MD5 of the bytes, or of the parts' MD5s and how many."""
+    """The entity tag that S3 gives: the MD5 of the bytes, or the MD5 of the parts' MD5s and the number of parts."""
     if data.nbytes <= part:
         return hashlib.md5(data, usedforsecurity=False).hexdigest()
     parts = [hashlib.md5(data[i : i + part], usedforsecurity=False).digest() for i in range(0, data.nbytes, part)]

@@ -1,8 +1,8 @@
-"""Marks of deletion in a bucket, so that a deletion and a new write of the same name never cross.
+"""Deletion marks in a bucket, so that a deletion and a new write of the same name never cross.
 
-No bucket deletes on a condition. So whoever deletes an object first writes a mark, then looks at the object's age again, then
-deletes, then takes the mark away. Whoever writes an object looks for marks afterwards, and if there is one waits until it is gone
-and writes again what was deleted. One of the two always sees the other. The mark of a killed collector is obeyed for a while.
+Buckets have no conditional delete. A collector therefore writes a mark, checks the object's age again, deletes the object, and removes
+the mark. A writer looks for marks after it has written; if there is one, it waits until the mark is gone and writes again if the object
+was deleted. One of the two always sees the other. The mark of a killed collector is obeyed for `OBEYED_S`.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ import obstore
 from ostinato.weights.store.location import again
 
 OBEYED_S: Final = 600.0
-"""How long a mark holds: longer than a request that is still under way can live."""
+"""How long a mark is obeyed: longer than any request that is still under way can last."""
 
 Instant = datetime
-"""A time by the bucket's clock, never by ours."""
+"""A time on the bucket's clock, never on the local clock."""
 
 _PAUSE_S: Final = 0.2
 
 
 class Condemned:
-    """The marks of one bucket, and its clock."""
+    """The deletion marks of one bucket, and its clock."""
 
     def __init__(self, store: Any, retries: int) -> None:
         self._store, self._retries = store, retries
 
     async def now(self) -> Instant:
-        """The time by the bucket's clock: that of an object written for this."""
+        """The time on the bucket's clock, read from an object written for this purpose."""
         await obstore.put_async(self._store, "clock", b"")
         return (await obstore.head_async(self._store, "clock"))["last_modified"]
 
     async def is_old(self, modified: Instant) -> bool:
-        """True for a mark whose maker must have died."""
+        """True for a mark whose collector must have died."""
         return (await self.now() - modified).total_seconds() > OBEYED_S
 
     async def mark(self, hash: str) -> str:
-        """Say that an object is about to be deleted; returns the mark's path."""
+        """Mark an object as about to be deleted; returns the mark's path."""
         path = f"condemned/{hash}/{uuid.uuid4().hex}"
         await obstore.put_async(self._store, path, b"")
         return path
 
     async def clear(self, mark: str) -> None:
-        """Take a mark away: the deletion has happened, or will not."""
+        """Remove a mark, because the deletion has happened or will not."""
         await obstore.delete_async(self._store, mark)
 
     async def waited(self, hash: str) -> bool:
-        """Wait until nobody is about to delete the object. False if nobody was."""
+        """Wait until the object has no deletion mark. False if it had none."""
 
         async def listed() -> list[Any]:
             return [mark async for page in obstore.list(self._store, prefix=f"condemned/{hash}/") for mark in page]

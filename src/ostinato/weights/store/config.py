@@ -1,4 +1,4 @@
-"""Where weights are kept, as configuration."""
+"""Configuration of the weight store's location."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class BucketConfig(BaseModel, frozen=True, extra="forbid"):
-    """Where weights are kept, and how a bucket is talked to."""
+    """Where weights are kept, and the settings of a bucket's client."""
 
     url: str = Field(
         default="",

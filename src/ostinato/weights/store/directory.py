@@ -5,10 +5,10 @@ Layout::
     objects/ab/cdef...   bytes whose BLAKE3-256 is abcdef...
     refs/live            64 hex digits
     tmp/                 files that are being written
-    *.lock               locks between processes; a killed process lets go of them
+    *.lock               locks between processes; a killed process releases them
 
-Every write is: temporary file in the same file system, fsync, rename, fsync of the directory. Whoever is killed, at any
-instant, leaves whole objects and whole refs. An object store behind the same seam replaces this file at scale.
+Every write is: temporary file in the same file system, fsync, rename, fsync of the directory. A process killed at any instant leaves
+whole objects and whole refs. An object store behind the same seam replaces this file at scale.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DirectoryStore:
         name = await store.put(b"...")
         await store.move_ref("live", None, name)
 
-    `fence` is asked under the lock on the refs: who holds it delays every other mover, and nobody moves one in between.
+    `fence` is called under the lock on the refs: a fence that waits delays every other mover, and no ref moves in between.
 
     Raises (all methods): StorageFull when the disk refuses a write (nothing of the call is kept); BadRequest for a hash or ref
     name of the wrong form.
@@ -60,7 +60,7 @@ class DirectoryStore:
         return self._root
 
     async def put(self, data: bytes | memoryview) -> str:
-        """Store bytes durably under their hash and return it. An object that rotted on disk is written anew."""
+        """Store bytes durably under their hash and return it. An object that was damaged on disk is written again."""
         return await asyncio.to_thread(self._put, data)
 
     async def get(self, hash: str) -> bytes:
@@ -87,10 +87,9 @@ class DirectoryStore:
                 yield listed
 
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
-        """Compare-and-swap across processes; `old` None means the ref must not exist, or hold no hash. Raises Conflict.
+        """Compare-and-swap across processes; `old` None: the ref must not exist or must not hold a hash. Raises Conflict.
 
-        After StorageFull the ref is where it was, unless the disk refused even to put it back; it never points to less than
-        a whole hash.
+        After StorageFull the ref is where it was, unless the disk also refused to put it back; it always holds a whole hash.
         """
         check_hash(new, "new")
         if old is not None:
@@ -102,7 +101,7 @@ class DirectoryStore:
         return await asyncio.to_thread(self._read_ref, check_ref(ref))
 
     async def refs(self) -> dict[str, str]:
-        # needs no clock, so a store that cannot be written is listed too
+        # needs no clock, so a read-only store can be listed too
         listed = await asyncio.to_thread(self._list_refs, 0)
         return {ref: found.value for ref, found in listed.items()}
 
@@ -128,14 +127,14 @@ class DirectoryStore:
             self._files.directory(path.parent)
             if not self._files.renew(path) or not self._is_whole(path, name, size):
                 self._files.write(path, data)
-            # also when it was there: whoever renamed it may have died before this
+            # also if the object existed: the process that renamed it may have died before its own sync
             self._files.sync_directory(path.parent)
         return name
 
     def _is_whole(self, path: Path, name: str, size: int) -> bool:
         try:
             return path.stat().st_size == size and hash_of(path.read_bytes()) == name
-        except OSError:  # missing or unreadable: either way it has to be written
+        except OSError:  # missing or unreadable: it has to be written in either case
             return False
 
     def _get(self, name: str) -> bytes:
@@ -228,14 +227,14 @@ class DirectoryStore:
                 raise
             if not removed:
                 raise Conflict(f"ref {ref} was moved to {old} again since it was listed")
-            for parent in path.parents:  # an empty directory would stand in the way of a ref of its name
+            for parent in path.parents:  # an empty directory would block a ref of its name
                 if parent == self._root / "refs":
                     break
                 with contextlib.suppress(OSError):
                     parent.rmdir()
 
     def _held(self, ref: str, old: str | None) -> str | None:
-        """What the ref holds; a damaged one holds nothing for whoever expects nothing."""
+        """The hash that the ref holds. A damaged ref counts as holding none if `old` is None; otherwise it raises Corrupt."""
         try:
             return self._read_ref(ref)
         except Corrupt:
@@ -244,7 +243,7 @@ class DirectoryStore:
             raise
 
     def _undo(self, path: Path, old: str | None) -> None:
-        """Best effort on a failing disk: the caller is told that the ref did not move."""
+        """Put the ref back, as far as a failing disk allows: the caller is told that the ref did not move."""
         with contextlib.suppress(OSError):
             if old is None:
                 path.unlink()
@@ -258,12 +257,12 @@ class DirectoryStore:
         for path in paths:
             ref = path.relative_to(base).as_posix()
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                stat = path.stat()  # before its value: an old stamp deletes nothing
+                stat = path.stat()  # before the value is read: a stamp that is too old deletes nothing
                 if (value := self._read_ref(ref)) is not None:
                     found[ref] = ListedRef(value, _age(stat, now), stamp_of(stat))
         return found
 
 
 def _age(stat: os.stat_result, now: int) -> float:
-    """Seconds; a file from the future is new."""
+    """Age in seconds; a file from the future has age 0."""
     return max(0.0, (now - stat.st_mtime_ns) / 1e9)

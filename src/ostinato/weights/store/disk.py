@@ -1,6 +1,6 @@
 """Durable files in a directory that many processes share: temporary file, fsync, rename, fsync of the directory.
 
-Whoever is killed, at any instant, leaves whole files. Locks are held by open files; a killed process lets go of them.
+A process killed at any instant leaves whole files. Locks are held by open files, so a killed process releases them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Disk:
         path.mkdir(exist_ok=True)
 
     def touch(self, path: Path) -> None:
-        """Set the file's time to now, by the clock of whoever keeps the file."""
+        """Set the file's time to now, on the clock of its file system."""
         os.utime(path)
 
     def unlink(self, path: Path) -> None:
@@ -80,7 +80,7 @@ class Files:
                 raise
 
     def renew(self, path: Path) -> bool:
-        """Make a file young, so that nobody who saw its old age removes it. False if it is not there or not ours to touch."""
+        """Reset a file's age, so that a collector that saw its old age does not remove it. False if it is missing or not writable."""
         try:
             with self.locked("ages.lock", fcntl.LOCK_SH):
                 self.disk.touch(path)
@@ -89,7 +89,7 @@ class Files:
         return True
 
     def remove(self, path: Path, stamp: str | None) -> bool:
-        """Remove a file durably; with `stamp`, only if it was neither written nor renewed since. False if it stays or is not there."""
+        """Remove a file durably; with `stamp`, only if it was neither written nor renewed since. False if it stays or is missing."""
         try:
             with self.locked("ages.lock", fcntl.LOCK_EX):
                 if stamp is not None and stamp_of(path.stat()) != stamp:
@@ -101,7 +101,7 @@ class Files:
         return True
 
     def now(self) -> int:
-        """Nanoseconds, by the clock that gives files their times: that of a file made for this."""
+        """The time in nanoseconds on the file system's clock, read from a file made for this purpose."""
         with self.locked("tmp.lock", fcntl.LOCK_SH):
             probe = self._temporary()
             os.close(self.disk.create(probe))
@@ -135,10 +135,10 @@ class Files:
             fcntl.flock(fd, how)
             yield
         finally:
-            os.close(fd)  # lets go of the lock
+            os.close(fd)  # releases the lock
 
     def clear_leftovers(self) -> None:
-        """Delete what killed writers left in tmp/, if no writer is at work anywhere."""
+        """Delete files that killed writers left in tmp/, if no writer is active in any process."""
         with contextlib.suppress(BlockingIOError), self.locked("tmp.lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
             for path in (self._root / "tmp").iterdir():
                 path.unlink(missing_ok=True)
@@ -148,13 +148,13 @@ class Files:
 
 
 def stamp_of(stat: os.stat_result) -> str:
-    """What changes whenever a file is written or renewed."""
+    """A stamp that changes whenever the file is written or renewed."""
     return f"{stat.st_mtime_ns}.{stat.st_ino}"
 
 
 @contextlib.contextmanager
 def storage_refusals(doing: str) -> Generator[None]:
-    """A disk that refuses becomes StorageFull; other OS errors stay what they are."""
+    """Turn a disk's refusals (`_REFUSED`) into StorageFull; other OS errors are not changed."""
     try:
         yield
     except OSError as error:

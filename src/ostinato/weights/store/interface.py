@@ -1,4 +1,4 @@
-"""What a weight store can do beyond `core.seams.WeightStore`: list, delete, and say how old things are."""
+"""Protocols of weight stores that extend `core.seams.WeightStore` with listing, deletion and ages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ostinato.core.seams import WeightStore
 from ostinato.weights.version.content import MAX_OBJECT_BYTES
 
 Fence = Callable[[], None]
-"""Asks whether a mover of refs may still move them, between its look at a ref and its write. May wait. Raises LeaseLost if not."""
+"""Called between reading a ref and writing it, to check that this process may still move refs. May wait. Raises LeaseLost if not."""
 
 
 def unfenced() -> None:
-    """For who may move refs as long as it lives."""
+    """The fence of a process that may move refs as long as it lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ListedRef:
 
 
 class RefStore(WeightStore, Protocol):
-    """A weight store that can also list its refs and say whether it has an object: what checking, copying and listing need."""
+    """A weight store that can also list its refs and say whether it has an object, as checking, copying and listing need."""
 
     async def has(self, hash: str) -> bool:
         """True if an object of this name is there; its bytes are not verified."""
@@ -53,25 +53,25 @@ class RefStore(WeightStore, Protocol):
 
 
 class KeptStore(RefStore, Protocol):
-    """A weight store of one's own, which can also list all it has and delete: what collecting and holding need.
+    """A weight store that can also list everything it holds and delete, as collecting and holding need.
 
-    Ages are measured with the store's own clock; a reader's clock decides nothing. They are never negative.
+    Ages are measured with the store's own clock, never with a reader's. They are never negative.
     """
 
     @property
     def renews_s(self) -> float:
-        """`put` makes an object that is there already young again, if it is older than this."""
+        """`put` renews an object that exists already if it is older than this many seconds."""
         ...
 
     async def delete(self, hash: str, stamp: str | None = None) -> bool:
         """Remove an object; with `stamp`, only if it was not put again since the listing that gave the stamp.
 
-        True if it was removed; False if it stays or was not there, which is no error.
+        True if it was removed; False if it stays or did not exist, which is not an error.
         """
         ...
 
     def list_objects(self) -> AsyncIterator[ListedObject]:
-        """Every object, in no order. What is put or deleted meanwhile may or may not be among them."""
+        """Every object, in no order. Objects put or deleted meanwhile may or may not be among them."""
         ...
 
     async def list_refs(self) -> dict[str, ListedRef]:
@@ -87,6 +87,6 @@ class KeptStore(RefStore, Protocol):
 
 
 def check_range(start: int, length: int) -> None:
-    """Refuse what is no part of an object. Raises BadRequest."""
+    """Refuse a range that cannot be part of an object. Raises BadRequest."""
     if start < 0 or not 0 <= length <= MAX_OBJECT_BYTES:
         raise BadRequest(f"bytes {start} to {start + length} are no part of an object", field="length")

@@ -1,4 +1,4 @@
-"""Where weights are kept: the settings of a bucket, obstore's client for it, and what to do when that gives up too early."""
+"""Obstore's client for a bucket, and retries where the client gives up too early."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 def connect(config: BucketConfig) -> Any:
     """Obstore's client for the bucket at `weights.url`. Raises BadConfig."""
-    plain = any(value.startswith("http://") for value in config.options.values())  # whoever names it wants it
+    plain = any(value.startswith("http://") for value in config.options.values())  # naming an http:// endpoint allows it
     options: Any = dict(config.options) or None
     try:
         return from_url(
@@ -34,7 +34,7 @@ def connect(config: BucketConfig) -> Any:
 
 
 async def again(retries: int, read: Callable[[], Awaitable[_T]]) -> _T:
-    """Repeat what is not repeated below us: a listing or a 404 that was cut, a ref that moved before its rest was read."""
+    """Retry reads that obstore does not: a listing or a 404 that was cut off, a ref that moved before the rest of it was read."""
     for _ in range(retries):
         try:
             return await read()

@@ -1,4 +1,4 @@
-"""From a URL to the weight store behind it."""
+"""Opens the weight store at a URL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ostinato.weights.store.readonly import HttpStore
 def open_url(config: BucketConfig, fence: Fence = unfenced) -> KeptStore:
     """The store that `config.url` names: a directory, a bucket, or a relay (http, https), which can only be read. Raises BadConfig.
 
-    `fence` is asked before each move of a ref.
+    `fence` is called before each move of a ref.
     """
     url = config.url
     if "://" not in url or url.startswith("file://"):

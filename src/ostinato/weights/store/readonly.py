@@ -1,4 +1,4 @@
-"""A weight store behind plain HTTP: a relay, or a web server in front of a bucket's layout. It can be read, not written."""
+"""A read-only weight store behind plain HTTP: a relay, or a web server in front of a bucket's layout."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MAX_LISTING: Final = 1 << 26
 
 
 def read_only(what: str) -> BadConfig:
-    """The refusal of a write."""
+    """The error for an attempted write."""
     return BadConfig(
         f"{what} can only be read; set weights.url to the bucket or directory behind it to publish or release"
     )
 
 
 class HttpStore(BucketStore):
-    """The layout of a bucket at an http(s) URL. Nothing that it answers is trusted: bytes are hashed after every read.
+    """The layout of a bucket at an http(s) URL. Its answers are not trusted: bytes are hashed after every read.
 
     `weights.options` are sent as headers of every request.
 
@@ -62,7 +62,7 @@ class HttpStore(BucketStore):
         yield
 
     async def _read(self, path: str, hash: str) -> bytes:
-        found = await obstore.get_async(self._store, path)  # in one go: a web server may know no ranges
+        found = await obstore.get_async(self._store, path)  # in one request, because a web server may not support ranges
         if int(found.meta["size"]) > MAX_OBJECT_BYTES:
             raise Corrupt(f"object {hash} has {found.meta['size']} bytes; no object has more than {MAX_OBJECT_BYTES}")
         return bytes(await found.bytes_async())
@@ -74,7 +74,7 @@ class HttpStore(BucketStore):
             return (await self._read(path, path))[start : start + length]
 
     async def refs(self) -> dict[str, str]:
-        """Every ref, sorted by name, from the relay's own listing. Raises Corrupt if it is none."""
+        """Every ref, sorted by name, from the relay's own listing. Raises Corrupt if the answer is not a listing of refs."""
         with self._refusals("listing refs", missing=f"{self.url} does not list its refs; a relay does"):
             found = await obstore.get_async(self._store, "refs")
             size = int(found.meta["size"])

@@ -1,7 +1,7 @@
-"""Manifests in the store, and the cheapest way from weights in memory, or from nothing, to those of a version.
+"""Reads manifests from the store, and finds the cheapest route to a version from weights in memory or from nothing.
 
-Readers trust nothing: a manifest is parsed at the boundary, its root was recomputed when it was parsed, and every decoded chunk
-must have the hash that it promises. Where one way is damaged another is taken.
+Readers trust nothing: a manifest is parsed at the boundary, its root is recomputed by the parser, and every decoded chunk must have
+the hash that the manifest gives. If one route is damaged another is taken.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _KEPT_MANIFESTS = 64
 _ATTEMPTS = 2  # to read a manifest that arrives damaged
-_HOP_BYTES = 1 << 20  # what the round trips of one more delta are worth
+_HOP_BYTES = 1 << 20  # cost of the round trips of one more delta, in bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +41,7 @@ Known = Callable[[str], Loaded | None]
 
 
 class Manifests:
-    """Reads manifests, and keeps the last few: they never change."""
+    """Reads manifests and caches the last few, which is safe because they never change."""
 
     def __init__(self, store: WeightStore) -> None:
         self._store = store
@@ -96,7 +96,7 @@ class Manifests:
         return await self._behind(root, hash)
 
     async def _behind(self, root: str, hash: str) -> tuple[str, Manifest]:
-        """What the version ref of `root` leads to: a manifest of that root, or an error that names the ref."""
+        """The manifest `hash` that the version ref of `root` points to. It must have this root; errors name the ref."""
         try:
             manifest = await self.read(hash)
         except NotFound as error:
@@ -108,7 +108,7 @@ class Manifests:
         return hash, manifest
 
     async def walk(self, hash: str) -> AsyncIterator[tuple[str, Manifest]]:
-        """A manifest and its ancestors, newest first. It may end at a full snapshot: what lies before may have been collected."""
+        """A manifest and its ancestors, newest first. May end at a full snapshot, whose ancestors may have been collected."""
         at: str | None = hash
         needed = True
         while at is not None:
@@ -126,9 +126,9 @@ class Manifests:
 async def cheapest(
     manifests: Manifests, target: str, known: Known, avoid: frozenset[str], max_bytes: int
 ) -> tuple[Loaded | None, tuple[str, ...]]:
-    """Where to start (None: from nothing) and the manifests to apply, oldest first: the fewest bytes, no manifest of `avoid`.
+    """The start (None: no weights) and the manifests to apply, oldest first, with the fewest bytes and none of `avoid`.
 
-    Raises NotFound or Corrupt: the target's manifest cannot be read, or none of its ways can be followed to its start.
+    Raises NotFound or Corrupt if the target's manifest cannot be read, or no route can be followed to its start.
     """
     serial = itertools.count()
     queue: list[tuple[int, int, str | None, tuple[str, ...]]] = [(0, next(serial), target, ())]
@@ -162,14 +162,14 @@ async def cheapest(
 
 
 def _ways(hash: str, manifest: Manifest) -> Iterator[tuple[str, str | None, int]]:
-    """The manifests that lead to this version: each with what it starts from (None: nothing) and its payloads' bytes."""
+    """The manifests that lead to this version, each with its base (None: no weights) and the bytes of its payloads."""
     yield hash, None if manifest.kind == "full" else manifest.parent, manifest.payload_bytes
     for route in manifest.routes:
         yield route.manifest, None if route.base is None else version_ref(route.base), route.bytes
 
 
 def check_size(hash: str, manifest: Manifest, max_bytes: int) -> None:
-    """Raise Corrupt for a version of more bytes than a reader takes."""
+    """Raise Corrupt for a version larger than `max_bytes`."""
     if manifest.full_bytes > max_bytes:
         raise Corrupt(
             f"manifest {hash}: declares {manifest.full_bytes} bytes of weights; the follower's max_bytes is {max_bytes}"

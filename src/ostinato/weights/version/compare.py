@@ -1,4 +1,4 @@
-"""What changed between two versions: per tensor, and where in the model the tensor stands. Pure."""
+"""Measures what changed between two versions, per tensor, with each tensor's layer and kind. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ostinato.core.weights import ITEMSIZES, WeightArray, Weights
 from ostinato.weights.delta import changed_elements
 
 _NUMBERED = re.compile(r"\.(\d+)\.")
-_PART = 1 << 22  # elements looked at together, so that a large tensor needs little memory
+_PART = 1 << 22  # elements compared at a time, so that a large tensor needs little memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One tensor. `moved` is the norm of the difference over the norm of the old values; None for integers and for an old norm of 0.
+    """One tensor. `moved` is the norm of the difference divided by the old norm; None for integers and for an old norm of 0.
 
     Example: ``Change(name="model.norm.weight", elements=576, changed=3, moved=2.1e-4)``
     """
@@ -31,7 +31,7 @@ class Change:
 
     @property
     def share(self) -> float:
-        """Changed elements over all."""
+        """Changed elements divided by all elements."""
         return self.changed / max(1, self.elements)
 
     @property
@@ -42,7 +42,7 @@ class Change:
 
     @property
     def kind(self) -> str:
-        """The name without what all of a kind share: "self_attn.q_proj" for "model.layers.3.self_attn.q_proj.weight"."""
+        """The name without its layer and affixes: "self_attn.q_proj" for "model.layers.3.self_attn.q_proj.weight"."""
         rest = _NUMBERED.split(self.name, maxsplit=1)[-1] if self.layer is not None else self.name
         return rest.removesuffix(".weight").removeprefix("model.")
 
@@ -57,7 +57,7 @@ def compare(old: Weights, new: Weights) -> list[Change]:
 
 
 def total(changes: Sequence[Change]) -> Change:
-    """All tensors as one; `moved` is left out."""
+    """The sums over all tensors as one `Change`, without `moved`."""
     return Change(
         name="all",
         elements=sum(change.elements for change in changes),

@@ -1,4 +1,4 @@
-"""What the weights are: dtypes, chunks, hashes, the root that names a policy version. Pure; no torch.
+"""Dtypes, chunks and hashes of weights, and the root hash that names a policy version. Pure; no torch.
 
 The root is a two-level Merkle hash (BLAKE3-256): chunk bytes -> chunk hash; (name, dtype, shape, chunk hashes) -> leaf; leaves
 in the order of the names -> root. The chunk length is part of the format, so the root depends on nothing but the weights.
@@ -22,7 +22,7 @@ from ostinato.core.weights import CHUNK_ELEMENTS, ITEMSIZES, ChunkName, Form, We
 MAX_RANK: Final = 8
 MAX_ELEMENTS: Final = 1 << 40
 VERSIONS: Final = "version/"
-"""What the refs under which versions are found begin with; the rest is the root."""
+"""Prefix of the refs that lead to versions; the rest of the ref is the root."""
 
 MAX_OBJECT_BYTES: Final = 1 << 30
 """No object is larger; a reader refuses a larger file before reading it."""
@@ -63,14 +63,14 @@ def is_hash(text: str) -> bool:
 
 
 def check_hash(text: str, field: str = "hash") -> str:
-    """Return `text` if it is a hash; nothing else may touch a path. Raises BadRequest."""
+    """Return `text` if it is a hash; nothing else may become part of a path. Raises BadRequest."""
     if not is_hash(text):
         raise BadRequest(f"{field}: {text[:80]!r} is not a hash; a hash is 64 lowercase hex digits", field=field)
     return text
 
 
 def version_ref(root: str) -> str:
-    """The ref under which the manifest of a root is found. Raises BadRequest if `root` is no hash."""
+    """The ref that points to the manifest of a root. Raises BadRequest if `root` is not a hash."""
     return VERSIONS + check_hash(root)
 
 
@@ -102,7 +102,7 @@ def chunk_count(elements: int) -> int:
 
 
 def part_of(weights: Weights | WeightPart) -> WeightPart:
-    """All chunks of the weights, not copied; of a part its own."""
+    """All chunks of the weights, not copied; a part is returned as it is."""
     if isinstance(weights, WeightPart):
         return weights
     forms = {name: (array.dtype, array.shape) for name, array in weights.items()}
@@ -110,7 +110,7 @@ def part_of(weights: Weights | WeightPart) -> WeightPart:
 
 
 def full_bytes(weights: Weights | WeightPart) -> int:
-    """The size of all tensors, uncompressed, of which a part has some."""
+    """The uncompressed size of all tensors, including the chunks that a part does not hold."""
     return sum(math.prod(shape) * ITEMSIZES[dtype] for dtype, shape in part_of(weights).forms.values())
 
 
@@ -138,7 +138,7 @@ def weights_root(weights: Weights) -> str:
 
 
 def root_of_chunks(forms: Mapping[str, Form], hashes: Hashes) -> str:
-    """`root_of` the tensors of these forms, of which every chunk has its hash."""
+    """`root_of` the tensors of these forms; `hashes` must hold every chunk."""
     return root_of(
         (name, dtype, shape, tuple(hashes[name, index] for index in range(chunk_count(math.prod(shape)))))
         for name, (dtype, shape) in forms.items()
@@ -146,7 +146,7 @@ def root_of_chunks(forms: Mapping[str, Form], hashes: Hashes) -> str:
 
 
 def check_weights(weights: Weights | WeightPart, *, finite: bool = True) -> None:
-    """Refuse what must never be published: an unknown dtype, bytes that do not fill the shape, NaN or inf if `finite`.
+    """Refuse weights that must never be published: an unknown dtype, bytes that do not fill the shape, NaN or inf if `finite`.
 
     Raises: BadWeights.
     """

@@ -35,7 +35,7 @@ FORMAT: Final = "ostinato-weights/3"
 MAX_MANIFEST_BYTES: Final = 1 << 26
 MAX_ROUTES: Final = 16
 MAX_ABOUT_BYTES: Final = 1 << 16
-"""What a caller says about a version (run, number, meta) has at most this many bytes."""
+"""Limit on the bytes of a caller's description of a version (`About`)."""
 
 _MAX_KEYS: Final = 16
 _DENSEST: Final = {
@@ -48,7 +48,7 @@ _DENSEST: Final = {
     b"\n": 1 << 30,
     b"\r": 1 << 30,
 }
-"""No manifest has one of these in fewer bytes on average, what its publisher says left out: a tensor without elements is the densest."""
+"""A manifest has each of these at most once per this many bytes, `About` aside; a tensor without elements is the densest case."""
 
 _Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 _Part = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\z")]
@@ -56,7 +56,7 @@ _Side = Annotated[int, Field(ge=0, le=MAX_ELEMENTS)]
 _Count = Annotated[int, Field(ge=0, le=1 << 53)]
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*\z")]
 Meta = dict[_Text, str | int | float | bool | None]
-# One wrong item ends the parsing: a list of all that is wrong would take many times the memory of the document.
+# Parsing stops at the first wrong item: a list of all errors would take many times the memory of the document.
 _First = FailFast()
 
 
@@ -66,7 +66,7 @@ class _Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few(cls, value: Any) -> Any:
-        """Each key that is not known would be one more error to keep."""
+        """Limit the number of keys, because each unknown key would be one more error to keep."""
         if isinstance(value, dict) and len(value) > _MAX_KEYS:
             raise ValueError(f"has more than {_MAX_KEYS} keys")
         return value
@@ -75,7 +75,8 @@ class _Strict(BaseModel):
 class StoredChunk(_Strict):
     """Where a chunk's payload lies, and what it decodes to. `equal` chunks have no object.
 
-    `payload` is the start of the payload's own hash: it says whether a range of an object arrived well. `result` decides.
+    `payload` is the first half of the payload's own hash, which shows whether a range of an object arrived undamaged. The hash of the
+    decoded chunk, `result`, decides.
     """
 
     codec: Annotated[str, Field(max_length=40)]
@@ -112,7 +113,7 @@ class Tensor(_Strict):
 
 
 class Route(_Strict):
-    """Another way to the same root: from the version `base`, or from nothing. `bytes` is what its payloads have."""
+    """Another way to the same root: from the version `base`, or without any weights. `bytes` is the size of its payloads."""
 
     manifest: _Hash
     base: _Hash | None
@@ -120,14 +121,14 @@ class Route(_Strict):
 
 
 class Signature(_Strict):
-    """Ed25519: the signer's public key, and the signature of the manifest without it (`signing`)."""
+    """An Ed25519 signature over the manifest without this field (`signing`), and the signer's public key."""
 
     key: _Hash
     value: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}\z")]
 
 
 class About(_Strict):
-    """What the caller says about a version. `numerics` is the id of the contract that it was trained under, "" if unknown."""
+    """The caller's description of a version. `numerics` is the id of the contract that it was trained under, "" if unknown."""
 
     run: _Text
     number: _Count
@@ -139,7 +140,7 @@ class Manifest(About):
     """One version, or one of the routes to it.
 
     `links` counts the deltas back to the nearest version with a full snapshot, `chain_bytes` sums their payloads, `anchor` names
-    that snapshot's manifest. A version with a full snapshot, its own or among its routes, has no links: nothing before it is needed.
+    that snapshot's manifest. A version with a full snapshot, its own or among its routes, has no links, because it needs no ancestor.
     """
 
     format: Literal["ostinato-weights/3"]
@@ -165,7 +166,7 @@ class Manifest(About):
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def objects(self) -> dict[str, int]:
-        """Each object that holds payloads -> the length that it must have at least."""
+        """Each object that holds payloads -> its minimum length."""
         need: dict[str, int] = {}
         for tensor in self.tensors:
             for chunk in tensor.chunks:
@@ -180,7 +181,7 @@ def canonical(value: Any) -> bytes:
 
 
 def about(run: str, number: int, meta: Mapping[str, Any] | None, numerics: str = "") -> About:
-    """The caller's words, checked before anything is written. Raises BadRequest, which names the field."""
+    """The caller's description, checked before anything is written. Raises BadRequest, which names the field."""
     try:
         said = About(run=run, number=number, meta=dict(meta or {}), numerics=numerics)
         size = len(canonical(said.model_dump()))
@@ -208,7 +209,10 @@ def stored(manifest: Manifest) -> bytes:
 
 
 def plain(data: bytes, where: str = "manifest") -> bytes:
-    """The inverse of `stored`; bytes that are no zstd frame are given back. Raises Corrupt, before taking memory, for too many."""
+    """The inverse of `stored`; bytes that are not a zstd frame are returned as they are.
+
+    Raises Corrupt if the frame does not decompress, or, before memory is allocated, if it declares too many bytes.
+    """
     if not data.startswith(zstandard.FRAME_HEADER):
         return data
     try:
@@ -224,13 +228,13 @@ def parse(data: bytes, where: str = "manifest") -> Manifest:
     """Bytes -> a manifest whose every field has been checked, the root included.
 
     Raises:
-        Corrupt: says which field is wrong; nothing of it may be used. `where` names the object in the message.
+        Corrupt: names the wrong field; no part of the manifest may be used. `where` names the object in the message.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise Corrupt(f"{where}: {len(data)} bytes; a manifest has at most {MAX_MANIFEST_BYTES}")
     _check_density(data, where)
     try:
-        # Not model_validate_json: each of its errors holds a copy of all that it is about.
+        # Not model_validate_json: each of its errors holds a copy of the input that it is about.
         manifest = Manifest.model_validate(from_json(data, allow_inf_nan=False))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -245,7 +249,7 @@ def parse(data: bytes, where: str = "manifest") -> Manifest:
 
 
 def _check_density(data: bytes, where: str) -> None:
-    """A tree of JSON values takes up to a hundred times the memory of its text; a manifest's own text is never so dense."""
+    """Refuse text that is denser than any manifest, because a tree of JSON values takes up to a hundred times its text's memory."""
     for mark, apart in _DENSEST.items():
         if data.count(mark) > MAX_ABOUT_BYTES + len(data) // apart:
             raise Corrupt(f"{where}: has {mark.decode()!r} more often than any manifest of {len(data)} bytes; refused")

@@ -1,4 +1,4 @@
-"""Codes the chunks of a version and packs their payloads into few objects, so that a delta is one file and not 300."""
+"""Encodes the chunks of a version and packs their payloads into few objects, so that a delta is one file and not 300."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ostinato.weights import delta
 from ostinato.weights.version.content import Hashes, chunk_count, hash_of, part_hash
 from ostinato.weights.version.manifest import StoredChunk, Tensor
 
-_GROUP_BYTES = 1 << 24  # coded per hop to a thread: long enough to be worth it, short enough to stay small in memory
+_GROUP_BYTES = 1 << 24  # encoded per call in a thread: enough to be worth the switch, little enough to stay small in memory
 _UNDER_WAY = 4  # objects that are being stored at the same time
 OldChunk = Callable[[str, int], delta.Bytes]
-"""The bytes that a chunk had: (tensor's name, number of the chunk) -> flat uint8 array. Called from threads."""
+"""(tensor name, chunk index) -> the chunk's old bytes as a flat uint8 array. Called from threads."""
 Undo = dict[ChunkName, delta.Coded]
-"""What turns the changed chunks of a version into those of the one before."""
+"""Deltas that turn the changed chunks of a version back into those of the previous version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coding:
-    """How to code: changes are counted against `base`. `delta`: payloads may refer to it. `undo`: code the way back to it too."""
+    """How to encode. Changes are counted against `base`. `delta`: payloads may refer to it. `undo`: encode the delta back to it too."""
 
     base: OldChunk | None
     delta: bool
@@ -66,7 +66,7 @@ class _Placed:
 
 
 async def write_packs(store: WeightStore, part: WeightPart, hashes: Hashes, coding: Coding) -> Packed:
-    """Code every chunk of the part, several at a time, and put the payloads into the store in the order of the names.
+    """Encode every chunk of the part, several at a time, and put the payloads into the store in the order of the names.
 
     Raises: StorageFull from the store; BadWeights if the arrays changed while they were being read.
     """
@@ -86,7 +86,7 @@ async def write_packs(store: WeightStore, part: WeightPart, hashes: Hashes, codi
                         undo[job] = chunk.undo
                     if len(buffer) >= coding.object_bytes:
                         if len(puts) >= _UNDER_WAY:
-                            await puts[-_UNDER_WAY]  # those before it were waited for in their turn
+                            await puts[-_UNDER_WAY]  # earlier puts have already been awaited
                         puts.append(asyncio.create_task(store.put(memoryview(buffer))))
                         buffer = bytearray()
         if buffer:
@@ -110,7 +110,7 @@ def _place(made: _Made, write_packs: int, offset: int) -> _Placed:
 async def _coded(
     part: WeightPart, hashes: Hashes, coding: Coding
 ) -> AsyncGenerator[tuple[list[ChunkName], list[_Made]]]:
-    """Groups of chunks in order, each with what `_code` makes of it; `coding.threads` of them are in the making."""
+    """Groups of chunks in order, each with its results from `_code`; `coding.threads` groups are encoded ahead."""
     pending: deque[tuple[list[ChunkName], asyncio.Task[list[_Made]]]] = deque()
     try:
         for group in _groups(part):
@@ -122,7 +122,7 @@ async def _coded(
         while pending:
             first, task = pending.popleft()
             yield first, await task
-    finally:  # threads cannot be stopped: nobody may still be reading the weights when the caller goes on
+    finally:  # threads cannot be stopped, and none may still be reading the weights when the caller goes on
         await asyncio.gather(*(task for _, task in pending), return_exceptions=True)
 
 
@@ -140,7 +140,7 @@ def _groups(part: WeightPart) -> Iterator[list[ChunkName]]:
 
 
 def _code(group: Sequence[ChunkName], part: WeightPart, hashes: Hashes, coding: Coding) -> list[_Made]:
-    """Each chunk's payload, the payload's hash, how many of its elements differ from the base, and the way back."""
+    """Each chunk's payload, the payload's hash, how many elements differ from the base, and the delta back."""
     found: list[_Made] = []
     for name, index in group:
         dtype, new = part.forms[name][0], part.chunks[name, index]
@@ -160,7 +160,7 @@ def _code(group: Sequence[ChunkName], part: WeightPart, hashes: Hashes, coding: 
 
 
 def _decoded(coded: delta.Coded, old: delta.Bytes | None, dtype: str, size: int) -> str:
-    """The hash of what the payload decodes to: another one than was taken before means that somebody wrote to the arrays."""
+    """The hash of the decoded payload. If it is not the hash taken before, the arrays were written to meanwhile."""
     target = np.empty(size, np.uint8) if old is None else old.copy()
     delta.decode(coded.codec, target, coded.payload, dtype=dtype, old=old is not None)
     return hash_of(target)
@@ -179,7 +179,7 @@ def _stored(at: ChunkName, part: WeightPart, result: str, place: _Placed, object
 
 
 def tensors_of(forms: Mapping[str, Form], chunks: Mapping[ChunkName, StoredChunk]) -> tuple[Tensor, ...]:
-    """The tensors of these forms, of which every chunk is stored, in the order of their names."""
+    """The tensors of these forms in the order of their names; `chunks` must hold every chunk."""
     return tuple(
         Tensor(
             name=name,

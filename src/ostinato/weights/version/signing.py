@@ -1,8 +1,8 @@
-"""Who published a version: an Ed25519 signature (RFC 8032) over its manifest, whose root binds every weight.
+"""Proves who published a version: an Ed25519 signature (RFC 8032) over its manifest, whose root binds every weight.
 
-Hashes say that bytes are what a manifest promises; a signature says that the manifest is from someone who is trusted, whoever
-can write to the bucket or stands in between. What it cannot say is that a ref is the newest: a ref turned back to an older signed
-version looks like a rollback.
+Hashes show that bytes match their manifest. A signature shows that the manifest comes from a trusted publisher, even if others can
+write to the bucket or intercept traffic. It cannot show that a ref is the newest: a ref turned back to an older signed version looks
+like a rollback.
 """
 
 from __future__ import annotations

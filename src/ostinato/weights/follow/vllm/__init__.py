@@ -1,7 +1,7 @@
-"""vLLM takes new weights from a weight store while it serves.
+"""A vLLM plugin that loads new weights from a weight store while vLLM serves.
 
-Nothing of Ostinato imports this package: it lives in vLLM's processes, found through the entry point ``vllm.general_plugins``.
-Beside vLLM it needs blake3, numba, obstore, pydantic and zstandard. Start the server like this::
+The rest of Ostinato does not import this package: it runs in vLLM's processes, which find it by the entry point ``vllm.general_plugins``.
+Besides vLLM it needs blake3, numba, obstore, pydantic and zstandard. Start the server like this::
 
     VLLM_SERVER_DEV_MODE=1 vllm serve DIRECTORY --weight-transfer-config '{"backend": "ostinato"}' \
         --worker-extension-cls ostinato.weights.follow.vllm.worker.StagingWorker
@@ -15,7 +15,7 @@ BACKEND = "ostinato"
 
 
 def register() -> None:
-    """Make the backend known to this vLLM process; vLLM calls it in each. Safe to call again."""
+    """Register the backend in this vLLM process; vLLM calls this in every process. Safe to call again."""
     import contextlib
 
     from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[reportMissingImports]

@@ -1,8 +1,8 @@
 # pyright: basic, reportMissingImports=false
-"""vLLM's weight-transfer engine over a weight store. It lives in vLLM's workers, where vLLM and torch are.
+"""A vLLM weight-transfer engine over a weight store. It runs in vLLM's workers, which have vLLM and torch.
 
-A request names a root, never bytes. The version is fetched and verified in memory of its own; only then does vLLM's own loader
-write it into the model, part by part. If the loader fails, what was served before is written back.
+A request carries a root, never bytes. The version is fetched and verified in separate memory; only then does vLLM's own loader write it
+into the model, part by part. If the loader fails, the weights that were served before are written back.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Module = torch.nn.Module
 
 @dataclass
 class StoreInfo(WeightTransferInitInfo):
-    """Which store: a directory that this host sees or a bucket's URL, and obstore's settings for it.
+    """The store: a directory on this host or a bucket's URL, and obstore's settings for it.
 
     Credentials come from the server's own environment.
     """
@@ -68,7 +68,7 @@ class StoreInfo(WeightTransferInitInfo):
 
 @dataclass
 class VersionInfo(WeightTransferUpdateInfo):
-    """Which version: by its root, or by a ref that points to it. Exactly one of them."""
+    """The version to load, given either by its root or by a ref that points to it."""
 
     root: str | None = None
     ref: str | None = None
@@ -98,7 +98,7 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
     # ------------------------------------------------------------ vLLM's protocol
 
     def init_transfer_engine(self, init_info: StoreInfo) -> None:
-        """Open the store. The same store again keeps what was fetched."""
+        """Open the store. Opening the same store again keeps what was fetched."""
         if init_info == self._store:
             return
         self.shutdown()
@@ -107,18 +107,18 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
         self._staging, self._store = Staging(store, self._check), init_info
 
     def start_weight_update(self) -> None:
-        """Nothing of the model is touched before a version is verified."""
+        """Begin an update. The model is not touched before a version is verified."""
         self._received = False
 
     def receive_weights(self, update_info: VersionInfo) -> None:
-        """Take the version, fetched ahead or now, and load it. Raises what `Staging.take` raises; then the model is as before."""
+        """Load the version, which was staged or is fetched now. Raises like `Staging.take`, with the model unchanged."""
         root = update_info.root or self._resolve(str(update_info.ref))
         weights = self._require().take(root)
         self._install(root, weights)
         self._received = True
 
     def finish_weight_update(self) -> None:
-        """Raises Conflict if no version arrived: vLLM would give the old weights a new name."""
+        """End an update. Raises Conflict if no version was loaded, because vLLM would give the old weights a new name."""
         if not self._received:
             raise Conflict("finish_weight_update: no version was loaded since start_weight_update")
         self._received = False
@@ -129,19 +129,19 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
             self._staging.close()
         self._staging = self._store = None
 
-    # ------------------------------------------------------------ what the worker extension asks
+    # ------------------------------------------------------------ called by the worker extension
 
     def stage(self, root: str) -> dict[str, Any]:
-        """Begin to fetch and verify a version beside the serving."""
+        """Begin to fetch and verify a version while serving."""
         self._require().stage(root)
         return self.status()
 
     def status(self) -> dict[str, Any]:
-        """What is staged (see `Staged`), `served` ("" before the first version) and `broken`."""
+        """The staged version (see `Staged`), `served` ("" before the first version) and `broken`."""
         staged = asdict(self._staging.status()) if self._staging is not None else {"state": "nothing"}
         return {**staged, "served": self._served[0] if self._served else "", "broken": self._broken}
 
-    # ------------------------------------------------------------ within
+    # ------------------------------------------------------------ internals
 
     def _require(self) -> Staging:
         if self._broken:
@@ -161,7 +161,7 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
         return root
 
     def _check(self, weights: Weights) -> None:
-        """Raises BadWeights for weights of another model: fused parameters would be left with holes."""
+        """Raise BadWeights for weights of another model, which would leave gaps in fused parameters."""
         form = {name: array.shape for name, array in weights.items()}
         tied = {_TIED} if getattr(self.model_config.hf_config, "tie_word_embeddings", False) else set[str]()
         missing, extra = sorted(self._form.keys() - form.keys() - tied), sorted(form.keys() - self._form.keys())
@@ -193,14 +193,14 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
         logger.info("weights %s: %d of %d tensors loaded", root[:12], len(names), len(weights))
 
     def _modules(self, parts: Iterable[str]) -> list[Module]:
-        """The modules of the parts, or the whole model if vLLM names one of them otherwise."""
+        """The modules of the parts, or the whole model if vLLM names any of them differently."""
         try:
             return [self.model.get_submodule(part) for part in parts]
         except AttributeError:
             return [self.model]
 
     def _load(self, modules: Sequence[Module], tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """The loader's own reload: each layer is filled anew, processed (packed, quantised) and copied over the tensors in use."""
+        """Run vLLM's own reload: each layer is filled again, processed (packed, quantised) and copied over the tensors in use."""
         from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -215,7 +215,7 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
         self._process_tied(loaded)
 
     def _process_tied(self, loaded: Set[str]) -> None:
-        """A tied head got its values through the embedding, but not its processing: on CPUs its product reads a packed copy."""
+        """Process a tied head, which got its values through the embedding: on CPUs its matrix product reads a packed copy."""
         from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
         for group in self._aliases:
@@ -228,7 +228,7 @@ class StoreEngine(WeightTransferEngine[StoreInfo, VersionInfo]):
                     method.process_weights_after_loading(module)
 
     def _go_back(self, root: str, error: BaseException) -> None:
-        """Write back what was served: the last version, or the files that the server was started with."""
+        """Write back what was served before: the last version, or the files that the server was started with."""
         from vllm.model_executor.model_loader import get_model_loader
 
         logger.error("weights %s: vLLM's loader failed (%s); what was served before is written back", root[:12], error)
@@ -252,12 +252,12 @@ def _tensors(weights: Weights, names: Iterable[str]) -> Iterator[tuple[str, torc
 def _tensor(array: WeightArray) -> torch.Tensor:
     """The array's own memory. vLLM's loaders only read it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors and says so
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that it has no read-only tensors
         return torch.from_numpy(array.data).view(DTYPES[array.dtype]).reshape(array.shape)
 
 
 def _aliases(model: Module) -> list[list[str]]:
-    """Names of parameters that are one and the same."""
+    """Groups of names that refer to the same parameter."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
