@@ -1,4 +1,4 @@
-"""What is said of an agent: how it is started, what lies there for it, and what it may use."""
+"""The settings of an agent: how it is started, which files it gets, and what it may use."""
 
 from __future__ import annotations
 
