@@ -41,7 +41,7 @@ class Attempt:
 class Selected:
     """The tests to run for a function: those that enter it, and some others from the same files.
 
-    `lazy` are the tests that failed when the function did nothing, up to where that run stopped; None if it ended without a failed test.
+    `lazy` are the tests that failed when the function did nothing, up to where that run stopped; None if it recorded no failed test.
 
     Example: ``Selected(function=function, tests=("test_a.py::test_b",), targets=("test_a.py",), seconds=0.1)``
     """

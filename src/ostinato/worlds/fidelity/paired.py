@@ -124,9 +124,9 @@ def _clustered(of_P: Floats, pairs: _Pairs) -> float:
 def _by_swapping(
     true: float, pairs: _Pairs, rng: np.random.Generator, penalty: float, permutations: int
 ) -> tuple[float, float]:
-    """A permutation test that swaps the sides of pairs at random: the p of the true AUC, and the AUC's spread around 0.5.
+    """A permutation test that swaps the sides of pairs at random: the true AUC's p-value, and the AUC's spread around 0.5.
 
-    All pairs of a group are swapped together, first by production's groups and then by simulation's; the larger p and spread count.
+    All pairs of a group are swapped together, once by production's groups and once by simulation's; the larger p-value and spread count.
     """
     odds: list[float] = []
     spreads: list[float] = []

@@ -47,7 +47,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """How well the two sides can be told apart. `p` is that of a permutation test; None if the test was not run.
+    """How well the two sides can be told apart. `p` is the p-value of a permutation test; None if the test was not run.
 
     `paired`: the two sides were asked the same, pair by pair. `needed` is the number of groups on each side (of independent pairs, if
     `paired`) at which the upper bound of an AUC of 0.5 would be at most `BOUND`.
@@ -212,7 +212,7 @@ def hanley_mcneil(auc: float, first: int, second: int) -> float:
 
 
 def _by_chance(found: Columns, rng: np.random.Generator, penalty: float, permutations: int) -> float:
-    """The p of a permutation test over whole groups. Every labelling, the true one included, uses one repeat, so the test is exact."""
+    """The p-value of a permutation test over whole groups. Every labelling, the true one too, uses one repeat, so the test is exact."""
     units, unit_N = np.unique(2 * found.groups_N + found.label_N, return_inverse=True)
 
     def told(label_N: NDArray[np.int64]) -> float:

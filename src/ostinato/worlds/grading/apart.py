@@ -13,7 +13,7 @@ from ostinato.core.seams import Backend
 
 _INSIDE = Path(__file__).with_name("inside")
 _OUTPUT_BYTES = 8 << 20
-_DIRECTORIES = 2048  # that files may lie in, at most
+_DIRECTORIES = 2048  # the most directories that files may lie in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Apart:
 def clashing(spec: SandboxSpec) -> str | None:
     """A path that a sandbox of `spec` would have to hold both as a file and as a directory, among its files or in a layer.
 
-    A directory, too, if the files lie in too many; None if there is neither.
+    If the files lie in more than 2048 directories, it is one of those. None if nothing clashes.
     """
     parents = {parent for path in spec.files for parent in _parents(path)}
     if both := parents & set(spec.files):

@@ -23,7 +23,7 @@ from ostinato.worlds.grading.testimony import TestHeard, Testimony, holds, passe
 from ostinato.worlds.tasks.task import Task
 
 _TRIES = 5
-_PLAIN = 3  # runs of the unsealed tests at most: a busy machine does not make a task faulty
+_PLAIN = 3  # the most runs of the unsealed tests: a busy machine does not make a task faulty
 _FAULTY = 0.1  # the largest share of the pass-to-pass tests that may be left out because they fail with the solution
 
 

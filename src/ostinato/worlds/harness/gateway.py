@@ -89,7 +89,7 @@ class Calls(Protocol):
 
 class EpisodeModel:
     """Implements `Model` over chat completions, not streamed, and `Passage`. `turns` are the ids of the turns captured for `Model`,
-    `policies` the policy versions that sampled their tokens.
+    `policies` the policy versions that sampled its tokens.
 
     A call that fails on its way is retried under its idempotency key: an answer that was sampled by then is returned, not sampled again.
 

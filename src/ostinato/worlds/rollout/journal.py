@@ -1,4 +1,4 @@
-"""The rollout worker's journal: JSON lines, one event each, on disk before their content is told. It stays short however long it runs."""
+"""The rollout worker's journal: JSON lines, one event each, on disk before they are reported. It stays short however long the run is."""
 
 from __future__ import annotations
 

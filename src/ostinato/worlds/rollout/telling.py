@@ -13,11 +13,11 @@ MOST_EVENTS = 1000  # of one call, which enter the log all or not at all
 
 
 def verdicts(group: Group, most: int = MOST_EVENTS) -> list[list[dict[str, Any]]]:
-    """The calls that tell a group's verdicts. The same group gives the same ids and values, so a worker that was killed in between can
-    tell all of them again.
+    """The calls that report a group's verdicts. The same group gives the same ids and values, so a worker that was killed in between can
+    report all of them again.
 
-    A rollout's last turn gets its grade, those before it get 0. The last call also closes the group, about a turn that gets a verdict in
-    it; a group without a turn is never told.
+    A rollout's last turn gets its grade, those before it get 0. The last call also closes the group, with an event about a turn that gets
+    a verdict in the same call. Nothing is reported for a group without a turn.
     """
     events = [_event(turn, FAILED, 1.0) for outcome in group.ungraded for turn in outcome.turns]
     for outcome in group.graded:

@@ -1,4 +1,4 @@
-"""The core of the rollout worker: draws groups, works on them concurrently, grades, tells and paces them, and resumes after a kill.
+"""The core of the rollout worker: draws, works on, grades, reports and paces groups concurrently, and resumes after a kill.
 
 Data flow: `Groups` says what may begin -> each member: harness + sandbox + model -> grader -> journal -> once all members of a group have
 ended, their verdicts go to the gateway -> the log says when the trainer has taken them -> the next group may begin.
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Rollouts:
-    """Works on groups of rollouts until every task was drawn as often as it may be, or it is cancelled.
+    """Works on groups of rollouts until every task was drawn in every epoch, or it is cancelled.
 
     Args:
         tasks: the taskset; its `train` tasks are trained on, the others are only measured.

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator
 
-HOME = "/tmp"  # of every sandbox's programs
+HOME = "/tmp"  # the home directory of every sandbox's programs
 Dialect = Literal["chat", "messages", "responses"]
 
 

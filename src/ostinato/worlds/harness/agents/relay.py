@@ -55,8 +55,8 @@ class ModelRelay:
     """Serves one rollout's agent.
 
     `heard` holds every complete answer with its purpose, in the order in which they ended; `told` the tool results that the agent sent,
-    by call id; `outgrown` the gateway's error if the last prompt was too long; `over` ends when the agent may not go on, with the reason
-    or Unavailable.
+    by call id; `outgrown` the gateway's error if the last prompt was too long; `over` is resolved when the agent may not go on, with the
+    reason or Unavailable.
 
     Args:
         model: where calls are passed on to.

@@ -40,7 +40,7 @@ def save_harbor(taskset: Taskset, directory: Path, *, image: str = IMAGE) -> lis
         image: the base image of our own tasks; it must have what the tasks need, pytest included.
 
     Raises:
-        BadConfig: a task, which is named, cannot be written, and nothing was written yet; or a folder exists already.
+        BadConfig: a task cannot be written (the message names it, and nothing is written); or a folder exists already.
         StorageFull: a folder cannot be written.
     """
     written = [(task, harbor_files(task, image=image)) for task in taskset.tasks]
