@@ -1,1 +1,1 @@
-"""Tasks out of published packages: a package's own tests say what a change broke, and when it is mended."""
+"""Builds tasks from published packages: a package's own tests show what a change broke, and when it is fixed."""

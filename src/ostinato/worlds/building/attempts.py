@@ -1,4 +1,4 @@
-"""Tries changes of a package's functions, a handful of functions at a time, and keeps those whose failing tests are sure."""
+"""Mutates a package's functions in small batches and keeps the mutations whose failing tests are stable."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ostinato.worlds.building.weakness import Asked, passing_for_nothing
 from ostinato.worlds.building.wording import TaskKind
 
 _NOTHING = Noticed(fail_to_pass=(), pass_to_pass=())
-_MARGIN_SECONDS = 2.0  # CPU: what a run takes beyond its tests, and a change may add
+_MARGIN_SECONDS = 2.0  # CPU time for a run's own overhead and for what a change may add
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One change of one function, and what became of it. `block` are the lines that stand in the function's place.
+    """One change to one function, and its fate. `block` is the text that replaces the function.
 
-    `detail` is a bug's kind; where the tests are too weak, what passes them.
+    `detail` is a bug's kind or, if the tests are too weak, the stub that passes them.
 
     Example: ``Attempt(function="calc.py::add", kind=TaskKind.BUG, detail="arithmetic", block="def add(a, b): ...", fate=Fate.VALID)``
     """
@@ -39,9 +39,9 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
-    """The tests that are run for a function: those that enter it, and some beside them.
+    """The tests to run for a function: those that enter it, and some others from the same files.
 
-    `lazy` are tests that fail where it does nothing, the first if no more are known; None where they do not even end.
+    `lazy` are the tests that failed when the function did nothing, up to where that run stopped; None if it recorded no failed test.
 
     Example: ``Selected(function=function, tests=("test_a.py::test_b",), targets=("test_a.py",), seconds=0.1)``
     """
@@ -54,7 +54,7 @@ class Selected:
 
 
 def select(function: Function, baseline: GreenSuite, beside: int) -> Selected | None:
-    """The tests to run for a function; None where none enters it."""
+    """The tests to run for a function; None if no test enters it."""
     entering = baseline.tests_of(function.path, function.first)
     if not entering:
         return None
@@ -73,7 +73,7 @@ def select(function: Function, baseline: GreenSuite, beside: int) -> Selected | 
 
 
 class Attempts:
-    """Tries one package's functions. `sources` are the files that may change: path -> text.
+    """Mutates one package's functions. `sources` are the files that may change: path -> text.
 
     Example: ``async for key, tried in Attempts(runs, baseline, sources, files, config).work(done=set()): ...``
     """
@@ -94,7 +94,7 @@ class Attempts:
         self._tests = TestLines(files)
 
     def functions(self) -> list[Function]:
-        """All that may be tried, shuffled by the seed."""
+        """All functions that may be mutated, shuffled by the seed."""
         found = [function for path, text in sorted(self.sources.items()) for function in functions_of(path, text)]
         random.Random(self.config.seed).shuffle(found)
         return found
@@ -106,7 +106,7 @@ class Attempts:
             yield left[at : at + self.config.batch]
 
     def _changed(self, function: Function, block: str) -> dict[str, str] | None:
-        """The file with other lines in the function's place; None if Python cannot read it."""
+        """The edited file as path -> text, with `block` in the function's place; None if it does not compile."""
         text = function.replaced(self.sources[function.path], block)
         try:
             compile(text, function.path, "exec", dont_inherit=True)
@@ -121,7 +121,7 @@ class Attempts:
         )  # fmt: skip
 
     def _selections(self, functions: Sequence[Function]) -> tuple[list[Selected], list[Attempt]]:
-        """The functions worth a try, and the reasons for leaving out the others."""
+        """The functions worth trying, and an attempt for each of the others with the reason for leaving it out."""
         chosen: list[Selected] = []
         left_out: list[Attempt] = []
         for function in functions:
@@ -139,7 +139,7 @@ class Attempts:
         return chosen, left_out
 
     def _candidates(self, function: Function) -> list[tuple[TaskKind, str, str]]:
-        """Changes of a function: kind, detail, its lines afterwards."""
+        """Candidate changes to a function, as (kind, detail, new lines)."""
         block = function.block(self.sources[function.path])
         found: list[tuple[TaskKind, str, str]] = []
         if function.code_lines >= self.config.body_lines and not function.name.endswith("__doc__"):
@@ -165,7 +165,7 @@ class Attempts:
         )
 
     def _changes(self, needed: Sequence[Selected]) -> tuple[list[tuple[Selected, Attempt, SuiteJob]], list[Attempt]]:
-        """The changes to run, with their jobs, and those left out because nobody could know what to write."""
+        """The changes to run, with their jobs, and those left out because the prompt would say too little."""
         limit = int(self.config.most_failing * len(self.baseline.stable))
         open_: list[tuple[Selected, Attempt, SuiteJob]] = []
         left_out: list[Attempt] = []
@@ -180,7 +180,10 @@ class Attempts:
         return open_, left_out
 
     async def _needed(self, chosen: Sequence[Selected]) -> tuple[list[Selected], list[Attempt]]:
-        """The functions that some test needs, with tests that fail when they do nothing; only tests that pass on their own stay chosen."""
+        """The functions that some test needs, with the tests that fail when they do nothing, and attempts for the other functions.
+
+        Only tests that also pass when the selection is run by itself stay selected.
+        """
         jobs: list[tuple[Selected, SuiteJob]] = []
         for selected in chosen:
             block = selected.function.block(self.sources[selected.function.path])
@@ -206,12 +209,12 @@ class Attempts:
             failing = frozenset(outcome.failed) if outcome is not None and (outcome.stopped or outcome.failed) else None
             took = (
                 selected.seconds if alone is None else alone.cpu
-            )  # a change that takes twice as long is taken not to end
+            )  # a change that takes twice as long counts as endless
             found.append(replace(selected, tests=sure, seconds=took, lazy=failing))
         return found, left_out
 
     async def try_batch(self, functions: Sequence[Function]) -> list[Attempt]:
-        """Every change that was tried, with its fate."""
+        """Try the functions' changes. Returns every attempt, with its fate."""
         chosen, tried = self._selections(functions)
         needed, unneeded = await self._needed(chosen)
         tried += unneeded
@@ -250,9 +253,9 @@ class Attempts:
     async def _unless_weak(
         self, sure: Sequence[tuple[Attempt, Selected]], bare: Mapping[str, frozenset[str]]
     ) -> list[Attempt]:
-        """The changes again, refused where a function is to be written and something cheap passes its fail-to-pass tests.
+        """The same changes, marked as weak if a function is to be written and a trivial stub passes its fail-to-pass tests.
 
-        `bare` is function -> the tests that pass without it: those for which an inherited method does as well, for example.
+        `bare` is function -> the tests that pass without it, for example because an inherited method does as well.
         """
         asked = {
             (change.function, change.noticed.fail_to_pass): self._asked(change, selected, bare)
@@ -280,7 +283,7 @@ class Attempts:
         )
 
     def _repeated(self, change: Attempt, noticed: Noticed, kept: Sequence[Attempt]) -> Fate:
-        """Whether the function has this task already, or enough of its kind."""
+        """TWICE or ENOUGH if the function already has this task, or enough bugs; else VALID."""
         of_function = [each for each in kept if each.function == change.function and each.kind is change.kind]
         if any(each.noticed.fail_to_pass == noticed.fail_to_pass for each in of_function):
             return Fate.TWICE
@@ -290,7 +293,7 @@ class Attempts:
 
 
 def _is_noticed(selected: Selected, outcome: SuiteRun | None) -> bool:
-    """True if a test tells that the function does nothing: one fails, or the run does not come to its end."""
+    """True if the tests notice that the function does nothing: one does not pass, or the run does not complete."""
     if outcome is None or outcome.code is None:
         return True
     return bool(set(selected.tests) - outcome.passed)

@@ -1,4 +1,4 @@
-"""How tasks are built out of packages."""
+"""Settings for building tasks from packages."""
 
 from __future__ import annotations
 

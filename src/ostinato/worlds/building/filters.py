@@ -1,4 +1,4 @@
-"""Which changes make a task: failures that teach something, no answer lying about, nothing twice. Pure."""
+"""Decides which changes become tasks: their failures are informative, the answer is not elsewhere in the package, no duplicates. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ostinato.worlds.building.mutations.functions import Function, functions_of
 from ostinato.worlds.building.trying.runs import SuiteRun
 from ostinato.worlds.building.wording import TaskKind, docstring_left
 
-_WINDOW = 3  # lines in a row
-_SHORT = 12  # characters: shorter lines are everybody's
+_WINDOW = 3  # consecutive lines
+_SHORT = 12  # characters: shorter lines occur everywhere
 _WORD = re.compile(r"[^\W\d_]+")
 _FEWEST_WORDS = 3
 _FEWEST_TYPES = 2
-_SAYS_WHEN = {"__call__", "__new__", "__post_init__"}  # the language says when these run, not what for
+_SAYS_WHEN = {"__call__", "__new__", "__post_init__"}  # the language defines when these run, not what they do
 
 
 class Fate(StrEnum):
-    """What became of a change."""
+    """The outcome of a change: VALID, or why it does not become a task."""
 
     VALID = "valid"
     UNNOTICED = "no test notices it"
@@ -54,7 +54,7 @@ class Noticed:
 
 
 def split_tests(selected: Iterable[str], outcome: SuiteRun) -> Noticed:
-    """What a run says of the selected tests. One that neither passed nor failed (it could not be collected any more) failed."""
+    """Split the selected tests by a run's outcome. A test that did not pass, or could no longer be collected, counts as failed."""
     chosen = tuple(selected)
     passed = outcome.passed
     return Noticed(
@@ -66,9 +66,9 @@ def split_tests(selected: Iterable[str], outcome: SuiteRun) -> Noticed:
 def judge_first(
     outcome: SuiteRun | None, split: Noticed, *, stable: int, most_failing: float, lazy: frozenset[str] | None
 ) -> Fate:
-    """What one run says of a change.
+    """Judge a change by its first run.
 
-    `stable` counts the suite's tests, `lazy` are tests that fail for the function that does nothing (None: it does not even end).
+    `stable` counts the suite's stable tests; `lazy` are tests that fail if the function does nothing (None: that run gave no failed test).
     """
     if outcome is None or (outcome.code is None and not outcome.stopped and not outcome.hung):
         return Fate.CRASHES
@@ -84,14 +84,14 @@ def judge_first(
 
 
 def _windows(lines: Iterable[str]) -> list[str]:
-    """Runs of three lines that say something, as one text each."""
+    """All runs of three consecutive lines, short lines and comments left out, each as one text."""
     told = [line.strip() for line in lines]
     told = [line for line in told if len(line) >= _SHORT and not line.startswith("#")]
     return ["\n".join(told[at : at + _WINDOW]) for at in range(max(0, len(told) - _WINDOW + 1))]
 
 
 class Elsewhere:
-    """Where lines of a package stand a second time: another copy of a function, under other names too, its text in the documentation.
+    """Finds code that a package contains twice: a copy of a function, even with other names, or its text in the documentation.
 
     Example: ``Elsewhere(files).leaks(function, text)``
     """
@@ -108,7 +108,7 @@ class Elsewhere:
                     self.shapes.update(shape_of(each, text) for each in functions_of(path, text))
 
     def leaks(self, function: Function, text: str) -> bool:
-        """True if half of the function's body, or more, stands somewhere else, too, or all of it under other names."""
+        """True if at least half of the function's body also occurs elsewhere, or all of it with other names."""
         if function.code_lines >= _WINDOW and self.shapes[shape_of(function, text)] > 1:
             return True
         windows = _windows(body_lines(function, text))
@@ -125,7 +125,7 @@ def body_lines(function: Function, text: str) -> list[str]:
 
 
 def shape_of(function: Function, text: str) -> str:
-    """A function's body with its names, texts and numbers called by the order in which they come first."""
+    """A function's body with its names, strings and numbers replaced by placeholders, numbered by first occurrence."""
     called: dict[str, str] = {}
     shape: list[str] = []
     lines = iter([*body_lines(function, text), ""])
@@ -142,7 +142,7 @@ def shape_of(function: Function, text: str) -> str:
 
 
 class TestLines:
-    """The lines of a package's tests, by the tests' ids.
+    """Source lines of a package's tests, keyed by test id.
 
     Example: ``TestLines(tree.files).of("tests/test_a.py::test_b[1]")``
     """
@@ -154,7 +154,7 @@ class TestLines:
         self._known: dict[str, dict[str, str]] = {}
 
     def of(self, test: str) -> str:
-        """A test's own lines, decorators too; "" for one that is not found."""
+        """A test's source lines, including decorators; "" if the test is not found."""
         path, _, name = test.partition("::")
         if path not in self._known:
             text = self.files.get(path, b"").decode("utf-8", "replace")
@@ -165,10 +165,10 @@ class TestLines:
 def says_enough(
     kind: TaskKind, function: Function, test_blocks: Iterable[str], *, lines_a_word: float, undocumented_lines: int
 ) -> bool:
-    """True if a function that is to be written says what it is for, beside its place and the names of the tests that fail.
+    """True if a function to be written says what it is for, beyond its location and the names of the failing tests.
 
-    Its docstring has a word for so many lines of code. Or it is short, and its name means something to the language (`__eq__`, but not
-    `__call__`), its signature states two types, or one of the tests, whose lines are given, calls it by its name.
+    Its docstring has at least one word per `lines_a_word` lines of code, and at least three. Or the function is short, and the language
+    gives its name a meaning (`__eq__`, but not `__call__`), its signature states two types, or one of the given tests calls it by name.
     """
     words = len(_WORD.findall(docstring_left(kind, function)))
     if words >= max(_FEWEST_WORDS, function.code_lines / lines_a_word):
@@ -184,5 +184,5 @@ def says_enough(
 
 
 def gives_away(function: Function, text: str, words: str) -> bool:
-    """True if a line of the function's body stands in the words."""
+    """True if a line of the function's body occurs in `words`."""
     return any(line.strip() in words for line in body_lines(function, text) if len(line.strip()) >= _SHORT)

@@ -1,4 +1,4 @@
-"""What was tried for a package, on disk as it is found, so that a build that was killed goes on where it stopped."""
+"""Records a package's attempts on disk as they are made, so that a killed build resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _attempt_of(row: Mapping[str, Any]) -> Attempt:
 
 @dataclass(slots=True)
 class Tried:
-    """What the journal holds: the functions that are done, every attempt, and the CPU seconds that all of it took.
+    """The journal's content: the functions that are done, every attempt, and the CPU seconds spent on all of it.
 
     Example: ``Tried(done={"calc.py::add"}, attempts=[attempt], cpu=1.5)``
     """
@@ -58,7 +58,7 @@ class BuildJournal:
         directory.mkdir(parents=True, exist_ok=True)
 
     def suite(self) -> GreenSuite | None:
-        """The suite as it was found, if that is known."""
+        """The recorded suite, or None if none is recorded."""
         try:
             row = json.loads((self.directory / "suite.json").read_text())
         except (FileNotFoundError, ValueError):
@@ -74,7 +74,7 @@ class BuildJournal:
         )
 
     def keep_suite(self, suite: GreenSuite) -> None:
-        """Write it, whole or not at all."""
+        """Record the suite; the file is written atomically."""
         numbers: dict[tuple[str, int], int] = {}
         ran = {
             test: [numbers.setdefault(each, len(numbers)) for each in sorted(ran)] for test, ran in suite.ran.items()
@@ -88,7 +88,7 @@ class BuildJournal:
         os.replace(half, self.directory / "suite.json")
 
     def tried(self) -> Tried:
-        """All that was tried. A last line that was cut off counts for nothing: its functions are tried again."""
+        """Everything tried so far. A truncated last line is ignored, so its functions are tried again."""
         found = Tried()
         try:
             lines = (self.directory / "tried.jsonl").read_text().split("\n")
@@ -106,7 +106,7 @@ class BuildJournal:
         return found
 
     def add(self, functions: Sequence[str], attempts: Sequence[Attempt], cpu: float) -> None:
-        """One batch: the functions that are done now, what was tried, the CPU seconds that it took."""
+        """Append one batch: the functions that are now done, the attempts, and the CPU seconds they took."""
         row = {
             "functions": list(functions),
             "attempts": [_attempt_row(each) for each in attempts],

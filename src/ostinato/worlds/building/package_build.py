@@ -1,4 +1,4 @@
-"""One package becomes tasks: fetched, its suite run, its functions changed, what is sure written down as tasks."""
+"""Builds tasks from one package: runs its suite, mutates its functions, and makes tasks of the stable mutations."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ostinato.worlds.building.wording import instruct
 from ostinato.worlds.tasks.task import Grading, Split, Task
 
 BUILD_LIMITS = Limits(memory_mb=4096, disk_mb=512, processes=64, output_bytes=64 << 20)
-_RULES = 2  # raised when the same settings would judge a change differently: what was tried before is tried again
+_RULES = 2  # raise this when the same settings would judge a change differently: earlier attempts are then tried again
 TASK_WORKDIR = "/work"
 TASK_LIMITS = Limits(memory_mb=1024, disk_mb=128, processes=64, output_bytes=1 << 18)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPlace:
-    """Where a build finds what it needs. `python` is the interpreter's path within a sandbox, `workdir` where the files lie there.
+    """A build's backend and directories. Inside a sandbox, `python` is the interpreter's path and `workdir` the files' directory.
 
     Example: ``BuildPlace(backend=backend, python="/usr/bin/python3", workdir="/work", layers=Path("tasks.layers"), cache=Path("cache"))``
     """
@@ -48,7 +48,7 @@ class BuildPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageYield:
-    """What came out of a package. `fates` counts what became of every change that was tried, `kinds` the tasks by kind.
+    """The result of building a package. `fates` counts the attempts by fate, `kinds` the tasks by kind.
 
     Example: ``PackageYield(package="tabulate", version="0.10.0", tasks=(task,), suite=suite, fates={}, kinds={"bug": 1}, cpu=9.0)``
     """
@@ -63,7 +63,7 @@ class PackageYield:
 
 
 class PackageBuild:
-    """One package, from its archive on. All of its tasks are of one split: who learned from some would know the others' code.
+    """Builds one package from its archive. All its tasks are in one split: a model trained on some would know the others' code.
 
     Example: ``result = await PackageBuild(place, BuildConfig(), archive, "tabulate").run(print)``
     """
@@ -80,7 +80,7 @@ class PackageBuild:
         self.sources = self.tree.sources()
 
     async def _layers(self) -> tuple[Path, Path]:
-        """What its tests need, and its own tree with the metadata that says that it is installed."""
+        """Write a layer with the tests' requirements, and a layer with the tree and the metadata that marks the package as installed."""
         tree = self.tree
         wheels = await fetch_wheels(["pytest", *tree.requires, *tree.test_requires])
         own = {*tree.modules, *(f"{module}.py" for module in tree.modules)}
@@ -110,9 +110,9 @@ class PackageBuild:
     async def run(self, progress: Callable[[str, int, float], None]) -> PackageYield:
         """Build until there are enough tasks, the time is up, or no function is left.
 
-        `progress` is told what goes on, the tasks so far, and which share of the allowed CPU time is used.
+        `progress` receives the current step, the number of tasks so far, and the share of the allowed CPU time that is used.
 
-        Raises BadRequest for a package that no tasks can be made of, with the reason.
+        Raises BadRequest, with the reason, if no tasks can be made of the package.
         """
         progress("fetching what its tests need", 0, 0.0)
         spec = self._spec(await self._layers())
@@ -166,7 +166,7 @@ class PackageBuild:
         )
 
     def _task(self, spec: SandboxSpec, attempt: Attempt, function: Function) -> Task | None:
-        """The attempt as a task; None if its words would hold a line of the answer."""
+        """The attempt as a task; None if its instruction would contain a line of the answer."""
         tree, text = self.tree, self.sources[function.path]
         words = instruct(attempt.kind, function, tree.name, attempt.noticed.fail_to_pass)
         if gives_away(function, text, words):

@@ -1,4 +1,4 @@
-"""Finds functions whose tests ask for nothing: they pass with a stub, or with nothing in the function's place."""
+"""Finds functions whose tests are too weak: they pass with a stub, or with the function deleted."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ostinato.worlds.building.mutations.functions import Function
 from ostinato.worlds.building.mutations.stubs import stubs
 from ostinato.worlds.building.trying.runs import SuiteJob, SuiteRuns
 
-_MARGIN_SECONDS = 1.0  # CPU: a stub is quick or hangs
+_MARGIN_SECONDS = 1.0  # CPU time: a stub is either quick or hangs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked of whoever writes a function: that these tests pass. They take `seconds` with the function as it was.
+    """A function to be written, and the tests that must then pass. They take `seconds` with the original function.
 
-    `lazy` are tests that fail where it does nothing, None where they do not even end; `bare` are tests that pass without it.
+    `lazy` are tests that fail when the function does nothing, None if that run gave no failed test; `bare` are tests that pass without it.
 
     Example: ``Asked(function=function, tests=("test_a.py::test_b",), seconds=0.1, lazy=frozenset(), bare=frozenset())``
     """
@@ -29,7 +29,7 @@ class Asked:
 
 
 async def passing_for_nothing(runs: SuiteRuns, sources: Mapping[str, str], asked: Sequence[Asked]) -> list[str]:
-    """For each, something cheap that passes its tests, such as "return False"; "" where nothing was found."""
+    """For each, a trivial stub that passes its tests, such as "return False"; "" if none was found."""
     found = ["nothing in its place" if each.bare.issuperset(each.tests) else "" for each in asked]
     jobs = [
         (at, returns, job)
@@ -45,10 +45,10 @@ async def passing_for_nothing(runs: SuiteRuns, sources: Mapping[str, str], asked
 
 
 def _jobs(asked: Asked, text: str, group: str) -> list[tuple[str, SuiteJob]]:
-    """The runs of the stubs on the tests, each up to the first that fails, and all up to the first stub that passes."""
+    """One job per stub. A job stops at its first failing test, and the group stops at the first stub that passes."""
     function, tests = asked.function, asked.tests
     files = dict.fromkeys(test.split("::")[0] for test in tests)
-    known = asked.lazy is None or not asked.lazy.isdisjoint(tests)  # doing nothing was tried before, and does not pass
+    known = asked.lazy is None or not asked.lazy.isdisjoint(tests)  # doing nothing has been tried and does not pass
     jobs: list[tuple[str, SuiteJob]] = []
     for stub in stubs(function.block(text)):
         if known and stub.returns == "None":

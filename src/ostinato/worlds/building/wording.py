@@ -1,4 +1,4 @@
-"""What a person would write who wants the task done: made of the function's docstring and the failing tests' names. Pure."""
+"""Writes a task's instruction, as a person would, from the function's docstring and the failing tests' names. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from enum import StrEnum
 from ostinato.worlds.building.mutations.functions import Function
 
 _SHOWN = 8
-_PARAGRAPHS = 1200  # characters of a docstring
+_PARAGRAPHS = 1200  # characters of a docstring that is quoted whole
 
 
 class TaskKind(StrEnum):
     """What was done to the function."""
 
     REMOVAL = "removal"  # its body is gone
-    DELETION = "deletion"  # all of it is gone, what calls it is left
+    DELETION = "deletion"  # all of it is gone, its callers are left
     BUG = "bug"
 
 
 def _tests(fail_to_pass: Sequence[str], called: str = "") -> str:
-    """Some of the tests, those named after what is to be written first: they say most of it."""
+    """A list of some of the tests. Those named after the function to be written come first, as they say most about it."""
     named = called.rpartition(".")[2].strip("_").lower()
     ordered = sorted(fail_to_pass, key=lambda test: named not in test.rpartition("::")[2].lower())
     more = len(ordered) - _SHOWN
@@ -41,13 +41,13 @@ def first_paragraph(docstring: str) -> str:
 
 
 def docstring_left(kind: TaskKind, function: Function) -> str:
-    """What whoever writes the function can read of its docstring: all in the file where it stays, as much as the words hold otherwise."""
+    """The part of the docstring that the solver can read: all of it if it stays in the file, else what the instruction quotes."""
     whole = kind is not TaskKind.DELETION or len(function.docstring) <= _PARAGRAPHS
     return function.docstring if whole else first_paragraph(function.docstring)
 
 
 def instruct(kind: TaskKind, function: Function, package: str, fail_to_pass: Sequence[str]) -> str:
-    """The task's words. They say what is wanted and where, never how.
+    """The task's instruction. It says what is wanted and where, never how.
 
     Example: ``instruct(TaskKind.BUG, function, "tabulate", ["test_a.py::test_b"])``
     """

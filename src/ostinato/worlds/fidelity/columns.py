@@ -1,4 +1,4 @@
-"""Observations as a matrix: each feature by rank, by distance from the middle, by value, and by whether it is there. Pure."""
+"""Observations as a matrix: each feature by rank, by distance from the median, by value, and by presence. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Floats = NDArray[np.float64]
 Scorer = Callable[[Floats], Floats]
 
 MOST_VALUES = 40
-"""Of a text feature, the most frequent values have columns of their own."""
+"""How many of a text feature's values, the most frequent ones, get columns of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """N observations as C columns of mean 0 and variance 1. `label_N` is 1 for production; `groups_N` are numbers of groups.
+    """N observations as C columns of mean 0 and variance 1. `label_N` is 1 for production; `groups_N` are group numbers.
 
-    Columns that never differ from another are named together with it. `raw_NC` is what people are shown, NaN where there is nothing.
+    Columns that are equal up to sign are merged under a joint name. `raw_NC` holds the values to show to people, NaN where one is missing.
     """
 
     names: tuple[str, ...]
@@ -32,13 +32,13 @@ class Columns:
     groups_N: NDArray[np.int64]
 
     def examples(self, place: int) -> tuple[str, str]:
-        """What a column looks like on each side: how many have it, or the middle and the range of its numbers."""
+        """A column's summary on each side: how many observations have it, or the median and range of its numbers."""
         first, second = (_shown(self.raw_NC[self.label_N == side, place]) for side in (1, 0))
         return first, second
 
 
 def columns_of(production: Sequence[Observation], simulation: Sequence[Observation]) -> Columns:
-    """Both sides together; which side an observation is on decides nothing about its columns."""
+    """The columns of both sides together. They do not depend on which side an observation is on."""
     both = [*production, *simulation]
     label_N = np.array([1] * len(production) + [0] * len(simulation), dtype=np.int64)
     numbers = {group: number for number, group in enumerate(sorted({each.group for each in both}))}
@@ -67,7 +67,7 @@ def columns_of(production: Sequence[Observation], simulation: Sequence[Observati
 def deal_folds(
     groups_N: NDArray[np.int64], label_N: NDArray[np.int64], folds: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """A fold for each observation, whole groups together, each fold with about as many groups of either side."""
+    """A fold for each observation: groups stay whole, and each side's groups are spread evenly over the folds."""
     groups, first_N = np.unique(groups_N, return_inverse=True)
     share_G = np.bincount(first_N, weights=label_N) / np.bincount(first_N)
     order = np.lexsort((rng.random(len(groups)), share_G))
@@ -77,7 +77,7 @@ def deal_folds(
 
 
 def _of_feature(name: str, both: Sequence[Observation]) -> list[tuple[str, Floats, Floats]]:
-    """The columns of one feature, as they are shown and as they are learned from."""
+    """The columns of one feature, as (name, values to show, values to learn from)."""
     found = [each.features.get(name) for each in both]
     there_N = np.array([float(value is not None) for value in found])
     columns = [(f"{name} is there", there_N, there_N)]
@@ -99,7 +99,7 @@ def _of_feature(name: str, both: Sequence[Observation]) -> list[tuple[str, Float
 
 
 def _ranks(values_N: Floats) -> Floats:
-    """Middle ranks in (0, 1)."""
+    """Mid-ranks in (0, 1)."""
     _, place_N, counts = np.unique(values_N, return_inverse=True, return_counts=True)
     upto = np.cumsum(counts)
     return (upto - 0.5 * counts)[place_N] / len(values_N)

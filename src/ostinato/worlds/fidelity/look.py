@@ -1,8 +1,8 @@
-"""What a program sees of the machine that it runs on, as one line of JSON: run alike in a sandbox and on a real machine.
+"""What a program sees of the machine it runs on, as one line of JSON. The same script runs in a sandbox and on a real machine.
 
-Standard library only (Python 3.10 or newer), and nothing else of Ostinato: `python3 -s look.py [NAME] >> production.jsonl`. It asks
-nobody over a network, and of what may be secret it says names only: not what environment variables hold, nor what the machine and its
-users are called. NAME is the group that the line belongs to, all that was seen of one machine; without it a hash of the host's name.
+Standard library only (Python 3.10 or newer), and nothing else of Ostinato: `python3 -s look.py [NAME] >> production.jsonl`. It sends
+nothing over a network, and leaves out what may be secret: the values of environment variables (but for `PLAIN`), and the names of the
+machine and its users. NAME is the line's group, shared by all observations of one machine; the default is a hash of the host's name.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import time
 from collections.abc import Callable, Iterator
 
 PLAIN = ("LANG", "PATH", "SHELL", "TERM")
-"""Variables whose values say something of the machine and nothing of its owner."""
+"""Variables whose values describe the machine and reveal nothing about its owner."""
 TOOLS = (
     "awk bash cargo clang curl docker emacs ffmpeg gcc gdb git go gzip htop java jq less make man nano node npm openssl perl pip pip3 ps "
     "psql pytest python python3 rg rsync ruby rustc sed ssh strace sudo systemctl tar tmux uname unzip uv vim wget which zip zsh"
 )
-"""Programs that machines of people have, or have not."""
+"""Programs that people's machines may have."""
 Value = float | str
 Features = Iterator[tuple[str, Value]]
 
 
 def shape(text: str) -> str:
-    """Letters become a, digits 0, and runs of one kind one of it. Example: ``shape("web-12.lan") == "a-0.a"``"""
+    """Replace each run of letters by a and each run of digits by 0. Example: ``shape("web-12.lan") == "a-0.a"``"""
     return re.sub(r"[A-Za-z]+", "a", re.sub(r"[0-9]+", "0", text))
 
 
@@ -74,7 +74,7 @@ def clock() -> Features:
 
 
 def environment() -> Features:
-    """The names of variables, and values of those that are nobody's secret."""
+    """The names of the environment variables, and the values of those that are no secret."""
     yield "env", float(len(os.environ))
     for name in sorted(os.environ):
         yield f"env:{name}", 1.0
@@ -85,7 +85,7 @@ def environment() -> Features:
 
 
 def person() -> Features:
-    """Who runs here, and what lies in their home."""
+    """The current user, and the contents of their home directory."""
     yield "user.uid", float(os.getuid())
     yield "user.root", float(os.getuid() == 0)
     yield "user.groups", float(len(os.getgroups()))
@@ -130,7 +130,7 @@ def network() -> Features:
 
 
 def files() -> Features:
-    """How old files are, in days, where programs look first."""
+    """The number of files and their age in days, in the places where programs look first."""
     now = time.time_ns() / 1e9
     for name, place in (
         ("etc", "/etc"),
@@ -155,7 +155,7 @@ def tools() -> Features:
 
 
 def latency() -> Features:
-    """Milliseconds of trivial things, the median of five."""
+    """The time that trivial operations take, in milliseconds, as the median of five."""
     yield "ms.true", _median(lambda: subprocess.run(["true"], check=False))
     yield "ms.shell", _median(lambda: subprocess.run(["sh", "-c", ":"], check=False))
 
@@ -182,7 +182,7 @@ PARTS: tuple[Callable[[], Features], ...] = (
 
 
 def look() -> dict[str, Value]:
-    """All features by name. What cannot be seen here has none from there on: that it cannot be seen is a feature, too."""
+    """All features by name. A part that fails loses its remaining features, and the failure becomes a feature itself."""
     found: dict[str, Value] = {}
     for part in PARTS:
         try:

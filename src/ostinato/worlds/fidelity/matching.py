@@ -1,6 +1,6 @@
-"""The same task mix on both sides: each prompt as often in production as in simulation. Pure.
+"""Makes the task mix the same on both sides: each prompt as often in production as in simulation. Pure.
 
-Which prompts come how often is a difference of the traffic; what is left once that is set aside is what the environment gives away.
+How often each prompt comes is a difference of the traffic. Once it is removed, what is left is what the environment gives away.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ostinato.worlds.fidelity.observation import Observation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """Observations in pairs: those at the same place of both sides were asked the same. `left_out`: of production, of simulation.
+    """Paired observations: those at the same index on both sides were asked the same. `left_out` counts each side's unpaired ones.
 
     Example: ``Matched(production=(a,), simulation=(b,), prompts=1, left_out=(14, 3))`` where ``a.asked == b.asked``
     """
@@ -29,9 +29,9 @@ class Matched:
 
 
 def match_prompts(production: Sequence[Observation], simulation: Sequence[Observation], *, seed: int = 0) -> Matched:
-    """Of each prompt that both sides have, draw as many observations of the one as of the other, from as many groups as there are.
+    """For each prompt that both sides have, draw equally many observations from each side, from as many groups as there are.
 
-    The draw knows nothing of features. Raises BadRequest where no prompt is shared.
+    The draw does not depend on features. Raises BadRequest if no prompt is shared.
     """
     rng = np.random.default_rng(seed)
     sides = [_by_prompt(side) for side in (production, simulation)]
@@ -61,7 +61,7 @@ def _by_prompt(side: Sequence[Observation]) -> dict[str, list[Observation]]:
 
 
 def _spread(observations: Sequence[Observation], rng: np.random.Generator) -> list[Observation]:
-    """In an order drawn at random in which every group comes once before any comes twice: groups are what was sampled."""
+    """The observations in random order, every group once before any group twice, because groups are the sampling units."""
     taken: defaultdict[str, int] = defaultdict(int)
     ranked: list[tuple[int, float, int]] = []
     for at in rng.permutation(len(observations)).tolist():

@@ -1,4 +1,4 @@
-"""What was seen once, of a machine or of a conversation, as a flat mapping of features. Pure."""
+"""One observation of a machine or of a conversation, as a flat mapping of features. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Feature = float | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What was seen once. `group` names whatever makes several observations alike for a reason of their own: a machine, a task.
+    """One observation. `group` names what makes several observations dependent, such as a machine or a task.
 
-    `asked` is a hash of what was asked in an episode, "" where nothing was or nobody knows: the same for the same question.
+    `asked` is a hash of the question that opened an episode, the same for the same question; "" if there was none or it is unknown.
 
     Example: ``Observation(group="web-1", features={"cpu.count": 8.0, "kernel.system": "Linux", "tool:git": 1.0})``
     """

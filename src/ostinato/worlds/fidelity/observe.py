@@ -1,4 +1,4 @@
-"""Observations of machines: the script that makes one, run in a sandbox, and files of them."""
+"""Observations of machines: runs the observing script in a sandbox, and reads files of observations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE_S = 60.0
 
 
 def script() -> str:
-    """The source that makes an observation of the machine that it runs on (`look.py`)."""
+    """The source of the script that observes the machine it runs on (`look.py`)."""
     return Path(look.__file__).read_text(encoding="utf-8")
 
 
@@ -30,7 +30,7 @@ async def observe(sandbox: Sandbox, group: str, *, python: str = "python3") -> O
 
 
 def read_observations(path: Path) -> tuple[Observation, ...]:
-    """All lines of a file. Raises NotFound, and BadRequest with the line that is none."""
+    """Read a file of observations, one a line. Raises NotFound, or BadRequest with the number of a malformed line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

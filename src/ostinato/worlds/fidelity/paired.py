@@ -1,12 +1,12 @@
-"""Can production be told from simulation where both were asked the same? A classifier of pairs, and its tells. Pure.
+"""Can production be told from simulation when both get the same prompts? A classifier of pairs, and its tells. Pure.
 
 A pair is one observation of each side under one prompt. The classifier is a conditional logistic regression (Breslow and Day 1980,
 chapter 7): a logistic regression without an intercept on the differences within pairs, in which whatever depends on the prompt alone is
-zero. The AUC is how often it says of a pair it has not seen which of the two is production.
+zero. The AUC is how often it picks the production side of a pair it was not trained on.
 
-Pairs are not independent: a person has several, and so have a task's rollouts. The classifier is asked only about pairs that share
-neither with what it was taught by. Errors are clustered by both at once (Cameron, Gelbach and Miller 2011, doi 10.1198/jbes.2010.07136),
-and never below the spread of what comes out if the sides of whole groups' pairs are swapped at random.
+Pairs are not independent: a person has several, and so does a task. The classifier is tested only on pairs that share no group of
+either side with its training pairs. Errors are clustered by both sides' groups at once (Cameron, Gelbach and Miller 2011, doi
+10.1198/jbes.2010.07136), and never below the spread of the AUC when the sides of whole groups' pairs are swapped at random.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ostinato.worlds.fidelity.probe import FEWEST, Probed, Tell, newton, with_ho
 
 Floats = NDArray[np.float64]
 FOLDS = 3
-"""Of production's groups, and of simulation's: nine parts, each asked about by what shares no group with it."""
+"""Folds of each side's groups: nine parts in all, each tested by a classifier trained on pairs that share no group with it."""
 REPEATS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pairs:
-    """P pairs: differences of C columns, and numbers of both sides' groups."""
+    """P pairs: differences in C columns, and the numbers of both sides' groups."""
 
     found: Columns
     differ_PC: Floats
@@ -41,7 +41,7 @@ class _Pairs:
 
 
 def tell_pairs_apart(matched: Matched, *, seed: int = 0, penalty: float = 5.0, permutations: int = 99) -> Probed:
-    """As `tell_apart`, of pairs. The same arguments give the same numbers. Raises BadRequest with fewer than two groups on a side."""
+    """Like `tell_apart`, for pairs. The same arguments give the same numbers. Raises BadRequest with fewer than two groups on a side."""
     found = columns_of(matched.production, matched.simulation)
     half = len(matched.production)
     pairs = _Pairs(
@@ -85,7 +85,7 @@ def _numbered(side: Sequence[Observation]) -> NDArray[np.int64]:
 
 
 def _won(pairs: _Pairs, sign_P: Floats, rng: np.random.Generator, penalty: float) -> Floats:
-    """How often the classifier was right about each pair. A tie, and a pair that it was never asked about, is a half.
+    """How often the classifier was right about each pair. A tie, or a pair that was never tested, counts as a half.
 
     `sign_P` is -1 where the two sides of a pair are swapped.
     """
@@ -124,9 +124,9 @@ def _clustered(of_P: Floats, pairs: _Pairs) -> float:
 def _by_swapping(
     true: float, pairs: _Pairs, rng: np.random.Generator, penalty: float, permutations: int
 ) -> tuple[float, float]:
-    """How often pairs whose sides are swapped at random are told apart as well as the true ones, and how far those spread.
+    """A permutation test that swaps the sides of pairs at random: the true AUC's p-value, and the AUC's spread around 0.5.
 
-    All pairs of one group are swapped together, alike for either side's groups; the odds are the larger of the two.
+    All pairs of a group are swapped together, once by production's groups and once by simulation's; the larger p-value and spread count.
     """
     odds: list[float] = []
     spreads: list[float] = []
@@ -141,7 +141,7 @@ def _by_swapping(
 
 
 def _tells(pairs: _Pairs) -> tuple[Tell, ...]:
-    """Every column by how often it is larger on one side of a pair; the test's errors are those of a coin, clustered."""
+    """Every column by how often it is larger on one side of a pair; `p` is that of a sign test with clustered errors."""
     from scipy.stats import norm
 
     known: list[tuple[float, float, int]] = []

@@ -1,8 +1,8 @@
 """Can production be told from simulation, and by what? A cross-validated classifier and its tells. Pure.
 
-The classifier is a logistic regression with an L2 penalty on ranks: each feature counts by where it lies among all that were seen and by
-how far from the middle, so it finds shifts and spreads of single features and their sums; what only a combination gives away it misses.
-It is always asked about groups that it has not seen. Groups, not observations, are what was sampled: all intervals rest on their number.
+The classifier is a logistic regression with an L2 penalty on ranks. Each feature enters by its rank and by its distance from the median,
+so the classifier finds shifts and spreads of single features and their sums, and misses what only a combination gives away. It is always
+tested on groups that it was not trained on. Groups, not observations, are the sampling units: all intervals rest on their number.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ostinato.worlds.fidelity.observation import Observation
 Floats = NDArray[np.float64]
 
 BOUND = 0.55
-"""What may be told apart and is still called faithful: an AUC up to here (0.5 is a coin)."""
+"""The largest AUC that is still called faithful (0.5 is a coin)."""
 ALPHA = 0.05
 FOLDS = 5
 REPEATS = 4
 STEPS = 12
 FEWEST = 10
-"""Groups on each side below which nothing is said."""
+"""With fewer groups than this on a side there is no verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """One column beside its AUC (at least 0.5), groups as units; `p` after Holm's correction for all columns.
+    """One column with its AUC (at least 0.5), groups as units; `p` is Holm-corrected for all columns.
 
     Example: ``Tell(name="env:IS_SANDBOX is there", auc=1.0, p=0.0002, production="0 of 40", simulation="40 of 40")``
     """
@@ -47,10 +47,10 @@ class Tell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """How well the two can be told apart. `p`: how often labels dealt at random do as well; None if that was not asked.
+    """How well the two sides can be told apart. `p` is the p-value of a permutation test; None if the test was not run.
 
-    `needed`: groups on each side at which an AUC of 0.5 would have its upper bound below `BOUND`. `paired`: the two sides were asked the
-    same, pair by pair; then as many independent pairs.
+    `paired`: the two sides were asked the same, pair by pair. `needed` is the number of groups on each side (of independent pairs, if
+    `paired`) at which the upper bound of an AUC of 0.5 would be at most `BOUND`.
 
     Example: ``Probed(auc=0.52, lower=0.46, upper=0.58, p=0.31, production=(400, 40), simulation=(400, 40), columns=97, tells=())``
     """
@@ -67,8 +67,8 @@ class Probed:
 
     @property
     def told_apart(self) -> bool:
-        """True if a model could tell: by one feature, or by all together. Each of the two is wrong in one of forty alike, so both in one of
-        twenty.
+        """True if a model could tell the sides apart, by one feature or by all together. If the sides are alike, each of the two tests is
+        wrong in one case of forty, so together in one of twenty.
         """
         by_one = any(tell.p <= ALPHA / 2 for tell in self.tells)
         by_all = self.lower > 0.5 and (self.p is None or self.p <= ALPHA)  # the interval's lower end is one-sided
@@ -76,7 +76,7 @@ class Probed:
 
     @property
     def faithful(self) -> bool:
-        """True if an AUC above `BOUND` is ruled out, and nothing by itself gives it away."""
+        """True if an AUC above `BOUND` is ruled out and the sides are not told apart."""
         return not self.too_few and not self.told_apart and self.upper <= BOUND
 
     @property
@@ -86,7 +86,7 @@ class Probed:
 
     @property
     def needed(self) -> int:
-        """By the standard error of an AUC of 0.5: sqrt((2n + 1) / 12) / n (Hanley and McNeil 1982), and 0.5 / sqrt(n) of pairs."""
+        """From the standard error of an AUC of 0.5: sqrt((2n + 1) / 12) / n (Hanley and McNeil 1982), and 0.5 / sqrt(n) for pairs."""
         if self.paired:
             return math.ceil((0.5 * 1.96 / (BOUND - 0.5)) ** 2)
         n = 1
@@ -133,9 +133,9 @@ def tell_apart(
 def _concordance(
     found: Columns, label_N: NDArray[np.int64], rng: np.random.Generator, penalty: float, repeats: int
 ) -> tuple[Floats, Floats]:
-    """How often an observation of one group (rows: production) scores above one of another, and of which pairs that is known.
+    """How often an observation of one group (rows: production) scores above one of another, and the weight of the pairs compared.
 
-    Only observations of one fold are compared, since each fold has a classifier of its own. A group counts as much as another.
+    Only observations of the same fold are compared, since each fold has its own classifier. All groups have the same weight.
     """
     units, unit_N = np.unique(2 * found.groups_N + label_N, return_inverse=True)
     side_U = units % 2
@@ -172,7 +172,7 @@ def fitted(values_NC: Floats, label_N: NDArray[np.int64], weight_N: Floats, pena
 
 
 def newton(design_NC: Floats, ridge_C: Floats, label_N: NDArray[Any], weight_N: Floats) -> Floats:
-    """The weights of a logistic regression of labels in [0, 1], each column with a penalty of its own."""
+    """The coefficients of a logistic regression of labels in [0, 1], with a penalty for each column."""
     beta_C = np.zeros(design_NC.shape[1])
     for _ in range(STEPS):
         chance_N = 1.0 / (1.0 + np.exp(-np.clip(design_NC @ beta_C, -30.0, 30.0)))
@@ -188,9 +188,9 @@ def newton(design_NC: Floats, ridge_C: Floats, label_N: NDArray[Any], weight_N: 
 def _interval(
     auc: float, agree_GH: Floats, pairs_GH: Floats, rng: np.random.Generator, resamples: int
 ) -> tuple[float, float]:
-    """Normal, by the larger of two standard errors: of a bootstrap over groups, and of Hanley and McNeil 1982 at an AUC nearer to a coin's.
+    """A normal interval by the larger of two standard errors: a bootstrap over groups, and Hanley and McNeil 1982 at an AUC nearer to 0.5.
 
-    The second keeps an interval that has no width where all pairs agree from being called sure.
+    The second gives the interval a width even where all pairs agree.
     """
     count_G, count_H = agree_GH.shape
     drawn_RG = rng.multinomial(count_G, np.full(count_G, 1.0 / count_G), size=resamples).astype(np.float64)
@@ -205,14 +205,14 @@ def _interval(
 
 
 def hanley_mcneil(auc: float, first: int, second: int) -> float:
-    """The standard error of an AUC of so many against so many (Hanley and McNeil 1982, doi 10.1148/radiology.143.1.7063747)."""
+    """The standard error of an AUC of `first` against `second` units (Hanley and McNeil 1982, doi 10.1148/radiology.143.1.7063747)."""
     of_first, of_second = auc / (2.0 - auc), 2.0 * auc**2 / (1.0 + auc)
     spread = auc * (1.0 - auc) + (first - 1) * (of_first - auc**2) + (second - 1) * (of_second - auc**2)
     return math.sqrt(spread / (first * second))
 
 
 def _by_chance(found: Columns, rng: np.random.Generator, penalty: float, permutations: int) -> float:
-    """How often labels dealt anew to whole groups are told apart as well as the true ones; all by one split each, so exact."""
+    """The p-value of a permutation test over whole groups. Every labelling, the true one too, uses one repeat, so the test is exact."""
     units, unit_N = np.unique(2 * found.groups_N + found.label_N, return_inverse=True)
 
     def told(label_N: NDArray[np.int64]) -> float:
@@ -241,7 +241,7 @@ def _tells(found: Columns) -> tuple[Tell, ...]:
 
 
 def with_holm(found: Columns, known: Sequence[tuple[float, float, int]]) -> tuple[Tell, ...]:
-    """Tells of (AUC, p, place of the column), the most telling first, each p corrected for their number (Holm 1979)."""
+    """Tells from (AUC, p, column number), the most telling first, with each p corrected for their number (Holm 1979)."""
     tells: list[Tell] = []
     worst = 0.0
     ordered = sorted(known, key=lambda each: (each[1], -each[0], found.names[each[2]]))

@@ -1,7 +1,7 @@
-"""Observations of conversations: what a model is shown of its prompts, tools and users, and how they keep time. Pure.
+"""Observations of conversations: the prompts, tools and users that a model sees, and their timing. Pure.
 
-The operator's own words (the system prompt, tools) are features by themselves; of what people wrote only the shape is, and a hash of
-all that stands for what was asked. The operator's words are not part of that: they belong to the environment, not to the task.
+The operator's own words (the system prompt, tools) are features themselves. Of what people wrote only the shape is a feature, and a hash
+of it all identifies the question. The hash leaves out the operator's words, which belong to the environment and not to the task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORD = re.compile(r"[A-Za-z_/.-]{3,40}")
 
 
 def of_conversation(conversation: Conversation, group: str) -> Observation:
-    """Of what a harness asks: the operator's own words by name (system prompt, tools), people's words by their shape only."""
+    """Observe what a harness asks: the operator's own words by name (system prompt, tools), people's words by their shape only."""
     said: dict[Role, list[str]] = defaultdict(list)
     for message in conversation.messages:
         said[message.role].append(message.text)
@@ -44,9 +44,9 @@ def of_conversation(conversation: Conversation, group: str) -> Observation:
 
 
 def of_turns(turns: Sequence[Turn], pieces: Callable[[int], bytes], group: str) -> Observation:
-    """Of an episode's turns as they were captured, oldest first: prompts cut at control tokens, lengths, and times between turns.
+    """Observe an episode's captured turns, oldest first: the first prompt split at control tokens, lengths, and times between turns.
 
-    `pieces` gives a token's bytes, b"" for a control token. Raises BadRequest without a turn.
+    `pieces` maps a token to its bytes, b"" for a control token. Raises BadRequest if there is no turn.
     """
     if not turns:
         raise BadRequest("an episode without turns cannot be observed")
@@ -75,13 +75,13 @@ def of_turns(turns: Sequence[Turn], pieces: Callable[[int], bytes], group: str) 
 
 
 def _hashed_question(spoken: Sequence[tuple[str, str]]) -> str:
-    """16 hex digits that stand for what an episode opens with, the system prompt left out; "" if nothing else is there."""
+    """A hash, as 16 hex digits, of an episode's opening messages without the system prompt; "" if there are no others."""
     question = [(role, text.strip()) for role, text in spoken if role != Role.SYSTEM.value]
     return hashlib.sha256(json.dumps(question).encode()).hexdigest()[:16] if question else ""
 
 
 def _segments(ids: Sequence[int], pieces: Callable[[int], bytes]) -> Iterator[str]:
-    """What stands between control tokens."""
+    """The text between control tokens."""
     held = b""
     for token in (*ids, None):
         piece = b"" if token is None else pieces(token)
@@ -104,5 +104,5 @@ def _lengths(role: str, texts: Sequence[str]) -> dict[str, Feature]:
 
 
 def _words(name: str, text: str) -> dict[str, Feature]:
-    """The words that a text has, the most frequent ones of a long text."""
+    """A feature for each word of a text; only the most frequent words of a long text."""
     return {f"{name}.word:{word}": 1.0 for word, _ in Counter(_WORD.findall(text)).most_common(MOST_WORDS)}

@@ -1,1 +1,1 @@
-"""What a rollout's outcome is worth, decided where the model cannot reach."""
+"""Grades a rollout's outcome where the model cannot reach."""

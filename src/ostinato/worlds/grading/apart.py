@@ -1,4 +1,4 @@
-"""Running a program of ours in a sandbox of its own: started for it, thrown away after it, without any network."""
+"""Runs a program of the grader in a fresh sandbox without network, which is discarded afterwards."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ostinato.core.seams import Backend
 
 _INSIDE = Path(__file__).with_name("inside")
 _OUTPUT_BYTES = 8 << 20
-_DIRECTORIES = 2048  # that files may lie in
+_DIRECTORIES = 2048  # the most directories that files may lie in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apart:
-    """Where and with which Python programs run apart. `python` is the interpreter's path inside of a sandbox.
+    """Runs programs in isolation, on `backend`. `python` is the interpreter's path inside a sandbox.
 
     Example: ``await Apart(backend=backend, python="/usr/bin/python3").run("answering", spec, stdin=job, timeout=10.0)``
     """
@@ -29,10 +29,10 @@ class Apart:
     async def run(
         self, program: str, spec: SandboxSpec, *, stdin: bytes, timeout: float, env: Mapping[str, str] | None = None
     ) -> ExecResult:
-        """Run a program of `inside/` in a fresh sandbox of `spec`, which gets no network and may say as much as a grader needs.
+        """Run a program of `inside/` in a fresh sandbox of `spec`, which gets no network and may output as much as a grader needs.
 
-        What runs in the background dies with the sandbox, before anybody looks at the output. Files that cannot lie beside each other end
-        it with 126 before it began. Raises what `Backend.start` raises.
+        Background processes die with the sandbox, before the output is read. If the files clash, nothing runs and the exit code is 126.
+        Raises what `Backend.start` raises.
         """
         if (clash := clashing(spec)) is not None:
             said = f"{clash} would have to be a file and a directory".encode("utf-8", "replace")
@@ -47,7 +47,10 @@ class Apart:
 
 
 def clashing(spec: SandboxSpec) -> str | None:
-    """A path that a sandbox of `spec` would have to hold as a file and as a directory: among its files, or in a layer; None if none is."""
+    """A path that a sandbox of `spec` would have to hold both as a file and as a directory, among its files or in a layer.
+
+    If the files lie in more than 2048 directories, it is one of those. None if nothing clashes.
+    """
     parents = {parent for path in spec.files for parent in _parents(path)}
     if both := parents & set(spec.files):
         return min(both)
@@ -72,5 +75,5 @@ def _parents(path: str) -> Iterator[str]:
 
 @cache
 def _text(program: str) -> str:
-    """A program's text, with `encoding` before it."""
+    """A program's text, with `encoding` prepended."""
     return "".join((_INSIDE / f"{name}.py").read_text("utf-8") for name in ("encoding", program))

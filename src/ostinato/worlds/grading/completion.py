@@ -1,9 +1,9 @@
-"""Grades what a model wrote: hidden tests against a function body, in a sandbox, with the verdict out of the body's reach.
+"""Grades a model's function body by hidden tests, in a sandbox, with the verdict out of the body's reach.
 
-In the data flow: the demo's simulated users and the evaluation runner call `python_tests` and get 0.0 or 1.0. Inside one sandbox
-run stand two processes: the body's, which only answers calls, and the judge's, which runs the tests, holds the nonce and owns
-stdout. Arguments and results cross a pipe as Python literals, so printing "ok", `sys.exit(0)`, replacing `__eq__` or walking the
-stack changes nothing: only right answers pass.
+The demo's simulated users and the evaluation runner call `python_tests` and get 0.0 or 1.0. One sandbox run has two processes: the
+body's, which only answers calls, and the judge's, which runs the tests, holds the nonce and owns stdout. Arguments and results cross
+a pipe as Python literals, so printing "ok", `sys.exit(0)`, replacing `__eq__` or walking the stack changes nothing: only right
+answers pass.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Runs(Protocol):
 def truncate_body(text: str) -> str:
     r"""The body at the start of a completion: everything before the first unindented line or closing code fence.
 
-    This is the inline copilot's rule: what a person would be shown. Example: ``"    return 1\nprint(f())"`` -> ``"    return 1\n"``.
+    This is the inline copilot's rule for what a person is shown. Example: ``"    return 1\nprint(f())"`` -> ``"    return 1\n"``.
     """
     kept: list[str] = []
     for line in text.split("\n"):

@@ -1,9 +1,9 @@
-"""What an outcome's effort costs: concave, so that a first needless call hurts more than a hundredth. Pure.
+"""The cost of an outcome's effort: concave, so that a first needless call costs more than a hundredth. Pure.
 
     C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q)),   ln(1 + k x) / k for q -> 1,   x for k -> 0
 
 (Composer 2 report, arXiv 2603.24477, section 4.2.) x is a weighted sum of thinking, tool-call, tool-output and final tokens, calls and
-turns. Easy tasks, of which x is small, are priced at nearly 1 a unit; long ones at (1 + k x)^-q, so that hard work is not forbidden.
+turns. On easy tasks, where x is small, a unit costs nearly 1; on long ones it costs (1 + k x)^-q, so that hard work is not ruled out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel, Field
 
 EFFORTS = ("thinking_tokens", "call_tokens", "output_tokens", "final_tokens", "calls", "turns")
-"""What `Rollout.effort` says of these is counted; what it does not say counts as 0."""
+"""The keys of `Rollout.effort` that are counted; a missing key counts as 0."""
 
 
 class EffortConfig(BaseModel, frozen=True, extra="forbid"):
@@ -45,10 +45,10 @@ class EffortConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 def effort_cost(x: float, k: float, q: float) -> float:
-    """C(x), stable for every k and q >= 0; never more than x, and 0 for 0.
+    """C(x), numerically stable for every k and q >= 0; never more than x, and 0 for 0.
 
-    Written as x * f(log1p(k x), k x) * f(expm1(a), a) with a = (1 - q) log1p(k x) and f(y, z) = y / z, 1 for z = 0: no difference of
-    nearly equal numbers is left, so that the limits need no case of their own.
+    Written as x * f(log1p(k x), k x) * f(expm1(a), a) with a = (1 - q) log1p(k x) and f(y, z) = y / z, 1 for z = 0. This leaves no
+    difference of nearly equal numbers, so the limits need no special case.
 
     Example: ``effort_cost(3.0, 1.0, 1.0) == math.log(4.0)``
     """
@@ -74,9 +74,9 @@ def effort_of(effort: Mapping[str, float], config: EffortConfig) -> float:
 
 
 def priced(value: float, effort: Mapping[str, float], config: EffortConfig) -> tuple[float, float]:
-    """An outcome's value less what its effort costs, and that cost as a share of the greatest, in [0, 1].
+    """An outcome's value less the cost of its effort, and that cost as a share of the greatest, in [0, 1].
 
-    Never below 0, and an outcome of 0 stays one: giving up early pays nothing. As `weight` < 1, solved with any effort beats unsolved.
+    The value never falls below 0, and 0 stays 0: giving up early pays nothing. As `weight` < 1, solved with any effort beats unsolved.
     """
     x = min(effort_of(effort, config), config.most)
     share = min(1.0, effort_cost(x, config.k, config.q) / effort_cost(config.most, config.k, config.q))

@@ -1,8 +1,8 @@
-"""Which of a rollout's changes may count. Pure.
+"""Selects the changes of a rollout that may count. Pure.
 
-What an outcome is worth is decided in a sandbox of its own, and only sources that the task names get there: nothing that starts before the
-tests do, configures them, stands for them, or is not text that a person could read. What is left out is told, and which of it looks as if
-it was meant for the grader.
+An outcome is graded in a separate sandbox, and only sources that the task names get there: nothing that runs before the tests, configures
+them, replaces them, or is not human-readable text. The changes that are left out are reported, and those that look as if they were aimed
+at the grader are marked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from ostinato.core.sandboxing import Change, ChangeKind
 
-_NAME_BYTES = 1000  # of a path: a longer one is nobody's source, and no sandbox could be started with it
+_NAME_BYTES = 1000  # of a path: a longer one is no real source, and no sandbox could be started with it
 _CONFIGURES = {
     "pytest.ini",
     ".pytest.ini",
@@ -64,9 +64,9 @@ _HOOKED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedSources:
-    """What may count: globs of sources (`**` stands for any number of directories), import roots, the grader's own files, sizes in bytes.
+    """What may count: globs of sources (`**` stands for any number of directories), import roots, the grader's own files, size limits.
 
-    A path that `sources` names without a wildcard counts whatever it is called, unless it is one of `tests`.
+    A path that `sources` names without a wildcard may be called like a test or a known module, unless it is one of `tests`.
 
     Example: ``CountedSources(sources=("src/**/*.py",), roots=("src",), tests=("tests/test_calc.py",))``
     """
@@ -81,7 +81,7 @@ class CountedSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A change that does not count, and why. `suspect`: what it looks as if it was meant for; empty for what honest work leaves behind.
+    """A change that does not count, and why. `suspect` is the cheat that it looks like; empty for what honest work leaves behind.
 
     Example: ``LeftOut(path="conftest.py", why="configures the tests", suspect="hooks into the test runner")``
     """
@@ -93,7 +93,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilteredChanges:
-    """What counts, by path, and what does not.
+    """The changes that count, sorted by path, and those that do not.
 
     Example: ``FilteredChanges(kept=(change,), left_out=(LeftOut(path="notes.md", why="no source of the task"),))``
     """
@@ -103,14 +103,15 @@ class FilteredChanges:
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """What looks like cheating, in people's words."""
+        """The changes that look like cheating, described for people."""
         return tuple(f"{each.suspect}: {each.path}" for each in self.left_out if each.suspect)
 
 
 def filter_changes(changes: Sequence[Change], counted: CountedSources) -> FilteredChanges:
-    """Keep what may count.
+    """Keep the changes that may count.
 
-    The last of several changes of one path is the one that is looked at. Beyond `files` or `total_bytes` nothing more is kept, by path.
+    Of several changes of one path the last is used. Changes are taken in path order; one that would exceed `files` or `total_bytes` is
+    left out.
     """
     kept: list[Change] = []
     left_out: list[LeftOut] = []
@@ -128,7 +129,7 @@ def filter_changes(changes: Sequence[Change], counted: CountedSources) -> Filter
 
 
 def matches(path: str, globs: Iterable[str]) -> bool:
-    """True if one of the globs names the path. `**` stands for any number of directories, `*` and `?` for no "/".
+    """True if one of the globs matches the path. `**` stands for any number of directories; `*` and `?` do not match "/".
 
     Example: ``matches("src/a/b.py", ["src/**/*.py"])``
     """
@@ -168,12 +169,12 @@ def _fault(change: Change, counted: CountedSources) -> LeftOut | None:
 
 
 def _is_inside(path: str) -> bool:
-    """True for a relative path in its plain form."""
+    """True for a normalized relative path."""
     return "\0" not in path and "\\" not in path and not {"", ".", ".."} & set(path.split("/"))
 
 
 def _runs_unasked(change: Change, counted: CountedSources) -> LeftOut | None:
-    """What Python or the test runner reads of its own accord."""
+    """Reject what Python or the test runner loads by itself."""
     parts = change.path.split("/")
     name = parts[-1]
     if name in _STARTS_FIRST or any(part.endswith(".pth") for part in parts):
@@ -196,7 +197,7 @@ def _runs_unasked(change: Change, counted: CountedSources) -> LeftOut | None:
 
 
 def _module(path: str, roots: Iterable[str]) -> str:
-    """The top-level module that a path is, or is part of, for the import root that is nearest to it; "" if it is none's."""
+    """The top-level module that a path belongs to, below the nearest import root; "" if it belongs to none."""
     for root in sorted(roots, key=len, reverse=True):
         below = path if root == "." else path.removeprefix(f"{root}/")
         if root == "." or below != path:
@@ -206,7 +207,7 @@ def _module(path: str, roots: Iterable[str]) -> str:
 
 
 def _stands_for_tests(change: Change, counted: CountedSources) -> LeftOut | None:
-    """Tests: the grader's own are used."""
+    """Reject tests: the grader uses its own."""
     *folders, name = change.path.split("/")
     if change.path in counted.tests:
         gone = change.kind is ChangeKind.DELETED
@@ -219,7 +220,7 @@ def _stands_for_tests(change: Change, counted: CountedSources) -> LeftOut | None
 
 
 def _is_no_text(change: Change, counted: CountedSources) -> LeftOut | None:
-    """Caches and compiled files."""
+    """Reject caches, compiled files and binary data."""
     parts = change.path.split("/")
     if _CACHES & set(parts):
         return LeftOut(path=change.path, why="a cache")

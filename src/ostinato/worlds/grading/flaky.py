@@ -1,4 +1,4 @@
-"""Tests that do not always end the same way, found by running them again under other hash seeds, so that nobody is graded by them."""
+"""Finds flaky tests by running them again under other hash seeds, so that nothing is graded by them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ostinato.worlds.tasks.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steadiness:
-    """Which tests always passed, always failed, and did either. Ids, sorted.
+    """The sorted ids of the tests that always passed, always failed, or did both.
 
     Example: ``Steadiness(passing=("t.py::test_a",), failing=(), flaky=("t.py::test_b",))``
     """
@@ -32,7 +32,7 @@ async def steadiness_of(apart: Apart, task: Task, asked: PytestGrading, *, runs:
 
 
 def compared(runs: Sequence[Testimony]) -> Steadiness:
-    """A test that is missing from a run, was skipped or did not end has failed in it."""
+    """Compare runs. A test that is missing from a run, was skipped or did not end counts as failed in it."""
     ids = sorted({id for run in runs for id in (*run.collected, *run.tests)})
     passed = {id: [_passed(run, id) for run in runs] for id in ids}
     return Steadiness(

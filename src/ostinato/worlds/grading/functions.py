@@ -1,9 +1,9 @@
-"""Grades a function by what it answers to inputs that nobody knew before.
+"""Grades a function by its answers to inputs that are drawn when it is graded.
 
-Three sandboxes, none of which sees another: in the first a trusted reference draws inputs and answers them; in the second what the model
-wrote gets the inputs and nothing else; in the third, if the task has relations, trusted source says whether the answers stand to each other
-as they should. Whether an answer is right is decided here, outside of all three, on trees of JSON. There is nothing in the second one that
-could be read, patched, forged or exited early from: no expectation, no test, no verdict. Only right answers are right.
+Three sandboxes are isolated from each other. In the first, trusted source draws inputs and a reference answers them. In the second, the
+model's code gets the inputs and nothing else. In the third, if the task has relations, trusted source checks whether the answers satisfy
+them. Whether an answer is right is decided here, outside of all three, on trees of JSON. The second sandbox holds nothing to read, patch,
+forge or exit early from: no expected value, no test, no verdict. Only right answers pass.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class FunctionGrading(BaseModel, frozen=True, extra="forbid"):
-    """What `Grading.data` of a function task says.
+    """The schema of a function task's `Grading.data`.
 
     Example: ``FunctionGrading(entry="solution.py:add", reference="def add(a, b): return a + b", draw="def draw(r): return r.random(), 1")``
     """
@@ -78,8 +78,8 @@ class FunctionGrader:
     """Implements `Grader` for function tasks.
 
     Args:
-        apart: where programs run.
-        seed: draws what decides the inputs of one grading.
+        apart: runs the programs.
+        seed: draws the seed for the inputs of one grading.
     """
 
     def __init__(self, apart: Apart, *, seed: Callable[[], int] = lambda: secrets.randbits(64)) -> None:
@@ -108,7 +108,7 @@ class FunctionGrader:
         return Grade(value=float(whole), parts=parts, why=f"{why} (seed {seed})", cheated=filtered.suspects)
 
     async def _drawn(self, task: Task, asked: FunctionGrading, seed: int) -> list[Any]:
-        """Inputs, with the reference's answers if there is one."""
+        """The inputs, with the reference's answers if there is a reference."""
         job: dict[str, Any] = {"draw": asked.draw, "vary": asked.vary, "seed": seed, "count": asked.draws}
         if asked.reference:
             job |= {"source": asked.reference, "name": asked.name}
@@ -130,7 +130,7 @@ class FunctionGrader:
     async def _answers(
         self, task: Task, asked: FunctionGrading, filtered: FilteredChanges, inputs: list[Any]
     ) -> list[Any]:
-        """What the model's function says to each input, as far as it came."""
+        """The answers of the model's function to the inputs, as far as it got."""
         files = written_over(task.spec.files, filtered)
         if asked.path not in files and not task.spec.layers:
             return []
@@ -147,7 +147,7 @@ class FunctionGrader:
     async def _relations(
         self, task: Task, asked: FunctionGrading, drawn: list[Any], answers: list[Any]
     ) -> tuple[int, int]:
-        """How many relations hold, of how many."""
+        """How many relations hold, and how many there are."""
         size = len(drawn) // asked.draws
         pairs = [[line[0], _returned(answer)] for line, answer in zip(drawn, answers, strict=False)]
         groups = [pairs[at : at + size] for at in range(0, len(pairs), size)]
@@ -169,7 +169,7 @@ def _returned(answer: list[Any]) -> Any:
 
 
 def _is_right(line: list[Any], answer: list[Any], asked: FunctionGrading) -> bool:
-    """True if an answer is the reference's: what was returned or raised, and what became of the arguments."""
+    """True if an answer matches the reference's: the value returned or the error raised, and the arguments afterwards."""
     try:
         if not same(answer[0], line[0]) or not same(answer[2], line[2]):
             return False
@@ -206,7 +206,7 @@ def written_over(files: Mapping[str, bytes], filtered: FilteredChanges) -> dict[
 
 
 def read_data(model: type[D], task: Task) -> D:
-    """What a task tells its grader. Raises BadConfig with the task, the field and what is wrong with it."""
+    """Parse a task's `grading.data`. Raises BadConfig with the task, the field and what is wrong with it."""
     try:
         return model.model_validate(dict(task.grading.data))
     except ValidationError as error:

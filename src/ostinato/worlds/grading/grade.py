@@ -1,4 +1,4 @@
-"""What a rollout is worth, and why."""
+"""The grade of a rollout, and the reason for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.worlds.tasks.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """`value` in [0, 1]; `parts` are what it was made of; `why` is for people; `cheated` names what was tried to fake it.
+    """A grade: `value` is in [0, 1]; `parts` are its components; `why` is for people; `cheated` names attempts to fake the outcome.
 
     Example: ``Grade(value=1.0, parts={"fail_to_pass": 1.0, "pass_to_pass": 1.0}, why="2 of 2 and 11 of 11 tests pass")``
     """
@@ -24,7 +24,7 @@ class Grade:
 
     @property
     def solved(self) -> bool:
-        """True if nothing is missing."""
+        """True if the value is 1 and nothing was faked."""
         return self.value >= 1.0 and not self.cheated
 
 
@@ -32,5 +32,5 @@ class Grader(Protocol):
     """Grades outcomes in sandboxes of its own, never in the one that the model worked in."""
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        """Raises BadConfig for a task that it cannot grade, Unavailable where grading itself failed: no grade is not a grade of 0."""
+        """Raises BadConfig for a task that it cannot grade, Unavailable if grading itself failed: a missing grade is not a grade of 0."""
         ...

@@ -1,6 +1,6 @@
-"""A model that judges outcomes beside the verifier, one axis of a rubric at a time.
+"""A model that judges outcomes in addition to the verifier, one axis of a rubric at a time.
 
-Its failing, silence or nonsense costs its word on that axis and nothing else: no grade is not a grade of 0.
+If it fails, is silent or answers nonsense, only its judgement on that axis is lost: a missing grade is not a grade of 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ostinato.worlds.tasks.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisWord:
-    """What was said on one axis. `option` is None if there was no word, or not the same in both orders; `why` says which.
+    """The judgement on one axis. `option` is None if there was no answer, or not the same in both orders; `why` says which.
 
     Example: ``AxisWord(axis="clarity", option="clear", why="", tokens=812, seconds=1.4)``
     """
@@ -37,11 +37,11 @@ class AxisWord:
 
 
 class RubricJudge:
-    """Asks about outcomes. An async context manager.
+    """Asks a model about outcomes. An async context manager.
 
     Args:
-        config: whom, and what.
-        key: for the model; empty: none.
+        config: the model, and the rubric.
+        key: the model's API key; empty: none.
     """
 
     def __init__(self, config: RubricConfig, key: str = "") -> None:
@@ -61,7 +61,7 @@ class RubricJudge:
             self._session = None
 
     async def words(self, material: Mapping[str, str]) -> list[AxisWord]:
-        """What it says on each axis; never raises for what the model or its endpoint does."""
+        """The judgement on each axis. Failures of the model or its endpoint are never raised."""
         return list(await asyncio.gather(*(self._word(axis, material) for axis in self.config.axes)))
 
     async def _word(self, axis: Axis, material: Mapping[str, str]) -> AxisWord:
@@ -103,9 +103,9 @@ class RubricJudge:
 
 
 class JudgedGrader:
-    """Implements `Grader`: a verifier's value mixed with a judge's words by declared weights.
+    """Implements `Grader`: the weighted mean of a verifier's value and a judge's, with the configured weights.
 
-    An axis without a word is left out with its weight. Parts hold each axis's value, `judge_tokens`, `judge_seconds` and `judge_silent`.
+    An axis without a judgement is left out with its weight. Parts hold each axis's value, `judge_tokens`, `judge_seconds`, `judge_silent`.
     """
 
     def __init__(self, verifier: Grader, judge: RubricJudge) -> None:
@@ -137,7 +137,7 @@ class JudgedGrader:
 
 
 def shown_of(task: Task, rollout: Rollout) -> dict[str, str]:
-    """What a judge is shown: what was asked, what was written, what was said last."""
+    """The material for a judge: the task's messages, the files written, and the last message."""
     written = (change for change in rollout.changes if change.kind is ChangeKind.WRITTEN)
     said = [message.text for message in rollout.messages if message.role is Role.ASSISTANT]
     return {

@@ -1,4 +1,4 @@
-"""Grades the last message by a pattern: for toy worlds, where what is asked for can be seen from the text."""
+"""Grades the last message by a pattern, for toy worlds in which the text shows whether the task is done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.worlds.tasks.task import Task
 
 
 def read_pattern(task: Task) -> re.Pattern[str]:
-    """What is looked for. Raises BadConfig."""
+    """The task's pattern, compiled. Raises BadConfig."""
     try:
         return re.compile(str(task.grading.data["pattern"]))
     except (KeyError, re.error) as error:

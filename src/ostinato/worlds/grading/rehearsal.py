@@ -1,7 +1,7 @@
-"""What a task's sealed tests show when the solution is in place: which of them can be graded, and what they ought to see.
+"""Runs a task's sealed tests with the solution in place, to find out which of them can be graded and what they should see.
 
-It is done once for a task, with nothing of a model's in the sandbox. Claims that a sealed test cannot express (a value of a class of the
-package's own that equals a literal, say) are found here, and are left as the test states them.
+This is done once per task, with none of a model's code in the sandbox. Claims that a sealed test cannot express (say, that a value of one
+of the package's own classes equals a literal) are found here, and are left as the test states them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ostinato.worlds.grading.testimony import TestHeard, Testimony, holds, passe
 from ostinato.worlds.tasks.task import Task
 
 _TRIES = 5
-_PLAIN = 3  # runs of the tests as they are: a busy machine is not a faulty task
-_FAULTY = 0.1  # of the tests that pass before, too: so many at most may be left out as they fail with the solution
+_PLAIN = 3  # the most runs of the unsealed tests: a busy machine does not make a task faulty
+_FAULTY = 0.1  # the largest share of the pass-to-pass tests that may be left out because they fail with the solution
 
 
 class PytestGrading(BaseModel, frozen=True, extra="forbid"):
-    """What `Grading.data` of a repository task says.
+    """The schema of a repository task's `Grading.data`.
 
     Example: ``PytestGrading(fail_to_pass=("test_calc.py::test_add",), solution={"calc.py": "def add(a, b): return a + b"})``
     """
@@ -54,7 +54,7 @@ class PytestGrading(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What grading a task takes. `ids` maps a test's id to what it is called once expected values are out of its parameters.
+    """What is needed to grade a task. `ids` maps a test's id to its id once expected values are removed from its parameters.
 
     `ungradable`: listed tests that do not pass with the solution when sealed. `solution` is None for a canary.
 
@@ -68,10 +68,10 @@ class Rehearsal:
 
 
 async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
-    """Run the tests as they are, then sealed until what they show settles, each time under another hash seed.
+    """Run the tests unsealed, then sealed until what they show is stable, each time under another hash seed.
 
-    Raises BadConfig where tests that the task is about do not pass with the solution, or many others; a few others are left out.
-    Raises Unavailable if nothing is collected.
+    Raises BadConfig if fail-to-pass tests, or many pass-to-pass tests, do not pass with the solution (a few of the latter are left out),
+    or if what the tests show does not become stable. Raises Unavailable if nothing is collected.
     """
     plain = await run_suite(apart, task, asked, asked.solution, sealed=False)
     if not asked.solution:
@@ -123,7 +123,7 @@ def _broken(listed: Sequence[str], plain: Testimony) -> set[str]:
 
 
 def _unsealable(tests: Collection[TestHeard], before: Testimony | None) -> set[tuple[str, Place]]:
-    """Claims that do not hold although the solution is in place, or that show something else than they did before."""
+    """Claims that do not hold although the solution is in place, or that show something else than in the run before."""
     found: set[tuple[str, Place]] = set()
     for heard in tests:
         earlier = before.tests.get(heard.id) if before is not None else None
@@ -136,7 +136,7 @@ def _unsealable(tests: Collection[TestHeard], before: Testimony | None) -> set[t
             against = seen[index] if index < len(seen) else (None if earlier is not None else shown)
             if not holds(site, shown, against):
                 faulty.add(where)
-        if heard.failed and not faulty:  # something after a claim wanted what the claim took away
+        if heard.failed and not faulty:  # code after a claim needed something that sealing removed
             faulty.update(where for where, _, _ in heard.saw)
         found |= faulty
     return found
@@ -156,7 +156,7 @@ async def run_suite(
     sealed: bool = True,
     open_places: Mapping[str, Collection[Place]] | None = None,
 ) -> Testimony:
-    """One run of the listed test files in a fresh sandbox, with these files written over the task's (None: deleted)."""
+    """Run the listed test files once in a fresh sandbox, with `changes` written over the task's files (None: deleted)."""
     drawn = random.Random(secrets.randbits(128))
     witness = f"_{drawn.getrandbits(64):016x}"
     files = dict(task.spec.files) | {
@@ -199,7 +199,7 @@ async def run_suite(
 
 
 def _source(task: Task, path: str) -> str:
-    """A test file's text: hidden, of the task's files, or of its layers, the last of which lies on top."""
+    """A test file's text, from the hidden files, the task's files, or its layers, the last of which lies on top."""
     for files in (task.grading.hidden, task.spec.files):
         if path in files:
             return files[path].decode("utf-8")

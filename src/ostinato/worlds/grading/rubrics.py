@@ -1,8 +1,8 @@
-"""What a model is asked about an outcome, one axis of a rubric at a time, and what its answer says. Pure.
+"""The prompts for a model that judges an outcome, one axis of a rubric at a time, and the parsing of its answers. Pure.
 
-What a rollout left stands in one line of JSON, which no text in it can end, between instructions that call it material. Each axis is asked
-twice, with its options in one order and in the other: a word that changes with the order says nothing about the outcome. Whoever changes
-a word of what is sent changes `PROMPT`.
+The rollout's result is sent as one line of JSON, which no text in it can end, between instructions that call it material. Each axis is
+asked twice, with its options in one order and in the reverse: an answer that changes with the order says nothing about the outcome.
+If any wording that is sent changes, `PROMPT` must change.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 PROMPT = "rubric@1"
-_MOST = 12_000  # characters of the material; of a longer text the beginning and the end
-_ESCAPED = re.compile("[<\\[\x7f-\x9f\u2028\u2029]")  # with which control tokens begin, and which JSON would let stand
+_MOST = 12_000  # characters of a text of the material; of a longer text the beginning and the end are sent
+_ESCAPED = re.compile("[<\\[\x7f-\x9f\u2028\u2029]")  # characters that begin control tokens, and those that JSON leaves unescaped
 
 
 class Axis(BaseModel, frozen=True, extra="forbid"):
-    """One axis: what is asked, and what may be answered.
+    """One axis: the question, and the possible answers.
 
     Example: ``Axis(name="clarity", asks="How clear is the code?", options={"clear": 1.0, "hard to follow": 0.0}, weight=0.1)``
     """
@@ -70,7 +70,7 @@ def schema_of(axis: Axis) -> dict[str, Any]:
 
 
 def messages_about(axis: Axis, material: Mapping[str, str], *, backwards: bool) -> list[dict[str, str]]:
-    """What is sent: OpenAI's messages."""
+    """The messages to send, in OpenAI's format."""
     options = list(axis.options)[:: -1 if backwards else 1]
     shown = {name: _cut(text) for name, text in material.items()}
     line = _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(shown, ensure_ascii=False))
@@ -85,7 +85,7 @@ def messages_about(axis: Axis, material: Mapping[str, str], *, backwards: bool) 
 
 
 def option_in(axis: Axis, answer: str) -> str | None:
-    """The option that an answer is; None for anything but the object that was asked for."""
+    """The option that an answer names; None if the answer is not the requested object."""
     try:
         option = _Word.model_validate_json(answer.strip()).option
     except ValidationError:
@@ -94,7 +94,7 @@ def option_in(axis: Axis, answer: str) -> str | None:
 
 
 def mixed(parts: Sequence[tuple[float, float | None]]) -> float:
-    """The weighted mean of (weight, value) pairs; what has no value is left out, and so is its weight. Raises ValueError if nothing has.
+    """The weighted mean of (weight, value) pairs; pairs without a value are left out. Raises ValueError if no pair has one.
 
     Example: ``mixed([(0.8, 1.0), (0.1, None), (0.2, 0.5)]) == 0.9``
     """

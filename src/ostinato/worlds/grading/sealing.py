@@ -1,16 +1,16 @@
-"""Takes the expectations out of tests, so that the code under test cannot meet them there. Pure.
+"""Removes expected values from tests, so that the code under test cannot find them there. Pure.
 
-Tests run in one interpreter with the code that they test, which can read every frame, patch every function and write to every descriptor:
-a verdict, or a value that is expected, is never safe in there. So a sealed test decides nothing. Where it said ``assert f(3) == 9`` it says
-``witness.equal("5f0c", f(3))``: what was seen is told to the grader, outside, which alone knows that it ought to be 9.
+Tests share an interpreter with the code under test, which can read every frame, patch every function and write to every descriptor: no
+verdict and no expected value is safe in there. So a sealed test decides nothing. ``assert f(3) == 9`` becomes
+``witness.equal("5f0c", f(3))``: the value seen is reported to the grader, outside, which alone knows that it should be 9.
 
-| what the test says | what the sandbox still knows | what it takes to fake it |
+| claim in the test | what the sandbox still knows | what it takes to fake it |
 |---|---|---|
 | `x == 9`, `is None`, a local or a parameter with the expected value | that something is compared | the right value |
 | `x == approx(0.3)` | the same | the right value, near enough |
 | `with raises(ValueError, match="...")` | that something may be raised | the right error |
 | `x == g(y)`: `PAIR` | both values; they are compared outside | reading the other side in the test's code |
-| `x > 3`, `isinstance(x, T)`: `TRUTH` | a truth value, negated or not by a draw for each grading | reading the test's bytecode |
+| `x > 3`, `isinstance(x, T)`: `TRUTH` | a truth value, negated at random in each grading | reading the test's bytecode |
 | anything else that can fail | that it failed | patching the runner |
 """
 
@@ -43,7 +43,7 @@ _NEAR = (1e-6, 1e-12)  # pytest.approx's defaults
 
 
 class Claim(StrEnum):
-    """What a test says of a value."""
+    """What a test claims about a value."""
 
     EQUAL = "equal"
     PAIR = "pair"
@@ -53,10 +53,10 @@ class Claim(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """One claim of a test, and what is expected there, which only the grader knows.
+    """One claim of a test, and the expectation there, which only the grader knows.
 
-    `known`: `value` is the expected value, as Python; otherwise it is whatever the solution showed. `errors` are the names of classes of
-    which one is raised, with a message in which `pattern` is found.
+    If `known`, `value` is the expected Python value; otherwise the value that the solution showed is expected. `errors` are the names of
+    error classes, one of which must be raised with a message in which `pattern` is found.
 
     Example: ``Site(place=(3, 4), claim=Claim.EQUAL, known=True, value=9)``
     """
@@ -73,7 +73,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedTests:
-    """A test file without its expectations, and its sites by the keys that it tells.
+    """A test file without its expected values, and its sites by the keys that it reports.
 
     Example: ``SealedTests(text="import _w5f ...", sites={"5f0c": site})``
     """
@@ -88,11 +88,11 @@ def seal(
     """Seal a test file.
 
     Args:
-        source: of the test file.
-        witness: the name of the module that tells the grader; nobody knew it before.
+        source: the test file's source.
+        witness: the name of the module that reports to the grader; it must be unpredictable.
         drawn: draws keys, and which truths are negated.
-        open_places: claims that cannot be sealed, as a rehearsal with the solution found out; they are left as they stand.
-        names: also take expected values out of parameters and local names; only the solution then shows what they were.
+        open_places: claims that a rehearsal with the solution found impossible to seal; they are left unchanged.
+        names: also take expected values out of parameters and local names; then only the solution's run shows what they were.
 
     Raises SyntaxError.
     """
@@ -110,7 +110,7 @@ def _stays_first(node: ast.stmt) -> bool:
 
 
 class _Sealer(ast.NodeTransformer):
-    """Replaces claims by what tells the witness."""
+    """Replaces claims by calls to the witness."""
 
     def __init__(self, drawn: random.Random, open_places: frozenset[Place], names: bool) -> None:
         self.sites: dict[str, Site] = {}
@@ -149,7 +149,7 @@ class _Sealer(ast.NodeTransformer):
         return node
 
     def _told(self, test: ast.expr) -> ast.stmt:
-        """The statement that takes a claim's place."""
+        """The statement that replaces a claim."""
         place = _place(test)
         if place in self._open:
             return ast.copy_location(ast.Assert(test=test), test)
@@ -191,7 +191,7 @@ def _equal_sides(test: ast.expr) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _literal(node: ast.expr) -> tuple[Any, tuple[float, float]] | None:
-    """A literal's value and how near to it is near enough."""
+    """A literal's value and its relative and absolute tolerance; None if the node is no literal."""
     near = (0.0, 0.0)
     if isinstance(node, ast.Call) and _is_approximate(node) and len(node.args) == 1:
         bounds = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
@@ -222,7 +222,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _unittest_claim(node: ast.expr) -> ast.expr | None:
-    """What ``self.assertEqual(a, b)`` and its like claim, as an expression."""
+    """The claim of ``self.assertEqual(a, b)`` and the like, as an expression."""
     if not isinstance(node, ast.Call) or not _dotted(node.func).startswith("self.assert") or not node.args:
         return None
     name, arguments = _dotted(node.func)[5:], node.args
@@ -239,7 +239,7 @@ def _unittest_claim(node: ast.expr) -> ast.expr | None:
 
 
 def _errors(node: ast.expr) -> tuple[tuple[str, ...], str | None] | None:
-    """The classes that ``raises(...)`` names and its pattern; None if they cannot be read off."""
+    """The classes that ``raises(...)`` names and its pattern; None if the source does not show them."""
     if not isinstance(node, ast.Call) or _dotted(node.func) not in (
         "pytest.raises", "raises", "self.assertRaises", "self.assertRaisesRegex",
     ):  # fmt: skip
@@ -264,7 +264,7 @@ def _errors(node: ast.expr) -> tuple[tuple[str, ...], str | None] | None:
 
 
 def _blank(function: ast.FunctionDef, open_places: frozenset[Place]) -> set[str]:
-    """Take the values of names out of a test that are only ever compared with. Returns the names."""
+    """Remove from a test the values of names that are only used in comparisons. Returns the names."""
     compared, elsewhere = _uses(function, open_places)
     only = compared - elsewhere
     return _blank_parameters(function, only) | _blank_locals(function, only)
@@ -285,7 +285,7 @@ def _uses(function: ast.FunctionDef, open_places: frozenset[Place]) -> tuple[set
             if sides is None or _place(claim) in open_places:
                 continue
             names = [side for side in sides if isinstance(side, ast.Name)]
-            if len(names) == 1:  # of two names nobody can say which is the expected one
+            if len(names) == 1:  # of two names it is unknown which is the expected one
                 compared.add(names[0].id)
                 bare.add(id(names[0]))
     loads = (node for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
@@ -317,7 +317,7 @@ def _blank_parameters(function: ast.FunctionDef, only: set[str]) -> set[str]:
 
 
 def _cells(row: ast.expr, width: int) -> list[ast.expr] | None:
-    """A row's cells, to be written to."""
+    """A row's cells, as a list to be modified in place; None if there are not `width` plain cells."""
     if isinstance(row, ast.Tuple | ast.List):
         cells = row.elts
     elif isinstance(row, ast.Call) and _dotted(row.func).rpartition(".")[2] == "param":

@@ -1,7 +1,7 @@
-"""Grades changes to a repository by tests that must pass after them, and tests that must still pass.
+"""Grades changes to a repository by tests that must newly pass, and tests that must still pass.
 
-A fresh sandbox gets the task's files, the changes that may count, and the tests without what they expect (`sealing.py`). What the tests saw
-is told to this process, which knows what they ought to see: from the test's source, and from a rehearsal with the solution in place.
+A fresh sandbox gets the task's files, the changes that may count, and the tests without their expected values (`sealing.py`). What the
+tests saw is reported to this process, which knows what they should see, from the tests' source and from a rehearsal with the solution.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ostinato.worlds.grading.testimony import TestHeard, Testimony, passes
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Split, Task
 
-_KNOWN = 4096  # rehearsals that are remembered
+_KNOWN = 4096  # rehearsals that are cached
 
 
 def read_suite(task: Task) -> PytestGrading:
-    """What a repository task tells its grader. Raises BadConfig."""
+    """Parse a repository task's `grading.data`. Raises BadConfig."""
     asked = read_data(PytestGrading, task)
     if not asked.solution and task.split is not Split.CANARY:
         raise BadConfig(
@@ -38,7 +38,7 @@ def read_suite(task: Task) -> PytestGrading:
 class PytestGrader:
     """Implements `Grader` for repository tasks.
 
-    The first grading of a task rehearses it: three runs of its tests or more. Later ones are one run each.
+    The first grading of a task rehearses it, which takes three or more runs of its tests. Later gradings take one run each.
 
     Example: ``await PytestGrader(Apart(backend=backend, python=python)).grade(task, rollout)``
     """
@@ -58,7 +58,7 @@ class PytestGrader:
         return _graded(asked, rehearsal, filtered, heard)
 
     async def _rehearsed(self, task: Task, asked: PytestGrading) -> Rehearsal:
-        """A task's rehearsal: begun by whoever comes first, forgotten if it fails."""
+        """A task's rehearsal, started by the first grading, shared by the others, and forgotten if it fails."""
         key = sha256(repr((task.id, task.spec, asked, sorted(task.grading.hidden.items()))).encode()).hexdigest()
         if key not in self._rehearsals:
             begun = asyncio.get_running_loop().create_task(rehearse(self._apart, task, asked))
@@ -77,13 +77,13 @@ class PytestGrader:
 
 
 def _heard(ended: asyncio.Task[Rehearsal]) -> None:
-    """Take note of a failure that nobody waits for any more: whoever did was told to stop."""
+    """Retrieve the exception of a rehearsal that is no longer awaited because its waiters were cancelled."""
     if not ended.cancelled():
         ended.exception()
 
 
 def _texts(filtered: FilteredChanges) -> Mapping[str, str | None]:
-    """Path -> text of what counts; None: deleted."""
+    """Path -> text of the changes that count; None: deleted."""
     return {
         change.path: None if change.kind is ChangeKind.DELETED else change.data.decode("utf-8", "surrogateescape")
         for change in filtered.kept
@@ -91,7 +91,7 @@ def _texts(filtered: FilteredChanges) -> Mapping[str, str | None]:
 
 
 def _graded(asked: PytestGrading, rehearsal: Rehearsal, filtered: FilteredChanges, heard: Testimony) -> Grade:
-    """A grade of what was heard: 1 if every test that can be graded passes and nothing looks like cheating."""
+    """The grade of a run: 1 if every test that can be graded passes and nothing looks like cheating."""
     parts: dict[str, float] = {}
     said: list[str] = []
     cheated = [*filtered.suspects]

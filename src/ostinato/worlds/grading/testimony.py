@@ -1,6 +1,6 @@
-"""What sealed tests told, and whether it is what they ought to have seen. Pure.
+"""Parses what sealed tests reported, and checks whether it is what they should have seen. Pure.
 
-Everything here was sent by a process that the graded code shares: a line proves nothing but that somebody knew what stands in it.
+All of it was sent by a process that the graded code shares: a line proves only that its sender knew its content.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ostinato.worlds.grading.sealing import Claim, Place, Site
 from ostinato.worlds.grading.trees import lines_of, same
 
 Sites = Mapping[str, tuple[str, Site]]
-"""By the key that is told: the test file, and the claim in it."""
+"""Reported key -> the test file, and the claim in it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TestHeard:
-    """One test: how it went, and what was seen at which claims, in order.
+    """One test's report: its outcome, and what was seen at which claims, in order.
 
     Example: ``TestHeard(id="test_calc.py::test_add", ended=True, saw=[(("test_calc.py", (3, 4)), site, ["value", 9])])``
     """
 
-    __test__ = False  # of pytest: no test of this project
+    __test__ = False  # tells pytest that this is no test class
 
     id: str
     ended: bool = False
@@ -42,13 +42,13 @@ class TestHeard:
 
     @property
     def sealed(self) -> bool:
-        """True if somewhere a value or an error was told that had to be known."""
+        """True if the test reported a value or an error that only the grader can check."""
         return any(site.claim in (Claim.EQUAL, Claim.RAISES) for _, site, _ in self.saw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Testimony:
-    """All that one run told. `forged`: lines that no honest run tells. `errors`: the end of what it wrote to stderr, for people.
+    """All that one run reported. `forged` counts lines that no honest run sends. `errors` is the end of its stderr, for people.
 
     Example: ``Testimony(collected=("test_calc.py::test_add",), tests={"test_calc.py::test_add": heard}, forged=0)``
     """
@@ -62,7 +62,7 @@ class Testimony:
 
 
 def read_testimony(sent: bytes, sites: Sites) -> Testimony:
-    """Make sense of the lines; what makes none is counted."""
+    """Parse the lines of a run. Lines that make no sense are counted as forged."""
     collected: tuple[str, ...] = ()
     tests: dict[str, TestHeard] = {}
     now: TestHeard | None = None
@@ -87,9 +87,9 @@ def read_testimony(sent: bytes, sites: Sites) -> Testimony:
 
 
 def passes(heard: TestHeard, solution: TestHeard | None) -> bool:
-    """True if a test saw what it ought to.
+    """True if a test saw what it should.
 
-    With the solution's own run to compare with: it also reached every claim that the solution reached. Without: at least one.
+    If the solution's own run is given, the test must also have reached every claim that the solution reached; if not, at least one.
     """
     if not heard.ended or heard.failed or heard.skipped:
         return False
@@ -104,11 +104,11 @@ def passes(heard: TestHeard, solution: TestHeard | None) -> bool:
 
 
 MOST_MESSAGE = 2000
-"""Characters of an error's message in which a pattern is looked for: a search may take the square of them."""
+"""The longest error message, in characters, that may match a pattern: a search may take quadratic time."""
 
 
 def holds(site: Site, shown: Sequence[Any], solution: Sequence[Any] | None) -> bool:
-    """True if what was shown at a claim is what it claims. `solution`: what was shown there when the solution ran, if it came there."""
+    """True if what was shown at a claim satisfies it. `solution` is what the solution's run showed there, None if it did not get there."""
     try:
         match site.claim, shown:
             case Claim.EQUAL, ["value", tree]:

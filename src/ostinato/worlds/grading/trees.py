@@ -1,6 +1,6 @@
-"""Comparing trees of values (`inside/encoding.py`) that untrusted programs sent. Pure.
+"""Compares trees of values (`inside/encoding.py`) that untrusted programs sent. Pure.
 
-They are compared as trees and never made into objects, so that nothing of a sender's choosing runs here.
+They are compared as trees and never made into objects, so that no code of a sender's choosing runs here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _DEEPEST = 128
 
 
 def lines_of(sent: bytes) -> list[Any]:
-    """The JSON values of complete lines, up to the first that is none or is nested too deep to be written again."""
+    """The JSON values of complete lines, up to the first that is not JSON or is nested too deep to be serialized again."""
     found: list[Any] = []
     for line in sent.split(b"\n")[:-1]:
         try:
@@ -27,7 +27,7 @@ def lines_of(sent: bytes) -> list[Any]:
 
 
 def deeper(tree: Any, most: int) -> bool:
-    """True if lists and objects lie more than `most` in each other."""
+    """True if lists and objects are nested more than `most` deep."""
     level = [tree]
     for _ in range(most + 1):
         level = [
@@ -41,9 +41,9 @@ def deeper(tree: Any, most: int) -> bool:
 
 
 def same(tree: Any, other: Any, *, relative: float = 0.0, absolute: float = 0.0, depth: int = 0) -> bool:
-    """True if two trees stand for equal values, as Python's `==` has it: 1, 1.0 and True are equal, a list and a tuple are not.
+    """True if two trees stand for values that are equal in Python: 1, 1.0 and True are equal, a list and a tuple are not.
 
-    Numbers may differ by max(`relative` * |other|, `absolute`). Two NaN count as equal: a function that ought to return one did.
+    Numbers may differ by max(`relative` * |other|, `absolute`). Two NaN count as equal: a function that should return NaN did.
     """
     if depth > _DEEPEST:
         return False
@@ -65,7 +65,7 @@ def _holds(tree: list[Any]) -> bool:
 
 
 def _parts(tree: list[Any]) -> list[Any]:
-    """What a container holds; a dict's keys and values in turn."""
+    """The items of a container; for a dict, its keys and values in turn."""
     if tree[0] != "d":
         return tree[1]
     return [part for pair in tree[1] if isinstance(pair, list) for part in pair]

@@ -23,15 +23,15 @@ _T = TypeVar("_T")
 USER = "world"
 TRIES = 3
 GRACE_S = 60.0
-"""So long after the time for an answer the gateway is still listened to: it ends the answer, and a busy one takes a while to say so."""
+"""How long to wait for the gateway after an answer's deadline: it ends the answer itself, and takes a while to say so if it is busy."""
 
 LEFT = "X-Ostinato-Left-Ms"
-_MOST_MS = 999_999_999  # as the gateway takes it
+_MOST_MS = 999_999_999  # the largest value that the gateway accepts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedAnswer:
-    """An answer while it arrives. `parts` raises Unavailable where it is cut.
+    """An answer while it arrives. `parts` raises Unavailable if the answer is cut off.
 
     Example: ``b"".join([part async for part in passed.parts])``
     """
@@ -43,63 +43,63 @@ class PassedAnswer:
 
 @runtime_checkable
 class Passage(Protocol):
-    """A model that takes calls as they are, in any dialect: what an agent that is not ours works with. Who calls adds to `policies`."""
+    """A model that takes calls unchanged, in any dialect, for third-party agents. The caller adds to `policies`."""
 
     policies: set[PolicyVersion]
 
     @property
     def temperature(self) -> float:
-        """At which answers are sampled."""
+        """The temperature at which answers are sampled."""
         ...
 
     async def named(self) -> str:
-        """What the gateway calls its model. Raises Unavailable."""
+        """The gateway's name for its model. Raises Unavailable."""
         ...
 
     def passed(
         self, path: str, body: bytes, headers: Mapping[str, str], *, left_s: float | None = None
     ) -> AbstractAsyncContextManager[PassedAnswer]:
-        """One call's answer, whatever it is but a failure, or as much of it as there was in the seconds that are left.
+        """One call's answer, whatever its status unless the call failed, or as much of it as came within `left_s` seconds.
 
-        Raises Unavailable, and as one of its kind OutOfTime.
+        Raises Unavailable, of which OutOfTime is a kind.
         """
         ...
 
 
 class Calls(Protocol):
-    """What a model needs of the gateway."""
+    """The part of the gateway that a model needs."""
 
     @property
     def temperature(self) -> float:
-        """At which answers are sampled."""
+        """The temperature at which answers are sampled."""
         ...
 
     async def named(self) -> str:
-        """What the gateway calls its model. Raises Unavailable."""
+        """The gateway's name for its model. Raises Unavailable."""
         ...
 
     async def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
-        """One call's answer. Raises Unavailable where another try may succeed, BadRequest where none will."""
+        """One call's answer. Raises Unavailable if another try may succeed, BadRequest if none will."""
         ...
 
     def streamed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[PassedAnswer]:
-        """One posted call's answer while it arrives. Raises Unavailable where another try may succeed."""
+        """The answer to a POST while it arrives. Raises Unavailable if another try may succeed."""
         ...
 
 
 class EpisodeModel:
-    """Implements `Model` over chat completions, not streamed, and `Passage`. `turns` are the ids of what was captured of the former,
-    `policies` the weights that made its tokens.
+    """Implements `Model` over chat completions, not streamed, and `Passage`. `turns` are the ids of the turns captured for `Model`,
+    `policies` the policy versions that sampled its tokens.
 
-    A call that fails on its way is made again under its idempotency key: what was sampled by then is the answer, and is not sampled twice.
+    A call that fails on its way is retried under its idempotency key: an answer that was sampled by then is returned, not sampled again.
 
     Args:
         gateway: where calls go.
-        episode, group: whose turns they are.
-        harness: the harness's hash, which goes onto every turn.
-        pause_s: before the second try; twice as long before each further one.
-        slot: whose weights answer.
-        seed: of the first call's samples, counted up by one for each further call; None: the engine draws one.
+        episode, group: those of the turns.
+        harness: the harness's hash, recorded with every turn.
+        pause_s: seconds before the second try; doubled before each further one.
+        slot: the slot whose weights answer.
+        seed: the seed of the first call, incremented by one for each further call; None: the engine draws one.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class EpisodeModel:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         answer = await self._answer(body, timing)
         answered = _answered(answer)
-        if not answered.tokens:  # the grade of a rollout that ends with it would go to a turn that nobody learns from
+        if not answered.tokens:  # the grade of a rollout that ends with it would go to a turn with nothing to train on
             raise Unavailable(f"turn {answered.turn} holds no token")
         self.turns.append(answered.turn)
         self.policies |= {PolicyVersion(number=span[0], hash=span[1]) for span in answer["ostinato"].get("spans", ())}
@@ -159,18 +159,18 @@ class EpisodeModel:
 
     @property
     def temperature(self) -> float:
-        """At which answers are sampled."""
+        """The temperature at which answers are sampled."""
         return self._gateway.temperature
 
     async def named(self) -> str:
-        """What the gateway calls its model. Raises Unavailable."""
+        """The gateway's name for its model. Raises Unavailable."""
         return await self._gateway.named()
 
     @contextlib.asynccontextmanager
     async def passed(
         self, path: str, body: bytes, headers: Mapping[str, str], *, left_s: float | None = None
     ) -> AsyncGenerator[PassedAnswer]:
-        """One call's answer as it comes, as a turn of the episode. It is asked for again only until it begins. Raises Unavailable."""
+        """One call's answer as it arrives, as a turn of the episode. It is retried only until it begins. Raises Unavailable."""
         timing = _Timing(left_s)
         told = {**headers, **self._headers, "Idempotency-Key": self._fresh_key()}
         async with contextlib.AsyncExitStack() as stack:
@@ -183,11 +183,11 @@ class EpisodeModel:
             yield await self._again(begin, timing)
 
     def _fresh_key(self) -> str:
-        # drawn anew for each call: an episode's name may come again after a restart, with other messages
+        # drawn anew for each call: an episode's name may be used again after a restart, with other messages
         return f"{self._episode}:{len(self.turns)}:{secrets.token_hex(8)}"
 
     async def _answer(self, body: dict[str, Any], timing: _Timing) -> Mapping[str, Any]:
-        """The gateway's answer, asked for again under the same key where a call fails. Raises BadRequest, Unavailable."""
+        """The gateway's answer; a failed call is retried under the same key. Raises BadRequest, Unavailable."""
         headers = self._headers | {"Idempotency-Key": self._fresh_key()}
 
         async def ask() -> Mapping[str, Any]:
@@ -217,7 +217,7 @@ class EpisodeModel:
 
 
 class _Timing:
-    """The seconds that an answer may take, counted from here on by the loop's clock."""
+    """The seconds that an answer may take, counted from the construction of this object by the loop's clock."""
 
     def __init__(self, seconds: float | None) -> None:
         self._clock = asyncio.get_running_loop().time
@@ -228,21 +228,21 @@ class _Timing:
         return self._end - self._clock()
 
     def check(self, why: str) -> None:
-        """Raise OutOfTime once nothing is left; `why` is what went wrong last."""
+        """Raise OutOfTime once no time is left; `why` is what went wrong last."""
         if self.left_s <= 0:
             raise OutOfTime(
                 f"no answer had begun when the rollout's time was over; {why or 'it was not asked for in time'}"
             )
 
     def headers(self) -> dict[str, str]:
-        """What the gateway is told."""
+        """The header that tells the gateway how much time is left."""
         if math.isinf(self._end):
             return {}
         return {LEFT: str(min(_MOST_MS, max(0, math.ceil(1000 * self.left_s))))}
 
     @contextlib.asynccontextmanager
     async def guard(self) -> AsyncGenerator[None]:
-        """Give up on a gateway that does not even end an answer when its time is over."""
+        """Give up on a gateway that does not end an answer within `GRACE_S` of its deadline."""
         try:
             async with asyncio.timeout(None if math.isinf(self._end) else max(0.0, self.left_s) + GRACE_S):
                 yield

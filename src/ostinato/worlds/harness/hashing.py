@@ -1,4 +1,4 @@
-"""What identifies a harness: the hash of everything that decides what the model sees. Pure."""
+"""A harness's identity: the hash of everything that decides what the model sees. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blake3 import blake3
 def harness_hash(name: str, version: int, **shown: Any) -> str:
     """16 hex digits of the BLAKE3 of a harness's name, its version and what it shows: prompts, tools, limits (all as JSON, keys sorted).
 
-    `version` is raised with every change of the code that changes what a model sees.
+    `version` must be raised with every code change that changes what a model sees.
     """
     text = json.dumps({"name": name, "version": version, "shown": shown}, sort_keys=True, separators=(",", ":"))
     return blake3(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Harnesses by the names that tasks use."""
+"""Opens harnesses by the names that tasks use."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ostinato.worlds.harness.tools import ToolLoop, ToolLoopConfig
 _C = TypeVar("_C", bound=BaseModel)
 
 HARNESSES = ("single", "repair", "tools")
-"""Those that need no settings."""
+"""The harnesses that need no settings."""
 
 
 def is_agent(name: str) -> bool:
-    """True for the names of agents that are not ours: "agent", or "agent-" and more."""
+    """True for the names of third-party agents: "agent", or "agent-" followed by a name."""
     return name == "agent" or (name.startswith("agent-") and len(name) > len("agent-"))
 
 
 def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> Harness:
-    """The harness of this name. Raises BadConfig for a name or a setting that there is not.
+    """The harness of this name. Raises BadConfig for an unknown name or an invalid setting.
 
     Args:
-        name: as tasks name it.
-        settings: of `[worlds.harness.NAME]`.
+        name: the name that tasks use.
+        settings: those of `[worlds.harness.NAME]`.
     """
     if is_agent(name):
         if settings is None:
@@ -51,7 +51,7 @@ def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> Harnes
 
 
 def no_harness(name: str) -> str:
-    """What is said of a harness that cannot be had, and the way out."""
+    """The error message for a harness that is not available, with the remedy."""
     if is_agent(name):
         return f"the harness {name!r} is not configured; add [worlds.harness.{name}] with its command to the config"
     return f"there is no harness {name!r}; there are {', '.join(HARNESSES)}, and agent or agent-NAME"

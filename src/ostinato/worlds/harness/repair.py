@@ -1,4 +1,4 @@
-"""Write, run, see what fails, repair: the model's code is checked in a sandbox, and it is shown what went wrong.
+"""Write, run, see what fails, repair: the model's code is checked in a sandbox, and the model is shown what went wrong.
 
 Data flow: task's messages -> answer -> its code becomes a file -> the check runs -> passed: done; failed: the output goes into the
 conversation, and the model answers again.
@@ -49,9 +49,9 @@ class RepairConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class RepairLoop:
-    """Implements `Harness`: at most `Task.turns` answers, each of which the check sees; the last one counts.
+    """Implements `Harness`: at most `Task.turns` answers, each of which is checked; the last one counts.
 
-    Where the task's messages end with the beginning of the answer, every answer is begun so.
+    If the task's messages end with the beginning of the answer, every answer continues that beginning.
 
     Example: ``rollout = await RepairLoop(RepairConfig(path="calc.py")).run(task, model, sandbox)``
     """
@@ -63,11 +63,11 @@ class RepairLoop:
         self.hash = harness_hash(self.name, _VERSION, config=self.config.model_dump())
 
     def spec(self, task: Task) -> SandboxSpec:
-        """The task's own."""
+        """The task's own sandbox."""
         return task.spec
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
-        """Until the check passes, or the end of the turns, the context or the time. Raises Unavailable."""
+        """Work until the check passes, or until the end of the turns, the context or the time. Raises Unavailable."""
         if sandbox is None:
             raise ValueError("the harness 'repair' needs a sandbox")
         session = _Session(task, model, sandbox, self.config)
@@ -92,7 +92,7 @@ class RepairLoop:
 
 
 class _Session:
-    """One rollout while it goes on. `checks` says of each answer whether it passed."""
+    """One rollout in progress. `checks` says for each answer whether it passed."""
 
     def __init__(self, task: Task, model: Model, sandbox: Sandbox, config: RepairConfig) -> None:
         self._task, self._model, self._sandbox, self._config = task, model, sandbox, config
@@ -104,7 +104,10 @@ class _Session:
         self.tokens = 0
 
     async def work(self, deadline: float) -> tuple[Ended, str]:
-        """Why it ended, by the loop's time `deadline` at the latest, and more about that for people. Raises Unavailable."""
+        """Work until `deadline`, by the loop's clock, at the latest. Returns why it ended, and an explanation for people.
+
+        Raises Unavailable.
+        """
         clock = asyncio.get_running_loop().time
         overran = (Ended.TIMEOUT, timed_out(self._task))
         while True:
@@ -136,10 +139,10 @@ class _Session:
             self._show(whole, output)
 
     async def _failure(self, text: str) -> str | None:
-        """What the check says about the code in an answer; None if it passes."""
+        """The check's output for the code in an answer; None if it passes."""
         try:
             await self._sandbox.write(self._config.path, code_in(text).encode("utf-8", "surrogatepass"))
-        except (BadRequest, StorageFull) as error:  # what its code did to the place, or to the disk
+        except (BadRequest, StorageFull) as error:  # earlier code blocked the path or filled the disk
             return cut_middle(f"the code could not be put into its place: {error}", self._config.output_chars)
         result = await self._sandbox.exec(self._config.command, timeout=self._config.command_s)
         if result.code == 0:
@@ -150,7 +153,7 @@ class _Session:
         return cut_middle(said or f"exit code {result.code}", self._config.output_chars)
 
     def _show(self, answer: str, output: str) -> None:
-        """Put a failure into the conversation."""
+        """Add a failure to the conversation."""
         if self._begun is not None:
             self.messages[-2:] = [Message(role=Role.ASSISTANT, text=answer)]
         told = self._config.told.replace("{output}", output)
@@ -160,7 +163,7 @@ class _Session:
 
 
 def code_in(text: str) -> str:
-    r"""What stands in the last code fence, which need not be closed; the whole text where there is none.
+    r"""The content of the last code fence, which need not be closed; the whole text if there is none.
 
     Example: ``code_in("Here:\n```python\nx = 1\n```\nDone.") == "x = 1\n"``
     """

@@ -1,4 +1,4 @@
-"""What a harness leaves behind: the conversation, the turns that were captured, and what became of the files."""
+"""The result of a harness's run: the conversation, the captured turns, and the changes to files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ostinato.core.seams import Sandbox
 from ostinato.worlds.tasks.task import Task
 
 OVERRAN = "deadline"
-"""`Answered.finish` of an answer that was cut because the time that it might take was over."""
+"""`Answered.finish` of an answer that was cut at its deadline."""
 
 
 class OutOfTime(Unavailable):
-    """The time that an answer might take was over before a token of it came: there is no turn."""
+    """An answer's deadline passed before its first token: there is no turn."""
 
     code = "out_of_time"
 
@@ -27,16 +27,16 @@ class Ended(StrEnum):
     """Why a rollout ended. `FAILED`: something other than the policy ended it, so that it teaches nothing."""
 
     SUBMITTED = "submitted"  # the model said that it is done
-    TURNS = "turns"  # it was asked as often as it may be
+    TURNS = "turns"  # it has used all its turns
     LENGTH = "length"  # its context or an answer's budget was used up
     TIMEOUT = "timeout"
-    BROKEN = "broken"  # its programs took so much that the sandbox had to be ended
+    BROKEN = "broken"  # its programs used so much that the sandbox had to be stopped
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """One answer of the model. `turn` is the id under which the gateway captured it; `finish` is as OpenAI says it, or `OVERRAN`.
+    """One answer of the model. `turn` is the id under which the gateway captured it; `finish` is OpenAI's finish reason, or `OVERRAN`.
 
     Example: ``Answered(turn="chatcmpl-3f:0", message=Message(role=Role.ASSISTANT, text="Done."), ...)``
     """
@@ -60,17 +60,17 @@ class Model(Protocol):
         stop: Sequence[str] = (),
         left_s: float | None = None,
     ) -> Answered:
-        """The next message of the assistant, or as much of it as was said in the seconds that are left; None: it may take what it takes.
+        """The next message of the assistant, or as much of it as was sampled within `left_s` seconds; None: no limit.
 
-        Raises BadRequest (a prompt beyond the context), Unavailable, and as one of the latter OutOfTime.
+        Raises BadRequest (the prompt exceeds the context), or Unavailable, of which OutOfTime is a kind.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One try at a task. `effort` counts what it took: tokens (of answers with calls, of answers without, of what tools answered; reasoning
-    counts with its answer), calls, errors, turns, seconds.
+    """One attempt at a task. `effort` counts tokens (of answers with calls, of answers without, of tool outputs; reasoning counts with its
+    answer), calls, errors, turns and seconds.
 
     Example: ``Rollout(task="calc-1", harness="tools@3f2a", ended=Ended.SUBMITTED, messages=(...), turns=("chatcmpl-3f:0",))``
     """
@@ -86,12 +86,12 @@ class Rollout:
 
 
 def timed_out(task: Task) -> str:
-    """What is said of a rollout that its time ended."""
+    """The explanation for a rollout that ran out of time."""
     return f"after {task.timeout_s:g} s"
 
 
 async def worked(sandbox: Sandbox, work: Awaitable[tuple[Ended, str]]) -> tuple[Ended, str, tuple[Change, ...]]:
-    """How a rollout's work ended, more about that for people, and what it changed: nothing, if it broke its sandbox. Raises Unavailable."""
+    """How a rollout's work ended, an explanation for people, and its changes: none, if it broke its sandbox. Raises Unavailable."""
     try:
         ended, why = await work
         return ended, why, tuple(await sandbox.diff())
@@ -104,21 +104,21 @@ class Harness(Protocol):
 
     @property
     def name(self) -> str:
-        """As tasks name it. Example: "tools"."""
+        """The name that tasks use. Example: "tools"."""
         ...
 
     @property
     def hash(self) -> str:
-        """Of all that decides what the model sees: prompts, tools and their descriptions, limits, version. Goes onto every turn."""
+        """A hash of all that decides what the model sees: prompts, tools with descriptions, limits, version. Recorded with every turn."""
         ...
 
     def spec(self, task: Task) -> SandboxSpec | None:
-        """The sandbox that it works on a task in; None: it needs none."""
+        """The sandbox that a task needs; None: no sandbox."""
         ...
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
-        """Work until the model is done or may not go on. What the model does wrong is part of the rollout, never an exception.
+        """Work until the model is done or may not go on. The model's mistakes are part of the rollout, never an exception.
 
-        Raises Unavailable where the gateway or the sandbox fails, OutOfTime where the time was over before the model said anything.
+        Raises Unavailable if the gateway or the sandbox fails, OutOfTime if the time ran out before the model said anything.
         """
         ...

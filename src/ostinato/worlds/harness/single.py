@@ -1,4 +1,4 @@
-"""The plainest harness: the model is asked once."""
+"""The simplest harness: the model is asked once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class SingleAnswer:
         """None: it runs nothing."""
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
-        """One answer, or what there is of it when the task's time is over. A prompt that does not fit ends it before the model said
-        anything. Raises Unavailable, as OutOfTime too where the time was over before the model said anything.
+        """One answer, or as much of it as there is when the task's time is over. If the prompt does not fit, the rollout fails before the
+        model has said anything. Raises Unavailable, or OutOfTime if the time ran out before the model said anything.
         """
         clock = asyncio.get_running_loop().time
         start = clock()

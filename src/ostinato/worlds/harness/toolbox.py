@@ -1,4 +1,4 @@
-"""The reference harness's tools: what the model is told of them, and what they do in the sandbox."""
+"""The reference harness's tools: their descriptions for the model, and what they do in the sandbox."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TOOLS = (
 )
 
 OFFERED = ("read", "write", "edit", "bash", "submit")
-"""The names of those that a model is offered unless the harness's settings name others."""
+"""The names of the tools that a model is offered by default."""
 
 _BY_NAME = {tool.name: tool for tool in TOOLS}
 _TYPES = {"string": str, "integer": int}
@@ -68,7 +68,7 @@ _MOST_LINES_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a tool answers. `failed`: the call did not do what it asked for.
+    """A tool's answer. `failed`: the call did not do what it asked for.
 
     Example: ``Told(text="there is no tool 'look'; there are read, write, edit, bash, submit", failed=True)``
     """
@@ -78,7 +78,7 @@ class Told:
 
 
 def cut_middle(text: str, most: int) -> str:
-    """A text of more than `most` characters without its middle, and a note in its place that says how much is missing."""
+    """The text; if it has more than `most` characters, its middle is replaced by a note that says how much is missing."""
     if len(text) <= most:
         return text
     head = (most + 1) // 2
@@ -117,7 +117,7 @@ def replaced_once(text: str, old: str, new: str, path: str) -> str:
 
 
 def _nearly(text: str, old: str) -> int | None:
-    """The line where `old` stands but for the spaces at the ends of lines."""
+    """The line at which `old` occurs if white space at both ends of lines is ignored; None if it does not."""
     lines, sought = [[line.strip() for line in each.split("\n")] for each in (text, old.strip("\n"))]
     if not any(sought):
         return None
@@ -125,7 +125,7 @@ def _nearly(text: str, old: str) -> int | None:
 
 
 def tools_named(names: Sequence[str]) -> tuple[Tool, ...]:
-    """The tools of these names, in this order. Raises BadConfig for a name that there is not."""
+    """The tools of these names, in this order. Raises BadConfig for an unknown name."""
     if missing := [name for name in names if name not in _BY_NAME]:
         raise BadConfig(f"there is no tool {missing[0]!r}; there are {', '.join(_BY_NAME)}")
     return tuple(_BY_NAME[name] for name in names)
@@ -154,7 +154,7 @@ def checked(call: ToolCall, offered: Sequence[str] = OFFERED) -> dict[str, Any]:
 
 
 async def use(call: ToolCall, sandbox: Sandbox, *, timeout: float, offered: Sequence[str] = OFFERED) -> Told:
-    """Do what a call asks for; what is wrong with it is said, not raised. Raises Unavailable if the sandbox is gone."""
+    """Execute a call. Faults of the call are reported in the answer, not raised. Raises Unavailable if the sandbox is gone."""
     try:
         values = checked(call, offered)
         match call.name:

@@ -1,6 +1,6 @@
 """The reference harness: the model works with tools in a sandbox until it submits or a budget ends.
 
-Data flow: task's messages -> model -> calls -> sandbox -> results into the conversation -> model ... -> what changed in the sandbox.
+Data flow: task's messages -> model -> calls -> sandbox -> results into the conversation -> model ... -> changes in the sandbox.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class ToolLoop:
         self.hash = harness_hash(self.name, _VERSION, tools=shown, config=self.config.model_dump())
 
     def spec(self, task: Task) -> SandboxSpec:
-        """The task's own."""
+        """The task's own sandbox."""
         return task.spec
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
-        """Until a submit, an answer without a call, or the end of the turns, the tokens or the time. Raises Unavailable."""
+        """Work until a submit, an answer without a call, or the end of the turns, the tokens or the time. Raises Unavailable."""
         if sandbox is None:
             raise ValueError("the harness 'tools' needs a sandbox")
         session = _Session(task, model, sandbox, self.config)
@@ -82,7 +82,7 @@ class ToolLoop:
 
 
 class _Session:
-    """One rollout while it goes on."""
+    """One rollout in progress."""
 
     def __init__(self, task: Task, model: Model, sandbox: Sandbox, config: ToolLoopConfig) -> None:
         self._task, self._model, self._sandbox, self._config = task, model, sandbox, config
@@ -95,7 +95,10 @@ class _Session:
         self._told = 0  # tokens of the conversation so far, as the gateway counted them
 
     async def work(self, deadline: float) -> tuple[Ended, str]:
-        """Why it ended, by the loop's time `deadline` at the latest, and more about that for people. Raises Unavailable."""
+        """Work until `deadline`, by the loop's clock, at the latest. Returns why it ended, and an explanation for people.
+
+        Raises Unavailable.
+        """
         overran = (Ended.TIMEOUT, timed_out(self._task))
         while len(self.turns) < self._task.turns:
             try:
@@ -130,13 +133,13 @@ class _Session:
         self.messages.append(answered.message)
         self.effort["tokens"] += answered.tokens
         self.effort["call_tokens" if answered.message.calls else "final_tokens"] += answered.tokens
-        if self._told:  # by what else the prompt grew is what tools answered
+        if self._told:  # what the prompt grew by beyond the last answer is tool output
             self.effort["output_tokens"] += max(0, answered.prompt_tokens - self._told)
         self._told = answered.prompt_tokens + answered.tokens
         return answered
 
     async def _act(self, answered: Answered, deadline: float) -> Ended | None:
-        """Do what an answer asks for; how the rollout ended, if it did."""
+        """Execute an answer's calls. Returns how the rollout ended; None if it goes on."""
         done = False
         for call in answered.message.calls:
             self.effort["calls"] += 1
@@ -156,7 +159,7 @@ class _Session:
         return Ended.LENGTH if self.effort["tokens"] >= self._config.answer_tokens else None
 
     async def _used(self, call: ToolCall, timeout: float) -> Told:
-        """What a call did. A program that cannot start although the sandbox lives is the model's doing (its processes, its memory)."""
+        """A call's result. If a program cannot start although the sandbox lives, the model caused it (by its processes or memory)."""
         try:
             return await use(call, self._sandbox, timeout=timeout, offered=self._config.offered)
         except Unavailable as error:

@@ -1,1 +1,1 @@
-"""Rollouts of tasks in groups: which task is next, who works on it, what it was worth, told once whatever is killed."""
+"""Rollouts of tasks in groups: draws tasks, works on them, grades the outcomes, and reports each once, whatever is killed."""

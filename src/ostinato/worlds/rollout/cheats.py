@@ -1,21 +1,21 @@
-"""Is somebody being rewarded, or trying to be, for what is no solution? An alarm's state out of finished rollouts. Pure."""
+"""Raises an alarm if finished rollouts were rewarded, or tried to be, for something that is no solution. Pure."""
 
 from __future__ import annotations
 
 from ostinato.worlds.rollout.finished import Finished
 
 CHEATED = "worlds:cheated"
-"""The name of the alarm that stands while outcomes are faked."""
+"""The name of the alarm that is raised while outcomes are faked."""
 
 
 class CheatWatch:
-    """Finished rollouts in, the alarm's state out.
+    """Follows finished rollouts and keeps the alarm's state.
 
-    `raised` None: nothing is known that changes what the log says. A verdict that was faked is worth nothing to the trainer; the alarm is
-    for people, who close the hole.
+    `raised` None: nothing is known that changes the state in the log. A faked outcome is graded 0 for the trainer anyway; the alarm is for
+    people, who close the hole.
 
     Args:
-        quiet: graded rollouts in a row without a cheat, after which it is cleared.
+        quiet: the number of graded rollouts in a row without a cheat after which the alarm is cleared.
 
     Example::
 
@@ -30,7 +30,7 @@ class CheatWatch:
         self.why = ""
 
     def take(self, record: Finished) -> None:
-        """One more rollout. What was not graded says nothing."""
+        """Take in one more rollout. One that was not graded changes nothing."""
         if record.cheated:
             self._clean, self.raised = 0, True
             turn = f", turn {record.turns[-1]}" if record.turns else ""

@@ -1,4 +1,4 @@
-"""What can be set about rollouts in simulated worlds."""
+"""Settings for rollouts in simulated worlds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which task is next: each once an epoch, shuffled; those first that still have something to teach. Pure."""
+"""Chooses the next task: each once an epoch, shuffled, those first that still have something to teach. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-LEAST, MOST = 0.1, 0.9  # of the rollouts solved: outside, a group seldom holds both a success and a failure
+LEAST, MOST = 0.1, 0.9  # share of rollouts solved: outside of this, a group seldom holds both a success and a failure
 KEPT = (
     1 - 1 / 32
-)  # of what was known, with each further rollout: the policy learns, and what was too hard is so no longer
+)  # decay with each further rollout: the policy learns, so a task that was too hard may no longer be
 
 
 @dataclass(slots=True, kw_only=True)
 class Success:
-    """How many rollouts of a task there were lately, and the sum of their grades: each counts `KEPT` times as much as the one after it.
+    """The number of a task's recent rollouts, and the sum of their grades: each counts `KEPT` times as much as the one after it.
 
     Example: ``Success(rollouts=16, grades=4.0).teaches``
     """
@@ -23,13 +23,13 @@ class Success:
     grades: float = 0.0
 
     def count(self, grade: float) -> None:
-        """One more rollout."""
+        """Count one more rollout."""
         self.rollouts = KEPT * self.rollouts + 1
         self.grades = KEPT * self.grades + grade
 
     @property
     def teaches(self) -> bool:
-        """True if its rollouts turned out differently, or if there was none."""
+        """True if its mean grade lies between `LEAST` and `MOST`, or if it has no rollouts."""
         return not self.rollouts or LEAST <= self.grades / self.rollouts <= MOST
 
 
@@ -46,9 +46,9 @@ def shuffled(tasks: Iterable[str], epoch: int, seed: int) -> list[str]:
 
 
 def next_task(left: Sequence[str], known: Mapping[str, Success], *, curriculum: bool) -> str:
-    """The next of the tasks that are left of an epoch, in its order: the first that teaches, if the curriculum is on, else the first.
+    """The next of an epoch's remaining tasks, in its order: with the curriculum, the first that teaches if any does; else the first.
 
-    Nothing is left out: what is too easy or too hard now comes at the end of the epoch, and may have changed by then.
+    No task is left out: those that are too easy or too hard now come at the end of the epoch, and may have changed by then.
     """
     if not curriculum:
         return left[0]

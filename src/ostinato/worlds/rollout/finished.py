@@ -1,6 +1,6 @@
-"""What is kept of a rollout that has ended: one line of JSON, for people and for what is computed over many of them. Pure.
+"""A finished rollout as one JSON line, for people to read and for statistics over many rollouts. Pure.
 
-The file is read by whoever shows it, and holds what a model wrote: nothing in it is believed before it was checked.
+The file holds text that a model wrote, and is read by programs that show it: nothing in it is trusted before it was checked.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Split, Task
 
 MOST_DIFF = 20_000
-"""Characters of all diffs of one rollout."""
+"""The most characters that all diffs of one rollout may have together."""
 
 _MOST_PATHS, _MOST_WORDS = 200, 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownChange:
-    r"""A path that a rollout changed. `diff` is a unified diff against what the task put there; None: one of the two is no text.
+    r"""A path that a rollout changed. `diff` is a unified diff against the task's own file, or None if either side is not text.
 
     Example: ``ShownChange(path="calc.py", kind=ChangeKind.WRITTEN, diff="--- calc.py\n+++ calc.py\n@@ -1 +1 @@\n...")``
     """
@@ -39,8 +39,8 @@ class ShownChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A rollout that ended for good. `policy` and `policy_last` are the oldest and the newest weights that made a token of it, None if
-    that is not known; `value` in [0, 1] is None for one that was not graded; `at` is in Unix seconds.
+    """A rollout that ended for good. `policy` and `policy_last` are the oldest and the newest policy version that sampled a token of it,
+    None if unknown; `value` in [0, 1] is None if it was not graded; `at` is in Unix seconds.
 
     Example: ``Finished(at=9.0, taskset="9f2c", task="calc-1", family="repair", split=Split.HELD_OUT, episode="w3f.m0.1", value=1.0, ...)``
     """
@@ -95,15 +95,15 @@ def finished_of(
     """The record of a rollout.
 
     Args:
-        task: what was tried.
-        rollout: what came of it.
+        task: the task.
+        rollout: the rollout of this task.
         grade: None if it was not graded.
         at: now, in Unix seconds.
-        taskset: its hash.
+        taskset: the taskset's hash.
         episode: the name under which its turns were captured.
-        policies: the weights that made its tokens, in any order; none: not known.
-        original: the bytes that the task put at a path, None for none.
-        group: of rollouts that it is compared with; None: it is not.
+        policies: the policy versions that sampled its tokens, in any order; empty if unknown.
+        original: the task's own bytes at a path, None if it has no file there.
+        group: the group of rollouts that it is compared with; None: there is none.
         member: its number in the group.
     """
     known = sorted(policies)
@@ -135,7 +135,7 @@ def finished_of(
 def shown_changes(
     changes: Sequence[Change], original: Callable[[str], bytes | None], most: int = MOST_DIFF
 ) -> tuple[ShownChange, ...]:
-    """Changes as diffs of at most `most` characters in all; what is cut ends with a note that says so."""
+    """Changes as diffs of at most `most` characters in all; a diff that is cut ends with a note that says so."""
     shown: list[ShownChange] = []
     left = most
     for change in changes[:_MOST_PATHS]:
@@ -153,7 +153,7 @@ def shown_changes(
 
 
 def read_finished(lines: Iterable[str]) -> tuple[list[Finished], int]:
-    """The finished rollouts of a file, in its order, and how many lines are none."""
+    """The finished rollouts of a file, in file order, and the number of malformed lines."""
     found: list[Finished] = []
     bad = 0
     for line in lines:
@@ -167,7 +167,7 @@ def read_finished(lines: Iterable[str]) -> tuple[list[Finished], int]:
 
 
 def _diff(change: Change, before: bytes | None) -> str | None:
-    """None for what is no text. Of a link, where it leads."""
+    """A change's diff; None if it is not text. For a link, its target."""
     if change.kind is ChangeKind.OTHER:
         return None
     if change.kind is ChangeKind.LINK:
@@ -180,7 +180,7 @@ def _diff(change: Change, before: bytes | None) -> str | None:
     if "\0" in old or "\0" in new:
         return None
     was, now = old.splitlines(keepends=True), new.splitlines(keepends=True)
-    if len(was) * len(now) > 1 << 22 or len(old) + len(new) > 1 << 20:  # difflib may take their product
+    if len(was) * len(now) > 1 << 22 or len(old) + len(new) > 1 << 20:  # difflib may take time in proportion to their product
         return f"[{len(was)} lines became {len(now)}: too long to compare]"
     names = (
         "/dev/null" if before is None else change.path,
@@ -194,7 +194,7 @@ def _finite(values: Mapping[str, float]) -> dict[str, float]:
     return {str(name): float(value) for name, value in values.items() if math.isfinite(value)}
 
 
-# ---------------------------------------------------------------- what a line says, checked
+# ---------------------------------------------------------------- reading a line, with checks
 
 
 def _read(row: Any) -> Finished:

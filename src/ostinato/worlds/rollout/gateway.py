@@ -1,4 +1,4 @@
-"""The gateway as the rollout worker sees it: a model for each episode, and a place to tell verdicts."""
+"""The rollout worker's client of the gateway: a model for each episode, and a place to send verdicts to."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ostinato.core.records import Arm, PolicyVersion
 from ostinato.worlds.harness.gateway import GRACE_S, LEFT, EpisodeModel, PassedAnswer
 
 _REFUSALS = (400, 413, 422)
-_PASSED = (*_REFUSALS, 429)  # an agent that asks too much must not be able to end its rollout as torn
-"""Another try would get them again."""
+_PASSED = (*_REFUSALS, 429)  # an agent that sends too many requests must not be able to end its rollout as torn
+"""HTTP statuses that a retry would get again."""
 
 
 class WorldGateway:
     """One gateway, over HTTP. An async context manager.
 
     Args:
-        url: where it listens, without a path.
-        key: the run's admin key: who names a slot, and speaks for a world. Empty: a certificate says who asks.
-        temperature: at which answers are sampled.
-        timeout_s: longest answer, for a call that does not say itself how much time is left for it.
-        context: TLS with a certificate of one's own, for `https`.
-        slot: whose weights answer.
+        url: its address, without a path.
+        key: the run's admin key, which is needed to name a slot and to speak for a world. Empty: a certificate identifies the caller.
+        temperature: the temperature at which answers are sampled.
+        timeout_s: longest wait for an answer, for a call that does not itself say how much time is left for it.
+        context: TLS with a client certificate, for `https`.
+        slot: the slot whose weights answer.
 
     Example::
 
@@ -71,7 +71,7 @@ class WorldGateway:
         return await self.holds() is not None
 
     async def holds(self) -> PolicyVersion | None:
-        """The weights in the slot; None while there are none, or nobody answers."""
+        """The policy version in the slot; None if there is none, or the gateway does not answer."""
         try:
             health = await self.call("GET", "/health")
         except (Unavailable, BadRequest):
@@ -85,13 +85,13 @@ class WorldGateway:
         await self.call("POST", "/v1/feedback", list(events))
 
     async def named(self) -> str:
-        """What the gateway calls its model. Raises Unavailable."""
+        """The gateway's name for its model. Raises Unavailable."""
         if not self._model and not await self.ready():
             raise Unavailable(f"the gateway has no weights in the slot {self._slot!r} yet")
         return self._model
 
     async def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
-        """One call's answer. Raises Unavailable where another try may succeed, BadRequest where none will."""
+        """One call's answer. Raises Unavailable if another try may succeed, BadRequest if none will."""
         if self._session is None:
             raise RuntimeError("enter the gateway first")
         try:
@@ -107,11 +107,11 @@ class WorldGateway:
         said = f"{method} {path}: HTTP {status}: {answer}"
         if status in _REFUSALS:
             raise BadRequest(said)
-        raise Unavailable(said)  # a key of another run or an empty slot passes with a restart, too
+        raise Unavailable(said)  # another run's key or an empty slot can also be cured by a restart
 
     @contextlib.asynccontextmanager
     async def streamed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[PassedAnswer]:
-        """One posted call's answer while it arrives; who asks too much is told so. Raises Unavailable where another try may succeed."""
+        """The answer to a POST while it arrives, also if it says "too many requests". Raises Unavailable if another try may succeed."""
         if self._session is None:
             raise RuntimeError("enter the gateway first")
         told = {**headers, "Content-Type": "application/json"}
@@ -127,7 +127,7 @@ class WorldGateway:
             yield PassedAnswer(status=response.status, headers=response.headers, parts=_parts(response))
 
     def _timeout(self, headers: Mapping[str, str]) -> aiohttp.ClientTimeout:
-        """Of a call with these headers: where its time ends at the other side, the other side says so."""
+        """The timeout of a call with these headers. It is later than the deadline stated there, which the gateway itself enforces."""
         left = headers.get(LEFT, "")
         return aiohttp.ClientTimeout(total=int(left) / 1000 + 2 * GRACE_S if left.isdecimal() else self._timeout_s)
 

@@ -1,7 +1,7 @@
-"""Where each group of rollouts stands: a fold over the journal's events, in order, that a restart repeats exactly. Pure.
+"""The state of each group of rollouts: a fold over the journal's events, in order, that a restart repeats exactly. Pure.
 
-A group is drawn; its members begin and end, some more than once; once all have ended for good it is *told* (its verdicts are in the log);
-once the trainer has taken it, or it was held back, it is *spent*. `Groups.events` are the few events that give the same fold again.
+A group is drawn, and its members begin and end, some more than once. Once all have ended for good and its verdicts are in the log, it is
+*told*. Once the trainer has taken it, or it was held back, it is *spent*. `Groups.events` are the few events that recreate this state.
 """
 
 from __future__ import annotations
@@ -59,26 +59,26 @@ class Group:
 
     @property
     def flat(self) -> bool:
-        """True if none of the members was worth more than another."""
+        """True if no graded member has a higher grade than another."""
         return len({outcome.grade for outcome in self.graded}) < 2
 
     @property
     def ungraded(self) -> list[Outcome]:
-        """The tries that something other than the policy ended."""
+        """The attempts that something other than the policy ended."""
         last = [slot.last for slot in self.slots if slot.last is not None and slot.last.grade is None]
         return [*(outcome for slot in self.slots for outcome in slot.failed), *last]
 
     @property
     def turns(self) -> list[str]:
-        """The turns of graded members: what the trainer takes."""
+        """The turns of graded members, which the trainer takes."""
         return [turn for outcome in self.graded for turn in outcome.turns]
 
 
 def most_steps_behind(*, per_step: int, lead: int, window: int) -> int:
-    """The most steps that a group's oldest token can lie behind the trainer, however long its slowest rollout lasts.
+    """The most steps by which a group's oldest token can lag behind the trainer, however long its slowest rollout lasts.
 
-    Before a group are at most those that were open at its draw, and after it what the window lets in; the trainer may take all of them
-    first, `per_step` at a time. At the draw one step is being taken and the one before is being stored, so that the weights are two older.
+    The trainer may first take, `per_step` at a time, all groups that were open at this one's draw and all later ones that the window lets
+    in. At the draw one step is being taken and the one before is being stored, so the weights are two steps older.
 
     Example: ``most_steps_behind(per_step=8, lead=2, window=16) == 5``
     """
@@ -86,11 +86,11 @@ def most_steps_behind(*, per_step: int, lead: int, window: int) -> int:
 
 
 class Groups:
-    """The groups that are not spent yet, and what was drawn.
+    """The groups that are not spent yet, and the record of what was drawn.
 
     Args:
         tasks: ids of the tasks to be drawn.
-        token: begins the groups' names, so that those of another journal are others.
+        token: the prefix of the groups' names, which makes them different from those of another journal.
         seed, epochs, curriculum: see `WorldsConfig`.
         flat_count: whether the trainer takes flat groups, too, so that they count as waiting for it.
 
@@ -115,14 +115,14 @@ class Groups:
         self._left: list[str] = []
         self.known: dict[str, Success] = {}
         self.latest: dict[str, int] = {}  # the epoch in which a task was drawn last
-        self.read_upto: int | None = None  # the place in the log up to which all outcomes are noted
-        self.epoch = -1  # the one that is drawn from
+        self.read_upto: int | None = None  # the cursor of the log up to which all outcomes are noted
+        self.epoch = -1  # the epoch that is drawn from
         self.drawn = 0
         self.spent = 0
         self.open: dict[int, Group] = {}
 
     def draw(self, size: int) -> dict[str, Any] | None:
-        """The event of the next group; None once every task was drawn as often as it may be. Nothing changes until it is applied."""
+        """The event of the next group; None once every task was drawn in every epoch. Nothing changes until the event is applied."""
         left, epoch = self._left, self.epoch
         if not left:
             left, epoch = shuffled(self._tasks, self.epoch + 1, self._seed), self.epoch + 1
@@ -132,7 +132,7 @@ class Groups:
         return {"kind": "drawn", "n": self.drawn, "task": task, "epoch": epoch, "size": size}
 
     def apply(self, event: Event) -> None:
-        """Take in one event."""
+        """Apply one event to the state."""
         if "after" in event:
             self.read_upto = max(self.read_upto or 0, int(event["after"]))
         if event["kind"] == "drawn":
@@ -150,8 +150,8 @@ class Groups:
         return f"{group.name}.{member}.{group.slots[member].begun}"
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Events that give, applied to new groups, what these are: of the open groups what happened, then what is known of tasks, then the
-        counts, which take the place of what the former added up to.
+        """Events that recreate this state when applied to a new `Groups`: the history of the open groups, then what is known of tasks, then
+        the counts, which replace those that the earlier events added up to.
         """
         for group in self.open.values():
             yield from _retold(group, self.latest.get(group.task, 0))
@@ -172,7 +172,7 @@ class Groups:
     def _draw(self, event: Event) -> None:
         if event["epoch"] != self.epoch:
             self.epoch, self._left = event["epoch"], shuffled(self._tasks, event["epoch"], self._seed)
-        if event["task"] in self._left:  # else the taskset is another one than it was
+        if event["task"] in self._left:  # otherwise the taskset has changed
             self._left.remove(event["task"])
         self.latest[event["task"]] = event["epoch"]
         number = event["n"]
@@ -216,7 +216,7 @@ class Groups:
 
 
 def _retold(group: Group, epoch: int) -> Iterator[dict[str, Any]]:
-    """What happened to a group, as shortly as can be."""
+    """A group's history, in as few events as possible."""
     yield {"kind": "drawn", "n": group.number, "task": group.task, "epoch": epoch, "size": len(group.slots)}
     for member, slot in enumerate(group.slots):
         about = {"n": group.number, "member": member}

@@ -1,4 +1,4 @@
-"""The rollout worker's own memory: JSON lines, one event each, on disk before what they say is told; short however long it runs."""
+"""The rollout worker's journal: JSON lines, one event each, on disk before they are reported. It stays short however long the run is."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ostinato.core.errors import Corrupt, StorageFull
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 8 << 20
-"""A file beyond this is written anew, with what is still needed; one that a page has never seen is read whole up to eight times of it."""
-TIMES_NEEDED = 4  # so many times what it began with it has to be, too: a large state is not written again and again
+"""A file beyond this is rewritten with what is still needed. The run's page reads a file that is new to it whole up to eight times this."""
+TIMES_NEEDED = 4  # it must also be this many times its size at the last rewrite: a large state is not written again and again
 
 
 class EventFile:
-    """An append-only file of events. A last line that a kill cut short is dropped; so is nothing else.
+    """An append-only file of events. Only a last line that a kill cut short is ever dropped.
 
-    The first line names the file by a random `token`; of one that was written anew also how many lines it began with, and their hash.
+    The first line names the file by a random `token`; after a rewrite it also holds the number of lines that were written, and their hash.
 
     Args:
-        path: where.
+        path: the file.
         token: its name.
-        most_bytes: it is `grown` beyond that.
+        most_bytes: the size beyond which it is `grown`.
 
     Example::
 
@@ -46,9 +46,9 @@ class EventFile:
 
     @classmethod
     def open(cls, path: Path, most_bytes: int = MOST_BYTES) -> tuple[EventFile, list[dict[str, Any]]]:
-        """The file, made if need be, and what it holds. Raises Corrupt, StorageFull."""
+        """Open the file, or create it. Returns it and its events. Raises Corrupt, StorageFull."""
         path.touch(mode=0o644)
-        _beside(path).unlink(missing_ok=True)  # a kill left it
+        _beside(path).unlink(missing_ok=True)  # left behind by a kill
         with path.open("r+b") as file:
             events, whole = _read(path, file)
             file.truncate(whole)
@@ -60,14 +60,14 @@ class EventFile:
 
     @property
     def grown(self) -> bool:
-        """True if it should be written anew."""
+        """True if it should be rewritten."""
         return os.fstat(self._file.fileno()).st_size > self._rewrite_at
 
     def append(self, event: Mapping[str, Any], *, sync: bool = False) -> None:
-        """Write one event; `sync`: it outlives the machine's end, too. Raises StorageFull, with nothing written."""
+        """Write one event; with `sync`, it also survives a crash of the machine. Raises StorageFull, with nothing written."""
         size = os.fstat(
             self._file.fileno()
-        ).st_size  # not where the file stands: an append that failed may have moved that
+        ).st_size  # not the file's position, which a failed append may have moved
         data = _line(event)
         try:
             if self._file.write(data) != len(data):
@@ -79,10 +79,10 @@ class EventFile:
             raise StorageFull(f"{self._path} cannot be written: {error}; free some space") from error
 
     def rewrite(self, events: Iterable[Mapping[str, Any]]) -> bool:
-        """Put these events in the place of all that it holds. A kill leaves the one or the other, whole. False, with a warning, if there is
-        no room: it goes on as it was, and is `grown` again once it has grown by as much as it may hold.
+        """Replace the file's events by these, atomically. False, with a warning, if there is no room: the old file stays in use, and is
+        `grown` again once it is larger by `most_bytes`.
 
-        Raises StorageFull where it was replaced and nobody knows whether that outlives the machine's end.
+        Raises StorageFull if the file was replaced, but may not survive a crash of the machine.
         """
         lines = b"".join(map(_line, events))
         first = {"kind": "opened", "token": self.token, "lines": lines.count(b"\n"), "hash": _hash(lines)}
@@ -109,7 +109,7 @@ class EventFile:
         return True
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         self._file.close()
 
 
@@ -126,7 +126,7 @@ def _hash(lines: bytes) -> str:
 
 
 def _written(path: Path, data: bytes) -> Any:
-    """A new file that holds this, on disk, open for more. Raises OSError, with nothing left open."""
+    """A new file that holds this, synced to disk and open for appending. Raises OSError, with nothing left open."""
     path.unlink(missing_ok=True)
     file = path.open("ab", buffering=0)
     try:
@@ -149,7 +149,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, Any]], int]:
-    """The events of whole lines, and where they end. Raises Corrupt."""
+    """The events of the complete lines, and the offset at which they end. Raises Corrupt."""
     events, whole, begun, digest = list[dict[str, Any]](), 0, 0, hashlib.blake2b(digest_size=16)
     for number, line in enumerate(file, 1):
         if not line.endswith(b"\n"):  # cut short by a kill

@@ -1,4 +1,4 @@
-"""Tasks tried for their own sake: each so many times, nothing is learned, and what is told of the turns is that they were measured."""
+"""Tries tasks to measure only: each a given number of times, with nothing learned. Their turns are reported as measured."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Measurement:
     """Tries each of some tasks `tries` times.
 
     Args:
-        tasks: what is tried.
-        shop: who works on them.
+        tasks: the tasks to try.
+        shop: works on them.
         tries: rollouts of each task.
         concurrency: rollouts at once.
-        token: begins the names of the episodes.
-        again: how often a rollout is tried that something other than the policy ends.
-        pause_s: before what was away is asked again.
-        patience_s: how long it may be away.
+        token: the prefix of the episodes' names.
+        again: how often, at most, a rollout is tried that something other than the policy ends.
+        pause_s: seconds before the first retry of what was unavailable.
+        patience_s: how long something may be unavailable.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Measurement:
         self._trying = Trying(shop, pause_s=pause_s, patience_s=patience_s)
 
     async def results(self) -> AsyncGenerator[Tried]:
-        """Each rollout as it ends, all tasks once before any of them twice. Raises what no other try would change: BadConfig, BadRequest.
+        """Each rollout as it ends; all tasks are begun once before any of them twice.
 
-        Closed early, it ends what is under way.
+        Raises errors that no retry would change: BadConfig, BadRequest. Closing it early cancels the rollouts in progress.
         """
         work = [
             asyncio.ensure_future(self._one(task, f"{self._token}.{draw}.{place}"))

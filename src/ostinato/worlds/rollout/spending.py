@@ -1,4 +1,4 @@
-"""What became of the groups that were told: read from the log, where the trainer's batches and the desk's reasons stand."""
+"""What became of the groups that were told, as read from the log: the trainer's batches, and the desk's reasons for holding back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_ONE_TURN = ("finish:", "arm:", "empty", "greedy", "top_p", "cold", "purpose:
 
 
 class OutcomeRows(Protocol):
-    """The run's log, or what can be seen of it from afar."""
+    """The run's log, or a remote view of it."""
 
     def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
         """As `Log.read`."""
@@ -24,8 +24,8 @@ class Spending:
     """Finds the groups that the trainer has taken, or that were held back.
 
     Args:
-        log: where the outcomes stand.
-        after: the place from which on outcomes may stand.
+        log: holds the outcomes.
+        after: the cursor after which there may be outcomes.
 
     Example::
 
@@ -39,15 +39,15 @@ class Spending:
         self.cursor = after
         self.steps = 0
         self._of: dict[str, int] = {}
-        self._found: dict[int, None] = {}  # and not told yet
+        self._found: dict[int, None] = {}  # and not returned yet
 
     def expect(self, number: int, turns: Iterable[str]) -> None:
-        """A group was told that has these graded turns. Call before it is told, or its outcome may be passed over."""
+        """Expect the outcome of a group with these graded turns. Call this before the group is told, or its outcome may be missed."""
         self._of |= dict.fromkeys(turns, number)
 
     async def look(self) -> Sequence[int]:
         """The numbers of the groups that were spent since the last look. Raises Unavailable, Corrupt."""
-        found = self._found  # what was found before a failure is told the next time
+        found = self._found  # what was found before a failure is returned the next time
         async for place, row in self._log.read(self.cursor, {Batch, Holdback}):
             self.cursor = place
             if isinstance(row, Batch):

@@ -1,4 +1,4 @@
-"""A group's verdicts as events of the gateway's feedback route, in the order in which they must arrive; its shape, for people. Pure."""
+"""A group's verdicts as events for the gateway's feedback route, in the order in which they must arrive; its shape, for people. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.rollout.groups import Group
 
-MOST_EVENTS = 1000  # of one call, all of which are in the log or none
+MOST_EVENTS = 1000  # of one call, which enter the log all or not at all
 
 
 def verdicts(group: Group, most: int = MOST_EVENTS) -> list[list[dict[str, Any]]]:
-    """The calls that tell a group's verdicts. The same group gives the same ids and values: whoever was killed in between tells all again.
+    """The calls that report a group's verdicts. The same group gives the same ids and values, so a worker that was killed in between can
+    report all of them again.
 
-    A rollout's last turn is worth its grade, those before it nothing. The group is closed in the last call, about a turn that is graded
-    in it; a group without a turn is never told.
+    A rollout's last turn gets its grade, those before it get 0. The last call also closes the group, with an event about a turn that gets
+    a verdict in the same call. Nothing is reported for a group without a turn.
     """
     events = [_event(turn, FAILED, 1.0) for outcome in group.ungraded for turn in outcome.turns]
     for outcome in group.graded:
@@ -32,12 +33,12 @@ def verdicts(group: Group, most: int = MOST_EVENTS) -> list[list[dict[str, Any]]
 
 
 def measured(turns: tuple[str, ...]) -> list[dict[str, Any]]:
-    """What is told of a rollout that nothing is learned from."""
+    """The events for a rollout that is not trained on."""
     return [_event(turn, MEASURED, 1.0) for turn in turns]
 
 
 def shape(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """How long rollouts were and how they ended: of each its sampled tokens and its turns; how many were cut by a limit of length, ran out
+    """How long rollouts were and how they ended: each rollout's sampled tokens and turns, and how many were cut by a length limit, ran out
     of time, broke their sandbox, or were ended by something other than the policy.
     """
     ended = [rollout.ended for rollout in rollouts]

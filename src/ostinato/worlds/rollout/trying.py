@@ -1,4 +1,4 @@
-"""One try at a task: harness, sandbox and model, then the grader. A gateway, sandbox or grader that is away is waited for, in bounds."""
+"""One attempt at a task: harness, sandbox and model, then the grader. Retries, in bounds, while a service is unavailable."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _T = TypeVar("_T")
 
 
 class CapturedModel(Model, Protocol):
-    """A model whose turns are captured. `policies`: the weights that made its tokens so far, as the gateway said."""
+    """A model whose turns are captured. `policies`: the policy versions that sampled its tokens so far, as the gateway reported them."""
 
     @property
     def policies(self) -> Collection[PolicyVersion]: ...
 
 
 class Gateway(Protocol):
-    """What rollouts need of the gateway."""
+    """The part of the gateway that rollouts need."""
 
     def model(self, episode: str, *, group: str | None, harness: str, seed: int | None = None) -> CapturedModel:
-        """The model of one episode. `seed`: where its samples start from; None: anywhere."""
+        """The model of one episode. `seed` is the seed of its first call; None: a random one."""
         ...
 
     async def say(self, events: list[dict[str, Any]]) -> None:
@@ -46,7 +46,7 @@ class Gateway(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
-    """Who works on tasks: harnesses by name, the sandboxes that they work in (None: no harness needs one), the grader, the gateway.
+    """What is needed to work on tasks: harnesses by name, the backend of their sandboxes (None: no harness needs one), grader, gateway.
 
     Example: ``Workshop(harnesses={"single": SingleAnswer()}, backend=None, grader=grader, gateway=gateway)``
     """
@@ -57,7 +57,7 @@ class Workshop:
     gateway: Gateway
 
     async def work(self, task: Task, model: Model) -> Rollout:
-        """One rollout, in a sandbox where its harness needs one. Raises Unavailable."""
+        """One rollout, in a sandbox if its harness needs one. Raises Unavailable."""
         harness, sandbox = self.harnesses[task.harness], None
         try:
             if self.backend is not None and (spec := harness.spec(task)) is not None:
@@ -68,10 +68,9 @@ class Workshop:
                 await sandbox.stop()
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        """What a rollout is worth: nothing where its time was over or it broke its sandbox, whatever it left behind; else what the grader
-        says.
+        """A rollout's grade: 0 if it ran out of time or broke its sandbox, whatever it left behind; otherwise the grader's.
 
-        Not left out of its group either: overlong rollouts are not masked (Composer 2, arXiv:2603.24477). Raises as `Grader.grade`.
+        Such a rollout stays in its group: overlong rollouts are not masked (Composer 2, arXiv:2603.24477). Raises as `Grader.grade`.
         """
         if rollout.ended is Ended.TIMEOUT:
             return Grade(value=0.0, why=f"its time was over {rollout.detail.get('why', '')}".strip())
@@ -82,7 +81,7 @@ class Workshop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """One rollout that came to an end. `grade` None: something other than the policy ended it, and it was not graded.
+    """One rollout that has ended. `grade` None: something other than the policy ended it, and it was not graded.
 
     Example: ``Tried(task=task, episode="w3f.0.2.0", rollout=rollout, grade=Grade(value=1.0), policies=(v7,))``
     """
@@ -100,17 +99,17 @@ class Tried:
 
     @property
     def value(self) -> float | None:
-        """What it is worth: nothing if somebody cheated; None if it was not graded."""
+        """The value of its grade, 0 if it cheated; None if it was not graded."""
         return None if self.grade is None else 0.0 if self.grade.cheated else self.grade.value
 
     @property
     def solved(self) -> bool:
-        """True if nothing is missing."""
+        """True if it was graded and solved the task."""
         return self.grade is not None and self.grade.solved
 
     @property
     def cheated(self) -> bool:
-        """True if the outcome was faked, or that was tried."""
+        """True if its outcome was faked, or it tried to fake it."""
         return self.grade is not None and bool(self.grade.cheated)
 
     @property
@@ -119,7 +118,7 @@ class Tried:
         return str(self.rollout.detail.get("why", self.rollout.ended)) if self.grade is None else self.rollout.ended
 
     def record(self, tasks: Taskset, clock: Clock, *, group: str | None = None, member: int | None = None) -> Finished:
-        """What is kept of it. Reads the files that the task put where something was changed."""
+        """The record to keep of it. Reads the task's own files at the changed paths."""
         return finished_of(
             self.task,
             self.rollout,
@@ -138,20 +137,20 @@ class Trying:
     """Tries tasks.
 
     Args:
-        shop: who works on them.
-        pause_s: before what was away is asked again; twice as long before each further time.
-        tries: how often a rollout may be lost in its middle, as where what the model runs takes its sandbox along; then it failed.
-        patience_s: how long something may be away; then Unavailable is raised.
+        shop: works on them.
+        pause_s: seconds before the first retry of what was unavailable; doubled before each further one.
+        tries: how often a rollout may be lost in its middle, say because the model's programs take its sandbox down, before it has failed.
+        patience_s: how long something may be unavailable before Unavailable is raised.
     """
 
     def __init__(self, shop: Workshop, *, pause_s: float, tries: int = 3, patience_s: float = 3600.0) -> None:
         self._shop, self._pause_s, self._tries, self._patience_s = shop, pause_s, tries, patience_s
 
     async def once(self, task: Task, episode: str, group: str | None) -> Tried:
-        """One rollout and its grade. What a gateway or a sandbox that went away left unfinished is torn, and begun anew: for `patience_s`
-        while nothing can be begun, `tries` times once the model has spoken. One whose time was over before that has failed.
+        """One rollout and its grade. A rollout that a gateway or a sandbox left unfinished by becoming unavailable is torn, and begun anew:
+        for `patience_s` while none can begin, `tries` times once the model has spoken. One whose time was over before that has failed.
 
-        Raises what no other try would change: BadConfig, BadRequest; Unavailable.
+        Raises errors that no retry would change (BadConfig, BadRequest), and Unavailable.
         """
         harness = self._shop.harnesses[task.harness].hash
         waiting, number, lost = _Waiting(self._pause_s, self._patience_s), 0, 0
@@ -168,7 +167,7 @@ class Trying:
                     rollout = _lost(task, harness, error)
                     break
                 logger.info("rollout %s is begun anew: %s", name, error)
-                if model.policies:  # who answers is not away
+                if model.policies:  # a gateway that answers is available
                     waiting = _Waiting(self._pause_s, self._patience_s)
                 await waiting.after(error)
             number += 1
@@ -178,7 +177,7 @@ class Trying:
         return Tried(task=task, episode=name, rollout=rollout, grade=grade, policies=tuple(sorted(model.policies)))
 
     async def patiently(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Ask until it is there, for `patience_s`. Raises what no other try would change, and Unavailable."""
+        """Retry for `patience_s` while Unavailable is raised. Raises errors that no retry would change, and Unavailable."""
         waiting = _Waiting(self._pause_s, self._patience_s)
         while True:
             try:
@@ -191,7 +190,7 @@ class Trying:
 
 
 class _Waiting:
-    """For something that is away: pauses that grow, until there were enough of them."""
+    """Growing pauses between retries, up to a limit of time."""
 
     def __init__(self, pause_s: float, patience_s: float) -> None:
         self._pause_s, self._patience_s = pause_s, patience_s
@@ -217,13 +216,13 @@ def _lost(task: Task, harness: str, error: Unavailable) -> Rollout:
         harness=f"{task.harness}@{harness}",
         ended=Ended.FAILED,
         messages=task.messages,
-        turns=(),  # nobody speaks of them: they are torn when the group is closed
+        turns=(),  # no verdict names them: they are torn when the group is closed
         detail={"why": said[:500]},
     )
 
 
 def original_of(spec: SandboxSpec, path: str) -> bytes | None:
-    """What a task put at a path below `workdir`; None for nothing, and for what is no plain file of at most 1 MiB."""
+    """The task's own bytes at a path below `workdir`; None if there is no file, or a layer's is not a plain file of at most 1 MiB."""
     if path in spec.files:
         return spec.files[path]
     for layer in reversed(spec.layers):
@@ -232,6 +231,6 @@ def original_of(spec: SandboxSpec, path: str) -> bytes | None:
             found = (top / path).resolve()
             if found.is_relative_to(top) and found.is_file():
                 return found.read_bytes() if found.stat().st_size <= _MOST_BYTES else None
-        except (OSError, ValueError, RuntimeError):  # a link in a circle, a name that is none
+        except (OSError, ValueError, RuntimeError):  # a circular link, or an invalid name
             return None
     return None

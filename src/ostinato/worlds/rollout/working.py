@@ -1,4 +1,4 @@
-"""The rollout worker's heart: groups are drawn, worked on at once, graded, told and paced, and a killed worker goes on where it was.
+"""The core of the rollout worker: draws, works on, grades, reports and paces groups concurrently, and resumes after a kill.
 
 Data flow: `Groups` says what may begin -> each member: harness + sandbox + model -> grader -> journal -> once all members of a group have
 ended, their verdicts go to the gateway -> the log says when the trainer has taken them -> the next group may begin.
@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 
 
 class Rollouts:
-    """Works on groups of rollouts until every task was drawn as often as it may be, or it is cancelled.
+    """Works on groups of rollouts until every task was drawn in every epoch, or it is cancelled.
 
     Args:
-        tasks: the taskset; its `train` tasks teach, the others are only measured.
-        shop: who works on them.
-        journal, events: the worker's memory, and what it held at the start.
-        spending: tells what the trainer has taken.
+        tasks: the taskset; its `train` tasks are trained on, the others are only measured.
+        shop: works on them.
+        journal, events: the worker's journal, and its events at the start.
+        spending: finds the groups that the trainer has taken.
         config: how many, how far ahead.
-        tell: told what happens, for people: a kind and fields.
-        keep: told of each rollout that ended for good, and of each that was only measured.
+        tell: called with what happens, for people: a kind and fields.
+        keep: called with each rollout that ended for good, and with each that was only measured.
         clock: Unix seconds.
     """
 
@@ -77,12 +77,12 @@ class Rollouts:
         self.doing = "starting"
 
     async def run(self) -> None:
-        """Until all is drawn and spent, but for groups that are too few for a step. Raises what a group raised: BadConfig of a grader,
-        StorageFull, Corrupt.
+        """Work until all groups are drawn and spent, except a remainder too small for a step. Raises what a group raised: BadConfig of a
+        grader, StorageFull, Corrupt.
         """
         try:
             for group in list(self.groups.open.values()):
-                # whoever was killed between telling a group and noting that may find it in a batch already
+                # after a kill between telling a group and noting that, the group may be in a batch already
                 self._spending.expect(group.number, group.turns)
                 if not group.told:
                     self._begin(self._work(group))
@@ -97,7 +97,7 @@ class Rollouts:
     # ------------------------------------------------------------ pace
 
     def _draw(self) -> bool:
-        """Begin as many groups as may. True if more are to come."""
+        """Begin as many groups as are allowed. True if more are to come."""
         config = self._config
         while self.groups.may_begin(per_step=config.groups, lead=config.lead, window=config.window):
             event = self.groups.draw(config.group)
@@ -118,7 +118,7 @@ class Rollouts:
         except Unavailable as error:
             logger.warning("the log cannot be read now: %s", error)
             return
-        for number in spent:  # only with the last of them is all noted that was found up to there
+        for number in spent:  # the cursor goes with the last of them, when all that was found up to it is noted
             upto = {"after": self._spending.cursor} if number == spent[-1] else {}
             self._note({"kind": "spent", "n": number} | upto)
 
@@ -126,7 +126,7 @@ class Rollouts:
         self._under_way[asyncio.ensure_future(work)] = None
 
     async def _ended(self, timeout_s: float) -> None:
-        """Wait a while, or until something ends; raise what it raised."""
+        """Wait until some work ends, or for `timeout_s`; raise what that work raised."""
         if not self._under_way:
             await asyncio.sleep(timeout_s)
             return
@@ -144,7 +144,7 @@ class Rollouts:
     # ------------------------------------------------------------ one group
 
     async def _work(self, group: Group) -> None:
-        """The members that have not ended, then the group's verdicts."""
+        """Run the members that have not ended, then tell the group's verdicts."""
         task = self._tasks.get(group.task)
         if task is None:
             logger.warning("group %s is given up: the taskset has no task %r any more", group.name, group.task)
@@ -175,7 +175,7 @@ class Rollouts:
             self._note({"kind": "spent", "n": group.number})
 
     async def _member(self, group: Group, member: int, task: Task) -> None:
-        """One rollout, tried again where something other than the policy ended it."""
+        """Run one rollout, and try it again if something other than the policy ended it."""
         async with self._places:
             while group.slots[member].last is None:
                 episode = self.groups.episode(group.number, member)
@@ -191,10 +191,10 @@ class Rollouts:
                 else:
                     await asyncio.sleep(self._config.retry_pause_s)
 
-    # ------------------------------------------------------------ what is held out
+    # ------------------------------------------------------------ held-out tasks
 
     async def _measure(self, number: int) -> None:
-        """Each task that teaches nothing, once, with the newest weights."""
+        """Run each task that is not trained on once, with the newest weights."""
         held_out = [task for task in self._tasks.values() if task.split is not Split.TRAIN]
 
         async def one(place: int, task: Task) -> tuple[Split, Tried]:

@@ -1,1 +1,1 @@
-"""What is to be done in a world, and files of it."""
+"""The tasks of simulated worlds, and the file formats that hold them."""

@@ -1,4 +1,4 @@
-"""What a unified diff makes of files: strict, nothing is looked for where the diff does not say it is. Pure."""
+"""Applies a unified diff to files, strictly: each hunk must fit exactly at the line that it states. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def patched(diff: str, original: Callable[[str], bytes | None]) -> tuple[Change,
 
     Args:
         diff: with or without git's prefixes a/ and b/.
-        original: a file's bytes, None for none.
+        original: a file's bytes, None if there is no such file.
 
     Raises BadRequest with the file and the line where it does not fit.
     """
@@ -48,7 +48,7 @@ def _name(line: str) -> str | None:
 
 
 def _applied(path: str, text: str, lines: list[str], at: int) -> tuple[str, int]:
-    """A file after its hunks, and the first line of the diff after them. Of hunks only what their heads count is read."""
+    """A file after its hunks, and the index of the diff's next line. Of a hunk, only the lines that its header counts are read."""
     before, made, taken, bare = text.split("\n"), list[str](), 0, set[str]()
     while at < len(lines) and (hunk := _HUNK.match(lines[at])):
         first, olds, news = int(hunk[1]), int(hunk[2] or 1), int(hunk[3] or 1)

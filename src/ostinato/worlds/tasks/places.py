@@ -1,6 +1,6 @@
-"""Paths that a file names: which of them may be used, and what lies in a directory that one of them leads to.
+"""Checks the paths that a file names, and reads the directories that they lead to.
 
-In the data flow: everything that reads a taskset asks here before a path touches the disk or goes into a sandbox. Nothing follows a link.
+Everything that reads a taskset checks a path here before it touches the disk or goes into a sandbox. Only `directory_below` follows links.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_DEPTH = 64
 
 
 def check_inside(path: str) -> str:
-    """The path, if it is one that stays where it is put: relative, with forward slashes, as it would be listed.
+    """The path, if it cannot lead out of its directory: relative, normalized, with forward slashes.
 
     Raises BadConfig. Example: ``check_inside("src/calc.py") == "src/calc.py"``; "/etc/passwd", "a/../b", "./a" and "a//b" are refused.
     """
@@ -54,7 +54,7 @@ def check_tree(paths: Iterable[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Something that lies in a directory: a file with its size in bytes, or a link with where it leads.
+    """An entry of a directory: a file with its size in bytes, or a link with its target.
 
     Example: ``Entry(path="calc.py", size=40, executable=False, link=None)``
     """
@@ -67,7 +67,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """What a directory holds, in the order of the paths' bytes, and the BLAKE3 hash of all of it: names, contents, links, x bits.
+    """A directory's entries, in the order of the paths' bytes, and the BLAKE3 hash of all of it: names, contents, links, x bits.
 
     Example: ``Tree(hash="9f2c...", entries=(Entry(path="calc.py", size=40, executable=False, link=None),))``
     """
@@ -77,9 +77,9 @@ class Tree:
 
 
 def read_tree(root: Path, *, most_bytes: int = MOST_TREE_BYTES, most_entries: int = MOST_ENTRIES) -> Tree:
-    """Look at everything below a directory. Links are noted, never followed.
+    """List and hash everything below a directory. Links are listed, never followed.
 
-    Raises BadConfig: not a directory, something that is neither file, directory nor link, too much of it, or unreadable.
+    Raises BadConfig if it is not a directory, too large or unreadable, or holds something that is neither file, directory nor link.
     """
     digest, found, total = blake3(), list[Entry](), 0
     for entry in sorted(_walk(root, ""), key=lambda each: os.fsencode(each.path)):
@@ -117,7 +117,7 @@ def read_plain(path: Path, most: int) -> bytes:
 
 
 def directory_below(root: Path, name: str) -> Path:
-    """The directory that a relative name means, with every link resolved. Raises BadConfig if it is none, or lies elsewhere."""
+    """The directory of a relative name, with every link resolved. Raises BadConfig if it is no directory, or lies outside of `root`."""
     check_inside(name)
     home = root.resolve()
     place = (home / name).resolve()

@@ -1,4 +1,4 @@
-"""A line of a taskset file: what it may hold, and how a `Task` is written as one and read from it. No disk is touched here."""
+"""A line of a taskset file: its fields and checks, and the conversion to and from a `Task`. No disk is touched here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class EncodedBytes(BaseModel):
-    """A file's bytes that are no UTF-8 text."""
+    """The bytes of a file that is not UTF-8 text."""
 
     model_config = _STRICT
     base64: str = Field(description="The bytes in base64 (RFC 4648, with padding).")
@@ -63,7 +63,7 @@ class MessageRow(BaseModel):
 
 
 class LimitsRow(BaseModel):
-    """What the task's sandbox may take."""
+    """The limits of the task's sandbox."""
 
     model_config = _STRICT
     memory_mb: int = Field(default=256, ge=16, le=1 << 20, description="MiB of memory.")
@@ -192,14 +192,14 @@ def parse_row(where: str, line: str) -> TaskRow:
     """A line as a row. Raises BadConfig that begins with `where` and names the field."""
     parse_object(where, line)
     try:
-        # JSON arrays become tuples, so strictness is asked of the JSON form and not of the Python form.
+        # JSON arrays become tuples, so strict validation is applied to the JSON form and not to the Python form.
         return TaskRow.model_validate_json(line, strict=True)
     except ValidationError as error:
         raise BadConfig(f"{where}, {_first(error)}") from error
 
 
 def check_row(where: str, task: Task, layers: Mapping[str, str]) -> TaskRow:
-    """A task as a row, checked as one that was read. `layers`: directory -> the name to write. Raises BadConfig."""
+    """A task as a row, checked like one that was read. `layers`: directory -> the name to write. Raises BadConfig."""
     spec, grading = task.spec, task.grading
     fields: dict[str, Any] = {
         "id": task.id,
@@ -266,7 +266,7 @@ def task_of(row: TaskRow, layers: Mapping[str, Path]) -> Task:
 
 
 def line_of(row: TaskRow) -> str:
-    """The row as a line; what is as it would be anyway is left out."""
+    """The row as a line; fields with their default values are left out."""
     return json.dumps(row.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False)
 
 
@@ -304,7 +304,7 @@ def _bytes_of(files: Mapping[str, str | EncodedBytes]) -> dict[str, bytes]:
 
 
 def _checked(check: Any, value: Any) -> None:
-    """The field of a ValueError is named by pydantic; a BadConfig is one, but says nothing of where."""
+    """Turn a BadConfig into a ValueError, so that pydantic names the field."""
     try:
         check(value)
     except BadConfig as error:
@@ -325,7 +325,7 @@ def _first(error: ValidationError) -> str:
 
 
 def _siblings(place: tuple[int | str, ...]) -> list[str]:
-    """The fields that there are where a field stands."""
+    """The known fields at a field's place."""
     model: type[BaseModel] = TaskRow
     for part in place[:-1]:
         if isinstance(part, int):

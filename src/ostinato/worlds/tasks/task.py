@@ -1,4 +1,4 @@
-"""A task of a simulated world: what is asked, what lies there, what may be reached, and how the outcome is graded."""
+"""A task of a simulated world: its messages, its files, the hosts that may be reached, and how the outcome is graded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.core.sandboxing import SandboxSpec
 
 
 class Split(StrEnum):
-    """What a task may be used for. A canary cannot be solved: who solves it has cheated."""
+    """What a task may be used for. A canary cannot be solved: a rollout that solves it has cheated."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
@@ -34,10 +34,10 @@ class Grading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One task. `family` says what it is like, for counting; `harness` names who works on it; `timeout_s` is for the whole rollout.
+    """One task. `family` is its kind, for statistics; `harness` is the name of its harness; `timeout_s` is for the whole rollout.
 
-    `turns` and `tokens` are the most that the model is asked and the most that it may say in one answer, which ends before a text of
-    `stop`. Messages that end with the assistant's are gone on with: the answer continues the last one. `about` is for people.
+    `turns` is the most model calls, `tokens` the most tokens of one answer, which ends before any text of `stop`. If the last message is
+    the assistant's, the answer continues it. `about` is for people.
 
     Example::
 
@@ -61,7 +61,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taskset:
-    """Tasks under a name, and the BLAKE3 hash of all that they say, hidden files included.
+    """Tasks under a name, and the BLAKE3 hash of their whole content, hidden files included.
 
     Example: ``Taskset(name="functions", hash="9f2c...", tasks=(task,))``
     """

@@ -1,4 +1,4 @@
-r"""A taskset as a file of our own format (JSONL): read strictly, written so that reading gives the same again, hashed whole.
+r"""Tasksets as files in our own format (JSONL): read strictly, written so that reading gives the same taskset again, hashed as a whole.
 
 One line is one task::
 
@@ -29,10 +29,10 @@ MOST_TASKS = 100_000
 
 
 def taskset_of(name: str, tasks: Sequence[Task]) -> Taskset:
-    """Tasks under a name, checked as if they were read from a file, and hashed with all that lies in their layers.
+    """Tasks under a name, checked as if they were read from a file, and hashed with the content of their layers.
 
     Raises:
-        BadConfig: none or too many, an id twice, a field that no file could hold, a layer that is no directory.
+        BadConfig: no tasks or too many, a duplicate id, a field that no file could hold, or a layer that is not a directory.
     """
     if not 0 < len(tasks) <= MOST_TASKS:
         raise BadConfig(f"taskset {name!r} has {len(tasks)} tasks; it needs 1 to {MOST_TASKS}")
@@ -79,7 +79,7 @@ def load(path: Path) -> Taskset:
 
 
 def save(taskset: Taskset, path: Path) -> None:
-    """Write a taskset so that `load` gives the same tasks and the same hash; an older file is replaced whole or not at all.
+    """Write a taskset so that `load` gives the same tasks and the same hash; an older file is replaced atomically.
 
     Raises:
         BadConfig: a layer does not lie beside or below the file, or the taskset's hash is not that of its tasks.

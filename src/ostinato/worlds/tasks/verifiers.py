@@ -1,8 +1,8 @@
-"""Rows of a verifiers taskset (0.4.0) as tasks.
+"""Reads the rows of a verifiers taskset (0.4.0) as tasks.
 
-A row is the wire form of its `TaskData`, one JSON object a line, as its traces hold it (`trace.task.data`). What a task of verifiers *does*
-(setup, rewards, tools) is Python code of its package: none of it is imported here. So a row says what is asked, and the caller how it is
-graded. What a row asks for and a sandbox here does not have is refused by name.
+A row is the wire form of verifiers' `TaskData`, one JSON object a line, as in its traces (`trace.task.data`). What a verifiers task *does*
+(setup, rewards, tools) is Python code of its package, none of which is imported here. So the row states the task's messages, and the
+caller states how it is graded. A requirement of a row that a sandbox here does not meet is refused by name.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def load_verifiers(
 
     Args:
         path: JSONL of `TaskData` rows.
-        grading: how a row's task is graded, made of the row's own fields, such as an answer.
-        family: what the tasks are like.
-        harness: who lets a model work on them.
+        grading: makes a task's grading from the row's own fields, such as an answer.
+        family: the tasks' family.
+        harness: the tasks' harness.
         split: what they may be used for.
-        turns: how often the model is asked, at most.
+        turns: the most model calls.
         tokens: most tokens of one answer.
-        offline: rows that may reach everything are worked on with no network, instead of being refused.
+        offline: rows with unrestricted network access get no network, instead of being refused.
 
     Raises BadConfig naming the line, the field and the remedy.
     """

@@ -1,1 +1,1 @@
-"""Changes of one function that its package's tests can tell."""
+"""Mutations of one function that its package's tests can detect."""

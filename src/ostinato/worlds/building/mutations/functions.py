@@ -1,4 +1,4 @@
-"""The functions of a source file that a task can be about, and the text that each is made of. Pure; nothing is run."""
+"""Finds the functions of a source file that a task can be about, with their source text. Pure; nothing is run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import textwrap
 from dataclasses import dataclass
 
 _SAYS_NOTHING = {"None", "Any", "object"}  # as an annotation
-_LEFT_OUT = {"overload", "setter", "getter", "deleter", "register", "abstractmethod"}  # parts of something else
+_LEFT_OUT = {"overload", "setter", "getter", "deleter", "register", "abstractmethod"}  # parts of another definition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """A function or method at the top of its module or of a class there. Lines count from 1; `first` is its first decorator's.
+    """A top-level function, or a method of a top-level class. Lines count from 1; `first` is the line of its first decorator, if any.
 
-    `code_lines` are the lines of its body that are neither blank, comment nor docstring. `signature` is what stands before, decorators too;
-    `types` counts its parameters and results whose type is stated.
+    `code_lines` counts the lines of its body that are neither blank, comment nor docstring. `signature` is the text before the body,
+    including decorators; `types` counts the type annotations in it that say something.
 
     Example: ``Function(path="calc.py", name="Stack.pop", first=3, last=6, code_lines=3, docstring="Take one.", signature="def pop(self):",
     in_class=True)``
@@ -33,15 +33,15 @@ class Function:
 
     @property
     def key(self) -> str:
-        """Names it within its package."""
+        """Identifies the function within its package."""
         return f"{self.path}::{self.name}"
 
     def block(self, text: str) -> str:
-        """Its own lines of its file's text, each with its line end."""
+        """The function's lines in its file's text, with line endings."""
         return "".join(text.splitlines(keepends=True)[self.first - 1 : self.last])
 
     def replaced(self, text: str, block: str) -> str:
-        """The file's text with other lines in its place."""
+        """The file's text with the function replaced by `block`."""
         lines = text.splitlines(keepends=True)
         return "".join([*lines[: self.first - 1], block, *lines[self.last :]])
 
@@ -82,15 +82,15 @@ def _function(path: str, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions_of(path: str, text: str) -> list[Function]:
-    r"""The functions of a file, in its order; none for a file that this interpreter cannot read.
+    r"""The functions of a file, in file order; none if this interpreter cannot parse it.
 
-    Left out are functions within functions, those in one line with their header, parts of a property or of an overload, and a name that is
-    defined more than once.
+    Left out are nested functions, functions whose body is on the `def` line, abstract methods, parts of a property, of an overload or of a
+    dispatch, and names that are defined more than once.
 
     Example: ``[f.name for f in functions_of("a.py", "def f():\n    return 1\n")]`` is ``["f"]``.
     """
     if "\f" in text or "\r" in text or "\x0b" in text or "\x1c" in text or "\u2028" in text:
-        return []  # what `splitlines` and the parser count differently
+        return []  # line breaks that `splitlines` and the parser count differently
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

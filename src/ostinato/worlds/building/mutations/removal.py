@@ -1,4 +1,4 @@
-"""Functions without their bodies: to be written again, or to try whether doing nothing passes. Whole functions are taken away, too."""
+"""Replaces a function's body with a stub, to be written again or to test whether doing nothing passes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WRAPPER = "if 1:\n"  # makes an indented block a module of its own, without touc
 
 
 def parse_block(block: str) -> tuple[cst.Module, cst.FunctionDef]:
-    """A function's own lines as a module, and the function in it. Raises ValueError where they are not one function."""
+    """Parse a function's lines into a module and the function in it. Raises ValueError if they are not one function."""
     module = cst.parse_module(WRAPPER + block if block[:1] in (" ", "\t") else block)
     node = module.body[0] if len(module.body) == 1 else None
     if isinstance(node, cst.If) and isinstance(node.body, cst.IndentedBlock) and len(node.body.body) == 1:
@@ -21,13 +21,13 @@ def parse_block(block: str) -> tuple[cst.Module, cst.FunctionDef]:
 
 
 def write_block(module: cst.Module, old: cst.CSTNode, new: cst.CSTNode) -> str:
-    """The block's lines with one node of it replaced."""
+    """The block's text with one node replaced."""
     code = module.deep_replace(old, new).code  # pyright: ignore[reportAttributeAccessIssue] - a module stays a module
     return code[len(WRAPPER) :] if code.startswith(WRAPPER) else code
 
 
 def with_body(block: str, statements: Sequence[str]) -> str:
-    """The block with its signature and docstring, and other statements after them."""
+    """The block with its signature and docstring, and `statements` as the rest of its body."""
     module, function = parse_block(block)
     body = function.body
     assert isinstance(body, cst.IndentedBlock)
@@ -37,10 +37,10 @@ def with_body(block: str, statements: Sequence[str]) -> str:
 
 
 def without_body(block: str) -> str:
-    """The function as a stub that says that it is not written yet."""
+    """The function as a stub that raises NotImplementedError."""
     return with_body(block, ["raise NotImplementedError\n"])
 
 
 def doing_nothing(block: str) -> str:
-    """The function as the laziest answer: it returns None at once."""
+    """The function as the laziest stub, which returns None at once."""
     return with_body(block, ["return None\n"])

@@ -1,4 +1,4 @@
-"""The cheapest answers to "write its body": a constant, or what the function was given. Pure."""
+"""Trivial answers to "write its body": return a constant or an argument. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LITERALS: tuple[tuple[type[cst.BaseExpression], str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stub:
-    r"""A function's lines with one cheap statement as its body; `returns` is what that gives back.
+    r"""A function's lines with one trivial return statement as its body; `returns` is the returned expression.
 
     Example: ``Stub(returns="False", block="def f(x):\n    return False\n")``
     """
@@ -42,7 +42,7 @@ class Stub:
 
 
 def _type_of(value: cst.BaseExpression | None) -> str:
-    """What an expression's looks say of its type: a key of `_OF_TYPE`, "" where they say nothing."""
+    """An expression's type as its syntax suggests: a key of `_OF_TYPE`, or "" if unknown."""
     if value is None:
         return "None"
     if isinstance(value, cst.Name):
@@ -53,7 +53,7 @@ def _type_of(value: cst.BaseExpression | None) -> str:
 
 
 class _Answers(cst.CSTVisitor):
-    """The types that a body gives back, and whether it yields. Functions within it speak for themselves."""
+    """Collects the types that a body returns, and whether it yields. Nested functions and classes are skipped."""
 
     def __init__(self) -> None:
         self.types: set[str] = set()
@@ -76,7 +76,7 @@ class _Answers(cst.CSTVisitor):
 
 
 def _given(function: cst.FunctionDef) -> list[str]:
-    """The parameters that everybody must give, by position; the object itself left out."""
+    """The required positional parameters, except `self` and `cls`."""
     named = [*function.params.posonly_params, *function.params.params]
     return [each.name.value for each in named if each.default is None and each.name.value not in ("self", "cls")]
 
@@ -100,9 +100,9 @@ def _values(function: cst.FunctionDef) -> Iterator[str]:
 
 
 def stubs(block: str) -> list[Stub]:
-    """Cheap bodies for a function's lines, doing nothing first. Which are tried depends on what the real body gives back.
+    """Trivial stubs for a function, doing nothing first. The choice depends on what the real body returns.
 
-    Raises ValueError where the lines are not one function.
+    Raises ValueError if the lines are not one function.
     """
     _, function = parse_block(block)
     return [Stub(returns=value, block=with_body(block, [f"return {value}\n"])) for value in _values(function)]

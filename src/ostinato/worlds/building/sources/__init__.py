@@ -1,1 +1,1 @@
-"""A package's source distribution: fetched, unpacked, and stripped of what would give an answer away. Nothing of it is run here."""
+"""Fetches and unpacks a package's source distribution, and strips what would give an answer away. None of its code is run here."""

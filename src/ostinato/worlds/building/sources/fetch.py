@@ -1,4 +1,4 @@
-"""Gets a package's source distribution and the wheels that its tests need, through pip, without running anything of them."""
+"""Gets a package's source distribution and the wheels that its tests need through pip, without running any of their code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?\s*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedArchive:
-    """An archive's bytes under its file name; `sha256` is what its index promised, "" where none did.
+    """An archive's bytes and file name; `sha256` is the hash that its index states, "" if no index does.
 
     Example: ``FetchedArchive(name="tabulate-0.10.0.tar.gz", data=b"...", sha256="e2cf...")``
     """
@@ -32,7 +32,7 @@ class FetchedArchive:
 
 
 async def _pip(*argv: str) -> str:
-    """Run this interpreter with the arguments; its stdout. Raises Unavailable with the last line that it said."""
+    """Run this interpreter with the arguments and return its stdout. Raises Unavailable, on failure with the last line of stderr."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *argv,
@@ -56,7 +56,7 @@ async def _pip(*argv: str) -> str:
 
 
 def plain_requirement(text: str) -> bool:
-    """True for a name with extras and versions: no path, no URL, no option of pip's."""
+    """True for a name with optional extras and versions; False for a path, a URL or a pip option."""
     return _REQUIREMENT.fullmatch(text.partition(";")[0].strip()) is not None
 
 
@@ -64,9 +64,9 @@ async def fetch_sdist(package: str) -> FetchedArchive:
     """The source distribution of a requirement such as "tabulate" or "tabulate==0.10.0", or of a path to one.
 
     Raises:
-        BadRequest: neither, or no source distribution is published.
-        Corrupt: not the SHA-256 that the index states.
-        Unavailable: pip or its index.
+        BadRequest: `package` is neither, no source distribution is published, or the index states no SHA-256 for it.
+        Corrupt: the archive does not have the SHA-256 that the index states.
+        Unavailable: pip or its index failed.
     """
     path = Path(package)
     if package.endswith((".tar.gz", ".zip", ".tar.bz2", ".tar.xz")) and path.is_file():
@@ -88,10 +88,10 @@ async def fetch_sdist(package: str) -> FetchedArchive:
 
 
 async def fetch_wheels(requirements: Sequence[str]) -> dict[str, bytes]:
-    """What a site-packages directory holds with these installed, scripts left out: path -> bytes. Wheels only; nothing is built or run.
+    """The files that installing these puts into site-packages, scripts left out: path -> bytes. Wheels only; nothing is built or run.
 
     Raises:
-        BadRequest: a requirement that is no plain one.
+        BadRequest: a requirement is not a plain one.
         Unavailable: pip found no wheels for them.
     """
     for each in requirements:
@@ -106,7 +106,7 @@ async def fetch_wheels(requirements: Sequence[str]) -> dict[str, bytes]:
 
 
 def installed(wheel: dict[str, bytes]) -> dict[str, bytes]:
-    """A wheel's files as they lie in site-packages. Scripts, data and what starts with every interpreter are left out."""
+    """A wheel's files at their paths in site-packages. Scripts, data and .pth files, which run in every interpreter, are left out."""
     found: dict[str, bytes] = {}
     for path, data in wheel.items():
         top, _, rest = path.partition("/")

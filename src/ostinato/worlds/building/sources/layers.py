@@ -1,4 +1,4 @@
-"""Directories that sandboxes lie over each other: named after their content, written once, shared by every task of a package."""
+"""Directories that sandboxes overlay: named by a hash of their content, written once, shared by every task of a package."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def layer_hash(files: Mapping[str, bytes]) -> str:
 
 
 def write_layer(directory: Path, label: str, files: Mapping[str, bytes], *, compiled: bool) -> Path:
-    """The layer that holds these files, below `directory`; a layer that is there already is used again.
+    """Write a layer with these files below `directory` and return its path; an existing layer is reused.
 
-    `compiled` puts bytecode beside sources (compiled, not run), which is read without looking at the source again.
+    `compiled` puts bytecode beside the sources (compiled, not run), which Python loads without checking the source again.
     """
     place = directory / f"{label}-{layer_hash(files)[:16]}"
     if place.is_dir():

@@ -1,8 +1,8 @@
-"""A script for pip's own interpreter: where a project's newest source distribution lies, and its bytes. It builds nothing.
+"""A script for pip's own interpreter: finds and downloads a project's newest source distribution. It builds nothing.
 
-`pip download` of a source distribution runs its build backend, which is foreign code. So this asks pip's finder for the link, and pip's
-session for the bytes: the index, the credentials, the proxies and the certificates are those that pip is configured with.
-Writes one line of JSON to stdout, and the bytes to the file that is named.
+`pip download` of a source distribution runs its build backend, which is foreign code. So this gets the link from pip's finder and the
+bytes from pip's session, which use the index, the credentials, the proxies and the certificates that pip is configured with.
+Writes one line of JSON to stdout, and the bytes to the named file.
 """
 
 from __future__ import annotations

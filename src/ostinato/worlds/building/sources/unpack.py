@@ -1,4 +1,4 @@
-"""An archive's files, in memory: nothing of it touches the disk, no link is followed, and its size is bounded."""
+"""Unpacks an archive in memory: nothing of it touches the disk, no link is followed, and its size is bounded."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from typing import IO
 from ostinato.core.errors import BadRequest, Corrupt, TooLarge
 
 FILE_BYTES, ALL_BYTES, MOST_FILES = 8 << 20, 64 << 20, 8000
-_HEADERS = 2048  # bytes of a tar that a file may take beside its content
+_HEADERS = 2048  # bytes of a tar that a file may take beyond its content
 _PACKED = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.open))
 _DAMAGE = (
     tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, UnicodeDecodeError, OverflowError, EOFError, OSError,
     NotImplementedError, RuntimeError,
 )  # fmt: skip
-"""What the standard library raises for an archive that is none, or is damaged."""
+"""What the standard library raises for a damaged archive, or for data that is no archive."""
 
 
 def check_sha256(data: bytes, digest: str, name: str) -> None:
-    """Raise Corrupt unless the bytes have the SHA-256 that was promised."""
+    """Raise Corrupt unless the bytes have the SHA-256 `digest`."""
     found = hashlib.sha256(data).hexdigest()
     if found != digest.lower():
         raise Corrupt(
@@ -37,7 +37,7 @@ def check_sha256(data: bytes, digest: str, name: str) -> None:
 
 
 def _inside(name: str) -> str:
-    """The path as it may be written. Raises BadRequest for one that leads out."""
+    """The normalized path. Raises BadRequest if it leads out of the archive."""
     path = PurePosixPath(name)
     if (
         path.is_absolute()
@@ -67,7 +67,7 @@ def _tar(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 class _Bounded:
-    """A tar as it is unpacked, up to a size: an extended header is held whole, whatever length it states."""
+    """Limits how many unpacked bytes of a tar are read, because tarfile holds an extended header whole, whatever length it states."""
 
     def __init__(self, unpacked: IO[bytes]) -> None:
         self._unpacked = unpacked
@@ -82,7 +82,7 @@ class _Bounded:
 
 
 def _zip(data: bytes) -> Iterator[tuple[str, bytes]]:
-    if data.count(b"PK\1\2") > 2 * MOST_FILES:  # before an object is made of each entry
+    if data.count(b"PK\1\2") > 2 * MOST_FILES:  # checked before zipfile makes an object for each entry
         raise TooLarge(f"archive: more than {MOST_FILES} files", field="archive")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for entry in archive.infolist():
@@ -90,7 +90,7 @@ def _zip(data: bytes) -> Iterator[tuple[str, bytes]]:
                 continue
             name = _inside(entry.filename)
             with archive.open(entry) as opened:
-                content = opened.read(FILE_BYTES + 1)  # the size that the entry states is not believed
+                content = opened.read(FILE_BYTES + 1)  # the size that the entry states is not trusted
             if len(content) > FILE_BYTES:
                 raise TooLarge(f"archive: {name} has more than {FILE_BYTES} bytes", field="archive")
             yield name, content
@@ -100,8 +100,8 @@ def unpack(data: bytes, name: str) -> dict[str, bytes]:
     """Path -> bytes of the regular files of a .tar.gz, .tar.bz2, .tar.xz, .zip or .whl. Links and devices are left out.
 
     Raises:
-        BadRequest: a path that leads out of the archive, or not an archive.
-        TooLarge: a file beyond 8 MiB, all beyond 64 MiB, or more than 8000 files.
+        BadRequest: a path leads out of the archive, or the data is not a readable archive.
+        TooLarge: a file over 8 MiB, over 64 MiB in total, or more than 8000 files.
     """
     files: dict[str, bytes] = {}
     total = 0
@@ -117,7 +117,7 @@ def unpack(data: bytes, name: str) -> dict[str, bytes]:
 
 
 def without_top(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files of the one directory that a source distribution holds, named from there. Raises BadRequest if it is not one."""
+    """The files of a source distribution's only top directory, with paths relative to it. Raises BadRequest unless there is exactly one."""
     tops = {path.partition("/")[0] for path in files}
     if len(tops) != 1 or any("/" not in path for path in files):
         raise BadRequest(

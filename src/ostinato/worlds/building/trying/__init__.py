@@ -1,1 +1,1 @@
-"""Running a package's tests in a sandbox: as it is, and changed."""
+"""Runs a package's tests in a sandbox, unchanged and mutated."""

@@ -1,4 +1,4 @@
-"""A package's suite as it is: run three times in different ways; what does not pass each time is left out."""
+"""Runs a package's unchanged suite three times in different ways and keeps the tests that pass each time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FEWEST = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GreenSuite:
-    """The tests that can be relied upon, in the suite's order, with what they take and what they run.
+    """The stable tests, in the suite's order, with their durations and the functions they enter.
 
     `seconds` is test -> wall time; `ran` is test -> the functions it entered, as (path, first line), "" for what ran before the first test.
-    `cpu` is the CPU time of one run of the suite. `unstable` tests passed in some runs only, `failing` in none.
+    `cpu` is the CPU time of one run of the suite. `unstable` counts the tests that passed in only some runs, `failing` those in none.
 
     Example: ``GreenSuite(stable=("test_a.py::test_a",), seconds={"test_a.py::test_a": 0.01}, ran={}, cpu=0.4, unstable=0, failing=0)``
     """
@@ -32,7 +32,7 @@ class GreenSuite:
     failing: int
 
     def tests_of(self, path: str, line: int) -> tuple[str, ...]:
-        """The stable tests that enter the function; all of them where it ran before the first."""
+        """The stable tests that enter the function; all of them if it ran before the first test."""
         where = (path, line)
         if where in self.ran.get("", frozenset()):
             return self.stable
@@ -40,10 +40,10 @@ class GreenSuite:
 
 
 def judge_runs(runs: Sequence[SuiteRun]) -> tuple[tuple[str, ...], int, int]:
-    """The tests that passed in every run, how many did so in some only, how many never (skipped ones left out).
+    """The tests that passed in every run, the number that passed in only some, and the number that never passed (skipped tests left out).
 
-    A test whose name changes with the hash seed is one that passes in some runs only. Raises BadRequest unless 95% of the first run's tests
-    pass in it, and at least 10 tests, and half of them, in every run.
+    A test whose name changes with the hash seed counts as passing in only some runs. Raises BadRequest unless at least 95% of the first
+    run's tests pass in that run, and at least 10 tests and half of all tests pass in every run.
     """
     first = [test for test, ended in runs[0].ended.items() if ended in ("passed", "failed")]
     stable = tuple(test for test in first if all(test in run.passed for run in runs))
@@ -61,7 +61,7 @@ def judge_runs(runs: Sequence[SuiteRun]) -> tuple[tuple[str, ...], int, int]:
 
 
 def _complete(outcome: SuiteRun | None, what: str) -> SuiteRun:
-    """The outcome of a run that came to its end. Raises BadRequest otherwise."""
+    """The outcome, if the run completed. Raises BadRequest otherwise."""
     if outcome is None or outcome.hung:
         raise BadRequest(f"the suite does not end within {_SUITE_SECONDS:.0f} s of CPU time ({what})", field="package")
     if outcome.code not in (_OK, _SOME_FAILED):
@@ -73,10 +73,10 @@ def _complete(outcome: SuiteRun | None, what: str) -> SuiteRun:
 
 
 async def run_baseline(runs: SuiteRuns, targets: Sequence[str]) -> GreenSuite:
-    """Run the suite in order, backwards, and file by file in processes of their own, under hash seeds 0, 1 and 2; then watch what it runs.
+    """Run the suite in order, backwards, and file by file in separate processes, under hash seeds 0, 1 and 2; then trace what it runs.
 
     Raises:
-        BadRequest: not green, or not to be run, with the reason.
+        BadRequest: the suite is not green or cannot be run; the message says why.
     """
     places = tuple(targets)
     (first,) = await runs.run([SuiteJob(id="order", targets=places, seconds=_SUITE_SECONDS)], 0)

@@ -1,14 +1,13 @@
-"""Runs inside a sandbox: a package's tests, once per job, each job in a fork of an interpreter that has pytest loaded already.
+"""Runs a package's tests inside a sandbox, once per job, each job in a fork of an interpreter that has already loaded pytest.
 
-A script, handed to Python as `-c` text: standard library and pytest only. stdin is one JSON object::
+This is a script passed to Python as `-c` text; it uses only the standard library and pytest. stdin is one JSON object::
 
     {"warm": ["pytest"], "jobs": [{"id": "a", "edits": {"calc.py": "..."}, "targets": ["tests"], "tests": [...] or null,
       "most_failing": 5, "seconds": 9.0, "covered": false, "backwards": false, "options": [], "group": ""}]}
 
-and for each job one line of stdout, base64 of zlib of JSON: how each test ended and how long it took, what could not be collected, CPU
-seconds, and which functions each test ran where `covered` asks for it. A job is left out after one of its group whose tests all
-passed. The tree is put back as it was after every job. What comes out may be forged by the code that is tested: it is good for building
-tasks, never for grading.
+For each job one line goes to stdout, base64 of zlib of JSON: each test's outcome and duration, collection errors, CPU seconds, and, if
+`covered`, the functions that each test ran. A job is skipped if all tests of an earlier job of its group passed. The tree is restored
+after every job. The tested code can forge this output, so it serves for building tasks, never for grading.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ GRACE_S = 5.0
 
 
 def read_files() -> dict[str, bytes]:
-    """Every file below the working directory but installed packages, as it is now."""
+    """The current content of every file below the working directory, except installed packages."""
     found = {}
     for place, folders, names in os.walk("."):
         folders[:] = [each for each in folders if each != ".venv"]
@@ -45,7 +44,7 @@ def read_files() -> dict[str, bytes]:
 
 
 def signatures() -> dict[str, tuple[int, int]]:
-    """Path -> size and time of change, of the same files."""
+    """Path -> size and modification time of the same files."""
     found = {}
     for place, folders, names in os.walk("."):
         folders[:] = [each for each in folders if each != ".venv"]
@@ -58,7 +57,7 @@ def signatures() -> dict[str, tuple[int, int]]:
 
 
 def put_back(files: dict[str, bytes], before: dict[str, tuple[int, int]]) -> list[str]:
-    """Undo what a job changed, and say what that was."""
+    """Undo a job's changes and return the changed paths."""
     after = signatures()
     changed = sorted({path for path in before.keys() | after.keys() if before.get(path) != after.get(path)})
     for path in changed:
@@ -73,7 +72,7 @@ def put_back(files: dict[str, bytes], before: dict[str, tuple[int, int]]) -> lis
 
 
 class Recorder:
-    """A pytest plugin that picks the tests, tells of each how it ended, and stops when too many failed."""
+    """A pytest plugin that selects the tests, reports each test's outcome, and stops when too many have failed."""
 
     def __init__(self, job: dict[str, Any], out: int) -> None:
         self.out = out
@@ -149,7 +148,7 @@ class Recorder:
 
 
 def fix_randomness() -> None:
-    """Let property tests draw the same examples each time, and few."""
+    """Make property tests draw few examples, and the same ones each time."""
     hypothesis = sys.modules.get("hypothesis")
     if hypothesis is not None:
         quiet = list(hypothesis.HealthCheck)
@@ -160,7 +159,7 @@ def fix_randomness() -> None:
 
 
 def work(job: dict[str, Any], out: int) -> None:
-    """The fork's part: run pytest and leave."""
+    """Run pytest in the fork, then exit."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -185,7 +184,7 @@ def work(job: dict[str, Any], out: int) -> None:
 
 
 def drain(out: int, pid: int, seconds: float) -> tuple[list[dict[str, Any]], bool]:
-    """What the fork tells until it ends; True where it had to be ended."""
+    """The fork's messages until it ends, and whether it ran out of time."""
     data = bytearray()
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
@@ -206,7 +205,7 @@ def drain(out: int, pid: int, seconds: float) -> tuple[list[dict[str, Any]], boo
 
 
 def summary(job: dict[str, Any], told: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the fork told, as one answer."""
+    """Combine the fork's messages into one answer."""
     answer: dict[str, Any] = {
         "id": job["id"],
         "tests": {},
@@ -232,7 +231,7 @@ def summary(job: dict[str, Any], told: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def attempt(job: dict[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
-    """One job: edit, fork, listen, put back."""
+    """Run one job: edit the files, fork, read the messages, restore the files."""
     for path, text in job["edits"].items():
         with open(path, "w", encoding="utf-8", newline="") as file:
             file.write(text)
@@ -266,7 +265,7 @@ def attempt(job: dict[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Jobs in, answers out."""
+    """Read the jobs from stdin and write their answers to stdout."""
     request = json.loads(sys.stdin.buffer.read())
     sys.dont_write_bytecode = True
     sys.path[:] = [each for each in sys.path if each] + [os.getcwd()]

@@ -1,4 +1,4 @@
-"""Sandboxes that last for one program, over `SingleRuns`: each run gets its files anew. Building keeps no state, so that is enough."""
+"""Sandboxes for one program each, over `SingleRuns`: every run gets fresh files. Building keeps no state, so that is enough."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ostinato.core.sandboxing import Change, ExecResult, Isolation, SandboxSpec
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 
 ONE_SHOT_WORKDIR = "/tmp"
-_MOST_BYTES = 24 << 20  # of files: a run's request holds them as JSON text, up to twice as long, and may have 64 MiB
+_MOST_BYTES = 24 << 20  # of files: a run's request carries them as JSON text, up to twice as long, and may have 64 MiB
 
 
 class OneShotBackend:
-    """A backend for programs that need nothing of each other. `spec.workdir` is always /tmp, and the backend's own limits count.
+    """A backend for programs that do not depend on each other. The files always lie in /tmp, and the backend's own limits apply.
 
     Example: ``sandbox = await OneShotBackend().start(SandboxSpec(files={"a.py": b"print(1)"}, workdir="/tmp"))``
     """
@@ -50,7 +50,7 @@ class OneShotBackend:
 
 
 class OneShotSandbox:
-    """The files that each program finds. Nothing that a program writes is there for the next."""
+    """The files that each program starts with. Nothing that a program writes is kept for the next."""
 
     def __init__(self, runs: SingleRuns, files: Mapping[str, bytes]) -> None:
         self.runs = runs

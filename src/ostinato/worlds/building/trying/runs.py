@@ -1,4 +1,4 @@
-"""The host's side of running tests: jobs go into a fresh sandbox in one piece, and what came out is read with suspicion."""
+"""The host side of running tests: sends jobs to a fresh sandbox in one request and reads its output as untrusted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ANSWER_BYTES = 64 << 20
 class SuiteJob:
     """Tests to run over a tree with some files replaced.
 
-    `targets` are pytest's arguments; `tests` the ids that count among what they hold, None for all. More than `most_failing` failures end
-    it early. `seconds` is CPU time. Of the jobs of one `group` those after one whose `tests` all passed are not run, and get no answer.
+    `targets` are pytest's arguments; `tests` the ids to run among those collected, None for all. More than `most_failing` failures end
+    the job early. `seconds` is CPU time. Once all `tests` of a job have passed, later jobs of its `group` are not run and get no answer.
 
     Example: ``SuiteJob(id="0", targets=("tests",), edits={"calc.py": "..."}, seconds=5.0)``
     """
@@ -42,10 +42,10 @@ class SuiteJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteRun:
-    """How a job went. `ended` is test -> "passed", "failed", "skipped" or "none"; `seconds` is test -> its wall time.
+    """The outcome of a job. `ended` is test -> "passed", "failed", "skipped" or "none"; `seconds` is test -> its wall time.
 
     `ran` is test -> the functions it entered, as (path, first line); "" stands for what ran before the first test. `code` is pytest's exit
-    code, None where it did not come to its end: `stopped` (enough had failed), `hung`, or a `signal`.
+    code, None if pytest did not finish: it `stopped` (too many failures), `hung`, or was killed by a `signal`.
 
     Example: ``SuiteRun(ended={"test_calc.py::test_add": "passed"}, code=0, cpu=0.2)``
     """
@@ -73,7 +73,7 @@ class SuiteRun:
 
 
 def _unpacked(line: bytes) -> dict[str, Any]:
-    """One answer. Raises ValueError for anything else: what a sandbox says is not believed to be well formed."""
+    """Decode one answer. Raises ValueError if it is malformed: a sandbox's output is untrusted."""
     try:
         inflate = zlib.decompressobj()
         answer = json.loads(inflate.decompress(base64.b64decode(line, validate=True), _ANSWER_BYTES))
@@ -85,7 +85,7 @@ def _unpacked(line: bytes) -> dict[str, Any]:
 
 
 def read_outcome(answer: Mapping[str, Any]) -> SuiteRun:
-    """An answer of the driver's. Raises ValueError, KeyError or TypeError for one that is not what it should be."""
+    """Read one of the driver's answers. Raises ValueError, KeyError, TypeError or IndexError if it is malformed."""
     functions = [(str(path), int(line)) for path, line in answer["functions"]]
     return SuiteRun(
         ended={str(test): str(ended) for test, (ended, _) in answer["tests"].items()},
@@ -102,7 +102,7 @@ def read_outcome(answer: Mapping[str, Any]) -> SuiteRun:
 
 
 class SuiteRuns:
-    """Runs jobs over one tree. `cpu` counts the CPU seconds that were used inside.
+    """Runs jobs over one tree. `cpu` counts the CPU seconds used inside the sandboxes.
 
     Example: ``outcomes = await SuiteRuns(backend, spec, "/usr/bin/python3", ("pytest",)).run([job], seed=0)``
     """
@@ -116,9 +116,9 @@ class SuiteRuns:
         self._driver = _DRIVER.read_text()
 
     async def run(self, jobs: Sequence[SuiteJob], seed: int) -> list[SuiteRun | None]:
-        """Run jobs one after the other in one fresh sandbox, under a seed for hashes. None for one that got no answer.
+        """Run jobs one after the other in one fresh sandbox, with `seed` as the hash seed. None for a job that got no answer.
 
-        Raises Unavailable where the sandbox gives no answer at all.
+        Raises Unavailable if the sandbox gives no answer at all.
         """
         if not jobs:
             return []

@@ -1,4 +1,4 @@
-"""Programs that run inside of a grader's sandbox: standard library, and pytest where the task has it. They never hold an expectation.
+"""Programs that run inside a grader's sandbox: standard library, and pytest if the task has it. They never hold an expected value.
 
-A grader sends their text. `encoding` is put before each of the others, and is imported by who encodes what is expected.
+A grader sends their text. `encoding` is prepended to each of the others, and imported by graders that encode expected values.
 """

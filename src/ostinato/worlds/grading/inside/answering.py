@@ -1,9 +1,9 @@
-"""Inside of a sandbox: draws inputs of a function, or answers them. Reads one job from stdin and writes one line of JSON for each input.
+"""Inside a sandbox: draws inputs for a function, or answers them. Reads one job from stdin and writes one line of JSON for each input.
 
-A job has `module` and `name`, or `source` and `name`: the function. Then `inputs`, trees of argument tuples; or `draw`, source text that
-defines ``draw(random)``, with `seed` and `count`, and perhaps `vary`, source text that defines ``vary(random, args)``: further inputs, of
-which something can be said. Lines are ``[input, outcome, input afterwards]`` with the outcome ``["returned", tree]`` or
-``["raised", names of the error's classes]``.
+A job states the function by `module` and `name`, or by `source` and `name`. It has `inputs`, trees of argument tuples; or `draw`, source
+text that defines ``draw(random)``, with `seed` and `count`, and perhaps `vary`, source text that defines ``vary(random, args)``, which
+makes further inputs related to one. Lines are ``[input, outcome, input afterwards]`` with the outcome ``["returned", tree]``,
+``["raised", names of the error's classes]`` or ``["opaque", why]``, or null without a function.
 """
 
 import importlib
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def outcome(function: Any, arguments: tuple[Any, ...]) -> list[Any]:
-    """What a call comes to."""
+    """The outcome of a call."""
     try:
         result = function(*arguments)
     except Exception as error:  # noqa: BLE001 - whatever the function raises is its outcome
@@ -30,7 +30,7 @@ def outcome(function: Any, arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def function_of(job: dict[str, Any]) -> Any:
-    """The function that is asked."""
+    """The function that the job states."""
     if "source" in job:
         space: dict[str, Any] = {"__name__": "reference"}
         exec(compile(job["source"], "<reference>", "exec"), space)
@@ -40,7 +40,7 @@ def function_of(job: dict[str, Any]) -> Any:
 
 
 def inputs_of(job: dict[str, Any]) -> list[Any]:
-    """Trees of argument tuples, drawn or given; with `vary`, each is followed by what was made of it."""
+    """Trees of argument tuples, drawn or given; with `vary`, each drawn input is followed by its variations."""
     if "inputs" in job:
         return job["inputs"]
     space: dict[str, Any] = {"__name__": "drawing"}

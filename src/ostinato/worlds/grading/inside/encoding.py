@@ -1,8 +1,8 @@
-"""Values as trees of JSON, the same for equal values, and back. Sent before every program that runs inside of a grader's sandbox.
+"""Encodes values as trees of JSON that `trees.py` can compare, and decodes them. Prepended to every program in a grader's sandbox.
 
-None, booleans, texts and small integers stand for themselves; everything else is a list that begins with a tag: "i" a large integer, "f" a
-float, "c" a complex number, "b" bytes, "l" a list, "t" a tuple, "d" a dict, "s" a set, "q" a deque, "o" a value of the standard library by
-its repr. Instances of subclasses count as what they derive from, through the base class's own methods.
+None, booleans, strings and small integers stand for themselves; everything else is a list that begins with a tag: "i" a large integer, "f"
+a float, "c" a complex number, "b" bytes, "l" a list, "t" a tuple, "d" a dict, "s" a set, "q" a deque, "o" a value of the standard library
+by its repr. An instance of a subclass is encoded as its base class, through the base class's own methods.
 """
 
 import collections
@@ -24,7 +24,7 @@ _SETS: tuple[Any, ...] = (set, frozenset)
 
 
 class Opaque(Exception):
-    """A value that cannot be told: an object of a class of somebody's own, too deep, or containing itself."""
+    """A value that cannot be encoded: an object of a custom class, nested too deep, or containing itself."""
 
 
 def encode(value: Any, depth: int = 0) -> Any:
@@ -63,7 +63,7 @@ def _encode_several(value: Any, depth: int) -> Any:
 
 
 def decode(tree: Any) -> Any:
-    """The value of a tree without "o"."""
+    """The value of a tree, which must not contain "o"."""
     if not isinstance(tree, list):
         return tree
     tag = tree[0]

@@ -1,4 +1,4 @@
-"""Inside of a sandbox: says whether a function's answers stand to each other as they should. Stdin: a job; stdout: lines of JSON.
+"""Inside a sandbox: checks whether a function's answers satisfy a relation. Reads a job from stdin and writes lines of JSON.
 
 A job has `holds`, source text that defines ``holds(inputs, results) -> bool``, and `groups`: lists of ``[input, result]`` as trees.
 """
@@ -19,7 +19,7 @@ def main() -> None:
     for group in job["groups"]:
         try:
             held = bool(space["holds"]([decode(pair[0]) for pair in group], [decode(pair[1]) for pair in group]))
-        except Exception:  # noqa: BLE001 - an answer of another kind than the relation is about
+        except Exception:  # noqa: BLE001 - the relation cannot be applied to this kind of answer
             held = False
         sys.stdout.write(f"{json.dumps(held)}\n")
 

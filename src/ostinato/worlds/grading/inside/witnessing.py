@@ -1,7 +1,7 @@
-"""Inside of a sandbox: runs sealed tests under pytest and tells what they saw. Knows nothing of what they ought to have seen.
+"""Inside a sandbox: runs sealed tests under pytest and reports what they saw. It does not know what they should have seen.
 
-Reads one job from stdin: `witness`, the module's name that sealed tests import; `paths`, the test files; `deleted`, files to take away
-first; `fresh`, files whose bytecode is stale; `path`, what is put before the import path. Writes lines of JSON: ``["collected", ids]``,
+Reads one job from stdin: `witness`, the name of the module that sealed tests import; `paths`, the test files; `deleted`, files to delete
+first; `fresh`, files whose bytecode is stale; `path`, entries to prepend to the import path. Writes lines of JSON: ``["collected", ids]``,
 ``["start", id]``, ``["saw", key, kind, ...]``, ``["failed", id]`` or ``["skipped", id]``, ``["end", id]``.
 """
 
@@ -19,7 +19,7 @@ Tell = Callable[..., None]
 
 
 class Raised:
-    """Takes the place of ``pytest.raises``: lets any error pass, and tells which it was."""
+    """Replaces ``pytest.raises``: suppresses any Exception, and reports which it was."""
 
     def __init__(self, tell: Tell, key: str) -> None:
         self.tell, self.key = tell, key
@@ -28,7 +28,7 @@ class Raised:
 
     @property
     def exception(self) -> Any:
-        """As unittest calls it."""
+        """The error, under unittest's name for it."""
         return self.value
 
     def __enter__(self) -> "Raised":
@@ -42,7 +42,7 @@ class Raised:
 
 
 def witness_module(name: str, tell: Tell) -> types.ModuleType:
-    """What sealed tests call."""
+    """The module whose functions sealed tests call."""
     module = types.ModuleType(name)
 
     def equal(key: str, seen: Any) -> None:
@@ -69,31 +69,31 @@ def witness_module(name: str, tell: Tell) -> types.ModuleType:
 
 
 class Narrator:
-    """A plugin of pytest that tells how each test went."""
+    """A pytest plugin that reports how each test went."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
 
     def pytest_collection_finish(self, session: Any) -> None:
-        """Tests in their order."""
+        """Report the collected tests, in order."""
         self.tell("collected", [item.nodeid for item in session.items])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Before one."""
+        """Report that a test starts."""
         self.tell("start", nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """One of its three phases."""
+        """Report if one of a test's three phases failed or was skipped."""
         if not report.passed or hasattr(report, "wasxfail"):
             self.tell("skipped" if report.skipped or hasattr(report, "wasxfail") else "failed", report.nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """After one."""
+        """Report that a test has ended."""
         self.tell("end", nodeid)
 
 
 def prepare(job: dict[str, Any]) -> None:
-    """Take away what was deleted, and bytecode of what is new, which may have been made of something older; set the import path."""
+    """Delete the deleted files and the cached bytecode of fresh files, which may be of older source; set the import path."""
     for path in job["deleted"]:
         if os.path.isfile(path):
             os.unlink(path)

@@ -1,1 +1,1 @@
-"""Agents that are not ours, unmodified: a process in the sandbox, whose model calls a relay outside takes to the gateway."""
+"""Unmodified third-party agents: a process in the sandbox, whose model calls a relay outside passes to the gateway."""

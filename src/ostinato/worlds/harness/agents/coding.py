@@ -1,6 +1,6 @@
-"""The harness of agents that are not ours: one process in the sandbox, from its start to its end.
+"""The harness for third-party agents: one process in the sandbox, from its start to its end.
 
-Data flow: task -> command -> process in the sandbox -> its port -> relay -> gateway ... -> what changed in the sandbox.
+Data flow: task -> command -> process in the sandbox -> its port -> relay -> gateway ... -> changes in the sandbox.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from ostinato.worlds.tasks.task import Task
 _VERSION = 1
 _PORT = 8321
 _PUT = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
-_TAIL = 500  # characters of what it printed last, for people
+_TAIL = 500  # last characters of its output, for people
 
 
 class CodingAgent:
-    """Implements `Harness`: any program that asks its model over HTTP, in one of three dialects, at an address that it is given.
+    """Implements `Harness`: any program that calls its model over HTTP, in one of three dialects, at an address that it is given.
 
-    `runtime` is not part of the hash as places of this machine, but as what lies there: names and sizes of files.
+    `runtime` enters the hash not by its paths on this machine, but by what lies there: names and sizes of files.
 
     Args:
-        name: as tasks name it.
-        config: the program.
+        name: the name that tasks use.
+        config: the program's settings.
 
     Raises:
-        BadConfig: a directory of `runtime` is not there.
+        BadConfig: a directory of `runtime` does not exist.
 
     Example::
 
@@ -61,7 +61,7 @@ class CodingAgent:
         self.hash = harness_hash("agent", _VERSION, runtime=made_of, config=config.model_dump(exclude={"runtime"}))
 
     def spec(self, task: Task) -> SandboxSpec:
-        """The task's sandbox, with room for the agent and what it is made of."""
+        """The task's sandbox, with the agent's runtime mounted and limits large enough for the agent."""
         config, limits = self.config, task.spec.limits
         return replace(
             task.spec,
@@ -76,7 +76,7 @@ class CodingAgent:
         )
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
-        """Until the agent ends, or may not go on. Raises Unavailable."""
+        """Run the agent until it ends or may not go on. Raises Unavailable."""
         if sandbox is None or not isinstance(model, Passage):
             raise ValueError(f"the harness {self.name!r} needs a sandbox, and a model behind a gateway")
         clock = asyncio.get_running_loop().time
@@ -117,7 +117,7 @@ class CodingAgent:
             if put.code:
                 raise Unavailable(f"{path} cannot be put into the sandbox: {put.stderr.decode(errors='replace')}")
         left = max(0.01, deadline - asyncio.get_running_loop().time())
-        grace = 2 * GRACE_S  # in which an answer that is under way at the deadline comes to its end
+        grace = 2 * GRACE_S  # for an answer in progress at the deadline to end
         working = asyncio.ensure_future(
             sandbox.exec(
                 [_filled(word, words) for word in self.config.command],
@@ -140,7 +140,7 @@ class CodingAgent:
                 await working
 
     def _rollout(self, task: Task, relay: ModelRelay, ended: Ended, why: str) -> Rollout:
-        """The agent's own work in order; what it asked beside it comes first, since the grade goes to the last turn."""
+        """The agent's side calls, then its own work in order: the grade goes to the last turn."""
         own = [said for said, purpose in relay.heard if purpose is Purpose.TASK]
         beside = [said.turn for said, purpose in relay.heard if purpose is not Purpose.TASK]
         messages: list[Message] = [*task.messages]
@@ -178,7 +178,7 @@ def _effort(relay: ModelRelay) -> Mapping[str, float]:
 
 
 def _filled(text: str, words: Mapping[str, str]) -> str:
-    """The template with its words replaced, each once: what a prompt says is never taken for one."""
+    """The template with its placeholders replaced in a single pass: a placeholder inside a prompt is not replaced."""
     found, at = list[str](), 0
     while at < len(text):
         word = next((word for word in words if text.startswith(word, at)), None)
@@ -189,7 +189,7 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
 
 @functools.cache
 def directory_digest(path: str) -> str:
-    """16 hex digits of what lies in a directory: names and sizes of its files, compiled Python left out. Read once in a process."""
+    """A hash, as 16 hex digits, of the names and sizes of a directory's files, compiled Python left out. Cached per process."""
     digest = blake3()
     for root, directories, names in os.walk(path):
         directories[:] = sorted(name for name in directories if name != "__pycache__")

@@ -1,4 +1,4 @@
-"""What is said of an agent: how it is started, what lies there for it, and what it may use."""
+"""The settings of an agent: how it is started, which files it gets, and what it may use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator
 
-HOME = "/tmp"  # of every sandbox's programs
+HOME = "/tmp"  # the home directory of every sandbox's programs
 Dialect = Literal["chat", "messages", "responses"]
 
 

@@ -1,4 +1,4 @@
-"""What an answer of the gateway's says, in any dialect, whole or streamed, and what a request says that tools told. Pure."""
+"""Parses the gateway's answers, in any dialect, whole or streamed, and the tool results in requests. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentAnswer:
-    """One answer that came whole.
+    """One complete answer.
 
-    `turn`: what the gateway captured it as; `tokens`: how many were sampled; `cut`: they were too few; `policies`: whose they are;
-    `overran`: the time that it might take was over.
+    `turn`: the id under which the gateway captured it; `tokens`: how many were sampled; `cut`: it reached its token limit; `policies`: the
+    policy versions that sampled it; `overran`: it was cut at its deadline.
 
     Example: ``AgentAnswer(turn="chatcmpl-3f:0", tokens=7, cut=False, message=Message(role=Role.ASSISTANT, text="Done."))``
     """
@@ -33,7 +33,7 @@ class AgentAnswer:
 
 
 def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
-    """What was answered with these bytes; None if the answer did not come to its end."""
+    """Parse an answer; None if it is incomplete or malformed."""
     try:
         events = _events(data)
         last = next((event for event in reversed(events) if "ostinato" in event or "ostinato" in _inner(event)), None)
@@ -56,7 +56,7 @@ def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
 
 
 def tool_results(dialect: Dialect, body: Json) -> dict[str, Message]:
-    """What a request says that tools answered, by the id of the call."""
+    """The tool results in a request, by call id."""
     found: dict[str, Message] = {}
     for id, content, failed in _told(dialect, body):
         found[str(id)] = Message(role=Role.TOOL, text=_text(content), answers=str(id), failed=failed)
@@ -79,7 +79,7 @@ def _told(dialect: Dialect, body: Json) -> Iterable[tuple[Any, Any, bool]]:
 
 
 def _events(data: bytes) -> list[Json]:
-    """A stream's events, or the one object that a whole answer is."""
+    """A stream's events, or the single object of an answer that was not streamed."""
     if data.lstrip()[:1] == b"{":
         return [json.loads(data)]
     lines = (line[5:].strip() for line in data.split(b"\n") if line.startswith(b"data:"))
@@ -149,7 +149,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _text(content: Any) -> str:
-    """Text as it is, or that of a list of parts."""
+    """The text of a string or of a list of parts."""
     if isinstance(content, str):
         return content
     return "".join(str(part.get("text") or "") for part in _list(content) if isinstance(part, dict))

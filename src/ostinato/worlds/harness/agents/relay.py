@@ -1,7 +1,7 @@
-"""The model as an agent in a sandbox sees it: a few paths at a port of its loopback, and behind them, outside, the gateway.
+"""Serves the model to an agent in a sandbox: a few paths at a loopback port, relayed to the gateway outside.
 
-Nothing that could tell the gateway whom it hears lies in the sandbox. The relay adds the run's key, the episode and the rest to each call,
-takes out whatever the agent says of such things, and lets through no other path.
+The sandbox holds nothing that identifies a caller to the gateway. The relay adds the run's key, the episode and the rest to each call,
+removes whatever the agent says about them, and lets through no other path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ostinato.worlds.harness.rollout import Ended, OutOfTime
 
 logger = logging.getLogger(__name__)
 
-_END_S = 0.01  # for what is under way at the end; aiohttp takes 0 for no limit
+_END_S = 0.01  # for calls in progress at the end; to aiohttp, 0 means no limit
 _PATHS: Mapping[Dialect, tuple[str, ...]] = {
     "chat": ("/v1/chat/completions",),
     "messages": ("/v1/messages", "/v1/messages/count_tokens"),
@@ -36,15 +36,15 @@ _PATHS: Mapping[Dialect, tuple[str, ...]] = {
 _MODELS = "/v1/models"
 _TOO_LONG = ("context_length_exceeded", "prompt is too long")
 _COUNTING = "/v1/messages/count_tokens"
-_CONNECTIONS = 64  # at once; those of a program that opens more are closed
-_BODY_BYTES = 2 << 20  # as the gateway takes by default
+_CONNECTIONS = 64  # at once; further ones are closed
+_BODY_BYTES = 2 << 20  # the gateway's default limit
 _ANSWER_BYTES = 64 << 20
-_READ_S = 20.0  # in which the agent takes a piece of an answer: less than the gateway waits for us
-_IDLE_REQUESTS = 50  # of which nothing came, for each turn that there may be
+_READ_S = 20.0  # for the agent to read a piece of an answer: less than the gateway waits for us
+_IDLE_REQUESTS = 50  # requests in all, for each turn that is allowed
 
 
 class _Refused(Exception):
-    """Said to the agent, with a status."""
+    """An error for the agent, with an HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -54,15 +54,16 @@ class _Refused(Exception):
 class ModelRelay:
     """Serves one rollout's agent.
 
-    `heard` is every answer that came whole, with what it was for, in the order of their ends; `told` what the agent said that tools
-    answered; `outgrown` what was said of its last prompt, if that was too long; `over` ends when it may not go on: why, or Unavailable.
+    `heard` holds every complete answer with its purpose, in the order in which they ended; `told` the tool results that the agent sent,
+    by call id; `outgrown` the gateway's error if the last prompt was too long; `over` is resolved when the agent may not go on, with the
+    reason or Unavailable.
 
     Args:
-        model: what takes the calls on.
+        model: where calls are passed on to.
         config: the dialect, and how much the agent may use.
-        turns: calls at most.
-        tokens: of one answer at most.
-        deadline: by the loop's clock, when answers end and calls are no longer taken.
+        turns: the largest number of calls.
+        tokens: the largest number of tokens of one answer.
+        deadline: when, by the loop's clock, answers end and calls are no longer accepted.
     """
 
     def __init__(self, model: Passage, config: AgentConfig, *, turns: int, tokens: int, deadline: float) -> None:
@@ -81,7 +82,7 @@ class ModelRelay:
         self.outgrown = ""
 
     async def start(self, listener: socket.socket) -> str:
-        """Accept at this socket; the model's name. Raises Unavailable."""
+        """Accept connections at this socket. Returns the model's name. Raises Unavailable."""
         self._named = await self._model.named()
         self._server = web.Server(self._handle, access_log=None, keepalive_timeout=600.0)
         loop = asyncio.get_running_loop()
@@ -89,17 +90,17 @@ class ModelRelay:
         return self._named
 
     async def rest(self) -> None:
-        """Wait until no call is under way."""
+        """Wait until no call is in progress."""
         await self._idle.wait()
 
     async def close(self) -> None:
-        """End it with every call that is under way. Idempotent."""
+        """Stop the relay and every call in progress. Idempotent."""
         if self._listening is not None:
             self._listening.close()
         if self._server is not None:
             await self._server.shutdown(_END_S)
         if self.over.done() and not self.over.cancelled():
-            self.over.exception()  # looked at, should nobody wait for it
+            self.over.exception()  # marked as retrieved, in case nobody awaits it
         self.over.cancel()
 
     def _connection(self) -> asyncio.Protocol:
@@ -147,13 +148,13 @@ class ModelRelay:
         left_s = self._deadline - asyncio.get_running_loop().time()
         try:
             async with self._model.passed(request.path, body, passed_headers(request.headers), left_s=left_s) as answer:
-                came = not counting and answer.status == 200  # who hangs up in the middle had it all the same
+                came = not counting and answer.status == 200  # hanging up in the middle still uses up the turn
                 response, data = await self._send(request, answer)
             if not counting:
                 came = self._note(answer, data)
             return response
         finally:
-            self._begun -= not counting and not came  # what failed is no turn
+            self._begun -= not counting and not came  # a failed call is no turn
             self._open -= 1
             if not self._open:
                 self._idle.set()
@@ -197,7 +198,7 @@ class ModelRelay:
             raise _Refused(400, "the body is nested too deep") from None
 
     async def _send(self, request: web.BaseRequest, answer: PassedAnswer) -> tuple[web.StreamResponse, bytes]:
-        """Hand an answer on as it comes; what it was."""
+        """Pass an answer on as it arrives. Returns the response and the answer's bytes."""
         headers = {
             name: answer.headers[name]
             for name in ("Content-Type", "request-id", "x-request-id")
@@ -216,16 +217,16 @@ class ModelRelay:
             await response.write_eof()
         except BaseException:
             if request.transport is not None:
-                request.transport.abort()  # nothing else can be said in the middle of an answer
+                request.transport.abort()  # no error can be sent in the middle of an answer
             raise
         return response, bytes(data)
 
     def _note(self, answer: PassedAnswer, data: bytes) -> bool:
-        """Keep what came whole. True if it is a turn."""
+        """Keep an answer that came whole. True if it is a turn."""
         said = read_agent_answer(self._config.dialect, data) if answer.status == 200 else None
         said_no = "" if answer.status == 200 else data.decode("utf-8", "replace")[:500]
         self.outgrown = said_no if any(words in said_no for words in _TOO_LONG) else ""
-        if said is None or not said.tokens:  # a grade must not go to a turn that nobody learns from
+        if said is None or not said.tokens:  # a grade must not go to a turn that has nothing to train on
             return False
         self._left -= said.tokens
         self._model.policies |= said.policies
@@ -246,7 +247,7 @@ class ModelRelay:
 
 
 class HangsUp(asyncio.Protocol):
-    """The other side of a connection too many."""
+    """Closes a connection that exceeds the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
@@ -260,6 +261,6 @@ def _purpose(headers: Mapping[str, str]) -> Purpose:
 
 
 def _said(status: int, message: str) -> web.Response:
-    """An error as all three dialects' clients read it."""
+    """An error response that clients of all three dialects can read."""
     error = {"type": "invalid_request_error" if status < 500 else "api_error", "message": message, "code": None}
     return web.json_response({"type": "error", "error": error}, status=status)

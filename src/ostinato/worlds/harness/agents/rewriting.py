@@ -1,6 +1,6 @@
-"""What an agent's request becomes before the gateway sees it: another model, another user, our sampling. Pure.
+"""Rewrites an agent's request before the gateway sees it, with another model, another user and our sampling. Pure.
 
-An agent's own temperature of 0, as one of the common ones sends it, would make all rollouts of a group the same.
+An agent's own temperature of 0, which one of the common agents sends, would make all rollouts of a group the same.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ PASSED = frozenset(
         "x-session-id",
     ]
 )
-"""Headers, in lower case, by which the gateway tells an agent's side calls from its work. No other header of an agent's is passed on."""
+"""Headers, in lower case, by which the gateway tells an agent's side calls from its work. No other header of an agent is passed on."""
 
 
 def ruled_request(
     dialect: Dialect, body: Mapping[str, Any], *, model: str, temperature: float, tokens: int, user: str = USER
 ) -> dict[str, Any]:
-    """The request for the gateway. An answer has `tokens` at most; what else is wrong with it the gateway says.
+    """The request for the gateway, with at most `tokens` per answer. Other faults in it are left for the gateway to report.
 
     Example: ``ruled_request("chat", {"model": "x", "temperature": 0, "messages": []}, model="m", temperature=1.0, tokens=64)``
     """
@@ -54,6 +54,6 @@ def ruled_request(
 
 
 def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Those of an agent's headers that the gateway may see."""
+    """The agent's headers that the gateway may see."""
     plain = {name.lower(): value for name, value in headers.items() if value.isascii() and value.isprintable()}
     return {name: value for name, value in plain.items() if name in PASSED and len(value) <= _HEADER_CHARS}

@@ -1,4 +1,4 @@
-"""What a Dockerfile puts where, as far as a sandbox can do the same without building an image. Nothing of it is run."""
+"""Reads what a Dockerfile sets up, as far as a sandbox can do the same without building an image. Nothing of it is run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUILT = ("RUN", "SHELL", "USER")
 
 @dataclass(slots=True, kw_only=True)
 class Image:
-    """What was read: the working directory ("" if none is named), files by absolute path, variables.
+    """What a Dockerfile sets up: the working directory ("" if none is named), files by absolute path, variables.
 
     Example: ``Image(workdir="/app", files={"/app/calc.py": b"..."}, env={"LANG": "C.UTF-8"})``
     """
@@ -28,12 +28,12 @@ class Image:
 
 
 def read_dockerfile(text: str, context: Mapping[str, bytes], *, built: bool) -> Image:
-    """What FROM, WORKDIR, COPY and ENV say.
+    """Read the WORKDIR, COPY and ENV instructions of a Dockerfile.
 
     Args:
         text: the Dockerfile.
         context: the other files of its directory.
-        built: what RUN lines make lies in layers already; otherwise such a line is refused.
+        built: the results of RUN lines are in layers already; otherwise such a line is refused.
 
     Raises BadConfig naming the line.
     """

@@ -1,4 +1,4 @@
-"""Folders of Harbor's as tasks. What a sandbox here cannot do is refused by name; nothing in a folder is run or followed.
+"""Reads Harbor folders as tasks. What a sandbox here cannot do is refused by name; nothing in a folder is run, and no link is followed.
 
 The folder's own text stays in `Grading.data["harbor"]`, and its files in `Grading.hidden`, so that it can be written again as it was.
 """
@@ -26,7 +26,7 @@ CONFIG, INSTRUCTION, DOCKERFILE = "task.toml", "instruction.md", "environment/Do
 OWN = "ostinato"
 MOST_FOLDER_BYTES = 64 * 2**20
 Json = Mapping[str, Any]
-# what would change the task and cannot be had here
+# fields that would change the task and are not supported here
 _REFUSED = {
     "": ("steps", "artifacts"),
     "environment": ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir", "healthcheck", "memory", "storage"),
@@ -44,10 +44,10 @@ def load_harbor(
     """A directory of task folders, or one task folder, as a taskset.
 
     Args:
-        directory: where they lie.
+        directory: the directory to read.
         layers: directories that hold what the tasks' images would; none: a task whose image must be built is refused.
-        offline: tasks that may reach everything are worked on with no network, instead of being refused.
-        turns: how often the model is asked, at most; Harbor's tasks do not say.
+        offline: tasks with unrestricted network access get no network, instead of being refused.
+        turns: the most model calls; Harbor's tasks do not state this.
         tokens: most tokens of one answer.
 
     Raises BadConfig naming the folder, the field and the remedy.
@@ -178,7 +178,7 @@ def _hosts(environment: Json, offline: bool) -> tuple[str, ...]:
 
 
 def _own_task(files: Mapping[str, bytes], own: Any) -> Task:
-    """A task that was written by `write_harbor`: its row, with the files from where Harbor has them."""
+    """A task that was written by `save_harbor`: its row, with the files from their places in the folder."""
     if not isinstance(own, dict) or not isinstance(own.get("row"), str):
         raise BadConfig(f"metadata.{OWN}.row is missing; it was not written by Ostinato")
     row = parse_row(f"metadata.{OWN}.row", own["row"])
@@ -194,7 +194,7 @@ def _own_task(files: Mapping[str, bytes], own: Any) -> Task:
 
 
 def below(files: Mapping[str, bytes], place: str) -> dict[str, bytes]:
-    """The files below a place, by their paths from there."""
+    """The files below a place, with their paths relative to it."""
     return {path[len(place) :]: data for path, data in files.items() if path.startswith(place)}
 
 

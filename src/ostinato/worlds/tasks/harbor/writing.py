@@ -1,6 +1,6 @@
-"""Tasks as folders that Harbor runs: an image of the task's files, the instruction, and a verifier that runs its hidden tests.
+"""Writes tasks as folders that Harbor runs: an image of the task's files, the instruction, and a verifier that runs its hidden tests.
 
-A task that was read from such a folder is written as it was. Of our own tasks, those are written that a script can verify: `pytest`.
+A task that was read from such a folder is written as it was. Of our own tasks, only those that a script can verify are written: `pytest`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ tail -n 1 /tmp/reward > /logs/verifier/reward.txt
 
 
 def save_harbor(taskset: Taskset, directory: Path, *, image: str = IMAGE) -> list[Path]:
-    """Write one folder for each task below a directory, which must hold none of them yet; the folders, in the tasks' order.
+    """Write one folder for each task below a directory, which must hold none of them yet. Returns the folders, in the tasks' order.
 
     Args:
-        taskset: what is written.
-        directory: where.
-        image: what our own tasks' images start from; it must have what the tasks need, pytest included.
+        taskset: the tasks to write.
+        directory: the directory to write to.
+        image: the base image of our own tasks; it must have what the tasks need, pytest included.
 
     Raises:
-        BadConfig: a task that cannot be written, by name, before anything is; or a folder that is there.
-        StorageFull: the disk refused.
+        BadConfig: a task cannot be written (the message names it, and nothing is written); or a folder exists already.
+        StorageFull: a folder cannot be written.
     """
     written = [(task, harbor_files(task, image=image)) for task in taskset.tasks]
     folders = [directory / f"{number:05d}-{_slug(task.id)}" for number, (task, _) in enumerate(written)]
@@ -62,7 +62,7 @@ def save_harbor(taskset: Taskset, directory: Path, *, image: str = IMAGE) -> lis
 
 
 def harbor_files(task: Task, *, image: str = IMAGE) -> dict[str, bytes]:
-    """A task's folder, path -> bytes. Raises BadConfig for one that cannot be written."""
+    """A task's folder, path -> bytes. Raises BadConfig if the task cannot be written."""
     harbor = task.grading.data.get("harbor")
     if harbor is not None:
         if not isinstance(harbor, dict) or not all(isinstance(harbor.get(name), str) for name in (CONFIG, INSTRUCTION)):
@@ -127,7 +127,7 @@ def _toml(task: Task, row: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value of TOML; JSON's strings, numbers and lists of strings are TOML's, but for a DEL, which must be escaped."""
+    """A value in TOML. JSON's strings, numbers and lists of strings are valid TOML, except that DEL must be escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
