@@ -75,7 +75,7 @@ def select(function: Function, baseline: GreenSuite, beside: int) -> Selected | 
 class Attempts:
     """Mutates one package's functions. `sources` are the files that may change: path -> text.
 
-    Example: ``async for key, tried in Attempts(runs, baseline, sources, files, config).work(done=set()): ...``
+    Example: ``tried = await Attempts(runs, baseline, sources, files, config).try_batch(functions)``
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Small faults put into a function, such as people make: one at a time, its formatting kept."""
+"""Injects small faults into a function, such as people make, one at a time and with its formatting kept."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NAMES = {
 
 
 def _spaced(old: cst.CSTNode, new: type[cst.CSTNode]) -> cst.CSTNode:
-    """The other operator with the old one's white space around it."""
+    """The new operator with the old operator's whitespace."""
     kept = {name: getattr(old, name) for name in ("whitespace_before", "whitespace_after") if hasattr(old, name)}
     changed = new(**kept)
     if isinstance(changed, cst.NotIn | cst.IsNot) or isinstance(old, cst.NotIn | cst.IsNot):
@@ -76,7 +76,7 @@ def _operators(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
 
 
 def _is_self(arg: cst.Arg) -> bool:
-    """Nobody passes the object in another's place: such a fault is seen without looking for it."""
+    """True for `self` and `cls`, which are not swapped with other arguments: such a fault is too obvious."""
     return isinstance(arg.value, cst.Name) and arg.value.value in ("self", "cls")
 
 
@@ -110,7 +110,7 @@ def _statements(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
 
 
 def _missing(statement: cst.BaseStatement) -> str:
-    """What is missing where this statement is left out: "" if it is not one to leave out."""
+    """The kind of fault that leaving out this statement makes; "" if it must not be left out."""
     if isinstance(statement, cst.If) and statement.orelse is None:
         return "missing case"
     if isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1:
@@ -129,9 +129,9 @@ _LEFT_ALONE = (cst.Annotation, cst.Decorator, cst.Assert)
 
 
 class _Planting(cst.CSTTransformer):
-    """Walks a function and puts in the fault number `wanted`; counts them all on the way.
+    """Walks a function, injects fault number `wanted`, and lists the kinds of all possible faults.
 
-    Annotations and decorators are left alone, and so are assertions: a fault in one is mended by deleting it.
+    Annotations and decorators are left alone, and so are assertions: a faulty assertion could be fixed by deleting it.
     """
 
     def __init__(self, wanted: int) -> None:
@@ -164,13 +164,13 @@ class Fault:
 
 
 def faults(block: str, *, most: int | None = None, seed: int = 0) -> list[Fault]:
-    """Faults that can be put into a function's lines and compile: all, or so many, drawn without replacement.
+    """The faults of a function that still compile: all, or at most `most`, drawn without replacement.
 
-    Raises ValueError where the lines are not one function. Two faults never have the same text.
+    Raises ValueError if the lines are not one function. Two faults never have the same text.
     """
     module, _ = parse_block(block)
     counting = _Planting(-1)
-    module.visit(counting)  # as the faults are put in: their numbers must agree
+    module.visit(counting)  # the same walk that injects faults, so that the numbers agree
     numbers = list(range(len(counting.kinds)))
     if most is not None:
         random.Random(seed).shuffle(numbers)

@@ -1,4 +1,4 @@
-"""What a source distribution says of itself: name, version, where its modules lie, what its tests are and what they need. Pure."""
+"""Reads a source distribution's description of itself: name, version, modules, tests and requirements. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _STRIPPED = re.compile(
 _PYTEST_NEEDS = {"pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli", "colorama"}
 _TEST_EXTRAS = re.compile(r"^(tests?|testing|dev|develop|check)$")
 _NOT_NEEDED = re.compile(
-    r"^(pytest-cov|pytest-xdist|coverage|tox|nox|flake8|ruff|mypy|black|isort|pylint|pre-commit|sphinx|twine|build|wheel|setuptools|hatch"
-    r"|pytest-(ruff|black|mypy|flake8|enabler|checkdocs|codspeed|pycodestyle|benchmark|perf|randomly)|bump|types-|pyright|furo|codecov|virtualenv)"
+    r"^(pytest-cov|pytest-xdist|coverage|tox|nox|flake8|ruff|mypy|black|isort|pylint|pre-commit|sphinx|twine|build|wheel|setuptools"
+    r"|hatch|bump|types-|pyright|furo|codecov|virtualenv|pytest-(ruff|black|mypy|flake8|enabler|checkdocs|codspeed|pycodestyle|benchmark|perf|randomly))"
 )
 
 
@@ -34,7 +34,7 @@ def _normal(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTree:
-    """A package's sources, stripped. `root` is the directory, with its slash, from which its modules are imported; "" for the top.
+    """A package's stripped sources. `root` is the directory, with its slash, from which its modules are imported; "" for the top.
 
     Example: ``SourceTree(name="tabulate", version="0.10.0", files={"tabulate/__init__.py": b"..."}, root="", modules=("tabulate",),
     tests=("test",), requires=(), test_requires=("pytest",), metadata=b"Name: tabulate")``
@@ -51,7 +51,7 @@ class SourceTree:
     metadata: bytes
 
     def sources(self) -> dict[str, str]:
-        """The files that a task may be about: path -> text. Tests, vendored code and what is not UTF-8 are left out."""
+        """The files that a task may be about: path -> text. Tests, vendored code and files that are not UTF-8 are left out."""
         found: dict[str, str] = {}
         for path, data in self.files.items():
             inside = path[len(self.root) :] if path.startswith(self.root) else ""
@@ -75,7 +75,7 @@ def is_test(path: str) -> bool:
 
 
 def _requirements(metadata: Any, pyproject: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What it needs, and what its tests need, as its metadata and its pyproject.toml state without being run."""
+    """The requirements of the package and of its tests, as its metadata and pyproject.toml state them; nothing is run."""
     needed, testing = list[str](), list[str]()
     for line in metadata.get_all("Requires-Dist") or ():
         requirement, _, marker = line.partition(";")
@@ -96,7 +96,7 @@ def _requirements(metadata: Any, pyproject: Mapping[str, Any]) -> tuple[list[str
 
 
 def _modules(files: Mapping[str, bytes], name: str) -> tuple[str, tuple[str, ...]]:
-    """From where its modules are imported, and their names: those called like it first, else whatever lies there."""
+    """The import root and the names of the modules there: those named like the package if any, else others found there."""
     wanted = {_normal(name), _normal(name.removeprefix("python-")), _normal(name.removeprefix("py"))}
     for root in _ROOTS:
         here = {path[len(root) :] for path in files if path.startswith(root)}
@@ -113,7 +113,7 @@ def _modules(files: Mapping[str, bytes], name: str) -> tuple[str, tuple[str, ...
 
 
 def _test_places(files: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Directories and files with tests, none within another."""
+    """Directories and files with tests, none inside another."""
     places: list[str] = []
     for path in sorted(files):
         parts = PurePosixPath(path).parts
@@ -126,7 +126,7 @@ def _test_places(files: Mapping[str, bytes]) -> tuple[str, ...]:
 
 
 def read_tree(files: Mapping[str, bytes], project: str) -> SourceTree:
-    """Read an unpacked source distribution. Raises BadRequest, with the reason, where no tasks can be made of it."""
+    """Read an unpacked source distribution. Raises BadRequest, with the reason, if no tasks can be made of it."""
     if "PKG-INFO" not in files:
         raise BadRequest(f"{project}: no PKG-INFO at the top; is this a source distribution?", field="package")
     metadata = Parser().parsestr(files["PKG-INFO"].decode("utf-8", "replace"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from ostinato.core.seams import Backend
 
 _DRIVER = Path(__file__).with_name("driver.py")
 _ANSWER_BYTES = 64 << 20
+_MALFORMED = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,26 +79,34 @@ def _unpacked(line: bytes) -> dict[str, Any]:
     try:
         inflate = zlib.decompressobj()
         answer = json.loads(inflate.decompress(base64.b64decode(line, validate=True), _ANSWER_BYTES))
-    except zlib.error as error:
+    except (zlib.error, RecursionError) as error:
         raise ValueError(str(error)) from error
     if not isinstance(answer, dict):
         raise ValueError("no object")
     return answer
 
 
+def _seconds(given: Any) -> float:
+    """A duration, which a budget can count. Raises ValueError, TypeError or OverflowError."""
+    seconds = float(given)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{seconds} s")
+    return seconds
+
+
 def read_outcome(answer: Mapping[str, Any]) -> SuiteRun:
-    """Read one of the driver's answers. Raises ValueError, KeyError, TypeError or IndexError if it is malformed."""
+    """Read one of the driver's answers. Raises one of `_MALFORMED`."""
     functions = [(str(path), int(line)) for path, line in answer["functions"]]
     return SuiteRun(
         ended={str(test): str(ended) for test, (ended, _) in answer["tests"].items()},
-        seconds={str(test): float(seconds) for test, (_, seconds) in answer["tests"].items()},
+        seconds={str(test): _seconds(seconds) for test, (_, seconds) in answer["tests"].items()},
         uncollected={str(test): str(why) for test, why in answer["uncollected"].items()},
         ran={str(test): frozenset(functions[number] for number in ran) for test, ran in answer["ran"].items()},
         code=None if answer["code"] is None else int(answer["code"]),
         stopped=bool(answer["stopped"]),
         hung=bool(answer["hung"]),
         signal=int(answer["signal"]),
-        cpu=float(answer["cpu"]),
+        cpu=_seconds(answer["cpu"]),
         changed=tuple(str(path) for path in answer["changed"]),
     )
 
@@ -149,8 +159,8 @@ class SuiteRuns:
                 if "id" in answer:
                     found[str(answer["id"])] = read_outcome(answer)
                 else:
-                    spent = float(answer["cpu"])
-            except (ValueError, KeyError, TypeError, IndexError):
+                    spent = _seconds(answer["cpu"])
+            except _MALFORMED:
                 continue
         self.cpu += sum(each.cpu for each in found.values()) if spent is None else spent
         if not found:
