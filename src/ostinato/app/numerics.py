@@ -89,7 +89,7 @@ def trainer_contract(config: Config) -> Contract:
 
 
 def trainer_backend(config: Config) -> Backend:
-    """The device and kernels of the training worker, which are the engine's. Raises BadConfig, also for several ranks on any but our own."""
+    """The training worker's device and kernels, which are the engine's. Raises BadConfig, also for several ranks on any but our own."""
     from ostinato.model.config import backend
     from ostinato.model.devices.backend import OWN
 
@@ -138,7 +138,7 @@ def verdict(config: Config, dtype: torch.dtype, threads: int) -> ExactnessVerdic
 
 
 def threads_agree(config: Config) -> bool:
-    """Whether the engine's threads together give the bits of one thread, by the self-test. Always true in fast mode, which promises none."""
+    """Whether the engine's threads together give the bits of one thread, by the self-test. True in fast mode, which promises no bits."""
     from ostinato.model.config import compute_dtype
 
     if config.model.numerics != "exact":

@@ -138,7 +138,7 @@ async def _vllm(run: Run, renderer: Renderer) -> Engine:
 
 
 def spelling(renderer: Renderer) -> Callable[[int], str]:
-    """The text that a token adds to a text, decoded behind another token, because some tokenizers treat a text's first token differently."""
+    """The text that a token adds to a text. It is decoded after another token, as some tokenizers treat a text's first one differently."""
     before = renderer.encode("a")
     known = renderer.decode(before)
     return lambda token: renderer.decode([*before, token])[len(known) :]

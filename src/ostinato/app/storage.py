@@ -144,8 +144,7 @@ class Home:
 
 
 def operator_key(config: Config, place: Home | None = None) -> str:
-    """The key that lets a process of the run name a weight slot: `serve.admin_key`, which hosts can share, or the key of the run at `place`.
-    """
+    """The key that lets a process of the run name a weight slot: `serve.admin_key`, which hosts can share, or the run's own at `place`."""
     shared = config.serve.admin_key
     return (place or home(config)).admin_key() if shared is None else shared.get_secret_value()
 
