@@ -96,7 +96,7 @@ def open_learning(
     settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})
     trainer, lines = _trainer(model, config, contract, settings)
     desk = open_desk(config, run.log, run.folds, contract, asker)
-    # keep the anchor and the newest release of the fetched versions: the next release is built from them
+    # of the fetched versions keep the anchor and the newest release: the next one is built from these
     follower = Follower(run.store, config.follow.model_copy(update={"keep": 2}))
     released = Released(follower, live)
 

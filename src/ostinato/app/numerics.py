@@ -89,7 +89,7 @@ def trainer_contract(config: Config) -> Contract:
 
 
 def trainer_backend(config: Config) -> Backend:
-    """The training worker's device and kernels, which are the engine's. Raises BadConfig, also for several ranks on any but our own."""
+    """The training worker's device and kernels: the engine's. Raises BadConfig, also for several ranks on any but our own CPU kernels."""
     from ostinato.model.config import backend
     from ostinato.model.devices.backend import OWN
 

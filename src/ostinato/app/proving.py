@@ -81,7 +81,7 @@ def _open_world(file: str, config: Config) -> WorldSuite:
 
 
 def open_suite(config: Config) -> Suite:
-    """The first suite, the one that reports name. Raises as `open_suites`."""
+    """The first suite, which is the one named in reports. Raises as `open_suites`."""
     return open_suites(config).compared[0]
 
 

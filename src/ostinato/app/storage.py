@@ -223,7 +223,7 @@ def _open_elsewhere(config: Config, place: Home, token: FencingToken | None, pat
 def check_elsewhere(config: Config) -> None:
     """Check that this host can work on a run of which it has no files. Creates nothing.
 
-    Raises NotFound if there is no log at `record.url`; BadConfig if the run's weights cannot be reached from here; Unavailable.
+    Raises NotFound if there is no log at `record.url`; BadConfig if `weights.url` does not name the run's weights; Unavailable.
     """
     name, there = log_elsewhere(config.record)
     if not there:
@@ -310,7 +310,7 @@ def open_folds(config: Config, token: FencingToken | None = None, patience: Pati
 
 
 def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
-    """The run's weight store: a directory, or what `weights.url` names. `tenure`: the role in which refs are moved."""
+    """The run's weight store: a directory, or the store that `weights.url` names. `tenure`: the role in which refs are moved."""
     from ostinato.weights.store.directory import DirectoryStore
     from ostinato.weights.store.interface import unfenced
     from ostinato.weights.store.opening import open_url

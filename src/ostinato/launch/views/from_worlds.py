@@ -1,4 +1,4 @@
-"""The report of `ostinato demo worlds`: success in the world before and after training, then acceptance beside a start that skipped it."""
+"""The report of `ostinato demo worlds`: success in the world before and after training, then acceptance beside a start without that."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def went_live(seen: Observed, candidate: PolicyVersion) -> ReleaseEvent | None:
 
 
 def beside_control(seen: Observed, candidate: PolicyVersion, start: float, end: float) -> list[Rated]:
-    """The turns to compare, started in [start, end): the live arm's that the candidate alone answered, and all of the control arm's."""
+    """The turns to compare, started in [start, end): those of the live arm that only the candidate answered, and all of the control arm."""
 
     def counts(each: Rated) -> bool:
         turn, _ = each

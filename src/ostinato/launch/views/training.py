@@ -28,7 +28,7 @@ class Busy:
 
 
 def busy(steps: Sequence[Mapping[str, Any]]) -> Busy:
-    """Computed from step lines, oldest first. The first step's own time lies before the clock starts."""
+    """The `Busy` of step lines, oldest first. The first step's own time lies before the clock starts."""
     if len(steps) < 2:
         return Busy(passed_s=0.0, computed_s=0.0)
     computed = sum(float(step["seconds"]) for step in steps[1:])

@@ -30,7 +30,7 @@ class TooWide(OstinatoError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerNow:
-    """One worker. `trouble` is the fault that it waits out, `last_end` the reason of its last end."""
+    """One worker. `trouble` is the fault whose repair it waits for, `last_end` the reason of its last end."""
 
     name: str
     condition: str

@@ -56,7 +56,7 @@ class RunFacts:
     It reads the log through a connection of its own, so that serving never waits for the page.
 
     Args:
-        index: the index's path; by default beside the log's folds.
+        index: the index's path; by default in the directory of the log's folds.
         patience_s: how long one question to the index may take.
     """
 

@@ -113,7 +113,7 @@ class Feed:
             return False
         start = max(0, low - SLICE)
         rows, upto = await self._slice(start, low, SERVED)
-        assert upto == low  # a slice has no more rows than cursors
+        assert upto == low  # a slice spans `SLICE` cursors at most, so it holds no more rows
         await self._write(at, rows, low=start)
         return start > 0
 

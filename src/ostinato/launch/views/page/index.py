@@ -27,7 +27,7 @@ Rows = Sequence[tuple[Cursor, Row]]
 
 
 class PageIndex:
-    """The index for its one writer. Methods block, so call them in a thread; they run one at a time, and the first one opens the file.
+    """Write access to the index, for one writer. Methods block and run one at a time, so call them in a thread; the first opens the file.
 
     `words`: whether answers may be searched by word. Every method raises OSError and the driver's errors.
     """

@@ -156,7 +156,7 @@ class Running:
 
 
 def troubles(board: Shown | None, now: float) -> tuple[str, ...]:
-    """What is wrong with the workers, in sentences, the worst first."""
+    """The workers' faults in sentences, the worst first."""
     if board is None or board.ended is not None:
         return ("`ostinato up` does not run: nothing starts a worker again that ends.",)
     if now - board.at > STALE_S:

@@ -47,7 +47,7 @@ class TrainLines:
         self._refused: deque[dict[str, Any]] = deque(maxlen=SHOWN)
 
     def look(self) -> TrainLines:
-        """Read what is new."""
+        """Read new lines."""
         kept = {"step": self._steps, "published": self._published, "swapped": self._swaps, "refused": self._refused}
         with self._lock:
             for lines in self._files:

@@ -142,7 +142,7 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How much of the files was read. `kept` rollouts are counted, `dropped` older ones were forgotten, `skipped` bytes were skipped,
+    """How much of the files was read. `kept` rollouts are counted, `dropped` older ones were forgotten, `skipped` bytes were never read,
     `behind` bytes are not read yet, `bad` lines were no record. `tasks` says why the taskset cannot be read; "" if it can.
     """
 
@@ -210,7 +210,7 @@ class RolloutList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaidPart:
-    """A part of what the model was given. `role` is "" if the template does not state it. `cut` characters are not shown."""
+    """A part of the model's input or output. `role` is "" if the template does not state it. `cut` characters are not shown."""
 
     role: str
     text: str

@@ -26,7 +26,7 @@ T = TypeVar("T")
 FRESH_S = 60.0
 """How long the evidence from turns and weights is cached."""
 TURNS = 200
-"""How many of a version's newest turns its behaviour is judged by."""
+"""How many of a version's newest turns are used to judge its behaviour."""
 RATED = 2_000
 ASKED = 80
 """Turns of the gate that are searched for prompts given to both versions."""
