@@ -1,4 +1,4 @@
-"""The client for asyncio: the same sending, on a few threads."""
+"""The client for asyncio, which sends on a few threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AsyncOstinato:
         await self.close()
 
     async def close(self) -> None:
-        """Let go of the threads."""
+        """Shut the threads down, without waiting for them."""
         self._threads.shutdown(wait=False)
 
     async def feedback(
@@ -52,12 +52,12 @@ class AsyncOstinato:
         retracts: str | None = None,
         id: str | None = None,
     ) -> Receipt:
-        """Tell what happened to an answer; see `Ostinato.feedback`."""
+        """Report what happened to an answer; see `Ostinato.feedback`."""
         given = {} if id is None else {"id": id}
         event = Event(target, name, value, source, correction, comment, occurred_at, retracts, **given)
         return (await self.feedback_many([event]))[0]
 
     async def feedback_many(self, events: Iterable[Event]) -> list[Receipt]:
-        """Tell of many; see `Ostinato.feedback_many`."""
+        """Report many events; see `Ostinato.feedback_many`."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._sender.send, list(events), self._deadline_s)

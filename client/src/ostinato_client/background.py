@@ -20,7 +20,7 @@ _AT_EXIT_S = 5.0
 
 
 class Background:
-    """Sends what is put into it; whatever the server refuses for good is logged and dropped."""
+    """Sends the events put into it. Events that the server refuses for good are logged and dropped."""
 
     def __init__(self, sender: Sender, *, most: int = MOST_WAITING) -> None:
         self._sender = sender
@@ -33,7 +33,7 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def put(self, event: Event) -> None:
-        """Send this some time soon. Raises NotTaken if too many wait, or after `close`."""
+        """Queue an event for sending. Raises NotTaken if too many wait, or after `close`."""
         with self._changed:
             if self._closed:
                 raise NotTaken("this client is closed")
@@ -47,12 +47,12 @@ class Background:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until nothing waits; False if something still does."""
+        """Wait until the queue is empty; False if it still is not."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._sending, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Take nothing more and send what waits; False if that took too long."""
+        """Accept no more events and send the waiting ones; False if that took too long."""
         with self._changed:
             self._closed = True
             self._deadline_s = timeout_s
@@ -82,7 +82,7 @@ class Background:
                     return
 
     def _send(self, batch: list[Event]) -> list[Event]:
-        """What has to be sent again."""
+        """Send a batch; returns the events that have to be sent again."""
         try:
             self._sender.send(batch, self._deadline_s)
         except NotTaken as error:

@@ -1,4 +1,4 @@
-"""What can go wrong."""
+"""The client's errors."""
 
 from __future__ import annotations
 

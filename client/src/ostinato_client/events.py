@@ -1,4 +1,4 @@
-"""What is sent and what comes back."""
+"""The events that are sent and the receipts that come back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Event:
     """Something that happened to an answer.
 
     `target`: a response's id (its first choice) or a turn "response:choice". `name`: accepted, rejected, undone, ... `value`: true,
-    false or a finite number; may be left out of an event that `retracts` another. `id`: counted once, however often it is sent.
+    false or a finite number; may be left out of an event that `retracts` another. `id`: an event counts once, however often it is sent.
     `source`: human, implicit, code or llm. `occurred_at`: Unix seconds or ISO 8601; the moment of arrival if None.
 
     Example: ``Event("chatcmpl-3f:0", "accepted", True)``
@@ -36,7 +36,7 @@ class Event:
     id: str = field(default_factory=_new_id)
 
     def to_json(self) -> dict[str, Any]:
-        """The event as the server takes it."""
+        """The event in the server's format."""
         fields: dict[str, Any] = {
             "id": self.id,
             "target": self.target,
@@ -52,10 +52,10 @@ class Event:
 
 
 class Receipt(NamedTuple):
-    """What became of an event, which the server has on disk.
+    """The outcome of an event, which the server has on disk.
 
-    `status`: "accepted"; "early": no such answer so far; "repeated": it was there already; "changed": another event was there under
-    this id, and stays; "late": the answer's reward was decided before; "retracted": the event that it names no longer counts.
+    `status`: "accepted"; "early": no such answer so far; "repeated": the event was known already; "changed": another event has this id,
+    and stays; "late": the answer's reward was already decided; "retracted": the event that it names no longer counts.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""One list of events to the server, with retries until a deadline."""
+"""Sends a list of events to the server, with retries until a deadline."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _RETRIED = (408, 409, 429)
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A key is sent to the server that was named and to no other."""
+    """Refuses redirects, so that the key is sent only to the named server."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
         return None
 
 
 class Sender:
-    """Knows where and with which key; may be used by several threads.
+    """Sends events to one server with one key; may be used by several threads.
 
     Raises ValueError for a URL that is not http or https.
     """
@@ -46,7 +46,7 @@ class Sender:
             self._headers["authorization"] = f"Bearer {api_key}"
 
     def send(self, events: Sequence[Event], deadline_s: float) -> list[Receipt]:
-        """What became of each event, in order. Raises Refused, NotAllowed, NotTaken."""
+        """Send events; returns a receipt for each, in order. Raises Refused, NotAllowed, NotTaken."""
         ends = time.monotonic() + deadline_s
         receipts: list[Receipt] = []
         for start in range(0, len(events), MOST_EVENTS):
@@ -86,7 +86,7 @@ class Sender:
             response = error
         with response:
             answer = b""
-            while chunk := response.read1(65_536):  # a server that drips must not hold us beyond the deadline
+            while chunk := response.read1(65_536):  # a server that sends slowly must not hold us beyond the deadline
                 answer += chunk
                 if len(answer) > _LONGEST_ANSWER or time.monotonic() > ends:
                     raise OSError("the answer is too long or too slow")
@@ -96,7 +96,7 @@ class Sender:
 
 
 def _pauses() -> Iterator[float]:
-    """Growing pauses between attempts, jittered so that many clients do not come back together."""
+    """Growing pauses between attempts, jittered so that many clients do not retry together."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield pause_s * random.uniform(0.5, 1.0)
@@ -124,5 +124,5 @@ def _explanation(answer: bytes) -> tuple[str, str | None]:
 def _seconds(header: str | None) -> float:
     try:
         return max(0.0, float(header or 0))
-    except ValueError:  # a date: the next attempt will tell
+    except ValueError:  # a date, which is ignored: the next attempt will tell
         return 0.0

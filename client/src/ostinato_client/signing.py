@@ -1,4 +1,4 @@
-"""Proof of who a product's user is, made by the product's own server."""
+"""Proof of a product user's identity, made by the product's own server."""
 
 from __future__ import annotations
 

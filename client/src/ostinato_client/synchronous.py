@@ -53,7 +53,7 @@ class Ostinato:
         retracts: str | None = None,
         id: str | None = None,
     ) -> Receipt:
-        """Tell what happened to an answer (see `Event`); it is durable when this returns.
+        """Report what happened to an answer (see `Event`); the report is durable when this returns.
 
         Raises:
             Refused: the server will never take it; the message names the field.
@@ -64,7 +64,7 @@ class Ostinato:
         return self._sender.send([event], self._deadline_s)[0]
 
     def feedback_many(self, events: Iterable[Event]) -> list[Receipt]:
-        """Tell of many, a thousand in a call; what became of each, in order. Raises as `feedback` does."""
+        """Report many events, a thousand per request; returns a receipt for each, in order. Raises as `feedback` does."""
         return self._sender.send(list(events), self._deadline_s)
 
     def enqueue(
@@ -80,9 +80,9 @@ class Ostinato:
         retracts: str | None = None,
         id: str | None = None,
     ) -> str:
-        """Have it sent by a thread beside the program, retried for a minute at a time; returns the event's id at once.
+        """Have the event sent by a background thread, with retries for a minute at a time; returns the event's id at once.
 
-        The program's end waits up to five seconds for what is left. Raises NotTaken if 10,000 events wait.
+        At its end the program waits up to five seconds for unsent events. Raises NotTaken if 10,000 events wait.
         """
         event = Event(target, name, value, source, correction, comment, occurred_at, retracts, **_given(id))
         self._background.put(event)

@@ -25,9 +25,9 @@ _MOST_BYTES = 256 << 20
 
 
 async def open_source(name: str) -> SourceFiles:
-    """What a word of the command line names: `stdlib`, a directory (with a slash), a source distribution's path, or a package.
+    """The source that a command-line word names: `stdlib`, a directory (with a slash), a source distribution's path, or a package.
 
-    Raises BadRequest, TooLarge, Corrupt and Unavailable, as the archive or its index deserve.
+    Raises BadRequest, TooLarge, Corrupt and Unavailable for faults of the archive or its index.
     """
     if name == "stdlib":
         return stdlib_source()
@@ -38,7 +38,7 @@ async def open_source(name: str) -> SourceFiles:
 
 
 def read_tests(files: Sequence[Path], config: CorpusConfig) -> tuple[OverlapIndex, dict[str, str]]:
-    """What no file of the corpus may hold a part of, and the hash of each file that says so. Raises BadConfig for one that is not text."""
+    """An index of the texts that no corpus file may overlap with, and each given file's hash. Raises BadConfig for an unusable file."""
     tested, hashes = OverlapIndex(config.gram, config.shortest), dict[str, str]()
     for file in files:
         try:
@@ -58,7 +58,7 @@ def read_tests(files: Sequence[Path], config: CorpusConfig) -> tuple[OverlapInde
 
 
 def tokenizer_hash(path: Path) -> str:
-    """BLAKE3 of a model directory's tokenizer. Raises BadConfig where it has no tokenizer.json."""
+    """BLAKE3 of a model directory's tokenizer. Raises BadConfig if it has no tokenizer.json."""
     file = path / "tokenizer.json"
     if not file.is_file():
         raise BadConfig(f"{path} has no tokenizer.json: a corpus needs a model with one")
@@ -66,7 +66,7 @@ def tokenizer_hash(path: Path) -> str:
 
 
 class CorpusDesk:
-    """A build with the tokenizer of the configured model, and what it is kept clear of."""
+    """A corpus build with the configured model's tokenizer, and the index of texts that it must not overlap with."""
 
     def __init__(self, config: Config, settings: CorpusConfig, against: Sequence[Path]) -> None:
         from tokenizers import Tokenizer
@@ -84,5 +84,5 @@ class CorpusDesk:
         )
 
     def write(self, out: Path) -> CorpusManifest:
-        """The corpus, in a new directory. Raises BadRequest if nothing is left, BadConfig for a directory that holds something."""
+        """Write the corpus into a new directory. Raises BadRequest if nothing is left, BadConfig if the directory is not empty."""
         return self.build.write(out, tokenizer=self._hash, vocabulary=self._vocabulary, against=self._against)

@@ -1,4 +1,6 @@
-"""Which of the engine's servers get nothing new, as a file in the run's directory: `ostinato drain` writes it, the gateway reads it."""
+"""The engine's draining servers, which get no new requests, as a file in the run's directory. `ostinato drain` writes it, the gateway
+reads it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from ostinato.engine.config import EngineConfig
 
 
 def read_draining(path: Path) -> frozenset[str]:
-    """The URLs; none if there is no file."""
+    """The draining servers' URLs; empty if there is no file."""
     try:
         return frozenset(path.read_text(errors="replace").split())
     except FileNotFoundError:
@@ -18,7 +20,7 @@ def read_draining(path: Path) -> frozenset[str]:
 
 
 def write_draining(path: Path, engine: EngineConfig, url: str, *, back: bool) -> frozenset[str]:
-    """Add a server, or take it out again. Returns all that drain then. Raises BadRequest for one that the engine does not have."""
+    """Add a server, or remove it again. Returns all servers that then drain. Raises BadRequest for one that the engine does not have."""
     known = {each.rstrip("/") for each in engine.urls}
     url = url.rstrip("/")
     if engine.kind != "vllm" or url not in known:

@@ -1,4 +1,4 @@
-"""What a start by imitation is made of: conversations from a file, the trainer, and the model directory that comes out."""
+"""The parts of training by imitation: conversations from a file, the trainer, and the resulting model directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COPIED = (".json", ".jinja", ".txt", ".model")
 
 
 def read_demonstrations(path: Path) -> list[Conversation]:
-    """One conversation a line, {"messages": [...], "tools": [...]} as OpenAI's chat API writes them.
+    """Read one conversation per line, {"messages": [...], "tools": [...]} as in OpenAI's chat API.
 
     Raises BadConfig, which names the line, the field and the remedy.
     """
@@ -69,10 +69,10 @@ def imitate_into(
     batch: int,
     on_step: Callable[[Learned], None],
 ) -> None:
-    """Train the configured model on the conversations and write what came of it as a plain model directory. Imports torch.
+    """Train the configured model on the conversations and write the result as a plain model directory. Imports torch.
 
-    Raises BadConfig for a conversation that the model's template cannot write, for a target that holds something, and like the
-    trainer's workers; StorageFull.
+    Raises BadConfig for a conversation that the model's template cannot render, for a target that is not empty, and as the training
+    worker does; StorageFull.
     """
     from ostinato.model.renderer import HFRenderer
     from ostinato.train.imitation import imitate

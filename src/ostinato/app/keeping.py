@@ -1,7 +1,7 @@
-"""What a run's tidying up holds on to.
+"""What a run's housekeeping must keep.
 
-A collection of the weights: what was live, and what a restart needs, besides refs, pins, leases and the newest. Retention of the log:
-what is not decided yet, and what a restarted trainer reads again.
+Collecting weights keeps the versions that were live or that a restart needs, besides refs, pins, leases and the newest. Dropping log
+rows keeps those that are not decided yet and those that a restarted trainer reads again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ostinato.record.rowlog import RowLog
 from ostinato.reward.reading import needed_above
 from ostinato.weights.keep.gc import Collected, OnStep, collect
 
-_LIVE = ("shipped", "rolled_back")  # the actions after which the event's version is before users
+_LIVE = ("shipped", "rolled_back")  # the actions after which the event's version serves users
 
 
 async def needed(log: RowLog, config: Config) -> list[str]:
@@ -34,27 +34,27 @@ async def _released(log: Log, count: int) -> list[PolicyVersion]:
     found: dict[PolicyVersion, None] = {}
     async for _, row in log.read(0, {ReleaseEvent}):
         if isinstance(row, ReleaseEvent) and row.action in _LIVE:
-            found.pop(row.policy, None)  # last in the order of when it was live
+            found.pop(row.policy, None)  # moves it to the end: the order is by when it was last live
             found[row.policy] = None
     return list(found)[::-1][:count]
 
 
 def _retaken(log: RowLog, config: Config) -> list[PolicyVersion]:
-    """What the steps were measured against, and went back to, that a trainer takes again."""
+    """The reference and base versions of the steps that a restarted trainer repeats."""
     batches = _batches(log, config)
     return [policy for batch in batches for policy in (batch.reference, batch.base) if policy is not None]
 
 
 def _batches(log: RowLog, config: Config) -> list[Batch]:
-    """The steps that a trainer takes again from its oldest checkpoint."""
+    """The steps that a trainer repeats from its oldest checkpoint."""
     steps = config.learn.checkpoint_every * (config.learn.keep_checkpoints + 1)
     return [row for _, row in log.tail(steps, {Batch}) if isinstance(row, Batch)]
 
 
 async def drop_old_rows(run: Run, others: Cursor) -> int:
-    """Drop what is older than `record.retain_days` and needed no more; how many segments of the log.
+    """Drop log rows older than `record.retain_days` that are no longer needed; returns how many segments.
 
-    `others` is how far the log was read by who keeps a fold of it besides the reward desk. Raises StorageFull, Unavailable, Corrupt.
+    `others` is how far the log was read by the keepers of folds other than the reward desk. Raises StorageFull, Unavailable, Corrupt.
     """
     turns = [(turn,) for batch in _batches(run.log, run.config) for turn in batch.turns]
     again = [place - 1 for place in await run.log.places(Turn, turns)]

@@ -1,4 +1,4 @@
-"""The training worker's objects: where samples come from, who learns, where the weights go."""
+"""The training worker's objects: the source of samples, the trainer, and the publisher of its weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
-    """What learns. `learner` are the loop's stages over the other parts."""
+    """The training worker's parts. `learner` holds the loop's stages over the other parts."""
 
     learner: Learner
     trainer: PolicyTrainer | ShardedTrainer
@@ -59,9 +59,9 @@ def open_desk(
     contract: Contract | None = None,
     asker: Asker | None = None,
 ) -> RewardDesk:
-    """The reward desk over a log. With a contract it holds back what was made under another, if the config says so.
+    """The reward desk over a log. With a contract it holds back turns made under another one, if the config says so.
 
-    `asker` asks the configured reward function; None: one is made.
+    `asker` calls the configured reward function; None: a new one is opened.
     """
     only = contract.id if contract is not None and config.train.foreign_numerics == "refuse" else None
     gold = gold_people(config.release.monitors)
@@ -87,8 +87,8 @@ def open_learning(
     on_published: Callable[[Published], None],
     asker: Asker | None = None,
 ) -> Learning:
-    """Build the trainer of a run and everything around it. Imports torch. `live` is the release before users now, `asker` as for
-    `open_desk`.
+    """Build the trainer of a run and everything around it. Imports torch. `live` is the release that serves users now; `asker` is as
+    for `open_desk`.
     """
     from ostinato.train.stepper import Stepper
 
@@ -96,7 +96,7 @@ def open_learning(
     settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})
     trainer, lines = _trainer(model, config, contract, settings)
     desk = open_desk(config, run.log, run.folds, contract, asker)
-    # of what is fetched, the anchor and the newest release stay: the next one is built from that
+    # of the fetched versions keep the anchor and the newest release: the next one is built from these
     follower = Follower(run.store, config.follow.model_copy(update={"keep": 2}))
     released = Released(follower, live)
 
@@ -134,7 +134,7 @@ def open_learning(
 def _trainer(
     model: Path, config: Config, contract: Contract, publish: PublisherConfig
 ) -> tuple[PolicyTrainer | ShardedTrainer, Sequence[socket]]:
-    """This process alone, or with `train.ranks` - 1 more that it starts, and lines to what they publish."""
+    """A trainer of this process alone, or one that starts `train.ranks` - 1 further processes; with sockets to their publishers."""
     backend = trainer_backend(config)
     if config.train.ranks == 1:
         from ostinato.train.trainer import PolicyTrainer

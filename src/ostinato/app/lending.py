@@ -1,4 +1,4 @@
-"""Servers of the live slot that sample rollouts while people ask for little: looks at the gateway, asks the guard, tells the engine."""
+"""Lends servers of the live slot to rollouts while people ask for little: looks at the gateway, asks the guard, tells the engine."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ostinato.config import Config
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm
 
-if TYPE_CHECKING:  # whoever only checks loads no engine
+if TYPE_CHECKING:  # a mere check of the config loads no engine
     from ostinato.engine.vllm.lending import Loans
     from ostinato.serve.waits import Waits
 
 _LOOK_S = 0.5
 _TELL_S = 30.0
-_USED_S = 60.0  # rollouts that ask nothing for so long have no use for what is lent
+_USED_S = 60.0  # rollouts that ask nothing for so long have no use for lent servers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lent:
-    """What is lent, for people. `since`: when this gateway began, Unix seconds; `seconds`, `tokens` and `cut` are counted from then on.
+    """The state of lending, for people. `since`: when this gateway began, Unix seconds; `seconds`, `tokens` and `cut` count from then on.
 
-    `why` says what was changed, and is empty for a mere count.
+    `why` describes a change and its reason, and is empty for a mere count.
     """
 
     since: float
@@ -70,16 +70,16 @@ def check_lending(config: Config) -> None:
 
 
 class Lending:
-    """Decides about every half second. Each change is told with its reason, and what came of it now and then.
+    """Decides about every half second. Each change is reported with its reason, and the totals now and then.
 
     Args:
-        loans: the engine's.
-        waits: the gateway's people.
+        loans: the engine's loans.
+        waits: the waits of people at the gateway.
         config: when to lend.
-        tokens: how many were sampled on lent servers.
-        tell: told.
-        wall: Unix seconds.
-        clock: seconds.
+        tokens: returns how many tokens were sampled on lent servers.
+        tell: receives the reports.
+        wall: a clock in Unix seconds.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(
@@ -104,18 +104,18 @@ class Lending:
         )
         self._meter = Meter(config.window_s)
         self._began = wall()
-        self._returned = clock()  # after a start nothing is known of the traffic
+        self._returned = clock()  # as if servers had just returned: after a start nothing is known of the traffic
         self._used = self._told = -_USED_S - _TELL_S
-        self._last: tuple[int, int] | None = None  # what was told to be lent, and on its way back
+        self._last: tuple[int, int] | None = None  # the last reported numbers of servers lent, and on their way back
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Decide until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> int:
-        """One decision. Returns how many servers were lent; negative: wanted back."""
+        """Make one decision. Returns how many servers were lent; negative: wanted back."""
         now, standing = self._clock(), self._loans.standing()
         rate, highest = self._meter.note(now, self._waits.answers)
         if standing.open:

@@ -1,4 +1,4 @@
-"""What continued pre-training is made of: corpora, the trainer, checkpoints, and the model directory that comes out."""
+"""The parts of continued pre-training: corpora, the trainer, checkpoints, and the resulting model directory."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ _COPIED = (".json", ".jinja", ".txt", ".model")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What is read, and how. `tokens` and `batch_tokens` count predictions; `warmup` and `floor` are shares of the steps and the peak.
+    """The corpora and the training schedule. `tokens` and `batch_tokens` count predictions; `warmup` is a share of the steps, `floor` of
+    the peak.
 
-    The learning rate rises over `train.warmup_steps` at least, where there are twice as many: AdamW's first moments are of one batch.
+    The learning rate rises over at least `train.warmup_steps` (at most half of the steps), because AdamW's first moments come from a
+    single batch.
 
     Example: ``Course(corpora=(Path("corpus"),), weights=(1.0,), tokens=1 << 20, phases=(Phase(length=512),))``
     """
@@ -60,12 +62,12 @@ class Course:
         return max(1, round(self.tokens / self.batch_tokens))
 
     def learning_rate_of(self, step: int, warmup_steps: int) -> float:
-        """The step's learning rate; `warmup_steps`: the least, as the configuration has it."""
+        """The step's learning rate. `warmup_steps` is the configured minimum."""
         warmup = max(round(self.warmup * self.steps), min(warmup_steps, self.steps // 2))
         return learning_rate_at(step, steps=self.steps, peak=self.learning_rate, warmup=warmup, floor=self.floor)
 
     def check(self, context: int) -> None:
-        """Raise BadConfig, which names the option, for what cannot be read like this by a model of this context."""
+        """Raise BadConfig, which names the option, if a model with this context length cannot be trained like this."""
         for phase in self.phases:
             if phase.length < 1 or not 0 < phase.share < math.inf or self.batch_tokens % phase.length:
                 raise BadConfig(
@@ -83,9 +85,9 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingStep:
-    """After `step` of `steps`: the step's metrics, and the held-out loss in nats per token where it was measured.
+    """After `step` of `steps`: the step's metrics, and the held-out loss in nats per token if it was measured.
 
-    `epochs`: how often the corpus that is read most has been read.
+    `epochs`: how often the most-read corpus has been read.
     Example: ``ReadingStep(step=25, steps=100, metrics={"loss": 1.9}, held_out=1.95, epochs=0.4)``; step 0 has no metrics.
     """
 
@@ -99,12 +101,12 @@ class ReadingStep:
 def read_into(
     config: Config, course: Course, target: Path, on_step: Callable[[ReadingStep], None]
 ) -> list[tuple[int, float]]:
-    """Train the configured model on the corpora and write what came of it as a plain model directory. Imports torch.
+    """Train the configured model on the corpora and write the result as a plain model directory. Imports torch.
 
-    Checkpoints lie in `TARGET.checkpoints` until then; called again after a kill, it goes on from the newest and ends with the same bytes.
-    Returns the held-out losses: (step, nats per token).
+    Until then, checkpoints are kept in `TARGET.checkpoints`. Called again after a kill, it resumes from the newest one and ends with the
+    same bytes. Returns the held-out losses: (step, nats per token).
 
-    Raises BadConfig (a target that holds something, corpora of another tokenizer, a checkpoint of another course), NotFound, Corrupt and
+    Raises BadConfig (a target that is not empty, corpora of another tokenizer, a checkpoint of another course), NotFound, Corrupt and
     StorageFull.
     """
     from ostinato.model.renderer import HFRenderer
@@ -142,7 +144,7 @@ def read_into(
 
 
 def _write(trainer: PolicyTrainer, source: Path, target: Path) -> None:
-    """The model directory, whole or not at all: a half-written one would stand in the way of the command that goes on."""
+    """Write the model directory whole or not at all: a half-written one would block the command that resumes."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     files = [path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED]
@@ -195,9 +197,9 @@ def _check_tokenizer(sets: Sequence[ShardSet], source: Path) -> None:
 
 
 def _identity(config: Config, course: Course, sets: Sequence[ShardSet], source: Path, contract: Contract) -> str:
-    """A hash of all that the final weights and the losses on the way depend on; who resumes must have the same.
+    """A hash of everything that the final weights and the measured losses depend on; it must be equal for a resume.
 
-    How often checkpoints are kept is not among it: who has little space or time may change that.
+    The checkpoint interval is not part of it, so that it may be changed when space or time is short.
     """
     of_sets = [each.manifest.model_dump_json() for each in sets]
     options: dict[str, Any] = {**asdict(course), "corpora": None, "keep_every": None}

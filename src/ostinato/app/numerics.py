@@ -1,4 +1,4 @@
-"""Which arithmetic each worker computes with, and what the self-test says about this machine."""
+"""The arithmetic that each worker computes with, and the self-test's verdict on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def engine_contract(config: Config) -> Contract:
     """The numerics contract of the serving worker; the same in every process of this machine.
 
     Imports torch. In exact mode it needs the model's directory (see `model_path`), and measures this machine for some seconds the
-    first time. Raises BadConfig where exact mode cannot hold.
+    first time. Raises BadConfig if exact mode cannot hold.
     """
     from ostinato.model.config import compute_dtype
 
@@ -37,7 +37,7 @@ def engine_contract(config: Config) -> Contract:
 
 
 def check_products(config: Config) -> None:
-    """Raise BadConfig where `engine.products` is at odds with what is promised of the engine's turns. Imports no torch."""
+    """Raise BadConfig if `engine.products` contradicts what other settings promise about the engine's turns. Imports no torch."""
     if config.engine.products == "plain":
         return
     if config.model.numerics == "exact":
@@ -59,12 +59,12 @@ def check_products(config: Config) -> None:
 
 
 def integers(config: Config) -> Integers | None:
-    """What the engine multiplies by with `engine.products = "int8"`, measured once per process; None without. Raises BadConfig."""
+    """The integer products of the engine with `engine.products = "int8"`, measured once per process; else None. Raises BadConfig."""
     return _integers(model_path(config)) if config.engine.products == "int8" else None
 
 
 def pace(config: Config) -> dict[int, float]:
-    """By number of rows: how many times as fast the decoder's products in whole numbers are here as plain ones. Some seconds."""
+    """The speed of the decoder's integer products relative to plain ones, by number of rows. Measures for some seconds."""
     from ostinato.engine.embedded.forms.int8 import times_as_fast
     from ostinato.model.config import compute_dtype
 
@@ -75,13 +75,13 @@ def pace(config: Config) -> dict[int, float]:
 
 
 def slower(times: dict[int, float]) -> str:
-    """What to say of products that are slower in whole numbers than plain ones; "" if none is."""
+    """A message about integer products that are slower than plain ones; "" if none is."""
     late = [f"{factor:.1f}x at {rows} rows" for rows, factor in times.items() if factor < 1]
     return f"slower here than plain products: {', '.join(late)}" if late else ""
 
 
 def trainer_contract(config: Config) -> Contract:
-    """The numerics contract of the training worker: the engine's, unless its dtype is another or its threads give other bits."""
+    """The numerics contract of the training worker: the engine's, unless its dtype differs or its threads give other bits."""
     import torch
 
     dtype = torch.bfloat16 if training(config).compute == "bf16" else torch.float32
@@ -89,7 +89,7 @@ def trainer_contract(config: Config) -> Contract:
 
 
 def trainer_backend(config: Config) -> Backend:
-    """Where the training worker computes, and by whose kernels: the engine's. Raises BadConfig, for several ranks elsewhere too."""
+    """The training worker's device and kernels: the engine's. Raises BadConfig, also for several ranks on any but our own CPU kernels."""
     from ostinato.model.config import backend
     from ostinato.model.devices.backend import OWN
 
@@ -103,7 +103,7 @@ def trainer_backend(config: Config) -> Backend:
 
 
 def training(config: Config) -> TrainConfig:
-    """The trainer's settings, its arithmetic spelt out: "auto" is the engine's. Raises BadConfig."""
+    """The trainer's settings with `compute` resolved: "auto" is the engine's. Raises BadConfig."""
     import torch
 
     from ostinato.model.config import compute_dtype
@@ -128,17 +128,17 @@ def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: st
 
 
 def verdict(config: Config, dtype: torch.dtype, threads: int) -> ExactnessVerdict:
-    """What the self-test says about this machine and the configured model; measured once per process.
+    """The self-test's verdict on this machine and the configured model; measured once per process.
 
-    Best is that the threads of trainer and engine give the bits of one. If they do not, the verdict is on
-    `threads` alone.
+    Ideally all thread counts of trainer and engine give the same bits as one thread. If they do not, the verdict is
+    on `threads` alone.
     """
     found = _examined(model_path(config), dtype, _all_threads(config))
     return found if found.exact else _examined(model_path(config), dtype, (threads,))
 
 
 def threads_agree(config: Config) -> bool:
-    """Whether the engine's threads together give the bits of one, by the self-test; fast mode promises no bits and may always."""
+    """Whether the engine's threads together give the bits of one thread, by the self-test. True in fast mode, which promises no bits."""
     from ostinato.model.config import compute_dtype
 
     if config.model.numerics != "exact":
@@ -187,5 +187,5 @@ def _matrices(path: Path) -> tuple[tuple[int, int], ...]:
 
 
 async def stamp(log: Log, contract: Contract) -> None:
-    """Write down what a contract's id stands for, before the first turn that names it. Idempotent."""
+    """Record in the log what a contract's id stands for, before the first turn that names it. Idempotent."""
     await log.append(Stamp(id=contract.id, contract=contract.to_json(), at=wall_clock()))

@@ -1,4 +1,4 @@
-"""A cycle on paper, with the weight store's own plan for what publishing and following take."""
+"""Plans a cycle, with the weight store's own plan for the cost of publishing and following."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ostinato.weights.plan import Cores, Deployment, Link, plan
 
 
 def planned(told: Description) -> CyclePlan:
-    """The plan of a description. Raises BadConfig that names the field where something does not fit."""
+    """The plan of a description. Raises BadConfig, which names the field, if something does not fit."""
     return plan_cycle(told, deliveries(told))
 
 
 def deliveries(told: Description) -> Delivery:
-    """One version on its way to every region. Weights of other than 16 bits are taken for as many of 16 as have their bytes."""
+    """The delivery of one version to every region. Weights not of 16 bits count as the number of 16-bit weights with the same bytes."""
     sent = told.publication
     deployment = Deployment(
         parameters=told.model.parameters * told.model.weight_bytes / 2,

@@ -1,4 +1,4 @@
-"""The release worker's objects: a suite, who runs it against the gateway, and who decides."""
+"""The release worker's objects: the suites, their runners against the gateway, and the controller that decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ostinato.release.alarms import note
 from ostinato.reward import functions
 from ostinato.worlds.sandbox import SingleRuns
 
-if TYPE_CHECKING:  # a check of the suite at the start of `up` must not wait for what measures
+if TYPE_CHECKING:  # the check of the suite at the start of `up` must not wait for the measuring code
     from ostinato.app.worlds_proving import WorldSuite
     from ostinato.evaluate.evaluation import Evaluation, Runner
     from ostinato.evaluate.runner import SuiteRunner
@@ -36,9 +36,9 @@ if TYPE_CHECKING:  # a check of the suite at the start of `up` must not wait for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suites:
-    """What a candidate is measured on: suites on which it is compared, and suites that only quality bars speak of; no name twice.
+    """The suites that a candidate is measured on: those on which it is compared, and those that only quality bars use; no name twice.
 
-    `bars` name their suites by name. `worlds` are, by name, those among the suites whose items are tasks of simulated worlds.
+    `bars` refer to their suites by name. `worlds` maps names to those of the suites whose items are tasks of simulated worlds.
     """
 
     compared: tuple[Suite, ...]
@@ -81,12 +81,12 @@ def _open_world(file: str, config: Config) -> WorldSuite:
 
 
 def open_suite(config: Config) -> Suite:
-    """The first suite, which reports name. Raises as `open_suites`."""
+    """The first suite, which is the one named in reports. Raises as `open_suites`."""
     return open_suites(config).compared[0]
 
 
 async def check_suite(config: Config) -> Suite:
-    """The first suite, once each item of all can be graded on this machine, and the gate can come to a verdict with so many.
+    """The first suite, after a check that this machine can grade every item of all suites and that they suffice for the gate's verdict.
 
     Raises BadConfig, SandboxRefused.
     """
@@ -111,7 +111,7 @@ NO_SUITE = "release:suite"
 
 
 COARSE = "release:resolution"
-"""The name of the alarm that stands while the suite, as it was measured, cannot hold the margin that is set."""
+"""The name of the alarm that stands while the suite, at its measured spread, cannot hold the configured margin."""
 
 
 async def note_suite(run: Run) -> None:
@@ -143,7 +143,7 @@ async def note_hearing(run: Run) -> None:
 
 
 def _window(config: Config) -> object:
-    """How long the reward function waits, as far as that is known without loading somebody's own; None otherwise."""
+    """How long the reward function waits, if that is known without loading a user's own function; None otherwise."""
     module, _, name = config.reward.function.partition(":")
     if "window" in config.reward.options or module != functions.__name__:
         return config.reward.options.get("window")
@@ -152,7 +152,7 @@ def _window(config: Config) -> object:
 
 
 MEASURED = 5
-"""Verdicts after which what was measured of a suite says more than what was assumed."""
+"""After so many verdicts, a suite's measured spread says more than the assumed one."""
 
 
 async def note_resolution(run: Run, suite: Suite) -> None:
@@ -208,7 +208,7 @@ def open_runner(config: Config, url: str, suite: Suite | None = None) -> SuiteRu
 
 
 def gate_rules(config: Config) -> GateConfig:
-    """How the gate judges. Where no users can show that a candidate is better, `release.require` asks it of the gate. Raises BadConfig."""
+    """The gate's rules. Without trials on users, the gate itself must show the win that `release.require` asks for. Raises BadConfig."""
     gate = config.evaluate.gate
     if config.release.require == "no_loss" or config.release.canary:
         return gate
@@ -220,7 +220,7 @@ def gate_rules(config: Config) -> GateConfig:
 
 
 def open_evaluation(config: Config, url: str) -> Evaluation:
-    """Candidates against live, best and anchor through the gateway at `url`."""
+    """The evaluation of candidates against live, best and anchor, through the gateway at `url`."""
     from ostinato.app.worlds_proving import open_rollout_runner
     from ostinato.evaluate.evaluation import Evaluation
 
@@ -241,7 +241,7 @@ def open_evaluation(config: Config, url: str) -> Evaluation:
 
 
 def open_ledger(run: Run) -> ReleaseLedger:
-    """The release ledger, for who only reads it."""
+    """The release ledger, for reading only."""
     from ostinato.release.ledger import ReleaseLedger
 
     return ReleaseLedger(run.log, wall_clock)
@@ -250,7 +250,7 @@ def open_ledger(run: Run) -> ReleaseLedger:
 def open_releases(
     run: Run, evaluation: Evaluation | None = None, monitors: MonitorWatcher | None = None
 ) -> ReleaseController:
-    """The release controller; without an evaluation it only looks, and moves releases by hand. An alarm of the monitors pauses it."""
+    """The release controller. Without an evaluation it only looks, and releases by hand. A monitor's alarm pauses its shipping."""
     from ostinato.evaluate.statistics import clustered_difference
     from ostinato.release.controller import ReleaseController
     from ostinato.weights.follow.versions import StoreVersions

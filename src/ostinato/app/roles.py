@@ -1,4 +1,4 @@
-"""The roles that one process of a run has at a time, on however many machines: who takes one over makes its refs its own first."""
+"""The roles of a run, each held by one process at a time across all machines. A process that takes a role over first claims its refs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AGAIN_S = 0.2
 
 
 def open_roles(config: Config) -> Roles:
-    """Locks in the run's directory, or leases where its log lies in Postgres. Raises BadConfig, Unavailable."""
+    """Locks in the run's directory, or leases if its log is in Postgres. Raises BadConfig, Unavailable."""
     if not config.record.url:
         return FileRoles(home(config).root)
     from ostinato.record.postgres.leases import PostgresRoles
@@ -26,7 +26,7 @@ def open_roles(config: Config) -> Roles:
 
 
 async def wait_for(roles: Roles, role: str, on_wait: Callable[[str], None]) -> Tenure:
-    """The role, once no other process has it; `on_wait` is told who has. Raises BadConfig, Unavailable."""
+    """Take the role once no other process holds it; `on_wait` is told once who does. Raises BadConfig, Unavailable."""
     said = False
     while True:
         taking = asyncio.ensure_future(asyncio.to_thread(roles.take, role))
@@ -48,13 +48,13 @@ def _let_go(taking: asyncio.Future[Tenure]) -> None:
 
 
 async def claim_refs(run: Run, role: str) -> None:
-    """Write each ref that the role moves again, as it is: what an earlier holder read before is no longer the condition of a write.
+    """Rewrite each ref that the role moves, unchanged, so that a conditional write on what an earlier holder read fails.
 
-    To be done by who took a role over, before anything else.
+    A process that took a role over must call this before anything else.
     """
     refs = {"train": ("candidate", Arm.WORLD.value), "release": (*served_refs(run.config), BEST_REF)}
     for ref in refs.get(role, ()):
         held = await run.store.read_ref(ref)
         if held is not None:
-            with suppress(Conflict, BadConfig):  # it was just moved; or it lies in a store that is for reading only
+            with suppress(Conflict, BadConfig):  # it was just moved, or the store is read-only
                 await run.store.move_ref(ref, held, held)

@@ -31,8 +31,8 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What serves: an engine that is not started yet, the gateway over it, who fetches its weights, who draws for Auto, and who lends
-    servers to rollouts.
+    """The serving worker's parts: an engine that is not started yet, the gateway over it, the follower that fetches its weights, the
+    router that draws for Auto, and the lending of servers to rollouts.
     """
 
     engine: Engine
@@ -48,15 +48,15 @@ async def open_serving(
     page: Callable[[Renderer], Page] | None = None,
     lent: Callable[[Lent], None] = lambda _: None,
 ) -> Serving:
-    """Build the engine and the gateway of a run, and write down the engine's contract. Raises BadConfig, Unavailable.
+    """Build the engine and the gateway of a run, and record the engine's contract in the log. Raises BadConfig, Unavailable.
 
-    `page`: makes what people see of the run in a browser, behind the gateway's keys; None: nothing. `lent`: told what is lent to rollouts.
+    `page` makes the run's browser page, behind the gateway's keys; None: no page. `lent` receives the state of lending to rollouts.
     """
     from ostinato.model.renderer import HFRenderer
 
     config = run.config
     check_lending(config)
-    renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread: the worker hears that it should end
+    renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread, so that the worker can still be told to end
     run.log.derive_text(spelling(renderer))
     engine = await _vllm(run, renderer) if config.engine.kind == "vllm" else await _embedded(config, model, renderer)
     contract = engine.contract()
@@ -82,7 +82,7 @@ async def open_serving(
 
 
 def _lending(config: Config, engine: Engine, gateway: GatewayApp, lent: Callable[[Lent], None]) -> Lending | None:
-    """Who lends servers to rollouts, where that is wanted."""
+    """The lending of servers to rollouts, or None if it is off."""
     if not config.compute.lend.most:
         return None
     from ostinato.engine.vllm.engine import VllmEngine
@@ -99,7 +99,7 @@ def _lending(config: Config, engine: Engine, gateway: GatewayApp, lent: Callable
 
 
 def _router(run: Run) -> FoldedRouter | None:
-    """Who draws among Auto's arms, if there are any."""
+    """The router that draws among Auto's arms, or None if there are none."""
     arms = [arm.name for arm in run.config.serve.auto.arms]
     return FoldedRouter(run.log, run.folds, wall_clock, arms, run.config.release.auto) if arms else None
 
@@ -138,7 +138,7 @@ async def _vllm(run: Run, renderer: Renderer) -> Engine:
 
 
 def spelling(renderer: Renderer) -> Callable[[int], str]:
-    """The text that a token adds to a text: what it is behind another one, because some tokenizers treat a text's first one apart."""
+    """The text that a token adds to a text. It is decoded after another token, as some tokenizers treat a text's first one differently."""
     before = renderer.encode("a")
     known = renderer.decode(before)
     return lambda token: renderer.decode([*before, token])[len(known) :]

@@ -19,7 +19,7 @@ from ostinato.core.seams import Cursor
 from ostinato.record.config import RecordConfig
 from ostinato.record.lock import hold
 
-if TYPE_CHECKING:  # whoever only asks where things lie, such as the supervisor, must not load what opens them
+if TYPE_CHECKING:  # a process that only needs paths, such as the supervisor, must not load the stores' code
     from ostinato.core.seams import Folds
     from ostinato.record.patience import Patience
     from ostinato.record.postgres.log import PostgresLog
@@ -35,7 +35,7 @@ SERVED_REFS = ("live", "control", "canary", "previous", EVALUATION_REF, BEST_EVA
 
 
 def served_refs(config: Config) -> tuple[str, ...]:
-    """The refs whose versions a gateway holds. The verified release is one where some users stay on it, the newest version where rollouts
+    """The refs whose versions a gateway holds. The verified release is included if some users stay on it, the newest version if rollouts
     in simulated worlds are learned from.
     """
     verified = (Arm.VERIFIED.value,) if config.release.best_arm else ()
@@ -55,12 +55,12 @@ class Home:
 
     @property
     def elsewhere(self) -> Path:
-        """Says the name of the log in Postgres, where the log lies there."""
+        """Contains the log's name if the log is in Postgres."""
         return self.log / MARK
 
     @property
     def folds(self) -> Path:
-        """State folded from the log; may be deleted, it is made again."""
+        """State folded from the log. It may be deleted and is then made again."""
         return self.root / "folds"
 
     @property
@@ -90,12 +90,12 @@ class Home:
 
     @property
     def draining(self) -> Path:
-        """The engine's servers that get nothing new, a URL each line."""
+        """The engine's draining servers, one URL per line."""
         return self.root / "draining"
 
     @property
     def rollouts(self) -> Path:
-        """The rollout worker's own memory."""
+        """The rollout worker's journal."""
         return self.root / "rollouts.jsonl"
 
     @property
@@ -105,12 +105,12 @@ class Home:
 
     @property
     def workers(self) -> Path:
-        """What `ostinato up` last said of its workers."""
+        """The state of the workers, as `ostinato up` last wrote it."""
         return self.root / "workers.json"
 
     @property
     def scale(self) -> Path:
-        """How many rollout workers somebody wants, while `ostinato up --on ray` runs."""
+        """The requested number of rollout workers while `ostinato up --on ray` runs."""
         return self.root / "scale.json"
 
     def worker_log(self, worker: str) -> Path:
@@ -118,14 +118,14 @@ class Home:
         return self.root / "logs" / f"{worker}.log"
 
     def progress(self, worker: str) -> Path:
-        """The JSON lines that a worker leaves for people."""
+        """The JSON lines that a worker writes for people."""
         return self.root / f"{worker}.jsonl"
 
     def admin_key(self) -> str:
-        """The run's own key, made once; lets the release worker name a weight slot.
+        """The run's own key, made once. It lets the release worker name a weight slot.
 
-        Several processes may ask at once, and any may be killed: the file appears whole, and one that a power cut or a person left
-        empty or cut short is replaced.
+        Several processes may ask at once, and any may be killed, so the file is written atomically. A file that a power cut or a person
+        left empty or truncated is replaced.
         """
         path = self.root / "admin.key"
         if key := _whole_key(path):
@@ -144,7 +144,7 @@ class Home:
 
 
 def operator_key(config: Config, place: Home | None = None) -> str:
-    """What lets a process of the run name a weight slot: `serve.admin_key`, which hosts can share, or the own key of the run at `place`."""
+    """The key that lets a process of the run name a weight slot: `serve.admin_key`, which hosts can share, or the run's own at `place`."""
     shared = config.serve.admin_key
     return (place or home(config)).admin_key() if shared is None else shared.get_secret_value()
 
@@ -172,12 +172,12 @@ def home(config: Config) -> Home:
 
 
 def open_log(config: Config, token: FencingToken | None = None, patience: Patience | None = None) -> RowLog:
-    """The run's log: in its directory, or at `record.url`. Raises BadConfig for one that this version does not read.
+    """The run's log: in its directory, or at `record.url`. Raises BadConfig for a log that this version does not read.
 
-    `token` is shown with each write, for who has a role of the run. `patience`: for who waits, once it is open, for a server that is away.
+    `token`: the fencing token of a role, shown with each write. `patience`: how an open log waits for an unreachable server.
 
-    Where the log lies elsewhere the directory says so in a file, by which other commands find the run, and which keeps it from going
-    on with another log.
+    If the log is in Postgres, a file in the directory says so. Other commands find the run by it, and it keeps the run from continuing
+    with another log.
     """
     from ostinato.record.log import SqlLog
 
@@ -221,9 +221,9 @@ def _open_elsewhere(config: Config, place: Home, token: FencingToken | None, pat
 
 
 def check_elsewhere(config: Config) -> None:
-    """See that this host can work on a run of which it has nothing. Makes nothing.
+    """Check that this host can work on a run of which it has no files. Creates nothing.
 
-    Raises NotFound if there is no log at `record.url`; BadConfig if the run's weights are not to be had from here; Unavailable.
+    Raises NotFound if there is no log at `record.url`; BadConfig if `weights.url` does not name the run's weights; Unavailable.
     """
     name, there = log_elsewhere(config.record)
     if not there:
@@ -235,7 +235,7 @@ def check_elsewhere(config: Config) -> None:
 
 
 def log_elsewhere(record: RecordConfig) -> tuple[str, bool]:
-    """The log in Postgres, as people are told of it, and whether it is there yet. Makes nothing. Raises BadConfig, Unavailable."""
+    """The name, for people, of the log in Postgres, and whether it exists yet. Creates nothing. Raises BadConfig, Unavailable."""
     _postgres()
     from ostinato.record.postgres.log import server_of
     from ostinato.record.postgres.schema import has_log
@@ -245,7 +245,7 @@ def log_elsewhere(record: RecordConfig) -> tuple[str, bool]:
 
 
 def check_log(config: Config) -> None:
-    """Raise BadConfig for a log that cannot be this run's, or settings of Postgres that cannot work. Asks no server, makes nothing."""
+    """Raise BadConfig for a log that cannot be this run's, or settings of Postgres that cannot work. Asks no server, creates nothing."""
     _check_whose(config, Home(config.run.directory))
     if config.record.url:
         _postgres()
@@ -298,7 +298,7 @@ def _postgres() -> type[PostgresLog]:
 
 
 def open_folds(config: Config, token: FencingToken | None = None, patience: Patience | None = None) -> Folds:
-    """What was folded from the run's log; it lies where the log lies. `token` and `patience` as for `open_log`."""
+    """The folds of the run's log, stored where the log is. `token` and `patience` as for `open_log`."""
     from ostinato.record.folds import FileFolds
 
     if not config.record.url:
@@ -310,7 +310,7 @@ def open_folds(config: Config, token: FencingToken | None = None, patience: Pati
 
 
 def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
-    """The run's weight store: a directory, or what `weights.url` names. `tenure`: the role that refs are moved in."""
+    """The run's weight store: a directory, or the store that `weights.url` names. `tenure`: the role in which refs are moved."""
     from ostinato.weights.store.directory import DirectoryStore
     from ostinato.weights.store.interface import unfenced
     from ostinato.weights.store.opening import open_url
@@ -320,7 +320,7 @@ def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
 
 
 def store_place(config: Config, seen_as: str = "") -> dict[str, object]:
-    """What a process of another program needs to open the weight store. `seen_as`: how it names the store; "": as we do."""
+    """The settings with which another program opens the weight store. `seen_as`: its name for the store; "": the same as ours."""
     named = seen_as or config.weights.url or str(home(config).weights.resolve())
     return {"url": named, "options": dict(config.weights.options)}
 
@@ -333,7 +333,7 @@ def open_follower(config: Config) -> Follower:
 
 
 def open_cached_store(config: Config) -> RefStore:
-    """The run's weight store for one who only reads, through the directory `follow.cache` if that is set."""
+    """The run's weight store for reading only, through the directory `follow.cache` if that is set."""
     from ostinato.weights.relay.store import RelayStore
     from ostinato.weights.store.directory import DirectoryStore
 
@@ -353,7 +353,7 @@ def open_cached_follower(config: Config) -> Follower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run's durable things, opened once per process."""
+    """A run's durable stores, opened once per process."""
 
     config: Config
     home: Home
@@ -365,7 +365,7 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(config: Config, tenure: Tenure | None = None, patience: Patience | None = None) -> Generator[Run]:
-    """The run's log and weights. The log is closed at the end. `tenure`: the role that it is written in. `patience` as for `open_log`."""
+    """The run's log and weights. The log is closed at the end. `tenure`: the role in which it is written. `patience` as for `open_log`."""
     from ostinato.weights.follow.follower import Follower
 
     token = None if tenure is None else tenure.token

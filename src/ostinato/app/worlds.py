@@ -1,4 +1,4 @@
-"""Where code that a model wrote is run, and what an answer is worth."""
+"""Grades answers to suite items. Code that a model wrote is run in the sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where packages are built into tasks."""
+"""The place where packages are built into tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ostinato.worlds.sandbox import python_inside
 
 
 def open_build_place(out: Path, cache: Path) -> BuildPlace:
-    """Sandboxes of this machine; layers beside the taskset file, so that it can be moved together with them."""
+    """Sandboxes of this machine, with layers beside the taskset file so that it can be moved together with them."""
     return BuildPlace(
         backend=OneShotBackend(),
         python=python_inside(),

@@ -48,7 +48,7 @@ def check_grading(task: Task) -> None:
 
 
 def open_backend(config: SandboxConfig) -> Backend:
-    """Where the sandboxes of worlds come from, as `sandbox.backend` says. Raises BadConfig where it needs what is not installed."""
+    """The backend of the worlds' sandboxes, chosen by `sandbox.backend`. Raises BadConfig if it needs something that is not installed."""
     match config.backend:
         case "gvisor":
             return GVisorBoxes(config)
@@ -62,10 +62,10 @@ def open_backend(config: SandboxConfig) -> Backend:
 async def open_grading(
     config: Config, environment: Mapping[str, str] = os.environ, *, proving: bool = False
 ) -> AsyncGenerator[tuple[Backend, Grader]]:
-    """Sandboxes, and the grader of any task in them, with the effort's price and the judge that `[worlds]` sets.
+    """Sandboxes, and a grader of any task in them, with the price of effort and the judge that `[worlds]` sets.
 
-    `proving`: for a verdict about a candidate. Effort has no price then, and single answers need not wait until nothing else wants the
-    processor. Raises BadConfig for a judge whose key is not set, and as `open_backend` does.
+    `proving`: for a verdict about a candidate. Effort then has no price, and single answers need not wait until the processor is
+    otherwise idle. Raises BadConfig for a judge whose key is not set, and as `open_backend` does.
     """
     settings = config.worlds
     async with contextlib.AsyncExitStack() as leaving:
@@ -105,9 +105,9 @@ def open_graders(
         backend: where function and repository tasks are graded.
         runs: where completions are graded.
         python: the path of an interpreter inside of a sandbox of `backend`.
-        effort: what effort costs; None: nothing.
+        effort: the price of effort; None: nothing.
         judge: judges solved outcomes of function and repository tasks too; the caller opens and closes it.
-        alarm: told of outcomes that somebody cheated for; None: a warning in this process's log.
+        alarm: told of outcomes reached by cheating; None: a warning in this process's log.
     """
     apart = Apart(backend=backend, python=python)
     graders: dict[str, Grader] = {"function": FunctionGrader(apart), "pytest": PytestGrader(apart)}

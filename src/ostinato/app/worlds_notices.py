@@ -1,4 +1,4 @@
-"""What simulated worlds tell people through the log: that somebody cheats, that a checkpoint is only surer of less."""
+"""Alarms of simulated worlds in the log: a policy cheats, or a checkpoint is surer of fewer tasks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ NARROWED = "worlds:best_of_k"
 
 
 async def note_cheats(log: Log, watch: CheatWatch) -> None:
-    """Write into the log what the watch found, unless it stands there already. Raises StorageFull."""
+    """Write the watch's finding into the log, unless it is already there. Raises StorageFull."""
     if watch.raised is not None:
         await note(log, CHEATED, raised=watch.raised, why=watch.why, at=wall_clock())
 
 
 async def note_coverage(log: Log, records: Iterable[Finished], k: int) -> None:
-    """Write into the log whether the newest checkpoint that was measured is surer of less than the first. Idempotent.
+    """Write into the log whether the newest measured checkpoint is surer of fewer tasks than the first. Idempotent.
 
-    Says nothing before two checkpoints tried ten held-out tasks k times. The records are of one taskset.
+    Writes nothing until two checkpoints have tried ten held-out tasks k times. The records are of one taskset.
     """
     attempts = [
         Attempt(task=each.task, family=each.family, policy=each.policy, value=each.value)

@@ -1,4 +1,4 @@
-"""Simulated worlds as what candidates are measured on: held-out tasks as a suite's items, tried and graded as rollouts are."""
+"""Measures candidates on simulated worlds: held-out tasks are a suite's items, tried and graded as rollouts are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class WorldSuite:
     """Tasks of a simulated world as a suite: its items have the tasks' ids, its hash stands for the taskset and its harnesses.
 
-    `runs_code`: code that a model wrote is run, by a harness or by a grader.
+    `runs_code`: a harness or a grader runs code that a model wrote.
 
     Example: ``WorldSuite(suite=suite, tasks=taskset, runs_code=True)``
     """
@@ -42,7 +42,7 @@ class WorldSuite:
 def world_suite(file: str, config: Config, split: Split = Split.HELD_OUT) -> WorldSuite:
     """The tasks of a split, the first `evaluate.items` of them if that is set.
 
-    Raises BadConfig: the file cannot be read, holds none of them, or one that nobody can work on or grade.
+    Raises BadConfig if the file cannot be read, holds no task of the split, or one that cannot be worked on or graded.
     """
     taskset = load(Path(file).expanduser())
     tasks = [task for task in taskset.tasks if task.split is split]
@@ -64,7 +64,7 @@ def world_suite(file: str, config: Config, split: Split = Split.HELD_OUT) -> Wor
 
 
 def _item(task: Task) -> Item:
-    """What stands for the task where items are counted, drawn and shown."""
+    """The item that stands for the task wherever items are counted, drawn and shown."""
     kept = (Role.SYSTEM, Role.USER, Role.ASSISTANT)
     said = tuple(Message(role=each.role.value, content=each.text) for each in task.messages if each.role in kept)
     return Item(

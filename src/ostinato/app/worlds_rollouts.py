@@ -1,4 +1,4 @@
-"""The rollout worker's objects: tasks, harnesses, sandboxes, graders, the gateway, and the worker's own memory."""
+"""The rollout worker's objects: tasks, harnesses, sandboxes, graders, the gateway, and the worker's own journal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_taskset(config: Config) -> Taskset:
-    """The tasks that rollouts are made of. Raises BadConfig: none is named, it cannot be read, or nothing in it teaches."""
+    """The taskset for rollouts. Raises BadConfig if none is named, it cannot be read, or nothing could be learned from it."""
     if config.learn.source == "people":
         raise BadConfig('learn.source is "people": rollouts would teach nothing; set it to "worlds" or "both"')
     if not config.worlds.file:
@@ -50,7 +50,7 @@ def open_taskset(config: Config) -> Taskset:
 
 
 def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
-    """Raise BadConfig for a task whose harness or grader there is not, or whose grader cannot work with what it is given."""
+    """Raise BadConfig for a task whose harness or grader does not exist, or whose grader cannot work with its data."""
     known = open_harnesses(config)
     for task in tasks:
         if task.harness not in known:
@@ -59,7 +59,7 @@ def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
 
 
 def check_steps(config: Config, tasks: Taskset) -> None:
-    """Raise BadConfig where not one step could be taken, as too few tasks are drawn too seldom."""
+    """Raise BadConfig if too few groups are drawn for even one step."""
     worlds = config.worlds
     drawn = worlds.epochs * sum(task.split is Split.TRAIN for task in tasks.tasks)
     if worlds.epochs and drawn < worlds.groups and config.learn.source == "worlds":
@@ -82,7 +82,7 @@ def open_harnesses(config: Config) -> dict[str, Harness]:
 async def open_rollouts(
     run: Run, url: str, tasks: Taskset, tell: Callable[..., None], keep: Callable[[Finished], None]
 ) -> AsyncGenerator[Rollouts]:
-    """Rollouts of a taskset through the gateway at `url`, going on where an earlier worker was. Raises BadConfig, Corrupt, StorageFull.
+    """Rollouts of a taskset through the gateway at `url`, resumed where an earlier worker was. Raises BadConfig, Corrupt, StorageFull.
 
     `tell` and `keep` are as `Rollouts` has them.
     """
@@ -103,7 +103,7 @@ async def open_far_rollouts(
     keep: Callable[[Finished], None],
     waiting: Callable[[str], None],
 ) -> AsyncGenerator[Rollouts]:
-    """Rollouts of a taskset for a run on another machine, through its door, going on where an earlier worker was.
+    """Rollouts of a taskset for a run on another machine, through its door, resumed where an earlier worker was.
 
     `waiting` is told why the door does not answer, as long as it does not. Raises BadConfig, Corrupt, StorageFull.
     """
@@ -129,7 +129,7 @@ async def open_far_rollouts(
 async def open_workshop(
     config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value, *, proving: bool = False
 ) -> AsyncGenerator[Workshop]:
-    """Who works on a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig.
+    """A workshop for a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig.
 
     `proving`: as `open_grading` has it.
     """
@@ -182,8 +182,8 @@ async def _patient_end(outcomes: FarOutcomes, pause_s: float, waiting: Callable[
 
 
 def warn_of_staleness(config: Config, tasks: Taskset) -> None:
-    """Say so where a step may hold fewer groups than it takes, as their answers are long, and where groups that take long may be held back
-    as too stale: what is then learned from is the quick ones.
+    """Warn if a step may hold fewer groups than configured because their answers are long, and if slow groups may be held back as too
+    stale, so that only the quick ones are learned from.
     """
     pace, bound, most = config.worlds, config.reward.world_staleness, config.reward.batch_tokens
     longest = max(task.turns * task.tokens for task in tasks.tasks if task.split is Split.TRAIN)

@@ -16,9 +16,9 @@ SHOWN = 3
 
 
 def function_tasks() -> Taskset:
-    """The functions that the demo's users ask for, to train on, and those of its held-out families.
+    """The functions that the demo's users ask for, as training tasks, and those of the held-out families.
 
-    Asked for as the demo asks: the answer goes on with the function's head. Graded by its hidden tests.
+    They are asked for as in the demo: the answer continues the function's head, and its hidden tests grade it.
     Example: ``save(function_tasks(), Path("functions.jsonl"))``
     """
     taught, held = split(load())
@@ -54,8 +54,8 @@ def _repaired(blank: Blank, part: Split) -> Task:
 
 
 def check_program(blank: Blank) -> str:
-    """A program that imports the function from `answer.py`, tries the first `SHOWN` of its asserts, and ends with what the first that
-    fails says.
+    """A program that imports the function from `answer.py`, tries the first `SHOWN` of its asserts, and exits with the message of the
+    first failure.
     """
     name = blank.head.split("(")[0].removeprefix("def ").strip()
     shown = [(_call(test, name), ast.unparse(test.test)) for test in _asserts(blank.tests)[:SHOWN]]

@@ -1,4 +1,4 @@
-"""`ostinato alarms`: what stands, and how a person ends it."""
+"""`ostinato alarms`: the standing alarms, and how a person ends one."""
 
 from __future__ import annotations
 

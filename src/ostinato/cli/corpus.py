@@ -1,4 +1,4 @@
-"""`ostinato corpus`: code to read on with, and how the command `train` reads it."""
+"""`ostinato corpus`: code corpora for continued pre-training, and how the command `train` reads them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class ReadingOptions:
     """Steps between two checkpoints; the same command goes on from the newest."""
 
     def read(self, config: Config, out: Path | None) -> None:
-        """Raises BadConfig."""
+        """Train the configured model on the corpora, into the directory `out`. Raises BadConfig."""
         if out is None:
             raise BadConfig("--corpus needs --out, a new directory for the model")
         from ostinato.app.midtraining import Course

@@ -1,4 +1,4 @@
-"""What a person decides about releases: ship, approve, refuse, roll back."""
+"""A person's decisions about releases: ship, approve, refuse, roll back."""
 
 from __future__ import annotations
 

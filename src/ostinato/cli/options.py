@@ -1,6 +1,6 @@
 """The options that every command takes.
 
-Nothing here, nor in the other files of this room, imports what a command does before the command is run: help comes at once.
+No file of this package imports a command's implementation before the command is run, so that help comes at once.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Common:
         return load(self.config, (*more, *self.overrides))
 
     def of_run(self, directory: Path | None = None, more: Sequence[str] = ()) -> Config:
-        """The checked configuration of a run that exists: the one that it was started with, where no file is named.
+        """The checked configuration of an existing run: the one that it was started with, if no file is named.
 
         Args:
-            directory: the run's; None: `run.directory`, which need not be there where `record.url` names the run's log.
-            more: overrides that give way to the user's.
+            directory: the run's; None: `run.directory`, which need not exist if `record.url` names the run's log.
+            more: overrides over which the user's take precedence.
 
         Raises:
-            NotFound: no run is there. Nothing is made.
+            NotFound: there is no run. Nothing is created.
             BadConfig: the configuration is wrong.
         """
         from ostinato.config import load, load_saved
@@ -72,12 +72,12 @@ class Common:
         return config
 
     def of_run_or_new(self) -> Config:
-        """The checked configuration of a run that exists, as `of_run`, or of one that is to be. Raises BadConfig."""
+        """The checked configuration of an existing run, as `of_run`, or of a new one. Raises BadConfig."""
         config = self.load()
         return self.of_run() if (config.run.directory / "log").exists() else config
 
     def of_store(self, more: Sequence[str] = ()) -> Config:
-        """The checked configuration for who reads a weight store: a run's, or without a run that of `weights.url`, or what `pull` made.
+        """The checked configuration for reading a weight store: a run's, or without a run that of `weights.url` or of a store `pull` made.
 
         Raises NotFound, BadConfig as `of_run`.
         """

@@ -1,4 +1,4 @@
-"""`ostinato watch`: what becomes of the lines that an agent wrote."""
+"""`ostinato watch`: follows the lines that an agent wrote."""
 
 from __future__ import annotations
 

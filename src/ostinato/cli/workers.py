@@ -82,7 +82,7 @@ def train(
 def _check_ways(
     world: Path | None, steps: int, demonstrations: Path | None, out: Path | None, reading: ReadingOptions
 ) -> None:
-    """Raise BadConfig for options of one way to train beside another's, or beside none, where they would change nothing."""
+    """Raise BadConfig for options of two ways to train together, or for options that would have no effect."""
     ways = {
         "--world": world is not None,
         "--demonstrations": demonstrations is not None,

@@ -1,4 +1,4 @@
-"""`ostinato worlds`: simulated worlds, and how much they are like what they stand for."""
+"""`ostinato worlds`: simulated worlds, and how closely they resemble production."""
 
 from __future__ import annotations
 

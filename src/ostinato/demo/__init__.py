@@ -1,1 +1,1 @@
-"""What `ostinato demo` shows: the tasks of its scenarios, and their simulated users."""
+"""The scenarios of `ostinato demo`: their tasks and their simulated users."""

@@ -1,4 +1,4 @@
-"""What a simulated user's editor plugin does over HTTP: ask for an answer as a stream, and send feedback.
+"""The HTTP calls of a simulated user's editor plugin: ask for an answer as a stream, and send feedback.
 
 In the data flow: `users.py` calls these; they speak only the public OpenAI dialect and `POST /v1/feedback`, like any product.
 Every way in which a call can fail becomes a `Failed` with a short kind that can be counted.
@@ -20,7 +20,7 @@ MAX_ANSWER_CHARS = 20_000
 
 
 class Failed(Exception):
-    """A call that did not end as it should. `kind` is for counting: "http 503", "connection", "no [DONE]", ..."""
+    """A failed call. `kind` is for counting: "http 503", "connection", "no [DONE]", ..."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -31,7 +31,7 @@ class Failed(Exception):
 class Suggestion:
     r"""A streamed completion as the user saw it.
 
-    `turn` is what feedback names; `arm` and `policy` say who answered; times are seconds since the request.
+    `turn` is the id that feedback names; `arm` and `policy` say what answered; times are seconds since the request.
 
     Example: ``Suggestion(turn="chatcmpl-1:0", arm="live", policy=3, text="\n    return a + b", first_s=0.3, total_s=0.9, done=True)``
     """
@@ -46,7 +46,7 @@ class Suggestion:
     started: float = field(default_factory=time.perf_counter)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """One event of the stream. Raises Failed for an error event."""
+        """Take in one event of the stream. Raises Failed for an error event or too long an answer."""
         if "error" in event:
             error: Any = event["error"]
             code: Any = (error.get("code") or error.get("type")) if isinstance(error, dict) else error

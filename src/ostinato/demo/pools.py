@@ -1,4 +1,4 @@
-"""Example arguments by kind: what the hidden tests of `tables.txt` call the functions with. Used only when building the tasks."""
+"""Example arguments by kind, with which the hidden tests call the functions of `tables.txt`. Used only when building the tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task as it is put to the model."""
+"""A task's prompt to the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPrompt:
-    r"""A task as the endpoint is asked for it: the model goes on with the text of the last message, up to `stop`.
+    r"""A task's request to the endpoint: the model continues the text of the last message, up to `stop`.
 
     Example::
 

@@ -3,7 +3,7 @@
 In the data flow: simulated users ask for tasks of the users' families and grade the answers with the tests; the evaluation suite
 is made of the held-out families, which no user ever asks for. The order is by popularity: families that come first, and tasks
 that come first in a family, are asked for more often (they are also the easier ones). `tables.txt` is the source (name, arguments,
-docstring, reference expression); `build` makes the shipped file of it, ``python -m ostinato.demo.tasks`` writes it.
+docstring, reference expression); `build` makes the shipped file from it, ``python -m ostinato.demo.tasks`` writes it.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class Blank:
 
     @property
     def prompt(self) -> TaskPrompt:
-        """How it is asked for."""
+        """The prompt for the function's body."""
         return TaskPrompt(messages=tuple(messages(self)), max_tokens=MAX_TOKENS, stop=STOP)
 
     def shows(self, text: str) -> bool:
-        """True: the copilot shows whatever the model wrote."""
+        """True: the copilot shows every answer."""
         return True
 
 
 def load(path: Path = FILE) -> list[Blank]:
-    """The shipped tasks. Raises BadConfig if the file is not as `build` wrote it."""
+    """The shipped tasks. Raises BadConfig if the file does not have the format that `build` writes."""
     try:
         return [Blank(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, TypeError, ValueError) as error:
@@ -68,7 +68,7 @@ def load(path: Path = FILE) -> list[Blank]:
 
 
 def split(tasks: Sequence[Blank], share: float = HELD_OUT_SHARE) -> tuple[list[Blank], list[Blank]]:
-    """(users' tasks, held-out tasks): whole families, chosen by the hash of their names, so that the choice never moves."""
+    """(users' tasks, held-out tasks): whole families, chosen by the hash of their names, so that the choice never changes."""
     families = sorted(
         {task.family for task in tasks}, key=lambda name: hashlib.sha256(f"{SPLIT_SALT}/{name}".encode()).digest()
     )
@@ -77,7 +77,7 @@ def split(tasks: Sequence[Blank], share: float = HELD_OUT_SHARE) -> tuple[list[B
 
 
 def messages(task: Blank) -> list[dict[str, str]]:
-    """The chat that asks for a task's body: the assistant's answer is prefilled with the head, and the model goes on.
+    """The chat that asks for a task's body: the assistant's answer is prefilled with the head, and the model continues it.
 
     The head's last newline is left to the model: tokenizers join it with the indentation that follows.
     """

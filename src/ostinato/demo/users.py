@@ -1,9 +1,9 @@
 """SIMULATED users of the demo. Nobody in this file is a person, and no figure made with it is about people.
 
-In the data flow: each simulated user asks the endpoint for what a task wants over HTTP, has what comes back judged by `grade` (the
-copilot's: the task's hidden tests, in the sandbox), and accepts, rejects or ignores it. They differ in what they ask for, how long
-they wait, how much they read and how fast they react; they misjudge 5% of the time, and their feedback comes late and sometimes
-twice. What they truly got (`true_pass`) stays on this side: the endpoint only ever sees the noisy feedback.
+In the data flow: each simulated user asks the endpoint for an answer to a task over HTTP, has the answer judged by `grade` (the
+copilot's: the task's hidden tests, in the sandbox), and accepts, rejects or ignores it. The users differ in what they ask for, how
+long they wait, how much they read and how fast they react; they misjudge 5% of the time, and their feedback comes late and sometimes
+twice. The true judgement (`true_pass`) stays on this side: the endpoint only ever sees the noisy feedback.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from ostinato.demo.prompt import TaskPrompt
 
 
 class Wanted(Protocol):
-    """What a simulated user can ask for: the copilot's `Blank`, Tab's `Line`."""
+    """A task that a simulated user can ask for: the copilot's `Blank`, Tab's `Line`."""
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """The task's name."""
         ...
 
     @property
     def family(self) -> str:
-        """The group that it belongs to."""
+        """The group that the task belongs to."""
         ...
 
     @property
     def prompt(self) -> TaskPrompt:
-        """How it is asked for."""
+        """The prompt that asks for it."""
         ...
 
     def shows(self, text: str) -> bool:
-        """Whether this answer puts anything before the user. What was not shown cannot be judged."""
+        """Whether this answer shows the user anything. An answer that shows nothing cannot be judged."""
         ...
 
 
@@ -98,10 +98,10 @@ class SimulatedUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one request.
+    """The outcome of one request.
 
     `kind` is accepted, rejected, ignored, silent (nothing was suggested), abandoned (too slow) or failed; `detail` says how it
-    failed. `true_pass` is the noise-free judgement, None where there was nothing to judge. `at` is seconds since the start of the run.
+    failed. `true_pass` is the noise-free judgement, None if there was nothing to judge. `at` is seconds since the start of the run.
     """
 
     at: float
@@ -118,7 +118,7 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class UserStats:
-    """The run as the simulated users lived it. `failures` counts requests and feedback by kind of failure."""
+    """The run from the simulated users' side. `failures` counts requests and feedback by kind of failure."""
 
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
     failures: Counter[str] = field(default_factory=Counter[str])
@@ -128,7 +128,7 @@ class UserStats:
     flipped: int = 0
 
     def acceptance(self, arm: str | None = None) -> float | None:
-        """Accepted among accepted and rejected, of one arm or of all; None before the first."""
+        """The share of accepted among accepted and rejected answers, of one arm or of all; None before the first."""
         kinds = Counter(outcome.kind for outcome in self.outcomes if arm is None or outcome.arm == arm)
         judged = kinds["accepted"] + kinds["rejected"]
         return kinds["accepted"] / judged if judged else None
@@ -181,7 +181,7 @@ class _Crowd(Generic[W]):
             self._by_family.setdefault(task.family, []).append(task)
 
     async def live(self, user: SimulatedUser, stream: int, background: asyncio.TaskGroup) -> None:
-        """One of a user's streams: ask, look, react, think, until the time is over. The request under way is finished."""
+        """One of a user's streams: ask, look, react, think, until the time is over. A request under way is finished."""
         dice = random.Random(f"{self._seed}/{user.id}/{stream}")
         await asyncio.sleep(dice.uniform(0, self._config.think_s) * user.pace)
         number = 0
@@ -237,7 +237,7 @@ class _Crowd(Generic[W]):
         )
 
     def _judge(self, user: SimulatedUser, answer: Suggestion, passed: bool, dice: random.Random) -> str:
-        """What the user makes of it: too long to read is a no; a share is ignored, a share of judgements is wrong."""
+        """The user's judgement: an answer too long to read is rejected; a share of answers is ignored, a share of judgements is wrong."""
         if dice.random() < self._config.ignore_share:
             return "ignored"
         liked = passed and len(answer.text) <= user.patience_chars
@@ -289,7 +289,7 @@ async def run_users(
         tasks: what they may ask for (the users' side of `split`).
         grade: whether an answer is what the user wanted.
         seconds: when to stop asking.
-        seed: everything random here; what the endpoint answers is not covered.
+        seed: seeds everything random here, but not the endpoint's answers.
         config: the crowd's behaviour.
         on_event: called once per request, for the live display; must not block.
 

@@ -1,4 +1,4 @@
-"""`FakeEngine`: a deterministic engine without torch, for tests of whatever stands in front of an engine.
+"""`FakeEngine`: a deterministic engine without torch, for tests of code that uses an engine.
 
 Tokens are the UTF-8 bytes of a scripted answer (id = byte value) followed by `STOP_ID`; it passes the same contract suite as the
 real engine.
@@ -33,7 +33,7 @@ CONTRACT = Contract(
     quantisation="none",
     kernels="fake 1",
 )
-"""Made-up log-probabilities are the same everywhere: the fake keeps an exact contract."""
+"""The made-up log-probabilities are the same everywhere, so the fake keeps an exact contract."""
 
 
 def default_script(request: Generate) -> str:
@@ -47,7 +47,7 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: Sequence[int]) -> str:
-    """Text of byte ids; `STOP_ID` shows as nothing, broken UTF-8 as the replacement character."""
+    """Text of byte ids, without `STOP_ID` and with the replacement character for broken UTF-8."""
     return bytes(i for i in ids if i < STOP_ID).decode(errors="replace")
 
 
@@ -55,7 +55,7 @@ class FakeEngine:
     """Implements `core.seams.Engine`.
 
     Args:
-        script: request -> the text that every sample of it answers with (default: the prompt reversed).
+        script: request -> the answer of each of its samples (default: the prompt reversed).
         delay_s: seconds slept before each token of a stream.
         slots: slot name -> policy version loaded at the start (default: live at version 0).
         context: prompt and answer together may have this many tokens.
@@ -144,7 +144,7 @@ class FakeEngine:
             self.cancelled += not finished
 
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
-        """Exchange the slot's version at once. Raises BadWeights for NaN or infinite weights."""
+        """Replace the slot's version at once. Raises BadWeights for NaN or infinite weights."""
         for name, array in snapshot.weights.items():
             if not _finite(array):
                 raise BadWeights(f"Tensor {name!r} holds a NaN or an infinity; the slot {slot!r} keeps what it had.")
@@ -165,7 +165,7 @@ class FakeEngine:
         return [_logprob(i) for i in ids[start:]]
 
     def slots(self) -> dict[str, PolicyVersion]:
-        """What is loaded now."""
+        """The loaded versions by slot."""
         return dict(self._slots)
 
     def numerics(self) -> str:
@@ -177,11 +177,11 @@ class FakeEngine:
         return CONTRACT
 
     def capabilities(self) -> Capabilities:
-        """As given; made-up log-probabilities are always the same, and a script is what it is."""
+        """Scores exactly, because made-up log-probabilities are always the same; a script counts as following any grammar."""
         return Capabilities(context=self.context, vocab_size=VOCAB_SIZE, scores_exactly=True, follows_grammars=True)
 
     def stats(self) -> dict[str, float]:
-        """The counters that the real engine also has."""
+        """Counters that the real engine has, too."""
         last = self._pauses[-1] if self._pauses else 0.0
         return {
             "running": self.running,
@@ -221,7 +221,7 @@ class FakeEngine:
 
 
 def _withheld(text: str, stops: tuple[str, ...]) -> int:
-    """Characters at the end that may still change: an unfinished character, or the beginning of a stop string."""
+    """How many characters at the end may still change: an unfinished character, or the beginning of a stop string."""
     held = len(text) - len(text.rstrip("\ufffd"))
     for stop in stops:
         sizes = (size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size]))
@@ -234,7 +234,7 @@ def _logprob(token: int) -> float:
 
 
 def _tops(token: int, count: int) -> Tops:
-    """The token itself and those that follow it in the vocabulary."""
+    """The token itself and the ones after it in the vocabulary."""
     return tuple((token + i, _logprob(token) - i) for i in range(count))
 
 

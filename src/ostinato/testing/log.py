@@ -1,4 +1,4 @@
-"""`MemoryLog`: the append-only log in memory, for tests of whatever writes to a log or reads from one.
+"""`MemoryLog`: the append-only log in memory, for tests of code that writes to a log or reads from one.
 
 It keeps the promises of `core.seams.Log` except that nothing outlives the process, and it can be told to be slow or full.
 """
@@ -65,7 +65,7 @@ class MemoryLog:
         return 0
 
     async def before_last(self, count: int, kind: type[Row]) -> Cursor:
-        """The place above which the newest `count` rows of a kind lie; 0 if there are not so many."""
+        """The cursor above which the newest `count` rows of a kind lie; 0 if there are not so many."""
         places = [place for place, row in enumerate(self.rows) if type(row) is kind]
         return places[-count] if 0 < count <= len(places) else 0
 

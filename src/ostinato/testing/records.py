@@ -1,4 +1,4 @@
-"""Records for tests: whole and valid, with only what matters spelled out."""
+"""Complete and valid records for tests, which set only the fields that matter to them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def a_signal(
     value: float = 1.0,
     retracts: str | None = None,
 ) -> Signal:
-    """What the turn's own tenant says about it, received when it happened.
+    """A signal about the turn from its own tenant, received when it happened.
 
     Example: ``a_signal(a_turn("a:0"), "undone", at=12.0)``
     """

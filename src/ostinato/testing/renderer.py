@@ -1,7 +1,7 @@
 """`ByteRenderer`: messages <-> tokens for `FakeEngine`, without a tokenizer library.
 
 A token is a UTF-8 byte; roles are bytes that UTF-8 never uses, so that text cannot forge them; every message ends with `STOP_ID`.
-Tools are described in the system message, and calls are text, the Hermes way; a tool's message has a role of its own.
+As in Hermes, tools are described in the system message, and calls are text; a tool's message has a role of its own.
 One pair of letters ("lo") has a token of its own that the engine never samples: rendering an answer's text again gives other ids.
 """
 

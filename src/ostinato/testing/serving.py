@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but its end is an event: it would look at its flag ten times a second, and every test would wait for that."""
+    """uvicorn ended by an event: it checks its own flag only ten times a second, and every test would wait for that."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -41,7 +41,7 @@ async def serving(app: ASGIApp, *, lifespan: bool = True) -> AsyncGenerator[str,
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with asyncio.timeout(10):
-            while not server.started and not task.done():  # uvicorn has a flag, no event
+            while not server.started and not task.done():  # uvicorn signals its start by a flag, not by an event
                 await asyncio.sleep(0.005)
         if task.done():
             task.result()

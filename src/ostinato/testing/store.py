@@ -1,4 +1,4 @@
-"""A weight store in memory with the same behaviour as the one in a directory, and one that watches another."""
+"""A weight store in memory that behaves like the one in a directory, and a wrapper that watches another store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MemoryStore:
         self.objects: dict[str, bytes] = {}
         self.links: dict[str, str] = {}
         self.now = 0.0
-        self._times: dict[str, tuple[float, int]] = {}  # of objects and refs: when, and which write it was
+        self._times: dict[str, tuple[float, int]] = {}  # of objects and refs: the time and number of the last write
         self._writes = itertools.count()
 
     async def put(self, data: bytes | memoryview) -> str:
@@ -109,10 +109,10 @@ class MemoryStore:
 
 
 class WatchedStore:
-    """A store that counts what is asked of it, can be away, slow, or give other bytes than it has.
+    """A store that counts the calls to it, and can be made unavailable, slow, or corrupt.
 
-    `gets` counts by hash, `asked` counts looks at refs, `most` is the largest number of reads at one time. While `away`, everything
-    raises Unavailable; while `gate` is not set, reads wait; `damage` changes what is read.
+    `gets` counts reads by hash, `asked` counts reads of refs, `most` is the largest number of concurrent `get` calls. While `away`,
+    everything raises Unavailable; while `gate` is not set, calls wait; `damage` changes the bytes that are read.
     Example: ``upstream = WatchedStore(MemoryStore()); upstream.away = True``
     """
 

@@ -32,7 +32,7 @@ def tiny_model(
 ) -> Path:
     """Write a model directory (safetensors, config, tokenizer, ChatML template) and return its path.
 
-    The same arguments give the same bytes. Weights are random: the model says nothing, but everything that loads, serves,
+    The same arguments give the same bytes. Weights are random: the model says nothing sensible, but all code that loads, serves,
     trains or publishes a model works on it. Example: ``tiny_model(tmp_path / "tiny", seed=1)``.
     """
     library_logging.disable_progress_bar()

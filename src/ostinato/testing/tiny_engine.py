@@ -55,7 +55,7 @@ async def tiny_engine(
     backend: Backend = OWN,
 ) -> AsyncGenerator[TinyEngine, None]:
     """Write the tiny model below `path`, start an engine on it, load it into "live"; close the engine at the end."""
-    torch.set_num_threads(1)  # more threads than this only wait for each other on so small a model
+    torch.set_num_threads(1)  # on so small a model, more threads would only wait for each other
     directory = tiny_model(path / "seed0", seed=0, context=context)
     model, renderer = load_model(directory, torch.float32), HFRenderer(directory)
     config = config or EngineConfig(kv_tokens=4096, block=16)

@@ -1,4 +1,4 @@
-"""Tiny random mixture-of-experts models: whole model directories of the architectures whose routing must be exact."""
+"""Tiny random mixture-of-experts models: complete model directories of the architectures whose routing must be exact."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def tiny_moe(
         "bos_token_id": 257,
         "eos_token_id": 258,
         "pad_token_id": 259,
-        "initializer_range": 0.1,  # large enough that neighbours matter to the logits and routers have opinions
+        "initializer_range": 0.1,  # large enough that neighbours matter to the logits and routers prefer some experts
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

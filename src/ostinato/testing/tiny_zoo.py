@@ -124,13 +124,13 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
         "linear_attention",
     ),
 }
-"""Architectures that cannot be expressed, and what the refusal says."""
+"""Architectures that our attention cannot express, each with a part of the refusal's message."""
 
 
 def tiny_of(path: Path, config: PreTrainedConfig, *, seed: int = 0) -> Path:
     """Write a random fp32 model of this configuration with a byte tokenizer, and return its path.
 
-    Norms and biases are random too, which a fresh model of the library sets to 1 and 0.
+    Norms and biases, which the library initialises to 1 and 0, are random too.
     Example: ``tiny_of(tmp_path / "m", SUPPORTED["gemma3"]())``.
     """
     library_logging.disable_progress_bar()

@@ -15,7 +15,7 @@ LETTER, ROW = 7.2, 15.0  # width of a letter and height of a row of names, in pi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dot:
-    """One policy in one family, placed. `x` is where its suggestions' rate of being right is known."""
+    """One policy in one family, with its place. `x` shows its share of right suggestions, or the other policy's if that is unknown."""
 
     family: str
     arm: str
@@ -25,7 +25,7 @@ class _Dot:
 
 
 def calibration(title: str, description: str, found: Calibration) -> str:
-    """Dots with intervals on both axes; the threshold as a vertical, and shaded where a calibrated policy would be."""
+    """Dots with intervals on both axes, the threshold as a vertical line, and shading where a calibrated policy would be."""
     percent = Axis(ticks=(0.0, 0.25, 0.5, 0.75, 1.0))
     x, y = percent.scale(LEFT, WIDTH - RIGHT), percent.scale(HEIGHT - BOTTOM, TOP)
     dots = list(_dots(found, x, y))
@@ -44,7 +44,7 @@ def calibration(title: str, description: str, found: Calibration) -> str:
 
 
 def _dots(found: Calibration, x: Scale, y: Scale) -> Iterator[_Dot]:
-    """A policy that made no suggestion to speak of stands where the other one's were right."""
+    """A policy with too few suggestions is placed at the other policy's share of right ones."""
     for family in found.families:
         for arm, shares, other in (("control", family.before, family.after), ("live", family.after, family.before)):
             right = shares.accepted or other.accepted
@@ -79,7 +79,7 @@ def in_percent(share: Share | None) -> str:
 
 
 def _names(dots: Sequence[_Dot]) -> list[str]:
-    """Each family is named under its dot, or over one in the lower half, as near as no other name is in the way."""
+    """Each family is named under its dot, or above a dot in the lower half, as near as the other names allow."""
     placed: list[tuple[float, float, float]] = []  # middle, baseline, half the width
     for dot in sorted(dots, key=lambda dot: dot.x):
         half = LETTER * len(dot.family) / 2

@@ -83,7 +83,7 @@ def bars(title: str, description: str, values: Sequence[tuple[str, float]], unit
 
 
 def svg(title: str, description: str, width: float, height: float, parts: Sequence[str]) -> str:
-    """The parts as one image, with what a screen reader says of it."""
+    """The parts as one image, with its text for screen readers."""
     body = "\n".join(parts)
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}. {escape(description)}">'
@@ -92,7 +92,7 @@ def svg(title: str, description: str, width: float, height: float, parts: Sequen
 
 
 def frame(x_axis: Axis, y_axis: Axis, x: Scale, y: Scale, *, right: float, below: str) -> list[str]:
-    """Grid and ticks of a chart of shares against shares. `right` is its margin, `below` what the horizontal axis shows."""
+    """Grid and ticks of a chart of shares against shares. `right` is its right margin, `below` the label of the horizontal axis."""
     return [
         *(_grid(y(tick), f"{100 * tick:g}%", right=WIDTH - right) for tick in y_axis.ticks),
         *(_tick(x(tick), HEIGHT - BOTTOM + 18, f"{100 * tick:g}%") for tick in x_axis.ticks),
@@ -112,7 +112,7 @@ def _tick(at: float, baseline: float, label: str) -> str:
 
 
 def _marks(marks: Sequence[Mark], x: Scale) -> list[str]:
-    """Names that would touch the one before are left to the tooltip."""
+    """A dashed line per mark. A name that would touch the one before it is only in the tooltip."""
     parts: list[str] = []
     free = 0.0
     for mark in sorted(marks, key=lambda mark: mark.t):

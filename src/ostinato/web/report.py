@@ -1,4 +1,4 @@
-"""`report.html`: one run as one file that needs nothing else, no script and no network: what a demo measured, and what the page shows."""
+"""`report.html`: one run as a self-contained file without script or network: a demo's measurements, and the facts that the page shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ostinato.web.run_report import Curve, RunReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What the page shows of a run, as of one moment. `details` are the newest releases, each with its evidence."""
+    """The facts that the page shows of a run, at one moment. `details` are the newest releases, each with its evidence."""
 
     run: RunNow
     releases: ReleaseList
@@ -35,10 +35,10 @@ class Recorded:
 
 
 def render(measured: Mapping[str, Any] | RunReport | None, recorded: Recorded | None = None) -> str:
-    """The whole file: what a demo measured, if one did, and then what the page shows of the run.
+    """The whole file: a demo's measurements, if there are any, and then the facts that the page shows of the run.
 
     Raises:
-        pydantic.ValidationError: the mapping has not the shape of `RunReport`.
+        pydantic.ValidationError: the mapping does not have the shape of `RunReport`.
     """
     demo = RunReport.model_validate(measured) if isinstance(measured, Mapping) else measured
     files = Files()
@@ -58,7 +58,7 @@ def render(measured: Mapping[str, Any] | RunReport | None, recorded: Recorded | 
 
 
 def _shown(recorded: Recorded) -> Mapping[str, Any]:
-    """The facts of each part, under the names that its template knows them by."""
+    """The facts of each part, under the names that its template uses."""
     return {
         "now": {"run": recorded.run, "state": state_of(recorded.run), **now_shown(recorded.run)},
         "releases": releases_shown(recorded.releases),
@@ -75,7 +75,7 @@ _LINK = re.compile(r' href="/(releases/([0-9a-f]+))?[^"]*"')
 
 
 def _without_links(page: str, places: frozenset[str]) -> str:
-    """Links between the page's parts become places of this file, or text. People's words hold no quotes by then: they are escaped."""
+    """Turn links between the page's parts into anchors of this file, or into text. People's words are escaped, so they hold no quotes."""
     return _LINK.sub(lambda found: f' href="#v-{found[2]}"' if found[2] in places else "", page)
 
 

@@ -1,4 +1,4 @@
-"""The shape of `report.json`: what a demo run measured. `report.render` draws it; nothing else knows the page's layout."""
+"""The shape of `report.json`: a demo run's measurements. `report.render` draws it; nothing else knows the page's layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class _Part(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 
 class CurvePoint(_Part, frozen=True):
-    """A share of turns (accepted, unless its chart says another) in one window that ends `t` minutes into the run, and its 95% interval."""
+    """A share of turns (accepted, unless the chart says otherwise) in a window that ends `t` minutes into the run, and its 95% interval."""
 
     t: float = Field(ge=0.0, description="Minutes since the start.")
     mean: float = Field(ge=0.0, le=1.0, description="The share.")
@@ -53,7 +53,7 @@ class Gate(_Part, frozen=True):
 
 
 class Delta(_Part, frozen=True):
-    """What publishing one version sent."""
+    """The bytes sent to publish one version."""
 
     version: str = Field(description="Policy version.")
     bytes: int = Field(ge=0, description="Size of the delta.")

@@ -36,7 +36,7 @@ class Row:
 
 
 def shade(share: float, most: float) -> float:
-    """How dark a share of changed elements is drawn, 0 to 1: logarithmic over three decades below `most`, so that little shows too."""
+    """How dark a share of changed elements is drawn, 0 to 1: logarithmic over three decades below `most`, so that small ones show, too."""
     if share <= 0 or most <= 0:
         return 0.0
     return max(0.08, min(1.0, 1 + math.log10(share / most) / 3))

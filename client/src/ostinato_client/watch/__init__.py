@@ -1,1 +1,1 @@
-"""What becomes of the lines that an agent wrote, as signals: `python -m ostinato_client.watch` beside a git repository."""
+"""Signals on how many lines that an agent wrote are kept: `python -m ostinato_client.watch` beside a git repository."""

@@ -1,9 +1,9 @@
-"""Which lines of a text go on in a later version of it. Pure.
+"""Finds the lines of a text that continue in a later version of it. Pure.
 
-A line is told by its text and its place, never by its text alone: an equal line elsewhere is another line. Two lines are the same if
-between them only white space changed, or where their tokens were broken into lines, and if one of these holds: a neighbour goes on,
-too; both stand at the same offset of a changed part that has as many lines as before; they, or they and their neighbours, have enough
-letters and digits to be no accident. Lines without a letter or digit (blank, a lone bracket) have no identity at all.
+A line is identified by its text and its place, never by its text alone: an equal line elsewhere is another line. Two lines are the same
+if they differ only in white space or in how their tokens are broken into lines, and if one of these holds: a neighbour continues, too;
+both are at the same offset of a changed part that has as many lines as before; they, or they and their neighbours, have enough letters
+and digits to be no coincidence. Lines without a letter or digit (blank, a lone bracket) have no identity at all.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from itertools import islice
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _SOLID = re.compile(r"[^\W_]")
-_TELLING = 16  # letters and digits that are no accident within a changed part
+_TELLING = 16  # letters and digits that are no coincidence within a changed part
 _MOVED = 40  # ... and anywhere in the file: git blame's own measure for lines that were copied
 _MOST_CELLS = 200_000  # of the table that aligns a changed part; beyond it the lines count as changed
 _MOST_WRAPPED = 400  # lines of a changed part that is searched for other line breaks
-_MOST_STARTS = 20  # lines of it that one may begin at
+_MOST_STARTS = 20  # lines of it at which a match may begin
 _LONGEST_GROUP = 500  # tokens
 _CLOSERS = frozenset(")]}")
 
@@ -36,12 +36,12 @@ def counts(line: str) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def key(line: str) -> tuple[str, ...]:
-    """A line's tokens, which are all that it is but for white space. Example: ``key("x=1") == ("x", "=", "1")``"""
+    """A line's tokens, that is, the line without its white space. Example: ``key("x=1") == ("x", "=", "1")``"""
     return tuple(_TOKEN.findall(line))
 
 
 def telling(lines: Iterable[str]) -> bool:
-    """True if lines in a row have enough letters and digits to be no accident where their surroundings fit."""
+    """True if consecutive lines have enough letters and digits to be no coincidence where their surroundings match."""
     return sum(_weight(line) for line in lines) >= _TELLING
 
 
@@ -51,12 +51,12 @@ def _weight(line: str) -> int:
 
 
 def carry(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, ...]]:
-    """For each new line the old lines that go on in it, by index: none, one, or several where lines were joined.
+    """For each new line, the indices of the old lines that continue in it: none, one, or several if lines were joined.
 
-    An old line that was broken into several goes on in each of them.
+    An old line that was broken into several continues in each of them.
 
     Args:
-        old: the lines of a text, without their ends.
+        old: the lines of a text, without line ends.
         new: the lines of its later version.
 
     Example: ``carry(["x = 1", "}"], ["if y:", "    x = 1", "}"]) == [(), (0,), ()]``
@@ -79,7 +79,7 @@ def carry(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def _pairs(old: list[str], new: list[str]) -> dict[int, int]:
-    """Lines that are the same but for white space, in order: new index to old."""
+    """Lines that are equal except for white space, in order: new index to old index."""
     found: dict[int, int] = {}
     leaves = _anchored((0, len(old), 0, len(new)), old, new, old, found)
     if not leaves:
@@ -92,12 +92,12 @@ def _pairs(old: list[str], new: list[str]) -> dict[int, int]:
 
 
 def _anchored(gap: Gap, old: Keys, new: Keys, lines: list[str], found: dict[int, int]) -> list[Gap]:
-    """Match common ends and lines that are there once, part by part; the parts that have neither are left."""
+    """Match common ends and lines that occur once, part by part; returns the parts that have neither."""
     leaves: list[Gap] = []
     todo = [gap]
     while todo:
         part = todo.pop()
-        anchors = _anchors(part, old, new, lines)  # before the ends: a short line there may as well be another's
+        anchors = _anchors(part, old, new, lines)  # before the ends, where a short line may match another line by chance
         if not anchors:
             part = _trimmed(part, old, new, found)
             anchors = _anchors(part, old, new, lines)
@@ -123,7 +123,7 @@ def _trimmed(gap: Gap, old: Keys, new: Keys, found: dict[int, int]) -> Gap:
 
 
 def _anchors(gap: Gap, old: Keys, new: Keys, lines: list[str]) -> list[tuple[int, int]]:
-    """Lines that are there once in both with a neighbour that they share, in the heaviest order that crosses nothing."""
+    """Lines that occur once in both and share a neighbour, reduced to the heaviest subset whose pairs do not cross."""
     i1, i2, j1, j2 = gap
     times_old, times_new = Counter(old[i1:i2]), Counter(new[j1:j2])
     places = {new[j]: j for j in range(j1, j2) if times_new[new[j]] == 1}
@@ -139,7 +139,7 @@ def _neighbours(old: Keys, new: Keys, i: int, j: int) -> bool:
 
 
 def _heaviest(pairs: list[tuple[int, int]], weights: list[int]) -> list[tuple[int, int]]:
-    """Of pairs with growing first numbers those with growing second ones that weigh most together."""
+    """Of pairs with increasing first numbers, the heaviest subset with increasing second numbers."""
     ranks = sorted(j for _, j in pairs)
     best: list[tuple[int, int]] = [(0, -1)] * (len(pairs) + 1)  # a Fenwick tree of (weight, last pair)
     before: list[int] = []
@@ -167,7 +167,8 @@ def _heaviest(pairs: list[tuple[int, int]], weights: list[int]) -> list[tuple[in
 
 
 def _align(gap: Gap, lines: list[str], old: Keys, new: Keys, found: dict[int, int]) -> None:
-    """Match within a part where every line is there several times or stands alone: the heaviest common lines, where they are told."""
+    """Match within a part whose lines all repeat or share no neighbour: the heaviest common lines, if their text or place identifies them.
+    """
     i1, i2, j1, j2 = gap
     if (i2 - i1) * (j2 - j1) > _MOST_CELLS:
         return
@@ -214,7 +215,7 @@ def _common(gap: Gap, lines: list[str], old: Keys, new: Keys, *, even: bool) -> 
 
 
 def _wrapped(old: Sequence[str], new: Sequence[str], found: dict[int, int]) -> list[tuple[tuple[int, ...], range]]:
-    """Lines whose tokens stand in other lines now, in the same order: the old ones, and the new ones that they are in."""
+    """Lines whose tokens are now in other lines, in the same order: the old lines, and the new lines that hold their tokens."""
     groups: list[tuple[tuple[int, ...], range]] = []
     edges = [(-1, -1), *sorted((i, j) for j, i in found.items()), (len(old), len(new))]
     for (a, b), (c, d) in zip(edges, edges[1:]):
@@ -224,7 +225,7 @@ def _wrapped(old: Sequence[str], new: Sequence[str], found: dict[int, int]) -> l
 
 
 def _flat(lines: Sequence[str], start: int, end: int) -> list[tuple[str, int]]:
-    """Tokens and the lines that they are in, without commas before a closing bracket, which formatters add and take."""
+    """Tokens and the lines that they are in, without commas before a closing bracket, which formatters add and remove."""
     flat = [(token, i) for i in range(start, end) for token in key(lines[i])]
     return [each for each, after in zip(flat, [*flat[1:], ("", -1)]) if not (each[0] == "," and after[0] in _CLOSERS)]
 
@@ -270,7 +271,7 @@ def _ends(flat: list[tuple[str, int]], at: int) -> bool:
 
 
 def _moved(old: list[str], new: list[str], left_old: list[int], left_new: list[int]) -> list[tuple[int, int]]:
-    """Runs of lines that were taken out in one place and put in, unchanged but for white space, in another."""
+    """Runs of lines that were removed in one place and inserted, unchanged except for white space, in another."""
     keys_old, keys_new = {i: key(old[i]) for i in left_old}, {j: key(new[j]) for j in left_new}
     times_old, times_new = Counter(keys_old.values()), Counter(keys_new.values())
     places = {words: j for j, words in keys_new.items() if times_new[words] == 1}

@@ -1,4 +1,4 @@
-"""Signals from the disk to the gateway: while it is away they wait, and whatever is sent twice counts once."""
+"""Sends stored signals to the gateway. While it is unreachable they wait, and a signal sent twice counts once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 
 
 class Delivery:
-    """Sends what waits, and after a failure not at once again.
+    """Sends the waiting signals, and pauses after a failure.
 
     Example: ``Delivery(state, Sender(url, key), time.monotonic).send()``
     """
@@ -34,10 +34,10 @@ class Delivery:
         self._pause_s = _FIRST_PAUSE_S
         self._not_before = -1e300
         self.trouble = ""
-        """Why nothing could be sent the last time; empty if it could."""
+        """Why the last sending failed; empty if it succeeded."""
 
     def send(self) -> bool:
-        """Send what waits, unless it is too early to try again; True if nothing waits any more."""
+        """Send the waiting signals, unless it is too early to try again; True if none waits any more."""
         while waiting := self._state.waiting(_BATCH):
             if self._clock() < self._not_before:
                 return False
@@ -68,7 +68,7 @@ class Delivery:
 def known_url(env: Mapping[str, str]) -> str:
     """The gateway that a person's own agents are connected to, else this machine's.
 
-    Settings inside of a repository are not asked: whoever wrote them could have the key sent elsewhere.
+    Settings inside a repository are not read, because their author could have the key sent elsewhere.
     """
     home = Path(env.get("HOME") or os.path.expanduser("~"))
     claude = Path(env.get("CLAUDE_CONFIG_DIR") or home / ".claude") / "settings.json"
@@ -92,7 +92,7 @@ def _at(path: Path, *names: str) -> str | None:
 
 
 def _root(url: str) -> str | None:
-    """A base URL without the session and the version that agents have in theirs."""
+    """A base URL without the session and version parts of an agent's URL."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc or (parts.hostname or "").endswith("anthropic.com"):
         return None

@@ -15,7 +15,7 @@ def lines_of(data: bytes) -> list[str] | None:
 
 
 def lines_of_text(text: str) -> list[str] | None:
-    """As `lines_of`, of a file's text."""
+    """As `lines_of`, for a file's text."""
     if len(text) > LONGEST or "\0" in text:
         return None
     lines = text.split("\n")
@@ -25,7 +25,7 @@ def lines_of_text(text: str) -> list[str] | None:
 
 
 def within(root: Path, file: str) -> str | None:
-    """A file's path below a working tree, where links lead to; None if that is outside of it, or in its git directory."""
+    """A file's path relative to a working tree, with links resolved; None if it is outside the tree, or in its git directory."""
     try:
         path = os.path.relpath(os.path.realpath(file), root)
     except (OSError, ValueError):
@@ -35,7 +35,7 @@ def within(root: Path, file: str) -> str | None:
 
 
 def signature(root: Path, path: str) -> str | None:
-    """What tells a file's state without reading it; None if there is no plain file."""
+    """A signature of a file's state, made without reading it; None if there is no plain file."""
     try:
         status = os.stat(root / path, follow_symlinks=False)
     except (OSError, ValueError):
@@ -46,7 +46,7 @@ def signature(root: Path, path: str) -> str | None:
 
 
 def read(root: Path, path: str) -> list[str] | None:
-    """A file's lines; None if it is not there, lies outside of the working tree by a link, is binary or too large."""
+    """A file's lines; None if it is not there, leads outside the working tree by a link, is binary or too large."""
     if within(root, str(root / path)) != path:
         return None
     try:

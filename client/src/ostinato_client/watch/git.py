@@ -1,7 +1,7 @@
-"""What the watcher asks git: plumbing only, so that nothing which a repository configures is run.
+"""The watcher's git queries: plumbing commands only, so that nothing that a repository configures is run.
 
-No external diff, text conversion, filter, hook, file system monitor, pager or remote helper: each git gets settings and an environment
-of its own. Paths are given after ``--`` or not at all, taken literally, and come back ended by a zero byte.
+No external diff, text conversion, filter, hook, file system monitor, pager or remote helper: each git process gets settings and an
+environment of its own. Paths are given after ``--`` or not at all, are taken literally, and are returned ended by a zero byte.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_PATHS = 500  # on one command line
 
 
 class GitError(Exception):
-    """Git could not be asked, or refused; the message is git's."""
+    """Git could not be run, or it refused; the message is git's."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Repository:
 
     @staticmethod
     def at(place: Path) -> Repository:
-        """The one that a directory is in. Raises GitError where there is none, or none with a working tree."""
+        """The repository that a directory is in. Raises GitError if there is none, or none with a working tree."""
         root, directory, common = (
             _run(place, "rev-parse", *words).decode(errors="surrogateescape")[:-1]
             for words in (["--show-toplevel"], ["--absolute-git-dir"], ["--git-common-dir"])
@@ -68,7 +68,7 @@ class Repository:
         return _run(self.root, *words, fine=(0, 1, 128)).decode().strip() or None
 
     def busy(self) -> bool:
-        """True in the middle of a rebase, merge or their like: what stands in the files then is nobody's last word."""
+        """True in the middle of a rebase, merge or the like, when the files' contents are not final."""
         return any((self.directory / name).exists() for name in _BUSY)
 
     def contains(self, commit: str, other: str) -> bool:
@@ -94,7 +94,7 @@ class Repository:
         return [(commit, float(at)) for at, commit in map(str.split, rows)][::-1]
 
     def contents(self, commit: str, paths: Iterable[str], longest: int) -> dict[str, bytes]:
-        """What a commit has under these paths; none of those that are no plain file, or longer than `longest` bytes."""
+        """A commit's contents under these paths, except those that are no plain file or are longer than `longest` bytes."""
         wanted = list(dict.fromkeys(paths))
         blobs: dict[str, bytes] = {}
         for start in range(0, len(wanted), _MOST_PATHS):
@@ -135,7 +135,7 @@ class Repository:
 
 
 def _run(place: Path, *words: str, fine: Sequence[int] = (0,), said: bytes = b"") -> bytes:
-    """Git's output, for what it is told on its standard input. Raises GitError."""
+    """Git's output, given `said` on its standard input. Raises GitError."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {
         "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "",

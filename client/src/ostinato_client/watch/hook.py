@@ -1,7 +1,7 @@
-"""What Claude Code calls after an edit: `python -m ostinato_client.watch.hook`, with the hook's JSON on standard input.
+"""The hook that Claude Code calls after an edit: `python -m ostinato_client.watch.hook`, with the hook's JSON on standard input.
 
-It appends one line to the spool of the repository that the file is in, if that is watched, and says nothing: whatever goes wrong here must
-not stop the agent.
+It appends one line to the spool of the repository that the file is in, if that is watched. It prints nothing, and no error in it may
+stop the agent.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _TOOLS = ("Edit", "MultiEdit", "Write")
 
 
 def edit_of(payload: Mapping[str, Any], disk: str, now: float) -> Edit | None:
-    """The edit that a `PostToolUse` hook tells of; None if it tells of something else.
+    """The edit that a `PostToolUse` hook reports; None if it reports something else.
 
     Args:
         payload: the hook's JSON.
-        disk: what the file holds now.
+        disk: the file's present text.
         now: Unix seconds.
     """
     told, response, call = payload.get("tool_input"), payload.get("tool_response"), payload.get("tool_use_id")
@@ -44,14 +44,14 @@ def edit_of(payload: Mapping[str, Any], disk: str, now: float) -> Edit | None:
         before = ""
     before = before if isinstance(before, str) else None
     if response.get("userModified"):
-        # a person changed the call before it ran: what it asked for is the call's, the rest is theirs
+        # a person changed the call before it ran: the text that it asked for is the call's, the rest is the person's
         asked = _asked(told, before)
         return Edit("claude-code", call, file, before, asked, now) if asked not in (None, disk) else None
     return Edit("claude-code", call, file, before, disk, now)
 
 
 def _asked(told: Mapping[str, Any], before: str | None) -> str | None:
-    """The file as the call wanted it; None if that cannot be told."""
+    """The file as the call asked for it; None if that is unknown."""
     if isinstance(told.get("content"), str):
         return told["content"]
     old, new = told.get("old_string"), told.get("new_string")
@@ -61,7 +61,7 @@ def _asked(told: Mapping[str, Any], before: str | None) -> str | None:
 
 
 def watched(file: Path) -> Path | None:
-    """The directory of the spool that edits of a file belong to; None if no repository that is watched has it."""
+    """The directory of the spool for edits of a file; None if the file is in no watched repository."""
     for place in file.parents:
         dot_git = place / ".git"
         if dot_git.is_dir():

@@ -35,12 +35,12 @@ def watch(
     out: IO[str],
     say: Callable[[str], None],
 ) -> int:
-    """Watch until interrupted; 0, or 1 if `once` could not send all that waits.
+    """Watch until interrupted; returns 0, or 1 if `once` could not send all waiting signals.
 
     Raises:
-        GitError: there is no working tree, or git cannot be asked.
-        Held: another watcher has it.
-        ValueError: the URL is none.
+        GitError: there is no working tree, or git cannot be run.
+        Held: another watcher has the working tree.
+        ValueError: the URL is not valid.
     """
     found = Repository.at(repository)
     clock = time.time  # noqa: TID251 (a package of its own: no Clock here)
@@ -67,7 +67,7 @@ def watch(
 
 
 def _line(state: State, url: str, trouble: str) -> str:
-    """What a person sees."""
+    """The status line for people."""
     counts = state.counts()
     parts = [
         f"following {counts['lines']} lines of {counts['calls']} calls in {counts['files']} files",
@@ -91,7 +91,7 @@ def _show(out: IO[str], line: str, say: Callable[[str], None]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """The command line; the exit code."""
+    """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m ostinato_client.watch", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )

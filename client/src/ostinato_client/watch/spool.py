@@ -1,7 +1,7 @@
-"""The spool: what the hooks append, one JSON line for each edit, and how the watcher reads it.
+"""The spool, to which the hooks append one JSON line for each edit, and the watcher's reader of it.
 
-``.git/ostinato/spool.jsonl`` of the working tree's own git directory. Its lines begin and end with a line's end, so that a cut one costs
-itself only. It holds text of the user's code, is readable by its owner alone, and never leaves the machine.
+It is ``.git/ostinato/spool.jsonl`` in the working tree's own git directory. Its lines begin and end with a line break, so that a truncated
+line spoils no other. It holds text of the user's code, is readable by its owner alone, and never leaves the machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 SPOOL = "spool.jsonl"
 _OLD = "spool.old.jsonl"
-MOST_BYTES = 64 * 1024 * 1024  # hooks append no more while nobody reads
+MOST_BYTES = 64 * 1024 * 1024  # beyond it hooks append no more until the watcher has read
 _ROTATED_AT = 4 * 1024 * 1024
 _LONGEST_LINE = 16 * 1024 * 1024
 
@@ -41,7 +41,7 @@ class Edit:
     at: float
 
     def line(self) -> bytes:
-        """As it stands in the spool."""
+        """The edit as a line of the spool."""
         fields = {
             "v": 1, "agent": self.agent, "call": self.call, "file": self.file,
             "before": self.before, "after": self.after, "at": self.at,
@@ -56,14 +56,14 @@ def append(directory: Path, edit: Edit) -> bool:
     try:
         if os.fstat(fd).st_size > MOST_BYTES:
             return False
-        os.write(fd, edit.line())  # in one piece: hooks of calls that run beside each other do not mix
+        os.write(fd, edit.line())  # in one write, so that concurrent hooks do not mix their lines
     finally:
         os.close(fd)
     return True
 
 
 def parse(line: bytes) -> Edit | None:
-    """An edit; None if the line is cut or says something else."""
+    """A line parsed as an edit; None if it is truncated or something else."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -84,9 +84,9 @@ def _edit(fields: Mapping[str, Any]) -> Edit | None:
 
 
 class Spool:
-    """The spool as the watcher reads it: from where it was, each line once.
+    """The watcher's reader of the spool: it resumes at its last position and reads each line once.
 
-    `positions`: how far each file, by its inode, was read; to be kept with what was made of the lines.
+    `positions`: how far each file, by its inode, was read; store it together with the results of the lines.
 
     Example: ``for edit in Spool(directory, {}).read(): ...``
     """
@@ -96,7 +96,7 @@ class Spool:
         self.positions = dict(positions)
 
     def read(self) -> Iterator[Edit | None]:
-        """What came since the last time, in the order in which it came; None for a line that says nothing."""
+        """The edits since the last read, in order; None for a line that is no edit."""
         seen: set[str] = set()
         for name in (_OLD, SPOOL):
             yield from self._read(self._directory / name, seen)
@@ -122,11 +122,11 @@ class Spool:
             self.positions[inode] = at
 
     def rotate(self) -> None:
-        """Make room, once `positions` are safe: what was read is set aside, and deleted the next time there is much."""
+        """Make room, once `positions` are stored: a large spool that was read is set aside, and deleted at the next rotation."""
         spool = self._directory / SPOOL
         try:
             status = spool.stat()
             if status.st_size > _ROTATED_AT and self.positions.get(str(status.st_ino)) == status.st_size:
-                spool.replace(self._directory / _OLD)  # a hook that has it open writes on in it, and is read there
+                spool.replace(self._directory / _OLD)  # a hook that has it open still writes to it, and is read from there
         except OSError:
             return

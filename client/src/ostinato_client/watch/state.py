@@ -1,7 +1,7 @@
-"""What the watcher knows, in ``.git/ostinato/state.db``: it can be killed at any instant, and goes on where it was.
+"""The watcher's state, in ``.git/ostinato/state.db``: the watcher can be killed at any instant, and resumes where it was.
 
-One look is one transaction: edits taken from the spool and how far it was read, files as they were seen, what was measured and the
-signals that say so are there together or not at all.
+One look is one transaction: the edits taken from the spool and its read position, the files as they were seen, the measurements and
+their signals are stored together or not at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ostinato_client.events import Event
 from ostinato_client.watch.survival import Followed, Version
 
 LINES_OF_A_CALL = 1 << 20
-"""A line's number is its call's number times this, and which of the call's lines it is."""
+"""A line's number is its call's number times this, plus its index among the call's lines."""
 _SCHEMA = 1
 _MOST_NAMES = 5
 _TABLES = """
@@ -45,7 +45,7 @@ class Held(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call that wrote lines. `kept` by the name of what was measured; None: it was too late for that."""
+    """A tool call that wrote lines. `measured`: lines kept, by the measurement's name; None: it was too late to measure."""
 
     number: int
     id: str
@@ -61,13 +61,13 @@ class Call:
 
 @dataclass
 class File:
-    """A file that is followed.
+    """A followed file.
 
     Attributes:
-        signature: of what was read last; None: read it again.
-        head: the commit at which it was there last.
-        former: what it was called before, the newest first.
-        homes: by branch, what the file was called there, and the lines that stood there last.
+        signature: of the content read last; None: read it again.
+        head: the commit at which the file last existed.
+        former: its earlier names, the newest first.
+        homes: by branch, the file's name there, and the numbers of the lines that last stood there.
     """
 
     number: int
@@ -79,12 +79,12 @@ class File:
     former: tuple[str, ...] = ()
 
     def renamed(self, path: str) -> None:
-        """It is called something else now."""
+        """Record the file's new name."""
         self.former = (self.path, *(name for name in self.former if name != self.path))[:_MOST_NAMES]
         self.path = path
 
     def stands_on(self, branch: str) -> None:
-        """What is kept now stands on this branch, wherever it stood before."""
+        """Record that the lines kept now stand on this branch, wherever they stood before."""
         kept = self.followed.kept
         left = {name: (path, numbers - kept) for name, (path, numbers) in self.homes.items()}
         self.homes = {name: home for name, home in left.items() if home[1] and name != branch}
@@ -101,7 +101,7 @@ class State:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = sqlite3.connect(directory / "lock.db", timeout=0, isolation_level=None)
         try:
-            self._lock.execute("BEGIN EXCLUSIVE")  # the system lets go of it when the process ends, however it ends
+            self._lock.execute("BEGIN EXCLUSIVE")  # the system releases the lock when the process ends, however it ends
         except sqlite3.OperationalError as error:
             self._lock.close()
             if "locked" not in str(error):
@@ -130,7 +130,7 @@ class State:
 
     @contextmanager
     def look(self) -> Generator[None, None, None]:
-        """Everything in the block happens, or nothing."""
+        """A transaction: everything in the block is stored, or nothing."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -141,18 +141,18 @@ class State:
         self._db.execute("COMMIT")
 
     def meta(self, name: str, default: Any = None) -> Any:
-        """A value under a name."""
+        """The value stored under a name."""
         row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return default if row is None else json.loads(row[0])
 
     def set_meta(self, name: str, value: Any) -> None:
-        """Keep a value, of JSON's kinds, under a name."""
+        """Store a JSON value under a name."""
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
 
     # ------------------------------------------------------------ files
 
     def files(self) -> list[File]:
-        """All that are followed."""
+        """All followed files."""
         numbers = [row[0] for row in self._db.execute("SELECT number FROM files ORDER BY number")]
         for number in numbers:
             if number not in self._files:
@@ -168,7 +168,7 @@ class State:
         return next((file for file in self.files() if file.path == path), None)
 
     def keep(self, file: File) -> File:
-        """Keep a file as it is now; `number` 0 is a new one."""
+        """Store a file as it is now; `number` 0 is a new one."""
         homes = json.dumps({name: (path, sorted(numbers)) for name, (path, numbers) in file.homes.items()})
         values = (
             os.fsencode(file.path),
@@ -190,7 +190,7 @@ class State:
         return file
 
     def drop(self, file: File) -> None:
-        """Follow a file no more."""
+        """Stop following a file."""
         self._db.execute("DELETE FROM files WHERE number = ?", (file.number,))
         self._db.execute("DELETE FROM touched WHERE file = ?", (file.number,))
         self._files.pop(file.number, None)
@@ -198,22 +198,22 @@ class State:
     # ------------------------------------------------------------ calls
 
     def is_new(self, edit: bytes, at: float) -> bool:
-        """True the first time that an edit of this digest is there: a copied repository's spool is read again from its start."""
+        """True the first time that this edit's digest is seen. The spool of a copied repository is read again from its start."""
         return self._db.execute("INSERT OR IGNORE INTO taken VALUES (?, ?)", (edit, at)).rowcount == 1
 
     def call(self, id: str, agent: str, at: float) -> Call:
-        """The call of this id, from now on known."""
+        """The call of this id, recorded if it is new."""
         self._db.execute("INSERT OR IGNORE INTO calls (id, agent, at) VALUES (?, ?, ?)", (id, agent, at))
         row = self._db.execute("SELECT number, id, agent, at, written FROM calls WHERE id = ?", (id,)).fetchone()
         return Call(*row, measured={})
 
     def wrote(self, call: Call, file: File, lines: int) -> None:
-        """A call wrote so many lines more in a file."""
+        """Record that a call wrote so many more lines in a file."""
         self._db.execute("UPDATE calls SET written = written + ? WHERE number = ?", (lines, call.number))
         self._db.execute("INSERT OR IGNORE INTO touched VALUES (?, ?)", (call.number, file.number))
 
     def open_calls(self) -> list[Call]:
-        """Calls that wrote lines and are not measured in full."""
+        """Calls that wrote lines and are not fully measured."""
         found = self._db.execute("SELECT number, id, agent, at, written FROM calls WHERE finished = 0 AND written > 0")
         rows = found.fetchall()
         measured: dict[int, dict[str, int | None]] = {row[0]: {} for row in rows}
@@ -230,7 +230,7 @@ class State:
         return found
 
     def measure(self, call: Call, name: str, kept: int | None, event: Event | None) -> None:
-        """A call was measured; the event that says so is to be sent."""
+        """Record a measurement of a call, and queue its event for sending."""
         self._db.execute("INSERT OR IGNORE INTO measured VALUES (?, ?, ?)", (call.number, name, kept))
         if event is not None:
             row = (event.id, json.dumps(event.to_json()))
@@ -238,7 +238,7 @@ class State:
         call.measured[name] = kept
 
     def finish(self, call: Call) -> None:
-        """Nothing more is measured of a call; its row stays a while, so that a repeated edit does not begin it again."""
+        """Measure a call no further. Its row stays for a while, so that a repeated edit does not begin the call again."""
         self._db.execute("UPDATE calls SET finished = 1 WHERE number = ?", (call.number,))
         self._db.execute("DELETE FROM touched WHERE call = ?", (call.number,))
 
@@ -257,17 +257,17 @@ class State:
         return [Event(**json.loads(row[0])) for row in rows]
 
     def sent(self, events: list[Event]) -> None:
-        """The gateway has these."""
+        """Record that the gateway has these events."""
         with self.look():
             self._db.executemany("DELETE FROM outbox WHERE id = ?", [(event.id,) for event in events])
             self.set_meta("sent", self.meta("sent", 0) + len(events))
 
     def refused(self, event: Event, why: str) -> None:
-        """The gateway will never take this one; it stays, with the reason."""
+        """Record that the gateway will never take this event; it stays, with the reason."""
         self._db.execute("UPDATE outbox SET refused = ? WHERE id = ?", (why[:1000], event.id))
 
     def counts(self) -> dict[str, int]:
-        """Numbers for whoever looks on."""
+        """The numbers of the status line."""
         one = {
             "calls": "SELECT count(*) FROM calls WHERE finished = 0 AND written > 0",
             "lines": "SELECT coalesce(sum(written), 0) FROM calls WHERE finished = 0",

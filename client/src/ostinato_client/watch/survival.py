@@ -1,8 +1,8 @@
-"""What became of the lines that tool calls wrote, from the versions of one file in the order in which they were seen. Pure.
+"""Follows the lines that tool calls wrote through the versions of one file, in the order in which they were seen. Pure.
 
-Each line that a call writes gets a number. A version of the file says for each of its lines which numbers go on in it. A number is kept
-as long as everything of its line stands; when a line is changed or gone, its number is lost, and comes back only if the line does (an
-undo undone, a branch left and entered again): then it is found in an earlier version, by text and place.
+Each line that a call writes gets a number. A version of the file lists for each of its lines the numbers that continue in it. A number is
+kept as long as its whole line stands. When a line is changed or gone, its number is lost, and comes back only if the line does (an undo
+undone, a branch left and entered again): then it is found in an earlier version, by text and place.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from ostinato_client.watch.aligning import carry, counts, key, telling
 
 _MOST_PAST = 16
-_MOST_ALIGNED = 5  # files that may be a renamed one, of those that share the most lines with it
+_MOST_ALIGNED = 5  # candidates for a renamed file that are compared, those that share the most lines with it
 
 
 @dataclass(frozen=True)
 class Version:
-    """A file's lines, and for each the numbers of written lines that go on in it.
+    """A file's lines, and for each the numbers of written lines that continue in it.
 
     Example: ``Version(("import os", "x = 1"), ((), (7,)))``
     """
@@ -39,7 +39,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Followed:
-    """A file as it was seen last, and earlier versions that had numbers which are lost.
+    """A file as it was seen last, and earlier versions with numbers that are now lost.
 
     Example: ``Followed(Version.of(["a"])).written(["a", "b"], first=0)[0].kept == {0}``
     """
@@ -53,7 +53,7 @@ class Followed:
         return self.now.kept
 
     def written(self, lines: Sequence[str], *, first: int) -> tuple[Followed, int]:
-        """A call makes these the file's lines: what is new is the call's, what it only moved or laid out anew is not.
+        """A call makes these the file's lines: new lines are the call's, lines that it only moved or reformatted are not.
 
         Args:
             lines: the file as the call left it.
@@ -80,18 +80,18 @@ class Followed:
         return self._then(again or self._restored(new))
 
     def standing(self, lines: Sequence[str]) -> frozenset[int]:
-        """The numbers that stand in another place's version of the file, a commit for instance."""
+        """The numbers that stand in another version of the file, a commit's for instance."""
         return self.changed(lines).kept
 
     def _restored(self, lines: tuple[str, ...]) -> Version:
-        """The next version, with what came back of earlier ones."""
+        """The next version, with the numbers that came back from earlier ones."""
         carried = carry(self.now.lines, lines)
         numbers = _carried_numbers(self.now, carried)
         for version in reversed(self.past):
             kept = frozenset(number for each in numbers for number in each)
             if version.kept <= kept:
                 continue
-            # a line that was there all the time is what it was; only one that is new can have come back
+            # only a new line can have come back; a line that was there all the time keeps its numbers
             back = [
                 olds if not carried[j] and not numbers[j] else () for j, olds in enumerate(carry(version.lines, lines))
             ]
@@ -108,7 +108,7 @@ class Followed:
 
 
 def _carried_numbers(version: Version, carried: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """For each new line the numbers that go on in it: only those of which every piece does."""
+    """For each new line, the numbers that continue in it: only those of which every piece continues."""
     going = {i for olds in carried for i in olds}
     lost = {number for i, numbers in enumerate(version.numbers) if i not in going for number in numbers}
     return [
@@ -118,10 +118,10 @@ def _carried_numbers(version: Version, carried: list[tuple[int, ...]]) -> list[t
 
 
 def _returned(version: Version, back: set[int], kept: frozenset[int]) -> frozenset[int]:
-    """The lost numbers that came back with everything of their lines.
+    """The lost numbers whose whole lines came back.
 
-    Of lines in a row that were lost together, all have to be back, or some in a row that are told by their text: who writes something
-    new in their place may well write a short one of them again.
+    Of consecutive lines that were lost together, all have to be back, or some consecutive ones that their text identifies: new code in
+    their place may well repeat a short line of them.
     """
     back = set(back)
     run: list[int] = []
@@ -150,12 +150,12 @@ def _untold(version: Version, run: list[int], back: set[int]) -> set[int]:
 
 
 def likest(lines: Sequence[str], others: Sequence[Sequence[str]], former: Sequence[bool]) -> int | None:
-    """Which of other files' lines continue these, as after a rename: at least half of both goes on, and in no other as much.
+    """The index of the file that continues these lines, as after a rename: at least half of both continues, and in no other as much.
 
     Args:
-        lines: of the file that is gone.
-        others: of the files that came.
-        former: True for those that have a name which the file had before; of such, a telling part is enough.
+        lines: the lines of the file that is gone.
+        others: the lines of each new file.
+        former: True for each new file with a name that the lost file had before; for it, a part that is no coincidence is enough.
 
     Example: ``likest(["a1", "b2"], [["x"], ["a1", "b2", "c3"]], [False, False]) == 1``
     """

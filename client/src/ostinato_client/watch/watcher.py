@@ -1,4 +1,4 @@
-"""A look at the working tree: what came in from the hooks, what became of the lines, and the signals that say so."""
+"""Looks at the working tree: takes in the hooks' edits, follows the lines, and makes the signals about them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ostinato_client.watch.survival import Followed, Version, likest
 
 HORIZONS_S = {"lines_kept_5m": 300.0, "lines_kept_1h": 3600.0, "lines_kept_24h": 86_400.0}
 COMMIT = "lines_kept_commit"
-_LATE = 0.5  # of a horizon: whoever looks later than that has missed it
+_LATE = 0.5  # of a horizon: a look that is later than that has missed it
 _DAY_S = 86_400.0
 _COMMIT_WAIT_S = 7 * _DAY_S
 _REMEMBERED_S = 30 * _DAY_S
 _MOST_FILES = 2000
-_SEARCH_S = 60.0  # between two searches for lost files where nothing happens: it reads the whole directory
-_MOST_CANDIDATES = 200  # files that are read to find what a lost one is called now
+_SEARCH_S = 60.0  # between two searches for lost files while nothing happens: a search reads the whole directory
+_MOST_CANDIDATES = 200  # files that are read to find a lost file's new name
 _OUR_CALL = re.compile(
     r"call_[a-z]+-[0-9a-f-]+_[0-9]{1,4}_[0-9]{1,6}"
 )  # the gateway's own ids: only those lead to a turn
@@ -33,7 +33,7 @@ class Watcher:
 
     Args:
         repository: the working tree.
-        state: what is known of it.
+        state: the stored state of the watch.
         clock: Unix seconds.
 
     Example: ``Watcher(repository, State(directory), clock).look()``
@@ -44,7 +44,7 @@ class Watcher:
         self._state = state
         self._clock = clock
         self.directory = spool_directory(repository)
-        self._searched: dict[int, float] = {}  # when lost files were looked for last
+        self._searched: dict[int, float] = {}  # when each lost file was last searched for
 
     def look(self) -> None:
         """Take in what happened since the last look, and measure what is due. Raises GitError, OSError."""
@@ -92,7 +92,7 @@ class Watcher:
             or (file is None and before is None)
             or (file is None and len(self._state.files()) >= _MOST_FILES)
         ):
-            self._count("passed_over")  # binary, too large, or nobody knows what was there before
+            self._count("passed_over")  # binary, too large, of unknown earlier content, or one file too many
             return
         known = file.followed if file is not None else Followed(Version.of(before or ()))
         known = known if before is None else known.changed(before)
@@ -115,7 +115,7 @@ class Watcher:
         self._state.set_meta(name, self._state.meta(name, 0) + 1)
 
     def _read(self, file: File, head: Head) -> bool:
-        """See what a file holds now; False if it is gone."""
+        """Read a file's present content; False if the file is gone."""
         root = self._repository.root
         signature = files.signature(root, file.path)
         if signature is None:
@@ -126,7 +126,7 @@ class Watcher:
                 return False
             same = tuple(lines) == file.followed.now.lines
             file.followed = file.followed.changed(lines)
-            file.signature = signature if same else None  # read again, until it was twice the same
+            file.signature = signature if same else None  # read again until two looks find the same
             self._at_home(file, head)
             self._state.keep(file)
         elif file.head != head.commit or (head.branch or "") not in file.homes:
@@ -139,7 +139,7 @@ class Watcher:
         file.stands_on(head.branch or "")
 
     def _find_again(self, lost: list[File], head: Head) -> None:
-        """Follow files to where they were renamed to; the others are empty for now."""
+        """Follow renamed files to their new names; other lost files count as empty for now."""
         known = {file.path for file in self._state.files()}
         arrivals: dict[str | None, list[str]] = {}
         texts: dict[str, list[str] | None] = {}
@@ -199,7 +199,7 @@ class Watcher:
             self._close(call, own[call.number], head, now)
 
     def _measure_commit(self, commit: str, calls: list[Call], own: dict[int, list[File]], now: float) -> None:
-        """Measure the calls of which nothing that stands is left out of this commit."""
+        """Measure the calls whose standing lines are all in this commit."""
         wanted = {file.number: file for call in calls for file in own[call.number]}
         if not wanted:
             return
@@ -211,7 +211,7 @@ class Watcher:
                 self._tell(call, COMMIT, committed, now)
 
     def _standing(self, commit: str, wanted: Iterable[File]) -> dict[int, frozenset[int]]:
-        """What stands in a commit, by the numbers of files, under the names that they have or had."""
+        """The line numbers that stand in a commit, by file number. Files are found under their present or former names."""
         names = {file.number: (file.path, *file.former) for file in wanted}
         contents = self._repository.contents(commit, (name for each in names.values() for name in each), files.LONGEST)
         standing: dict[int, frozenset[int]] = {}
@@ -222,7 +222,7 @@ class Watcher:
         return standing
 
     def _away(self, head: Head) -> Callable[[File], frozenset[int]]:
-        """For lines that stood last on a branch that was left since, and not merged: what stands at its tip."""
+        """For lines that last stood on a branch that was left since and not merged: the numbers that stand at its tip."""
         tips: dict[str, str | None] = {}
 
         def tip_of(branch: str) -> str | None:
@@ -245,7 +245,7 @@ class Watcher:
         return standing
 
     def _close(self, call: Call, own: list[File], head: Head, now: float) -> None:
-        """After a day what was committed of a call is known, unless lines of it still wait for that; after a week in any case."""
+        """Finish a call after a day, with its committed lines, unless some still wait to be committed; after a week in any case."""
         if not set(HORIZONS_S) <= call.measured.keys():
             return
         if COMMIT not in call.measured and head.commit is not None:
@@ -266,12 +266,12 @@ class Watcher:
             source="code",
             comment=f"{len(kept)} of {call.written} lines",
             occurred_at=now,
-            id=f"{name}-{digest}",  # the same whoever sends it, however often
+            id=f"{name}-{digest}",  # the same for every sender and however often it is sent
         )
         self._state.measure(call, name, len(kept), event if _OUR_CALL.fullmatch(call.id) else None)
 
     def _tidy(self, now: float) -> None:
-        """Let go of files in which no call waits for anything."""
+        """Stop following files in which no call waits for a measurement."""
         used = {number for numbers in self._state.touched().values() for number in numbers}
         for file in self._state.files():
             if file.number not in used:
@@ -280,7 +280,7 @@ class Watcher:
 
 
 def spool_directory(repository: Repository) -> Path:
-    """Where hooks and watcher meet: below the working tree's own git directory."""
+    """The directory that hooks and watcher share, below the working tree's own git directory."""
     return repository.directory / "ostinato"
 
 

@@ -1,8 +1,8 @@
-"""Tab's tasks: short lists that a simulated user is typing, of families whose next item is certain, hard, or nobody's to know.
+"""Tab's tasks: short lists that a simulated user is typing, of families whose next item is certain, hard, or impossible to know.
 
-In the data flow: a simulated user asks for the next item of one of the users' lines and accepts it if it is what they meant; the
-evaluation suite is made of held-out lines of the same families. Where a family's next item is a matter of chance (a coin, a die) the
-user means another one each time, so no policy's suggestion is right more often than chance: there silence pays if chance is below t.
+In the data flow: a simulated user asks for the next item of one of the users' lines and accepts it if it is the item they meant; the
+evaluation suite is made of held-out lines of the same families. In a family whose next item is random (a coin, a die), the user means
+another one each time, so no policy's suggestion is right more often than chance: there silence pays if chance is below t.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = 0.25
 """A suggestion pays if it is accepted more often than this: 1 - T for an accepted one, -T for a rejected one, 0 for silence."""
 
 NOTHING = "-"
-"""What the model answers to suggest nothing. An empty answer suggests nothing either."""
+"""The model's answer to suggest nothing. An empty answer suggests nothing either."""
 
 LINES = 36
 HELD_OUT = 12  # of these, for the suite
@@ -33,12 +33,12 @@ order: first, second, third, fourth
 guests: Eve, Kai, Tom, {NOTHING}
 evens: 2, 4, 6, 8
 """
-"""The lines before the user's: how a list goes on, and how it looks when nothing is suggested."""
+"""The example lines before the user's: they show how a list continues, and how an answer without a suggestion looks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A list up to the comma behind which the cursor stands, and the next items that the user may mean, each as likely.
+    """A list up to the comma before the cursor, and the next items that the user may mean, all equally likely.
 
     Example: ``Line(id="coin/3", family="coin", start="coin: tails, heads,", meant=("heads", "tails"))``
     """
@@ -50,7 +50,7 @@ class Line:
 
     @property
     def prompt(self) -> TaskPrompt:
-        """How the next item is asked for."""
+        """The prompt for the next item."""
         return TaskPrompt(
             messages=({"role": "user", "content": ASK}, {"role": "assistant", "content": SHOWN + self.start}),
             max_tokens=MAX_TOKENS,
@@ -63,11 +63,11 @@ class Line:
 
 
 Family = Callable[[random.Random], tuple[list[str], Sequence[str]]]
-"""dice -> the items so far, and what may come next."""
+"""dice -> the items so far, and the possible next items."""
 
 
 def _sequence(items: Sequence[str], *, lengths: tuple[int, int]) -> Family:
-    """Neighbours of a round; the next one is certain."""
+    """Consecutive items of a cycle; the next one is certain."""
 
     def draw(dice: random.Random) -> tuple[list[str], Sequence[str]]:
         first, length = dice.randrange(len(items)), dice.randint(*lengths)
@@ -152,11 +152,11 @@ FAMILIES: dict[str, Family] = {
     "times": _chance(tuple(f"{hour}:{minute:02}" for hour in range(24) for minute in range(0, 60, 5))),
     "words": _chance(WORDS),
 }
-"""Seven of the eighteen are worth a suggestion. In a product most moments are worth none, too."""
+"""Seven of the eighteen are worth a suggestion. In a product, too, most moments are worth none."""
 
 
 def split_lines() -> tuple[list[Line], list[Line]]:
-    """(users' lines, held-out lines), the same in every process. No start stands on both sides."""
+    """(users' lines, held-out lines), the same in every process. No line's start is on both sides."""
     users: list[Line] = []
     held_out: list[Line] = []
     for family, draw in FAMILIES.items():
@@ -180,7 +180,7 @@ def is_meant(line: Line, text: str, dice: random.Random) -> float:
 
 
 def make_typists(lines: Sequence[Line], config: UsersConfig, seed: int) -> list[SimulatedUser]:
-    """The crowd: everybody types lines of every family, each their own favourites first."""
+    """The crowd: each user types lines of every family, their own favourites more often."""
     dice = random.Random(f"{seed}/typists")
     families = list(dict.fromkeys(line.family for line in lines))
     return [
@@ -196,7 +196,7 @@ def make_typists(lines: Sequence[Line], config: UsersConfig, seed: int) -> list[
 
 
 def suite_items(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Lines as items of an evaluation suite. Where the next item is a matter of chance, a family's items mean each in turn."""
+    """Lines as items of an evaluation suite. If a family's next item is random, its suite items mean each possible one in turn."""
     turn: dict[str, int] = {}
     items: list[dict[str, Any]] = []
     for line in lines:

@@ -1,1 +1,1 @@
-"""What people see of a run: observed, drawn, reported."""
+"""Views of a run for people: observed, drawn, reported."""

@@ -1,4 +1,4 @@
-"""Where every turn stands, what became of feedback, and how much of it is usual: lines for people."""
+"""Lines for people: where every turn stands, what became of feedback, and how much feedback is usual."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from ostinato.core.numerics import Contract, differences
 
 
 def parts(contract: Contract) -> str:
-    """A contract in one line: its id, then what it is made of."""
+    """A contract in one line: its id, then its fields."""
     return (
         f"{contract.id} = {contract.mode}, {contract.dtype}, {contract.threads} threads, rows {contract.rows}, block {contract.block}, "
         f"quantisation {contract.quantisation}, torch {contract.torch}, {contract.blas}, {contract.kernels}, {contract.isa}"
@@ -14,7 +14,7 @@ def parts(contract: Contract) -> str:
 
 
 def apart(one: Contract, other: Contract) -> str:
-    """In what two contracts differ. Example: "dtype float32, not bfloat16"."""
+    """How two contracts differ. Example: "dtype float32, not bfloat16"."""
     names = differences(one, other)
     return (
         "; ".join(f"{name} {getattr(other, name)}, not {getattr(one, name)}" for name in names)

@@ -1,4 +1,4 @@
-"""How much room a run takes on its disk."""
+"""A run's disk use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def disk_use(path: Path) -> int:
-    """Bytes on disk of a file, or of all that lies below a directory; what goes meanwhile counts for nothing."""
+    """Bytes on disk of a file, or of everything below a directory. A file deleted during the scan counts 0 bytes."""
     with contextlib.suppress(FileNotFoundError):
         if not path.is_dir():
             return path.stat().st_blocks * 512

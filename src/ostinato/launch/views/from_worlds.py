@@ -1,4 +1,4 @@
-"""What `ostinato demo worlds` reports: success in the world before and after, then acceptance beside a start without it."""
+"""The report of `ostinato demo worlds`: success in the world before and after training, then acceptance beside a start without that."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Phases:
     measured: float
 
     def told(self) -> str:
-        """The minutes of each."""
+        """The minutes that each part took."""
         names = ("world", "bar and gate", "users", "last measurement")
         ends = (self.began, self.trained, self.judged, self.ended, self.measured)
         parts = [f"{name} {(end - start) / 60:.1f}" for name, start, end in zip(names, ends, ends[1:], strict=False)]
@@ -48,7 +48,7 @@ class Phases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """What the first and the last model scored on held-out tasks: the same tasks, the same seeds.
+    """The first and the last model's scores on held-out tasks, with the same tasks and seeds for both.
 
     Example: ``Solved(before=scores, after=others)``
     """
@@ -65,7 +65,7 @@ class Solved:
         return "solved in the world, held-out tasks", f"{told}, {len(differences_I)} tasks x {draws}"
 
     def bars(self, candidate: PolicyVersion) -> tuple[HeldOut, HeldOut]:
-        """Both as the page shows them."""
+        """Both scores as the page shows them."""
         items = len({score.item for score in self.before})
         return (
             figures.held_out("held-out tasks, base", suite_mean(self.before), items),
@@ -85,7 +85,7 @@ def report(
     seed: int,
     model: str,
 ) -> RunReport:
-    """The demo's page. `measured`: the rollout worker's lines; `asked`: requests of users, and those that failed."""
+    """The demo's page. `measured` are the rollout worker's progress lines; `asked` counts the users' requests and the failed ones."""
     rows = [
         solved.row(),
         ("held-out tasks while it trained", _course(measured)),
@@ -117,18 +117,18 @@ def report(
 
 
 def last_word(seen: Observed, candidate: PolicyVersion) -> str:
-    """Why the candidate stands where it stands."""
+    """The headline of the candidate's last release event."""
     reasons = [event.reason for event in seen.releases if event.policy == candidate]
     return headline(reasons[-1]) if reasons else "it was not judged"
 
 
 def went_live(seen: Observed, candidate: PolicyVersion) -> ReleaseEvent | None:
-    """The line of the ledger with which the candidate went live."""
+    """The ledger line that shipped the candidate, or None."""
     return next((event for event in seen.shipped() if event.policy == candidate), None)
 
 
 def beside_control(seen: Observed, candidate: PolicyVersion, start: float, end: float) -> list[Rated]:
-    """The turns that are compared: of the live arm those that the candidate answered, of control all, from when it was live."""
+    """The turns to compare, started in [start, end): those of the live arm that only the candidate answered, and all of the control arm."""
 
     def counts(each: Rated) -> bool:
         turn, _ = each
@@ -149,7 +149,7 @@ def _course(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _way(seen: Observed, candidate: PolicyVersion, phases: Phases) -> list[tuple[str, str]]:
-    """The bars, the verdict, the canary."""
+    """The candidate's way to release: bars, verdict, canary."""
     rows: list[tuple[str, str]] = []
     for event in seen.releases:
         if event.policy != candidate:
@@ -160,7 +160,7 @@ def _way(seen: Observed, candidate: PolicyVersion, phases: Phases) -> list[tuple
                 (f"bar on {bar['axis']} of {bar['suite']}", f"{'cleared' if bar['holds'] else 'MISSED'}: {told}")
             )
         if event.action in _TOLD:
-            why = event.reason.rpartition("; canary ")[2]  # what decided; the gate's words before it stand above
+            why = event.reason.rpartition("; canary ")[2]  # the deciding part; the gate's words before it have their own row
             told = f"at {(event.at - phases.began) / 60:.1f} min: {headline(why)}"
             rows.append((f"v{candidate.number} {event.action.replace('_', ' ')}", told))
     return rows

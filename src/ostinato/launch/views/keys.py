@@ -1,4 +1,4 @@
-"""The settings as a list for people, made from the tree that checks them."""
+"""The settings as a list for people, made from the config tree that validates them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SIGNS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key that can be set. `default` and `value` are JSON's types; `origin` is "" for a default, a file, or "--set".
+    """A key that can be set. `default` and `value` are JSON types; `origin` is "" for a default, a file name, or "--set".
 
     Example: ``Key(name="learn.batch", kind="int >= 1", default=144, value=32, origin="ostinato.toml", meaning="Turns per step.")``
     """
@@ -44,7 +44,7 @@ class Key:
 
 
 def listed(config: Config, origins: Mapping[str, str]) -> list[Key]:
-    """Every key of the tree, in its order. `origins` says of each key that was set where it came from."""
+    """Every key of the tree, in the tree's order. `origins` maps each key that was set to where it was set."""
     values, defaults = config.model_dump(mode="json"), Config().model_dump(mode="json")
     return [
         Key(
@@ -88,7 +88,7 @@ def _words(kind: Any) -> str:
 
 
 def table(found: list[Key]) -> Table:
-    """A line per key, for a wide screen. What was set stands out, with where it came from."""
+    """A line per key, for a wide screen. Values other than the default are bold; the "from" column has their origin."""
     drawn = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("key", "type", "default", "value", "from", "meaning"):
         drawn.add_column(name, overflow="fold", no_wrap=name == "key")

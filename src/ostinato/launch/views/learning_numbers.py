@@ -1,8 +1,8 @@
-"""What a run learns, for Prometheus, beside `numbers`: acceptance, rewards, steps and releases, as they stand in the log. No tenant sees
-them.
+"""Prometheus metrics of a run's learning, beside `numbers`: acceptance, rewards, steps and releases, as recorded in the log. No tenant
+sees them.
 
-They come from the summary that the housekeeping worker keeps, so that a gateway reads no row of the log for them; every gateway of a run
-says the same, so a board takes their maximum, not their sum.
+They come from the summary that the housekeeping worker stores, so a gateway reads no log row for them. Every gateway of a run reports
+the same values, so a dashboard takes their maximum, not their sum.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from ostinato.release.ledger import ReleaseLedger, State
 
 _LOOK_S = 30.0
 _ACTIONS = {"shipped": 0, "blocked": 0, "rolled_back": 0}
-"""There from the start: of a counter that appears with its first count Prometheus sees no increase."""
+"""Exported from the start, because Prometheus sees no increase in a counter that first appears with its first count."""
 
 
 @dataclass(slots=True, eq=False)
 class LearningNumbers(Collector):
-    """Says what it was last given: the summary, how many rows of the log came after it, and the release ledger's state."""
+    """Reports the values last set: the summary, the number of log rows after it, and the release ledger's state."""
 
     summary: Summary | None = None
     behind: int = 0
     ledger: State | None = None
 
     def collect(self) -> Iterable[Metric]:
-        """The families of one scrape; none before there is a summary."""
+        """The metric families of one scrape; none until there is a summary."""
         seen = self.summary
         if seen is None:
             return
@@ -90,17 +90,17 @@ def _counted(name: str, description: str, label: str, counted: dict[str, int]) -
 
 
 async def watch_learning(log: RowLog, folds: Folds, ledger: ReleaseLedger, numbers: LearningNumbers) -> None:
-    """Until cancelled, give `numbers` the newest summary and state. What cannot be read now is read later."""
+    """Until cancelled, set the newest summary and ledger state in `numbers`. A failed read is tried again later."""
     while True:
         with contextlib.suppress(OstinatoError):
             numbers.ledger = await ledger.refresh()
             newest, kept = await asyncio.to_thread(log.newest), await folds.load(FOLD)
-            if kept is not None and kept[0] <= newest:  # one of a longer log is another log's
+            if kept is not None and kept[0] <= newest:  # a summary of a longer log is another log's
                 with contextlib.suppress(
                     KeyError, TypeError, ValueError
-                ):  # of another version: a new one is on its way
+                ):  # written by another version: a new one is on its way
                     if numbers.summary is None or numbers.summary.cursor != kept[0]:
-                        # up to 70 ms of Python with 20,000 open turns: not between two tokens of a stream
+                        # takes up to 70 ms with 20,000 open turns, so it must not run between two tokens of a stream
                         numbers.summary = await asyncio.to_thread(Summary.of, *kept)
                     numbers.behind = newest - kept[0]
         await asyncio.sleep(_LOOK_S)

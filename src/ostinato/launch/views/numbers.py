@@ -1,4 +1,4 @@
-"""A run's workers, alarms and disk for Prometheus, beside the gateway's own numbers on `GET /metrics`. No tenant sees them."""
+"""Prometheus metrics of a run's workers, alarms and disk, beside the gateway's own on `GET /metrics`. No tenant sees them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LOOK_S = 5.0
 
 
 class RunNumbers(Collector):
-    """Reads the supervisor's board and the disk at each scrape; `alarms` are those that stand, kept by `watch_alarms`."""
+    """Reads the supervisor's board and the disk at each scrape. `watch_alarms` keeps the raised alarms' names in `alarms`."""
 
     def __init__(self, board: Path) -> None:
         self._board = board
         self.alarms: set[str] = set()
 
     def collect(self) -> Iterable[Metric]:
-        """The families of one scrape."""
+        """The metric families of one scrape."""
         standing = GaugeMetricFamily("ostinato_alarm", "1 for each alarm that stands in the log.", labels=["name"])
         for name in sorted(self.alarms):
             standing.add_metric([name], 1.0)
@@ -59,7 +59,7 @@ class RunNumbers(Collector):
 
 
 async def watch_alarms(log: RowLog, standing: set[str]) -> None:
-    """Until cancelled, keep in `standing` the names of the alarms that stand. A log that cannot be read now is read later."""
+    """Until cancelled, keep the names of the raised alarms in `standing`. A failed read of the log is tried again later."""
     cursor = 0
     while True:
         with contextlib.suppress(OstinatoError):
@@ -67,5 +67,5 @@ async def watch_alarms(log: RowLog, standing: set[str]) -> None:
             async for _, row in log.read(cursor, {Alarm}):
                 if isinstance(row, Alarm):
                     (standing.add if row.state is AlarmState.RAISED else standing.discard)(row.name)
-            cursor = newest  # what came meanwhile is read twice, in order: that changes nothing
+            cursor = newest  # rows appended meanwhile are read twice, in order, which changes nothing
         await asyncio.sleep(_LOOK_S)

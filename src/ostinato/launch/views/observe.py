@@ -1,4 +1,4 @@
-"""What can be seen of a run from outside: the log and the workers' progress lines, read as they grow."""
+"""Observes a run from outside, by following its log and its workers' progress lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ostinato.evaluate.acceptance import Rated
 from ostinato.launch.views.progress import Lines
 
 DEMO_MARKER = "demo"
-"""A file of this name says that the run was made by `ostinato demo`: its users are programs."""
+"""A file of this name marks a run made by `ostinato demo`, whose users are programs."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Observed:
 
 
 class RunObserver:
-    """Follows one run. `look` reads what is new."""
+    """Follows one run. `look` reads new rows and lines."""
 
     def __init__(self, place: Home, log: Log) -> None:
         self.seen = Observed()

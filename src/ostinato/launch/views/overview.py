@@ -1,4 +1,4 @@
-"""What `ostinato status` shows: one screen, drawn from the log's summary and what the supervisor and the workers left."""
+"""The screen of `ostinato status`, drawn from the log's summary, the supervisor's board and the workers' progress lines."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _STYLES = {"running": "green", "waiting": "yellow", "failed": "bold red"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """A run as it stands. `lines` are the newest progress lines by worker, `disk` bytes by what they hold, `free` bytes left.
-    `ledger` is what the release ledger adds up to, `rules` are those of the release worker.
+    """A run's current state. `lines` are the newest progress lines by worker, `disk` the bytes used by each kind of data, `free` the
+    bytes left. `ledger` is the release ledger's folded state, `rules` the release worker's settings.
 
-    `who` heads the arms: people, or the demo's programs.
+    `who` is the heading of the arms: people, or the demo's programs.
     """
 
     directory: str
@@ -86,7 +86,7 @@ def overview(run: Overview) -> list[RenderableType]:
 
 
 def workers(board: Shown | None, now: float) -> list[RenderableType]:
-    """A line per worker, and whether the supervisor is still there."""
+    """A line per worker, or one that says that the supervisor never ran, ended, was killed or hangs."""
     if board is None:
         return [Text("no `ostinato up` has run here", "dim")]
     age = now - board.at
@@ -124,7 +124,7 @@ def _worker(worker: Standing, now: float) -> tuple[Text, ...]:
 
 
 def arm_rows(run: Overview) -> list[ArmRow]:
-    """What was accepted of the newest rated turns, by arm."""
+    """Acceptance over the newest rated turns, by arm."""
     accepted: dict[str, list[tuple[Person, bool]]] = defaultdict(list)
     newest: dict[str, int | None] = {}
     for each in run.summary.rated:

@@ -1,4 +1,4 @@
-"""JSON lines that workers leave for people: steps, publications, swaps. `status` and the demo read them; no worker does."""
+"""JSON lines that workers write for people: steps, publications, swaps. `status` and the demo read them; no worker does."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ KEPT_BYTES = 16 << 20
 
 
 def kept_bytes(config: Config) -> int:
-    """How long a file of lines may become before it is set aside."""
+    """The bytes that a progress file may reach before it is rotated."""
     return int(1e6 * config.housekeeping.log_mb)
 
 
 def older(path: Path) -> Path:
-    """Where lines are set aside. Example: train.jsonl -> train.1.jsonl"""
+    """The path of the rotated file. Example: train.jsonl -> train.1.jsonl"""
     return path.with_suffix(f".1{path.suffix}")
 
 
 class Progress:
-    """Appends lines to one file; a full disk loses a line, never the work. A file beyond `most_bytes` becomes the older part."""
+    """Appends lines to one file. On a full disk a line is lost, but never work. A file beyond `most_bytes` is rotated to `older`."""
 
     def __init__(self, path: Path, most_bytes: int = KEPT_BYTES) -> None:
         self._path, self._most_bytes = path, most_bytes
-        self._torn = True  # the last line may be half a line: an earlier process, or a disk that filled within it
+        self._torn = True  # an earlier process, or a disk that filled up, may have left half a line at the end
 
     def write(self, kind: str, **fields: Any) -> None:
-        """One line with the kind, the time and the fields."""
+        """Append a line with the kind, the time and the fields."""
         self.append(json.dumps({"kind": kind, "at": wall_clock(), **fields}))
 
     def append(self, line: str) -> None:
-        """One line as it is, without its line break."""
+        """Append `line`, which has no line break, as it is."""
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 torn, self._torn = self._torn and file.tell() > 0, True
@@ -60,15 +60,15 @@ class Progress:
             logger.warning("progress line lost: %s", error)
 
     def learned(self, learned: Learned) -> None:
-        """What an optimizer step did."""
+        """Record an optimizer step's metrics."""
         self.write("step", step=learned.step, **learned.metrics)
 
     def paced(self, pace: Pace) -> None:
-        """How many releases the traffic can carry."""
+        """Record how many releases the traffic can carry."""
         self.write("pace", **asdict(pace))
 
     def published(self, done: Published) -> None:
-        """What a publication cost."""
+        """Record a publication and its cost."""
         size = f"{done.bytes / 1e6:.2f} MB, {done.ratio:.0f}x smaller than full"
         logger.info("published %s (%s, %s) in %.2f s", done.policy, done.kind, size, done.seconds)
         self.write(
@@ -83,13 +83,13 @@ class Progress:
         )
 
     def lent(self, lent: Lent) -> None:
-        """What of people's serving is lent to rollouts."""
+        """Record how many of the people's servers are lent to rollouts."""
         if lent.why:
             logger.info("to rollouts: %s", lent.why)
         self.write("lent", **asdict(lent))
 
     def swapped(self, swap: Swap) -> None:
-        """What a hot swap cost."""
+        """Record a hot swap and its cost."""
         logger.info("%s is now %s: pause %.2f ms, %d streams", swap.slot, swap.policy, 1e3 * swap.pause_s, swap.streams)
         self.write(
             "swapped",
@@ -102,9 +102,9 @@ class Progress:
 
 
 class Lines:
-    """Reads the lines that were added since the last look; a line still being written waits for the next look.
+    """Reads the lines added since the last look. A line that is still being written is left to the next look.
 
-    A file is known by its first line, so that one that was set aside meanwhile is read to its end.
+    A file is identified by its first line, so that a file rotated meanwhile is still read to its end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,7 +112,7 @@ class Lines:
         self._read: dict[bytes, int] = {}  # first line -> bytes read
 
     def new(self) -> list[dict[str, Any]]:
-        """Complete new lines, oldest first. Half a line that a full disk or a killed process left is passed over."""
+        """Complete new lines, oldest first. Half a line left by a full disk or a killed process is skipped."""
         found: list[dict[str, Any]] = []
         read: dict[bytes, int] = {}
         for path in (older(self._path), self._path):

@@ -1,4 +1,4 @@
-"""What the release controller says beyond its ledger lines, in sentences: what waits for whom, what this traffic can carry."""
+"""The release controller's state beyond its ledger lines, in sentences: what waits for approval, what this traffic can carry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.release.proposal import Proposal
 
 
 def releasing(state: State, rules: ReleaseConfig, lines: Sequence[Mapping[str, Any]], now: float) -> list[str]:
-    """What a person is waited for comes first. `lines` are the release worker's progress lines."""
+    """The sentences; a candidate that waits for a person comes first. `lines` are the release worker's progress lines."""
     said = [] if state.proposal is None else [_waits(state.proposal, now)]
     held = brake(state.rollbacks, cooldown_s=rules.cooldown_s, a_day=rules.rollbacks_a_day, now=now)
     if held is not None and held.until is not None:
@@ -23,7 +23,7 @@ def releasing(state: State, rules: ReleaseConfig, lines: Sequence[Mapping[str, A
 
 
 def newest_pace(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The newest line on the pace, as `release.pace.budget.Pace` has it; None if there is none."""
+    """The newest pace line, with the fields of `release.pace.budget.Pace`; None if there is none."""
     return next((line for line in reversed(lines) if line["kind"] == "pace"), None)
 
 
@@ -44,7 +44,7 @@ def carries(pace: Mapping[str, Any] | None, rules: ReleaseConfig) -> list[str]:
             f"of {spent['verdicts']} verdicts of the gate in {WEEKS} weeks at most {spent['false_ships']:.2f} are expected to have let a "
             "loss of the margin against live pass"
         )
-    if spent.get("false_rollbacks"):  # lines of before do not have it
+    if spent.get("false_rollbacks"):  # lines of earlier versions lack it
         said.append(
             f"of releases that harm nothing at most {spent['false_rollbacks']:.2f} are expected to have been taken back in {WEEKS} weeks "
             "by the guard or beside the best release"
@@ -53,7 +53,7 @@ def carries(pace: Mapping[str, Any] | None, rules: ReleaseConfig) -> list[str]:
 
 
 def releasing_json(state: State, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The same for scripts. `awaits_approval` is null where nothing does; `approved_by` while what was approved is not live yet."""
+    """The same for scripts. `awaits_approval` is null if nothing waits; `approved_by` is set once approved, until the candidate is live."""
     proposal, pace = state.proposal, newest_pace(lines)
     return {
         "awaits_approval": proposal

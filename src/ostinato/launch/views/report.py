@@ -1,4 +1,4 @@
-"""What was observed of a run -> the report's figures."""
+"""An observed run -> the report's figures."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def proven(seen: Observed) -> list[ReleaseEvent]:
 
 
 def resolution(seen: Observed) -> float | None:
-    """The smallest total margin of the suite, at the spread of the last look; None before the first, or where none was noted."""
+    """The suite's smallest total margin, at the spread of the last look; None before the first look, or if it recorded none."""
     looks = [event.detail["report"] for event in seen.releases if event.action == "evaluated"]
     return looks[-1].get("smallest_margin") if looks else None
 
 
 def deltas(seen: Observed) -> tuple[Delta, ...]:
-    """What each published delta sent."""
+    """The size of each published delta."""
     return tuple(
         Delta(version=f"v{line['number']}", bytes=line["bytes"], full_bytes=line["full_bytes"])
         for line in seen.published
@@ -81,7 +81,7 @@ def deltas(seen: Observed) -> tuple[Delta, ...]:
 
 
 def pauses(seen: Observed) -> tuple[Pause, ...]:
-    """Swaps of the live slot, the first load left out: nobody was waiting for it."""
+    """Swaps of the live slot, except the first load, for which nobody was waiting."""
     live = [swap for swap in seen.swaps if swap["slot"] == "live"][1:]
     return tuple(
         Pause(version=f"v{swap['number']}", slot="live", seconds=swap["pause_s"], streams=swap["streams"])
@@ -113,15 +113,15 @@ def acceptance_rows(seen: Observed, start: float, end: float) -> list[tuple[str,
 
 
 def last_third(seen: Observed, start: float, end: float) -> list[Rated]:
-    """The rated turns that the demo's result is about."""
+    """The rated turns of the run's last third, which the demo's result is about."""
     return seen.between(end - (end - start) / 3, end)
 
 
 def mismatch_rows(seen: Observed) -> list[tuple[str, str]]:
-    """How far the trainer's log-probabilities are from those that were sampled with, over all steps: label, value.
+    """Distance between the trainer's log-probabilities and those at sampling time, over all steps: label, value.
 
-    Where the engine keeps the trainer's contract, what the trainer's own weights made is the one group. Otherwise all is foreign, and
-    what the trainer's own weights made of it says what the other arithmetic alone does.
+    If the engine keeps the trainer's contract, the only group is the tokens sampled with the trainer's own weights. Otherwise all tokens
+    are foreign, and those of them sampled with the trainer's own weights show the effect of the different arithmetic alone.
     """
     groups = (
         ("mismatch_", "trainer against engine, same weights"),
@@ -149,7 +149,7 @@ def _mismatch(seen: Observed, prefix: str) -> str:
 def summary(
     seen: Observed, arms: Sequence[tuple[str, str]], extra: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, str], ...]:
-    """The table that ends the demo: label, value. `arms` says how the arms stand, as the scenario measures it."""
+    """The table that ends the demo: label, value. `arms` are the rows about the arms, as the scenario measures them."""
     sizes = [delta.full_bytes / max(1, delta.bytes) for delta in deltas(seen)]
     waits = sorted(pause.seconds for pause in pauses(seen))
     rows = [

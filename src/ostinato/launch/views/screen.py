@@ -1,4 +1,4 @@
-"""What a person sees in the terminal while a run goes on: one panel, drawn from an `Observed`."""
+"""The terminal panel shown during a run, drawn from an `Observed`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bar(point: Acceptance) -> Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRow:
-    """One arm on the screen: what of it was accepted, and the newest policy that answered in it."""
+    """One arm on the screen: its acceptance, and the newest policy that answered in it."""
 
     arm: str
     point: Acceptance
@@ -40,7 +40,7 @@ class ArmRow:
 
 
 def arms_table(rows: Sequence[ArmRow], who: str, when: str) -> Table:
-    """Acceptance per arm. `who` heads the arms, `when` says of which turns."""
+    """Acceptance per arm. `who` is the heading of the arms, `when` says which turns are counted."""
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     for name in (who, f"acceptance, {when}", "", "95%", "turns", "policy"):
         table.add_column(name)
@@ -79,7 +79,7 @@ def step_line(step: dict[str, Any]) -> str:
 
 
 def release_line(action: str, number: int, reason: str, actor: str | None = None) -> Text:
-    """One line of the ledger, its reason cut to what decided. `actor`: the person who did it."""
+    """One line of the ledger, its reason cut to the headline. `actor`: the person who did it."""
     style = {"shipped": "bold green", "blocked": "yellow", "rolled_back": "bold red"}.get(action, "dim")
     by = "" if actor is None else f"by {actor}: "
     back = "to " if action == "rolled_back" else ""
@@ -97,7 +97,7 @@ def swap_line(line: dict[str, Any]) -> str:
 
 
 def lent_line(line: dict[str, Any], now: float) -> str:
-    """What of people's servers is lent to rollouts."""
+    """How many of the people's servers are lent to rollouts."""
     given = f"; {line['tokens']:.0f} tokens in {line['seconds'] / 3600:.2f} server-hours, {line['cut']} answers cut off"
     back = f", {line['returning']} on the way back" if line["returning"] else ""
     why = f"; {ago(now - line['at'])} ago {line['why']}" if line["why"] else ""
@@ -110,7 +110,7 @@ def recent_acceptance(seen: Observed, now: float) -> Table:
 
 
 def panel(seen: Observed, head: str, arms: RenderableType) -> RenderableType:
-    """The demo's whole screen. `arms`: how they stand, as the scenario measures it."""
+    """The demo's whole screen. `arms` shows the arms as the scenario measures them."""
     parts: list[RenderableType] = [Text(head, "bold"), arms]
     if seen.steps:
         parts.append(Text("\n".join(step_line(step) for step in seen.steps[-3:]), "dim"))

@@ -1,4 +1,4 @@
-"""What `ostinato status --json` prints: the screen's facts for scripts. Times are Unix seconds, sizes are bytes, shares are 0 to 1."""
+"""The output of `ostinato status --json`: the screen's facts for scripts. Times are Unix seconds, sizes are bytes, shares are 0 to 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ostinato.launch.views.releasing import releasing_json
 
 
 def as_json(run: Overview) -> dict[str, Any]:
-    """The run as JSON's types. `up` is null before the first `ostinato up`; `up.alive` is false once it ended, was killed or hangs.
+    """The run as JSON types. `up` is null before the first `ostinato up`; `up.alive` is false once it ended, was killed or hangs.
 
     `arms` are over the newest rated turns, as on the screen.
     """

@@ -1,4 +1,4 @@
-"""A run whose model may suggest nothing -> its figures: how often it suggests, and how much of that is accepted, per arm."""
+"""Figures of a run whose model may suggest nothing: how often it suggests, and how many suggestions are accepted, per arm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ostinato.web.run_report import CalibratedFamily, Calibration, Curve, CurveP
 def curves(seen: Observed, start: float, end: float) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
     """(share of requests with a suggestion, share of suggestions accepted) per arm, in equal windows from `start` to `end`.
 
-    A window in which fewer than two users of an arm were there has no point: nothing can be said of how much users differ.
+    A window with fewer than two users of an arm has no point, because it does not show how much users differ.
     """
     width = (end - start) / BINS
     suggested: dict[Arm, list[CurvePoint]] = {}
@@ -129,7 +129,8 @@ def calibration(
 def side_rows(found: Calibration) -> list[tuple[str, str]]:
     """How often the first and the last model suggest where that pays, and where it does not: label, value.
 
-    It pays in a family of whose suggestions the last model has more than the threshold right; the first one, where the last made none.
+    It pays in a family where the share of the last model's suggestions that are right exceeds the threshold. The first model's share
+    counts if the last made no suggestion.
     """
     sides: dict[bool, list[CalibratedFamily]] = {True: [], False: []}
     for each in found.families:

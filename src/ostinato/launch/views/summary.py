@@ -1,4 +1,4 @@
-"""What the log adds up to for people: a fold that is kept, so that a look at a run reads only what is new.
+"""The log's summary for people: a stored fold, so that a look at a run reads only new rows.
 
 Its size does not grow with the log: counts, the newest releases, the alarms that stand, and the newest answers.
 """
@@ -21,14 +21,14 @@ KINDS: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Holdback, 
 RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
 """How many of the newest are kept: rated turns, turns without a reward yet, releases, contracts."""
 NAMES, OTHERS = 50, "others"
-"""So many names of signals, or reasons of holdbacks, are counted each, later ones together: a client may invent as many as it likes."""
+"""At most `NAMES` names of signals or reasons of holdbacks are counted separately, the rest together: a client may invent any number."""
 
 _FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A person's turn, as far as a screen shows it. `number` is its oldest token's policy."""
+    """A person's turn, as far as a screen shows it. `number` is the policy number of its oldest token."""
 
     arm: str
     person: Person
@@ -38,7 +38,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatedTurn:
-    """A person's turn with its reward. `heard`: somebody reacted; otherwise the reward is what silence means."""
+    """A person's turn with its reward. `heard`: somebody reacted; otherwise it is the reward for silence."""
 
     served: Served
     value: float
@@ -58,8 +58,8 @@ class LedgerLine:
 
 @dataclass(slots=True)
 class Summary:
-    """The state. `apply` rows in the order of the log; `cursor` is the last one. `held` counts turns held back by reason, and the
-    trainer's last return was that step `first` began at the weights of policy number `base`.
+    """The fold's state. `apply` rows in log order; `cursor` is the last row's. `held` counts turns held back, by reason. At the trainer's
+    last return, step `first` began at the weights of policy number `base`.
     """
 
     cursor: Cursor = 0
@@ -143,7 +143,7 @@ class Summary:
                 pass
 
     def state(self) -> dict[str, Any]:
-        """As kept: JSON's types."""
+        """The state to store, as JSON types."""
         return {
             "format": _FORMAT,
             **{name: getattr(self, name) for name in _NUMBERS},
@@ -159,7 +159,7 @@ class Summary:
 
     @classmethod
     def of(cls, cursor: Cursor, state: Mapping[str, Any]) -> Summary:
-        """What `state` gave. Raises KeyError, TypeError or ValueError for the state of another version."""
+        """Restore a summary from `state`. Raises KeyError, TypeError or ValueError for the state of another version."""
         if state["format"] != _FORMAT:
             raise ValueError(f"format {state['format']}, not {_FORMAT}")
         made = cls(cursor=cursor)
@@ -200,21 +200,21 @@ def _served(listed: list[Any]) -> Served:
 
 
 async def summarise(log: Log, folds: Folds, newest: Cursor) -> tuple[Summary, int]:
-    """The log's summary now, from what was kept on; and how many rows were read for it. Saves nothing.
+    """The log's current summary, continued from the stored one, and how many rows were read for it. Saves nothing.
 
-    `newest` is the log's newest row: what was kept of a log that was longer belongs to another one.
+    `newest` is the log's newest row. A stored summary of a longer log belongs to another log and is ignored.
     """
     kept, summary = await folds.load(FOLD), Summary()
     if kept is not None and kept[0] <= newest:
         try:
             summary = Summary.of(*kept)
-        except (KeyError, TypeError, ValueError):  # of another version: the log is read instead
+        except (KeyError, TypeError, ValueError):  # written by another version: read the whole log instead
             summary = Summary()
     return summary, await catch_up(summary, log)
 
 
 async def catch_up(summary: Summary, log: Log) -> int:
-    """Take in what is new in the log; returns how many rows that was."""
+    """Apply the log's new rows; returns how many there were."""
     count = 0
     async for cursor, row in log.read(summary.cursor, set(KINDS)):
         summary.apply(cursor, row)

@@ -1,4 +1,4 @@
-"""What a person sees while a model is trained in a simulated world: a line a step, from the lines that the workers leave."""
+"""Terminal output while a model trains in a simulated world: a line per step, from the workers' progress lines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 RECENT_STEPS = 20
-RECENT_GROUPS = 64  # drawn, also those that no step takes as all their rollouts are worth the same
+RECENT_GROUPS = 64  # all groups drawn, including those that no step uses because all their rollouts have the same reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """How a trainer spent its time: seconds from the first to the last of these steps' ends, and those of it in which it computed.
+    """How a trainer spent its time: seconds from the first step's end to the last step's, and those of them spent computing.
 
     Example: ``Busy(passed_s=100.0, computed_s=80.0).idle == 0.2``
     """
@@ -23,12 +23,12 @@ class Busy:
 
     @property
     def idle(self) -> float:
-        """The share in which it waited for something to learn from; 0 before the second step."""
+        """The share of the time in which it waited for something to learn from; 0 before the second step."""
         return max(0.0, 1.0 - self.computed_s / self.passed_s) if self.passed_s > 0 else 0.0
 
 
 def busy(steps: Sequence[Mapping[str, Any]]) -> Busy:
-    """Of step lines, oldest first. The first step's own time lies before the clock starts."""
+    """The `Busy` of step lines, oldest first. The first step's own time lies before the clock starts."""
     if len(steps) < 2:
         return Busy(passed_s=0.0, computed_s=0.0)
     computed = sum(float(step["seconds"]) for step in steps[1:])
@@ -36,8 +36,8 @@ def busy(steps: Sequence[Mapping[str, Any]]) -> Busy:
 
 
 class WorldScreen:
-    """Folds the lines of the trainer and of the rollout worker into what is shown. `step` is the last that was taken, `stored` the
-    last whose version is stored.
+    """Folds the progress lines of the trainer and the rollout worker into the lines shown. `step` is the last step taken, `stored` the
+    last one whose version is stored.
 
     Example::
 
@@ -58,7 +58,7 @@ class WorldScreen:
         self._shapes: deque[Mapping[str, Any]] = deque(maxlen=RECENT_GROUPS)
 
     def take(self, line: Mapping[str, Any]) -> list[str]:
-        """What one line has to say, for people."""
+        """The lines to print for one progress line."""
         match line["kind"]:
             case "step":
                 self.step = max(self.step, int(line["step"]))
@@ -96,8 +96,8 @@ class WorldScreen:
 
 
 def _lengths(groups: Sequence[Mapping[str, Any]]) -> str:
-    """Of all rollouts of these groups: sampled tokens and turns of each, and the shares that a limit of length or of time cut, or that
-    something other than the policy ended.
+    """Over all rollouts of these groups: sampled tokens and turns per rollout, and the shares cut by a length or time limit or ended by
+    something other than the policy.
     """
     tokens = sorted(int(each) for group in groups for each in group["tokens"])
     if not tokens:

@@ -1,4 +1,4 @@
-"""Whose question is answered when: a tenant asks little at a time, and the operator never waits for tenants."""
+"""Admits questions to the page: a tenant may ask little at a time, and the operator never waits for tenants."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ostinato.core.errors import OstinatoError
 from ostinato.core.visitors import Visitor
 
 MOST_ASKED = 4
-"""Pages of one tenant that are waited for or answered at a time."""
+"""How many pages of one tenant may wait or be answered at a time."""
 
 
 class TooManyQuestions(OstinatoError):
-    """A tenant asks for more pages at once than it may. `retry_after_s` says when to come again."""
+    """A tenant asks for more pages at once than it may. `retry_after_s` says when to try again."""
 
     status = 429
     code = "too_many_questions"
@@ -23,7 +23,7 @@ class TooManyQuestions(OstinatoError):
 
 
 class Admission:
-    """Tenants' questions are answered one at a time, in the order in which they came; who sees all of the run goes straight in."""
+    """Tenants' questions are answered one at a time, in order of arrival; a visitor who sees the whole run is admitted at once."""
 
     def __init__(self) -> None:
         self._asked: Counter[Visitor] = Counter()
@@ -32,7 +32,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def page(self, visitor: Visitor) -> AsyncGenerator[None]:
-        """Room for one page. Raises TooManyQuestions."""
+        """Admit one page. Raises TooManyQuestions."""
         if visitor.sees_all:
             yield
             return
@@ -49,7 +49,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def stream(self, visitor: Visitor) -> AsyncGenerator[None]:
-        """Room for one look of an open page, which waits for the same key's others instead of being refused."""
+        """Admit one look of an open page, which waits for the same key's other looks instead of being refused."""
         if visitor.sees_all:
             yield
             return

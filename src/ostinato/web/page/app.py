@@ -1,4 +1,4 @@
-"""The page's routes. Who may see what is decided here, once, before any view is asked."""
+"""The page's routes. Access is decided here, once, before any view is asked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Handler = Callable[[Request, Visitor], Awaitable[Response]]
 
 
 class Forbidden(OstinatoError):
-    """Known, but not allowed to do or see this."""
+    """The visitor is known, but not allowed to do or see this."""
 
     status = 403
     code = "forbidden"
@@ -52,11 +52,11 @@ class Pages:
         self._visitors: Visitors | None = None
 
     def close(self) -> None:
-        """End the streams of everybody who looks."""
+        """End all viewers' streams."""
         self._live.close()
 
     def routes(self, visitors: Visitors) -> Sequence[BaseRoute]:
-        """Everything under `/`, but for what the gateway has itself."""
+        """All routes under `/` except the gateway's own."""
         self._visitors = visitors
         shown = [
             ("/", "now"),
@@ -94,7 +94,7 @@ class Pages:
             _Elsewhere("/{path:path}", self._seen(self._nothing, "turns"), methods=["GET"]),
         ]
 
-    # ------------------------------------------------------------ who may
+    # ------------------------------------------------------------ access
 
     def _seen(self, handle: Handler, name: str) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -174,7 +174,7 @@ class Pages:
         return show
 
     async def _events(self, request: Request, visitor: Visitor) -> Response:
-        """What changes on a page that is open. A tenant's list of turns is that tenant's here, too."""
+        """The changes of an open page. Here, too, a tenant's list of turns holds only that tenant's."""
         name = request.query_params.get("page", "")
         if name not in LIVE_PAGES or not (visitor.sees_all or name in OPEN_TO_TENANTS):
             raise Forbidden("This page has no events.")
@@ -193,7 +193,7 @@ class Pages:
         place = self._live.take(visitor)
         return live.EventStream(self._live.events(parts, allowed), place, {**HEADERS, **live.HEADERS})
 
-    # ------------------------------------------------------------ what an operator does
+    # ------------------------------------------------------------ an operator's actions
 
     async def _ship(self, request: Request, visitor: Visitor) -> Response:
         said = await self._acts.ship(root(request.path_params["root"]), *_decision(await form(request)))
@@ -273,7 +273,7 @@ class Pages:
 
 
 class _Elsewhere(Route):
-    """Where a browser finds nothing. A program gets the gateway's own answer, which says what there is for it."""
+    """The route of unknown pages for browsers. A program gets the gateway's own answer, which names the paths that exist."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         accepted = next((value for name, value in scope.get("headers", ()) if name == b"accept"), b"")
@@ -281,12 +281,12 @@ class _Elsewhere(Route):
 
 
 KEPT_PAGES = frozenset({"now", "releases", "release", "learning", "monitors", "weights", "worlds"})
-"""Pages that a browser may keep: no user's words stand on them."""
+"""Pages that a browser may cache, because they show no user's words."""
 LIVE_PAGES = frozenset({"now", "releases", "turns", "learning", "monitors", "weights", "worlds"})
 
 
 def _unless_known(request: Request, body: str, run: RunNow | None) -> Response:
-    """A page, or 304 where the browser has it as it is. The clock of the strip is no change."""
+    """A page, or 304 if the browser already has it. A new time in the page's strip does not count as a change."""
     clock = "" if run is None else str(when(run.at))
     said = body.replace(clock, "", 1) if clock else body
     tag = f'W/"{hashlib.sha256(said.encode()).hexdigest()[:32]}"'
@@ -300,13 +300,13 @@ def _fields(request: Request) -> Mapping[str, str]:
 
 
 def _events_of(name: str, request: Request) -> str | None:
-    """Where a page's events come from; None for a page that stands still: one turn, one release, and older rows."""
+    """The address of a page's events; None for a page that does not change: one turn, one release, and older rows."""
     if name not in LIVE_PAGES or {"before", "after"} & request.query_params.keys():
         return None
     return f"/events?page={name}" + (f"&{request.url.query}" if request.url.query else "")
 
 
 def _decision(fields: Mapping[str, str]) -> tuple[str, str, str]:
-    """What was live when somebody decided, why, and who: the ledger keeps the last two."""
+    """The version that was live when a person decided, the reason, and the person. The ledger keeps the last two."""
     expected, reason = words(fields, "expected_live", needed=True), words(fields, "reason", needed=True)
     return expected, reason, words(fields, "actor", 80, needed=True)

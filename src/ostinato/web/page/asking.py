@@ -1,4 +1,4 @@
-"""What a browser asks, parsed once: query strings and forms, each field bounded."""
+"""Parses a browser's query strings and forms, each field within a bound."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def place(fields: Mapping[str, str], name: str) -> int | None:
 
 
 def words(fields: Mapping[str, str], name: str, longest: int = _LONGEST_FIELD, *, needed: bool = False) -> str:
-    """A field's text without blanks around it. Raises BadRequest for one that is too long, or empty though `needed`."""
+    """A field's text without surrounding blanks. Raises BadRequest if it is too long, or empty though `needed`."""
     text = fields.get(name, "").strip()
     if len(text) > longest:
         raise BadRequest(f"{name} has {len(text)} characters; {longest} are allowed", field=name)
@@ -57,7 +57,7 @@ def version(text: str) -> str:
 
 
 def own_path(text: str, host: str = "") -> str:
-    """A path of this page to go back to, out of one or, with `host`, out of an address there; "/" for anything else.
+    """A path of this page to go back to, from a path or, with `host`, from an address on that host; "/" for anything else.
 
     Example: ``own_path("http://127.0.0.1:8321/releases/ab12cd", "127.0.0.1:8321") == "/releases/ab12cd"``
     """
@@ -71,7 +71,7 @@ def own_path(text: str, host: str = "") -> str:
 
 
 def turn_query(fields: Mapping[str, str], tenant: str | None) -> TurnQuery:
-    """Which turns are wanted. A visitor who sees one tenant's turns gets that one's, whatever the address says. Raises BadRequest."""
+    """The query for turns. A visitor who sees one tenant's turns gets only those, whatever the address says. Raises BadRequest."""
     return TurnQuery(
         tenant=tenant if tenant is not None else words(fields, "tenant") or None,
         user=words(fields, "user"),
@@ -85,7 +85,7 @@ def turn_query(fields: Mapping[str, str], tenant: str | None) -> TurnQuery:
 
 
 async def form(request: Request) -> Mapping[str, str]:
-    """The fields of a form; the last one of a name holds. Raises BadRequest, TooLarge."""
+    """The fields of a form; of several with one name the last counts. Raises BadRequest, TooLarge."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise BadRequest(f"A form is application/x-www-form-urlencoded, not {kind[:80]!r}.")

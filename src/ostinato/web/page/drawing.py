@@ -27,7 +27,7 @@ class Station:
 
 
 def loop(stations: Sequence[Station], *, narrow: bool) -> Markup:
-    """Six boxes in a ring, clockwise, with an arrow from each to the next. For eyes only: a list says the same."""
+    """Six boxes in a ring, clockwise, with an arrow from each to the next. Hidden from screen readers: a list says the same."""
     corners = _CORNERS_NARROW if narrow else _CORNERS_WIDE
     width, height, gap = (158.0, 92.0, 24.0) if narrow else (256.0, 96.0, 46.0)
     places = [(8 + x * (width + gap), 8 + y * (height + gap)) for x, y in corners]
@@ -100,7 +100,7 @@ def differences(
 ) -> Markup:
     """One line per row (label, difference, lower, upper, state) against zero, in percentage points, with the margin drawn.
 
-    `left` is the room that the labels have.
+    `left` is the width of the labels.
 
     Example: ``differences([("v9", 0.02, -0.01, 0.05, "shipped")], 0.1, "Candidate minus live")``
     """
@@ -191,7 +191,7 @@ def looks(found: Sequence[GateLook]) -> Markup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinned:
-    """A series cut to what can be drawn: of each bucket of `every` steps the least and the greatest value."""
+    """A series reduced for drawing: the least and the greatest value of each bucket of `every` points."""
 
     points: tuple[tuple[float, float, float], ...]
     every: int
@@ -207,7 +207,7 @@ def thinned(series: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> T
 
 
 def steps_chart(series: StepSeries, marks: Sequence[tuple[float, str]]) -> Markup:
-    """A figure over steps. Where points were put together the band spans the least and the greatest of each run."""
+    """A figure over steps. If points were merged, a band spans the least and the greatest of each run."""
     found = thinned(series.points)
     values = [end for _, low, high in found.points for end in (low, high)]
     x_axis = axis(found.points[0][0], found.points[-1][0], 6)
@@ -251,7 +251,7 @@ MOST_MARKS = 60
 def release_marks(
     marks: Sequence[tuple[float, str]], x: Scale, top: float, bottom: float, first: float, last: float
 ) -> list[Markup]:
-    """A dashed line for each release; names that would touch are left to the tooltip. The last `MOST_MARKS` are drawn."""
+    """A dashed line for each of the last `MOST_MARKS` releases. A name that would touch another is only in the tooltip."""
     parts: list[Markup] = []
     free = 0.0
     shown = [mark for mark in sorted(marks) if first <= mark[0] <= last][-MOST_MARKS:]

@@ -1,4 +1,4 @@
-"""The page's static files, each under a name that holds its hash, so that browsers may keep it for ever."""
+"""The page's static files, each under a name that contains its hash, so that browsers may cache it for ever."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Files:
         self._hashes = {name: hashlib.sha256(body).hexdigest()[:8] for name, body in self._bodies.items()}
 
     def url(self, name: str) -> str:
-        """Where a file is served. Raises KeyError for one that there is not."""
+        """A file's URL. Raises KeyError if there is no such file."""
         return f"/static/{self._hashes[name]}/{name}"
 
     def text(self, name: str) -> str:
-        """What a file holds. Raises KeyError for one that there is not."""
+        """A file's text. Raises KeyError if there is no such file."""
         return self._bodies[name].decode()
 
     async def serve(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""What keeps the page safe in a browser: headers of every answer, what it may keep, and who may send a form."""
+"""Keeps the page safe in a browser: the headers of every answer, the caching rules, and the check of a form's origin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADERS: Mapping[str, str] = {
     "content-security-policy": CSP,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    # not "no-referrer": with it browsers send forms from the origin "null", which nobody could tell from another site's
+    # not "no-referrer": with it browsers send forms from the origin "null", which cannot be told from another site's
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -26,7 +26,7 @@ KEPT: Mapping[str, str] = {
     "cache-control": "private, no-cache",
     "vary": "cookie, x-ostinato-key, authorization, x-api-key",
 }
-"""Of pages that a browser may keep, and must ask about each time: who signed out gets nothing of them."""
+"""Headers of pages that a browser may cache but must revalidate each time, so that they are not shown after a sign-out."""
 
 
 class ForeignForm(OstinatoError):
@@ -37,9 +37,9 @@ class ForeignForm(OstinatoError):
 
 
 def check_form(headers: Mapping[str, str]) -> None:
-    """Raise ForeignForm unless a browser says that its own page sends this (lower-case names).
+    """Raise ForeignForm unless the headers (lower-case names) say that this page sent the form.
 
-    Browsers that do not say so (`Sec-Fetch-Site`) must send the origin, and it must be this host.
+    A browser that does not send `Sec-Fetch-Site` must send the origin, and it must be this host.
     """
     site = headers.get("sec-fetch-site")
     if site is None:

@@ -1,4 +1,4 @@
-"""Server-sent events: the parts of a page that changed, for as long as somebody looks."""
+"""Server-sent events: the changed parts of a page, for as long as it is open."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 EVERY_S = 2.0
 MOST_VIEWERS = 64
 MOST_OF_ONE = 16
-"""Open pages of one tenant, so that none takes the places of all."""
+"""The most open pages of one tenant, so that no tenant takes all places."""
 OPERATORS_OWN = 16
-"""Places that nobody else may take, so that tenants together do not shut the operator out."""
+"""Places that are kept for the operator, so that tenants together do not shut the operator out."""
 HEADERS: Mapping[str, str] = {"content-type": "text/event-stream; charset=utf-8", "x-accel-buffering": "no"}
 
 Parts = Callable[[], Awaitable[Mapping[str, str]]]
-"""Renders a page's parts: the id of an element, and what stands in it."""
+"""Renders a page's parts: element ids and their contents."""
 
 
 class Live:
-    """The open streams. `close` ends all of them, so that nobody who looks holds up a stop."""
+    """The open streams. `close` ends all of them, so that no viewer holds up a stop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -41,7 +41,7 @@ class Live:
         self._closing.set()
 
     def take(self, visitor: Visitor) -> Place:
-        """A place for one stream, held until it is given back. Raises Unavailable: the page stands still, and can be loaded again."""
+        """A place for one stream, held until it is given back. Raises Unavailable if none is free: the page then changes on reload only."""
         if self._closing.is_set() or self._full(visitor):
             raise Unavailable("Too many pages are open; this one stands still.")
         return Place(self._open, visitor)
@@ -55,15 +55,15 @@ class Live:
         return crowded or of_one or others >= MOST_VIEWERS - OPERATORS_OWN
 
     async def events(self, parts: Parts, allowed: Callable[[], bool] = lambda: True) -> AsyncIterator[str]:
-        """What changed, every other second, and a beat each time: silence means that the gateway is gone.
+        """The changes, every other second, with a beat each time: silence means that the gateway is gone.
 
-        It ends once `allowed` says no: a cookie may have run out while the page was open.
+        The stream ends once `allowed` returns False, because a cookie may expire while the page is open.
         """
         sent: dict[str, str] = {}
         while not self._closing.is_set() and allowed():
             try:
                 fresh = await parts()
-            except OstinatoError as error:  # told at the next try, by the age of what is shown
+            except OstinatoError as error:  # the page shows its age, and is tried again
                 logger.warning("the page could not be brought up to date: %s", error)
                 yield ": not now\n\n"
             else:
@@ -82,28 +82,28 @@ class Live:
 
 
 class Place:
-    """One of the places of `Live`, taken as soon as it is made."""
+    """One of the places of `Live`, taken on construction."""
 
     def __init__(self, open: Counter[Visitor], visitor: Visitor) -> None:
         self._open, self._visitor, self._held = open, visitor, True
         open[visitor] += 1
 
     def give_back(self) -> None:
-        """Let somebody else have it. Idempotent."""
+        """Free the place. Idempotent."""
         if self._held:
             self._held = False
             self._open[self._visitor] -= 1
 
 
 class EventStream(StreamingResponse):
-    """Events on a place, which is given back however the stream ends: also where the client is gone before its first byte."""
+    """A stream of events on a place, which is given back however the stream ends, even if the client leaves before the first byte."""
 
     def __init__(self, events: AsyncIterator[str], place: Place, headers: Mapping[str, str]) -> None:
         super().__init__(events, 200, headers)
         self._place = place
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it. Nothing waits between the taking of the place and this `try`, so that no cancellation comes in between."""
+        """Send the stream. There is no await between taking the place and this `try`, so no cancellation can come in between."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -111,7 +111,7 @@ class EventStream(StreamingResponse):
 
 
 def message(parts: Mapping[str, str]) -> str:
-    """One event that replaces elements by their ids, and keeps what is focused in them."""
+    """One event that replaces elements by their ids, and keeps the focus in them."""
     lines: list[str] = []
     for name, body in parts.items():
         text = f'<hx-partial hx-target="#{name}" hx-swap="innerMorph">{body}</hx-partial>'

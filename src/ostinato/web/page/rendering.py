@@ -1,4 +1,4 @@
-"""Templates, and how figures, times and people's words are written into them. Everything is escaped; no text becomes markup."""
+"""Templates, and the formatting of figures, times and people's words in them. Everything is escaped; no text becomes markup."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ostinato.web.page.files import Files
 
 _FOLDER = Path(__file__).parents[1] / "templates"
 DASH = "\N{EN DASH}"
-"""What stands for a figure that nobody knows; 0 is a figure."""
+"""Stands for an unknown figure; 0 is a figure."""
 _SHOWN = "\n\t"
 _HIDDEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
-"""Unicode categories of characters that nobody sees: controls, changes of direction, joiners, private ones."""
+"""Unicode categories of invisible characters: controls, changes of direction, joiners, private ones."""
 
 
 class Templates:
-    """The page's templates. `files` says under which names the static files are served."""
+    """The page's templates. `files` gives the URLs of the static files."""
 
     def __init__(self, files: Files) -> None:
         self._env = Environment(
@@ -52,7 +52,7 @@ class Templates:
         )
 
     def render(self, name: str, facts: Mapping[str, Any]) -> str:
-        """A template's text."""
+        """Render a template with these facts."""
         return self._env.get_template(name).render({**facts, "file": self._file})
 
 
@@ -77,12 +77,12 @@ def when(at: float | None) -> Markup:
 
 
 def count(number: float | None) -> str:
-    """A whole number with its thousands apart; a dash if it is not known."""
+    """A whole number with thousands separators; a dash if it is not known."""
     return DASH if number is None else f"{number:,.0f}"
 
 
 def figure(number: float | None) -> str:
-    """A number with four digits; a dash if it is not known."""
+    """A number with four significant digits; a dash if it is not known."""
     return DASH if number is None else f"{number:.4g}"
 
 
@@ -107,7 +107,7 @@ def size(number: float | None) -> str:
 
 
 def marked(text: object) -> Markup:
-    """People's words: escaped, and characters that nobody would see are spelled out, so that none can turn the text around."""
+    """People's words, escaped and with invisible characters spelled out, so that none can reverse the text's direction."""
     parts: list[Markup] = []
     plain = ""
     for character in str(text):
@@ -120,7 +120,7 @@ def marked(text: object) -> Markup:
 
 
 def told(text: object) -> Markup:
-    """A sentence of Ostinato's own, as `marked`; what stands between two backticks is a command or a key."""
+    """A sentence of Ostinato's own, as `marked`; text between two backticks is shown as code."""
     parts = str(text).split("`")
     if len(parts) % 2 == 0:
         return marked(text)
@@ -129,17 +129,17 @@ def told(text: object) -> Markup:
 
 
 def bare(text: object) -> str:
-    """People's words without the characters that nobody sees, for fields of a form, which can hold no mark."""
+    """People's words without invisible characters, for form fields, which cannot hold markup."""
     return "".join(each for each in str(text) if each in _SHOWN or unicodedata.category(each) not in _HIDDEN)
 
 
 def capital(text: str) -> str:
-    """With a capital first letter, the others as they are."""
+    """The text with a capital first letter; the rest is unchanged."""
     return text[:1].upper() + text[1:]
 
 
 def flat(value: object) -> list[tuple[str, str]]:
-    """A tree of JSON's types as lines, name and value. Example: ``flat({"a": {"b": 1}}) == [("a.b", "1")]``"""
+    """A tree of JSON types as lines, name and value. Example: ``flat({"a": {"b": 1}}) == [("a.b", "1")]``"""
     lines: list[tuple[str, str]] = []
     _flatten("", value, lines)
     return lines

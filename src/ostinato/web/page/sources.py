@@ -1,6 +1,7 @@
-"""What the pages show, and of whom they ask for it. Times are Unix seconds, shares and differences lie in [-1, 1], sizes are bytes.
+"""The data that the pages show, and the protocols that provide it. Times are Unix seconds, shares and differences lie in [-1, 1], sizes
+are bytes.
 
-A figure that nobody knows is None and is drawn as a dash; 0 is a figure.
+An unknown figure is None and is drawn as a dash; 0 is a figure.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class TooWide(OstinatoError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerNow:
-    """One worker. `trouble` is what it waits for to be mended, `last_end` why it was started again."""
+    """One worker. `trouble` is the fault whose repair it waits for, `last_end` the reason of its last end."""
 
     name: str
     condition: str
@@ -64,7 +65,7 @@ class AlarmLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEvent:
-    """One line of the release ledger. `seq` is its place in the log, `previous` what it is about besides `policy`."""
+    """One line of the release ledger. `seq` is its place in the log, `previous` the other version that it is about."""
 
     seq: Cursor
     id: str
@@ -81,9 +82,9 @@ class RunNow:
 
     `troubles` are sentences, the worst first. `refs` are the versions that are served or judged, `shares` the shares of users on
     the arms beside live. `pace` is turns a second over the last minute. `batch` is how many turns a step takes, `step` the newest
-    step with what its line said. `held` counts turns by the reason why nothing was learned from them. `rated_since` is when the
-    oldest turn behind `arms` was served, `rated_end` the end of the last window of `curves`. `releasing` are sentences on what waits for
-    whom, and on how many releases the traffic can carry.
+    step, and `step_line` its progress line. `held` counts turns by the reason why nothing was learned from them. `rated_since` is when
+    the oldest turn behind `arms` was served, `rated_end` the end of the last window of `curves`. `releasing` are sentences on what waits
+    for approval, and on how many releases the traffic can carry.
     """
 
     at: float
@@ -140,7 +141,7 @@ class GateLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseLine:
-    """One version in the ledger. `state`: its last action, or "live". `difference` and its bounds are of the gate's last look."""
+    """One version in the ledger. `state`: its last action except looks. `difference` and its bounds are of the gate's last look."""
 
     seq: Cursor
     policy: PolicyVersion
@@ -173,10 +174,10 @@ class ReleaseList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseDetail:
-    """One version with its evidence. `events` are newest first, each with what its ledger line carries besides.
+    """One version with its evidence. `events` are newest first, each with the further details of its ledger line.
 
-    `live` is what is before users now, `previous` what a rollback would bring back, `kept`: its weights are in the store, `awaits`: it
-    has passed and waits until somebody approves or refuses it.
+    `live` is the version that serves users now, `previous` the one that a rollback would restore. `kept`: its weights are in the store.
+    `awaits`: it has passed and waits until somebody approves or refuses it.
     """
 
     line: ReleaseLine
@@ -193,7 +194,7 @@ class ReleaseDetail:
 class TurnQuery:
     """Which turns to list. "" and None stand for any. `outcome` is trained, rewarded, waiting, or a reason of a holdback.
 
-    `before` and `after` are places in the log: older than the one, or newer than the other. `tenant` is not the visitor's to choose.
+    `before` and `after` are places in the log: turns older than `before`, or newer than `after`. A tenant cannot choose `tenant`.
     """
 
     tenant: str | None = None
@@ -208,7 +209,7 @@ class TurnQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLine:
-    """One turn in a list: a beginning of its text, and what came of it."""
+    """One turn in a list, with its signals and outcome."""
 
     seq: Cursor
     turn: Turn
@@ -222,7 +223,7 @@ class TurnLine:
 class TurnList:
     """A page of turns. `count` stops at `MOST_COUNTED` + 1. `unread`: turns of the log that cannot be found yet.
 
-    `searchable` says whether answers can be searched by words: not where they are encrypted.
+    `searchable` says whether answers can be searched by words, which they cannot if they are encrypted.
     """
 
     rows: tuple[TurnLine, ...]
@@ -238,7 +239,7 @@ class TurnList:
 class TurnDetail:
     """One turn, whole. `prompt` and `sampled` are the bytes of each token, b"" for a control token. `advantage` is its first token's.
 
-    `released`: the first release whose training had the turn in it. `parts`: what the reward is made of, where that is known.
+    `released`: the first release whose training had the turn in it. `parts`: the parts of the reward, if they are known.
     """
 
     line: TurnLine
@@ -268,7 +269,7 @@ class StepSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningNow:
-    """What training says of itself: figures per step, refused batches, and why turns were held back."""
+    """The state of training: figures per step, refused batches, and why turns were held back."""
 
     series: tuple[StepSeries, ...]
     steps: int
@@ -281,7 +282,7 @@ class LearningNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmList:
-    """The alarms that stand, and a page of what was raised and cleared before, newest first."""
+    """The standing alarms, and a page of the alarms raised and cleared before, newest first."""
 
     standing: tuple[AlarmLine, ...]
     rows: tuple[AlarmLine, ...]
@@ -291,9 +292,9 @@ class AlarmList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmDetail:
-    """The last that was said of one alarm, with turns that show it. `acceptable`: a person may end it.
+    """The last line of one alarm, with example turns. `acceptable`: a person may end it.
 
-    `id` names what was raised, so that nobody accepts what they have not seen.
+    `id` names the raised line, so that nobody accepts an alarm that they have not seen.
     """
 
     line: AlarmLine
@@ -305,7 +306,7 @@ class AlarmDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What one arm answered in the playground. `turn` names it for feedback; `version` made its first token."""
+    """One arm's answer in the playground. `turn` names it for feedback; `version` made its first token."""
 
     arm: str
     turn: str
@@ -326,7 +327,7 @@ class Facts(Protocol):
         ...
 
     async def release(self, root: str) -> ReleaseDetail | None:
-        """The version that is live, v12, or whose hash begins so; None if the ledger has none, or several of that beginning."""
+        """The version named by live, v12 or a hash prefix; None if the ledger has no such version, or several with that prefix."""
         ...
 
     async def turns(self, query: TurnQuery) -> TurnList:
@@ -338,11 +339,11 @@ class Facts(Protocol):
         ...
 
     async def learning(self) -> LearningNow:
-        """What training says of itself."""
+        """The state of training."""
         ...
 
     async def alarms(self, before: Cursor | None) -> AlarmList:
-        """What stands, and what was."""
+        """The standing alarms and the past ones."""
         ...
 
     async def alarm(self, name: str) -> AlarmDetail | None:
@@ -355,32 +356,32 @@ class Facts(Protocol):
 
 
 class Acts(Protocol):
-    """What an operator may do from the page: the same functions as the command line's."""
+    """An operator's actions from the page, by the same functions as the command line."""
 
     async def ship(self, root: str, expected_live: str, reason: str, actor: str) -> str:
-        """Put a version before users; says what is live now. Raises Conflict if `expected_live` is not, NotFound, BadRequest."""
+        """Ship a version; returns a sentence on what is live now. Raises Conflict if `expected_live` is not live, NotFound, BadRequest."""
         ...
 
     async def approve(self, root: str, expected_live: str, reason: str, actor: str) -> str:
-        """Put before users what has passed and waits for that. Raises as `ship`; NotFound too if it does not wait."""
+        """Ship a version that has passed and waits for approval. Raises as `ship`; NotFound too if it does not wait."""
         ...
 
     async def refuse(self, root: str, expected_live: str, reason: str, actor: str) -> str:
-        """Block what waits for approval. Raises as `approve`."""
+        """Block a version that waits for approval. Raises as `approve`."""
         ...
 
     async def roll_back(self, expected_live: str, reason: str, actor: str) -> str:
-        """Take the live version back; says what is live now. Raises as `ship`."""
+        """Roll the live version back; returns a sentence on what is live now. Raises as `ship`."""
         ...
 
     async def accept(self, alarm: str, id: str, reason: str, actor: str) -> str:
-        """End the alarm that was raised by that id. Raises NotFound, Conflict, BadRequest."""
+        """End the alarm that was raised with this id. Raises NotFound, Conflict, BadRequest."""
         ...
 
     async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[Answered, ...]:
-        """One answer per arm. What fails is said in the answer."""
+        """One answer per arm. A failure is reported in the answer."""
         ...
 
     async def rate(self, turn: str, name: str, correction: str) -> str:
-        """Send feedback about an answer; says what became of it."""
+        """Send feedback about an answer; returns its status."""
         ...

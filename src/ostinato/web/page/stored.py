@@ -1,4 +1,4 @@
-"""What the page shows of the weight store and of who follows it. Times are Unix seconds, sizes are bytes."""
+"""The page's data on the weight store and its followers. Times are Unix seconds, sizes are bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ostinato.core.records import PolicyVersion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedLine:
-    """One publication: what it sent, of how much, and how long it took."""
+    """One publication: the bytes sent, the size of the full weights, and the time that it took."""
 
     number: int
     hash: str
@@ -35,7 +35,7 @@ class SwapLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerNow:
-    """What a slot of the gateway has loaded, and what its ref names. `lag_s`: from the ref's version to its load, or until now.
+    """A gateway slot's loaded version, and the version that its ref names. `lag_s`: from when a version was wanted to its load, or to now.
 
     Example: ``FollowerNow(slot="live", number=17, loaded_at=60.0, wanted=v17, lag_s=2.4, behind=False)``
     """
@@ -50,7 +50,7 @@ class FollowerNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsNow:
-    """The weight store: refs, the newest publications, swaps, who follows, sizes on disk."""
+    """The weight store: refs, the newest publications, swaps, followers, sizes on disk."""
 
     refs: Mapping[str, PolicyVersion]
     published: tuple[PublishedLine, ...]

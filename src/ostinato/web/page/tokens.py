@@ -1,4 +1,4 @@
-"""Tokens as text on the page: bytes that are a part of a character only, control tokens, and five shades of log-probability. Pure."""
+"""Tokens as text on the page: parts of characters, control tokens, and five shades of log-probability. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ostinato.core.records import PolicyVersion, Turn
 from ostinato.web.page.sources import TurnDetail
 
 WINDOW = 2_000
-"""Tokens of one page."""
+"""Tokens per page."""
 LONGEST_PROMPT = 20_000
 SHADES = (-0.1, -0.7, -2.3, -4.6)
 """Log-probabilities at which the shade changes: 90%, 50%, 10%, 1%."""
@@ -18,7 +18,7 @@ SHADES = (-0.1, -0.7, -2.3, -4.6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One sampled token. `shade` 0 is the surest, `place` counts the turn's versions, `text` is what it adds to the answer."""
+    """One sampled token. `shade` 0 is the surest, `place` is its version's index in the turn (at most 3), `text` its part of the answer."""
 
     at: int
     id: int
@@ -55,7 +55,7 @@ def shade(logprob: float) -> int:
 
 
 def versions(turn: Turn) -> tuple[PolicyVersion, ...]:
-    """The weights that made the turn, in the order in which they did."""
+    """The policy versions that made the turn, in order of use."""
     return tuple(dict.fromkeys(span.policy for span in turn.spans))
 
 

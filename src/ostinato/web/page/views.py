@@ -1,4 +1,4 @@
-"""The facts of each page, as its template wants them: asked of the sources, and put into words here."""
+"""The facts of each page as its template needs them, taken from the sources and put into words here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPEN_TO_TENANTS = frozenset({"turns", "turn"})
 
 
 class Views:
-    """Builds what the templates show. Each view takes the visitor and the fields of the address."""
+    """Builds the facts that the templates show. Each view takes the visitor and the fields of the address."""
 
     def __init__(self, facts: Facts, worlds: WorldFacts) -> None:
         self._facts = facts
@@ -56,7 +56,7 @@ class Views:
         }
 
     async def frame(self, visitor: Visitor) -> Shown:
-        """What stands around every page: the run in one line, and which pages there are for this visitor."""
+        """The frame around every page: the run in one line, and the pages that this visitor may see."""
         run = await self._facts.now() if visitor.sees_all else None
         tabs = TABS if visitor.sees_all else tuple(tab for tab in TABS if tab[0] in OPEN_TO_TENANTS)
         return {"visitor": visitor, "run": run, "tabs": tabs, "state": None if run is None else state_of(run)}
@@ -77,7 +77,7 @@ class Views:
         return release_shown(found)
 
     async def turns(self, visitor: Visitor, fields: Fields) -> Shown:
-        """The newest turns that were asked for."""
+        """The newest turns that match the query."""
         query = turn_query(fields, visitor.tenant)
         found = await self._facts.turns(query)
         return {
@@ -111,7 +111,7 @@ class Views:
         return learning_shown(await self._facts.learning())
 
     async def monitors(self, visitor: Visitor, fields: Fields) -> Shown:
-        """What stands, and what was."""
+        """The standing alarms and the past ones."""
         return {"found": await self._facts.alarms(place(fields, "before"))}
 
     async def alarm(self, visitor: Visitor, fields: Fields) -> Shown:
@@ -126,7 +126,7 @@ class Views:
         return {"found": await self._facts.weights()}
 
     async def playground(self, visitor: Visitor, fields: Fields) -> Shown:
-        """Nothing asked yet."""
+        """The playground before a question."""
         run = await self._facts.now()
         return {
             "arms": [arm for arm in ("live", "control") if arm in run.refs],
@@ -164,7 +164,7 @@ def learning_shown(found: LearningNow) -> Shown:
 
 
 def release_shown(found: ReleaseDetail) -> Shown:
-    """What a release's page shows of it; the report shows the same."""
+    """The facts of a release's page; the report shows the same."""
     proof = found.evidence
     return {
         "found": found,
@@ -180,7 +180,7 @@ def release_shown(found: ReleaseDetail) -> Shown:
 
 
 def state_of(run: RunNow) -> tuple[str, str]:
-    """The run in one line: a class, and a sentence. What is wrong comes before what is usual."""
+    """The run in one line: a CSS class, and a sentence. Faults come first."""
     if run.troubles:
         return "bad", run.troubles[0]
     if run.alarms:

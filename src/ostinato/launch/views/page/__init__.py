@@ -1,1 +1,1 @@
-"""The page's questions, answered from the log, the weight store and what the workers leave."""
+"""Answers the page's questions from the log, the weight store and the workers' files."""

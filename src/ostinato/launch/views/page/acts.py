@@ -1,4 +1,4 @@
-"""What an operator does from the page, by the functions that the command line uses. Implements `web.page.sources.Acts`."""
+"""An operator's actions from the page, by the same functions as the command line. Implements `web.page.sources.Acts`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
 class RunActs:
-    """Acts on one run. Releases are moved one at a time, so that of two people who press together one is told."""
+    """Acts on one run. Release actions run one at a time, so that of two people who act at once the second gets Conflict."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -64,12 +64,12 @@ class RunActs:
         return f"{row.name} ended; it does not come again for as much"
 
     async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[Answered, ...]:
-        """Through the gateway, by the run's own key: these turns are nobody's, and nothing is learned from them."""
+        """Ask through the gateway with the run's own key. These turns belong to nobody, and nothing is learned from them."""
         async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=self._headers()) as session:
             return tuple(await asyncio.gather(*(self._answer(session, messages, arm) for arm in arms)))
 
     async def rate(self, turn: str, name: str, correction: str) -> str:
-        """As a signal of a person. Raises Unavailable."""
+        """Send a person's signal about a turn. Raises Unavailable."""
         event: dict[str, Any] = {
             "id": f"playground-{secrets.token_hex(12)}",
             "target": turn,
@@ -86,7 +86,7 @@ class RunActs:
     # ------------------------------------------------------------ inside
 
     async def _releases(self, expected_live: str) -> tuple[ReleaseController, PolicyVersion]:
-        """A controller that moves releases by hand, and what was seen live. Raises Conflict where something else is."""
+        """A controller for release actions by hand, and the expected live version. Raises Conflict if another one is live."""
         releases = open_releases(self._run)
         live = (await releases.ledger.refresh()).live
         if live is None or live.hash != expected_live:

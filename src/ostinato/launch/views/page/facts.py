@@ -44,19 +44,19 @@ from ostinato.weights.version.content import version_ref
 
 INDEX = "page.sqlite"
 _SHOWN = 20
-"""Turns that show what an alarm is about."""
+"""How many turns are shown as examples of an alarm."""
 WATCHED_S = 60.0
-"""Somebody looks, if a question came within so many seconds."""
+"""The page counts as watched if a question came within so many seconds."""
 _DISK_S = 60.0
 
 
 class RunFacts:
-    """One run's answers. `pieces` gives the bytes of a token.
+    """Answers about one run. `pieces` gives the bytes of a token.
 
-    It reads the log through a connection of its own, so that nobody who is served waits for somebody who looks.
+    It reads the log through a connection of its own, so that serving never waits for the page.
 
     Args:
-        index: where the index lies; by default among what was folded from the log.
+        index: the index's path; by default in the directory of the log's folds.
         patience_s: how long one question to the index may take.
     """
 
@@ -85,7 +85,7 @@ class RunFacts:
         self._disk: tuple[float, dict[str, int]] = (0.0, {})
 
     def close(self) -> None:
-        """Let go of the index and the threads."""
+        """Close the index and the threads."""
         self._threads.close()
         self._index.close()
 
@@ -239,7 +239,7 @@ def _unread(id: str) -> FoundTurn:
 
 
 def _line(row: FoundTurn, turn: Turn, said: list[tuple[str, str]]) -> TurnLine:
-    """A turn with what became of it. What another tenant says about it is nothing."""
+    """A turn with its outcome. Another tenant's signals about it are ignored."""
     held = row.outcome not in (WAITING, "rewarded", "trained")
     return TurnLine(
         seq=row.seq,

@@ -1,7 +1,7 @@
 """Fills the page's index from the log, in slices, and never takes more than a share of the time.
 
-Turns are read from both ends: what is new first, then what lies below what was read, so that the newest can be found at once in a log
-that is old. What was decided is few rows, and read upwards, because the order matters.
+Turns are read from both ends: new rows first, then the rows below those already read, so that the newest turns of an old log can be
+found at once. Decisions (releases and alarms) are few rows, and are read upwards, because their order matters.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 SLICE = 1_000
 """Rows of one transaction."""
 BUSY, IDLE = 0.5, 0.05
-"""Share of the time that may be spent while somebody looks, and while nobody does."""
+"""Share of the time that the feed may take while the page is watched, and while it is not."""
 _LOOK_S = 1.0
 
 
 class Feed:
-    """Keeps one index up with one log. `watched` says whether somebody looks."""
+    """Keeps one index up to date with one log. `watched` says whether somebody watches the page."""
 
     def __init__(self, log: RowLog, index: PageIndex, watched: Callable[[], bool]) -> None:
         self._log = log
@@ -37,7 +37,7 @@ class Feed:
         self.unread_decisions = 0
 
     async def keep(self) -> None:
-        """Until cancelled. What fails is tried again; an index that is damaged is made anew."""
+        """Run until cancelled. A failed step is tried again; a damaged index is rebuilt."""
         loop, failing = asyncio.get_running_loop(), ""
         while True:
             began, more = loop.time(), False
@@ -56,7 +56,7 @@ class Feed:
             await asyncio.sleep(spent * (1 / share - 1) if more else _LOOK_S)
 
     async def decided(self) -> None:
-        """Read all that was decided. Raises the log's and the driver's errors."""
+        """Read all decisions. Raises the log's and the driver's errors."""
         newest = await asyncio.to_thread(self._log.newest)
         at = await self._start(newest)
         while await self._decisions(at, newest):
@@ -64,7 +64,7 @@ class Feed:
         self.unread_decisions = 0
 
     async def step(self) -> bool:
-        """Read one slice of whatever is due; True if more is. Raises the log's and the driver's errors."""
+        """Read one slice of each kind that is due; True if more is due. Raises the log's and the driver's errors."""
         newest = await asyncio.to_thread(self._log.newest)
         at = await self._start(newest)
         more = await self._decisions(at, newest)
@@ -86,7 +86,7 @@ class Feed:
         at = self._cursors
         if at is None:
             at = await asyncio.to_thread(self._index.cursors)
-        if not at or max(at.values()) > newest:  # a log that was put back is another one
+        if not at or max(at.values()) > newest:  # a log that was restored is another log
             if at:
                 await self._start_over()
             at = {"decided": 0, "low": newest, "high": newest}
@@ -113,14 +113,14 @@ class Feed:
             return False
         start = max(0, low - SLICE)
         rows, upto = await self._slice(start, low, SERVED)
-        assert upto == low  # a slice holds no more rows than places
+        assert upto == low  # a slice spans `SLICE` cursors at most, so it holds no more rows
         await self._write(at, rows, low=start)
         return start > 0
 
     async def _slice(
         self, after: Cursor, end: Cursor, kinds: frozenset[type]
     ) -> tuple[list[tuple[Cursor, Row]], Cursor]:
-        """Rows above `after`, `SLICE` of them at most, and how far they reach."""
+        """At most `SLICE` rows above `after`, and the cursor up to which they are complete."""
         rows: list[tuple[Cursor, Row]] = []
         async for seq, row in self._log.read(after, set(kinds)):
             if seq > end:

@@ -1,4 +1,4 @@
-"""Writes rows of the log into the page's index: turns from both ends, what was decided from the first row on."""
+"""Writes rows of the log into the page's index: turns from both ends, decisions from the first row on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rows = Sequence[tuple[Cursor, Row]]
 
 
 class PageIndex:
-    """One writer's view of the index. Every method is for a thread of its own, one call at a time; the first one opens the file.
+    """Write access to the index, for one writer. Methods block and run one at a time, so call them in a thread; the first opens the file.
 
     `words`: whether answers may be searched by word. Every method raises OSError and the driver's errors.
     """
@@ -48,12 +48,12 @@ class PageIndex:
         return self._opened
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._close()
 
     def start_over(self) -> None:
-        """Forget everything: the log is another one, or the file is damaged."""
+        """Delete the file, because the log is another one or the file is damaged."""
         with self._lock:
             self._close()
             remove(self.path)
@@ -69,7 +69,7 @@ class PageIndex:
             opened.close()
 
     def write(self, rows: Rows, cursors: Mapping[str, int]) -> None:
-        """Take rows in, and remember how far that was, in one transaction."""
+        """Write rows and the new cursors in one transaction."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -82,7 +82,7 @@ class PageIndex:
                 raise
 
     def drop(self, horizon: Cursor, most: int = 2_000) -> int:
-        """Remove turns that the log may have dropped, some at a time; how many."""
+        """Remove turns that the log may have dropped, at most `most` per call; returns how many."""
         with self._lock:
             oldest = self._db.execute("SELECT seq FROM turns WHERE seq <= ? ORDER BY seq LIMIT ?", (horizon, most))
             places = oldest.fetchall()
@@ -131,7 +131,7 @@ class PageIndex:
     def _settle(
         self, turns: Sequence[str], outcome: str, kind: type, value: float | None = None, step: int | None = None
     ) -> None:
-        """What became of turns, of which some may not have been read yet: reading goes backwards, too."""
+        """Record the outcome of turns, some of which may not have been read yet, because reading also goes backwards."""
         self._db.execute("INSERT OR IGNORE INTO outcomes VALUES (?)", (outcome,))
         said = (outcome, _RANK[kind], value, step)
         for turn in turns:
@@ -182,7 +182,7 @@ class PageIndex:
             )
 
     def _rolled_back(self, seq: Cursor, event: ReleaseEvent) -> None:
-        """What came after the version that is live again was taken back with it; as `release.ledger` folds it."""
+        """Mark all versions after the one that is live again as rolled back, as `release.ledger` does."""
         place = self._db.execute("SELECT place FROM chain WHERE hash = ?", (event.policy.hash,)).fetchone()
         gone = {event.previous.hash} if event.previous is not None else set[str]()
         if place is not None:
@@ -197,12 +197,12 @@ class PageIndex:
 
 
 def is_expected(error: Exception) -> bool:
-    """True for what disks and other processes do; anything else is a fault of the code."""
+    """True for errors that disks and other processes cause; anything else is a bug."""
     return isinstance(error, OstinatoError | OSError | driver.OperationalError)
 
 
 def is_damaged(error: Exception) -> bool:
-    """True if the file is at fault, and making it anew helps."""
+    """True if the file is damaged, so that rebuilding it helps."""
     return isinstance(error, driver.DatabaseError) and not isinstance(error, driver.OperationalError)
 
 

@@ -17,14 +17,14 @@ from ostinato.launch.views.page.facts import INDEX, RunFacts
 from ostinato.record.sqlite import connect, driver, remove
 
 PATIENCE_S = 60.0
-"""Somebody who waits at a terminal waits for one question so long."""
+"""How long one question may take for somebody who waits at a terminal."""
 
 
 @contextlib.asynccontextmanager
 async def looking(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunFacts]:
-    """The facts of a run: all that was decided, and as many of its turns, the newest first, as can be read in `turns_s` seconds.
+    """A run's facts: all decisions, and as many turns, the newest first, as can be read in `turns_s` seconds.
 
-    The gateway is the only one that writes the page's index. This look takes a copy of it, and reads what it lacks.
+    Only the gateway writes the page's index. This look copies it and reads into the copy the rows that it lacks.
     """
     with tempfile.TemporaryDirectory(prefix="ostinato-") as folder, open_log(run.config) as log:
         index = Path(folder) / INDEX
@@ -41,7 +41,7 @@ async def looking(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunF
 
 
 def copy(index: Path, to: Path) -> None:
-    """A copy as of one moment; none where there is no index, or none that can be read: it is made again from the log."""
+    """Copy the index as of one moment. If it is missing or unreadable there is no copy, and it is rebuilt from the log."""
     if not index.exists():
         return
     try:
@@ -55,7 +55,7 @@ def copy(index: Path, to: Path) -> None:
 
 
 class Spelling:
-    """The bytes of a token, by the tokenizer of the run's model, which is loaded at the first one. b"" for all if it cannot be."""
+    """The bytes of a token, by the tokenizer of the run's model, which is loaded on first use. b"" for all if it cannot be loaded."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

@@ -18,7 +18,7 @@ from ostinato.web.page.app import Pages
 
 
 class RunPage:
-    """What the serving worker has of the page: its routes, what keeps its index up with the log, and its end."""
+    """The page in the serving worker: its routes, the task that keeps its index up to date, and its closing."""
 
     def __init__(self, run: Run, log: RowLog) -> None:
         self._run, self._log = run, log
@@ -27,7 +27,7 @@ class RunPage:
         self._pages: Pages | None = None
 
     def routes(self, renderer: Renderer) -> Page:
-        """Makes the routes for a gateway that renders so. To be called once."""
+        """The routes for a gateway with this renderer. Call it once."""
         self._facts = RunFacts(self._run, self._log, renderer.token_bytes)
         self._worlds = RunWorlds(
             self._run.home,
@@ -41,7 +41,7 @@ class RunPage:
         return self._pages.routes
 
     async def keep(self, stopping: asyncio.Event) -> None:
-        """Keep the index up with the log until cancelled; at the stop, end the streams of those who look, and wait."""
+        """Keep the index up to date with the log until cancelled. When `stopping` is set, end the viewers' streams and go on."""
         assert self._facts is not None
         assert self._pages is not None
         keeping = asyncio.create_task(self._facts.feed.keep())
@@ -57,7 +57,7 @@ class RunPage:
             keeping.cancel()
 
     def close(self) -> None:
-        """Let go of the index."""
+        """Close the index and the threads."""
         if self._worlds is not None:
             self._worlds.close()
         if self._facts is not None:
@@ -66,7 +66,7 @@ class RunPage:
 
 @contextlib.contextmanager
 def open_page(run: Run) -> Generator[RunPage]:
-    """The page of a run, with a log of its own to read."""
+    """The page of a run, with a log connection of its own."""
     with open_log(run.config) as log:
         page = RunPage(run, log)
         try:

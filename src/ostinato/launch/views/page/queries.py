@@ -1,4 +1,4 @@
-"""Questions to the page's index: each within a deadline, by its indexes, a page of rows at a time."""
+"""Queries on the page's index. Each has a deadline, uses the SQL indexes and returns one page of rows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from ostinato.web.page.sources import (
 
 LONGEST_S = 0.15
 """How long one question may take before it is given up."""
-_INSTRUCTIONS = 2_000  # of SQLite's machine, between two looks at the clock
+_INSTRUCTIONS = 2_000  # of SQLite's virtual machine, between two looks at the clock
 _EVENT = "seq, id, action, number, hash, previous_number, previous_hash, reason, at"
 _VERSION = "seq, number, hash, state, verdict, difference, lower, upper, margin, looks, reason, at"
 _WORD = re.compile(r"[^\W_]+")
-"""As the index cuts words; nothing else reaches FTS5, whose operators are no business of whoever types."""
+"""Words as the index cuts them. Nothing else reaches FTS5, so that a typed query cannot use its operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class FoundTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundTurns:
-    """A page of the index, newest first; `count` stops at `MOST_COUNTED` + 1, or is that where counting took too long."""
+    """A page of turns, newest first. `count` stops at `MOST_COUNTED` + 1, which is also its value if counting took too long."""
 
     rows: tuple[FoundTurn, ...]
     older: Cursor | None
@@ -58,7 +58,7 @@ class FoundTurns:
 
 
 class Questions:
-    """Reads the index at `path`. Every method opens a connection of its own, for a thread of its own."""
+    """Reads the index at `path`. Every method opens its own connection, so that threads may call it concurrently."""
 
     def __init__(
         self, path: Path, *, longest_s: float = LONGEST_S, clock: Callable[[], float] = time.monotonic
@@ -70,7 +70,7 @@ class Questions:
     # ------------------------------------------------------------ turns
 
     def turns(self, query: TurnQuery) -> FoundTurns:
-        """The turns that a query names. Raises TooWide, Unavailable."""
+        """The turns that match a query. Raises TooWide, Unavailable."""
         where, values = _conditions(query)
         with self.open() as db:
             outcomes = tuple(name for (name,) in db.execute("SELECT name FROM outcomes ORDER BY name LIMIT 100"))
@@ -94,7 +94,7 @@ class Questions:
         return None if found is None else _found(found)
 
     def signals(self, turns: Sequence[str]) -> dict[str, list[tuple[str, str, str]]]:
-        """Tenant, id and name of the signals about each of these turns, in the order of the log; a hundred of one turn at most."""
+        """Tenant, id and name of the signals about each of these turns, in log order, at most a hundred per turn."""
         said: dict[str, list[tuple[str, str, str]]] = {turn: [] for turn in turns}
         with self.open() as db:
             for turn in turns:
@@ -138,9 +138,9 @@ class Questions:
     def release(
         self, root: str
     ) -> tuple[ReleaseLine, list[LedgerEvent], PolicyVersion | None, PolicyVersion | None] | None:
-        """The one version of this name, its newest hundred events, what is live, and what a rollback would bring back.
+        """The one version of this name, its newest hundred events, the live version, and the one that a rollback would restore.
 
-        `root` is live, v12 (the newest of that number: there may be another from before training went back), or how the hash begins.
+        `root` is live, v12 (the newest of that number: there may be another from before training went back), or a prefix of the hash.
         """
         with self.open() as db:
             live, previous = self._chain(db)
@@ -182,7 +182,7 @@ class Questions:
     # ------------------------------------------------------------ alarms
 
     def alarms(self, before: Cursor | None) -> AlarmList:
-        """What stands, and a page of what was raised and cleared."""
+        """The standing alarms, and a page of the alarms raised and cleared."""
         with self.open() as db:
             standing = db.execute("SELECT name, reason, at FROM standing ORDER BY at DESC LIMIT 200").fetchall()
             sql = f"SELECT seq, name, reason, at, standing FROM alarms WHERE seq < ? ORDER BY seq DESC LIMIT {PAGE_ROWS + 1}"
@@ -197,7 +197,7 @@ class Questions:
         )
 
     def alarm(self, name: str) -> tuple[Cursor, bool] | None:
-        """Where the last line of an alarm lies in the log, and whether it stands."""
+        """The cursor of an alarm's last row in the log, and whether the alarm stands."""
         with self.open() as db:
             sql = "SELECT seq, standing FROM alarms WHERE name = ? ORDER BY seq DESC LIMIT 1"
             found = db.execute(sql, (name,)).fetchone()
@@ -207,7 +207,7 @@ class Questions:
 
     @contextlib.contextmanager
     def open(self) -> Generator[Any]:
-        """A connection whose questions are given up at the deadline. Raises TooWide, Unavailable."""
+        """A connection whose queries are interrupted at the deadline. Raises TooWide, Unavailable."""
         until = self._clock() + self._longest_s
         try:
             db = connect(self._path, write=False)
@@ -228,15 +228,15 @@ class Questions:
 
 
 def match_of(text: str) -> str:
-    """What somebody typed as a question of FTS5: every word must occur. "" if there is no word.
+    """Typed text as an FTS5 query in which every word must occur. "" if there is no word.
 
-    Beginnings of words are not looked for: FTS5 would gather all that fits before it gives the newest.
+    Prefixes of words are not searched for, because FTS5 would collect all matches before it returns the newest.
     """
     return " ".join(f'"{word}"' for word in _WORD.findall(text))
 
 
 def _conditions(query: TurnQuery) -> tuple[str, list[Any]]:
-    """The tables and conditions of a query, with the values of its marks. The narrowest filter names the index."""
+    """The tables and conditions of a query, with the values of its placeholders. The narrowest filter chooses the SQL index."""
     asked: Mapping[str, Any] = {
         "user": query.user or None,
         "version": query.version,

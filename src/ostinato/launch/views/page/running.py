@@ -1,4 +1,4 @@
-"""What a run does now: the workers' board, the log's summary, the desk's accounts and the refs, folded once for all who look."""
+"""A run's current state: the workers' board, the log's summary, the desk's accounts and the refs, folded once for all viewers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ T = TypeVar("T")
 REFS = (*SERVED_REFS, Arm.VERIFIED.value, "candidate")
 _FRESH_S = 1.0
 _AWAY_S = 60.0
-"""After so long without a question the kept folds may be nearer to the end of the log than what is in memory."""
+"""After so long without a question, the stored folds may be nearer to the end of the log than those in memory."""
 _MINUTE_S = 60.0
 
 
 class Running:
-    """Answers `Facts.now` for everybody: one look at most a second, whoever asks."""
+    """Answers `Facts.now` for all viewers together, with at most one look a second."""
 
     def __init__(self, run: Run, log: RowLog, questions: Questions, clock: Clock, ask: Ask) -> None:
         self._run, self._log, self._questions, self._clock, self._ask = run, log, questions, clock, ask
@@ -51,7 +51,7 @@ class Running:
         self._paces: list[tuple[float, int]] = []
 
     async def now(self) -> RunNow:
-        """The run, at most a second old. Raises the log's errors."""
+        """The run's state, at most a second old. Raises the log's errors."""
         async with self._lock:
             now = self._clock()
             if self._seen is None or now - self._seen.at >= _FRESH_S:
@@ -80,7 +80,7 @@ class Running:
         return proposal is not None and proposal.candidate == policy
 
     async def _shares(self) -> dict[str, float]:
-        """The shares of users on the arms beside live: control's of all, the trial's of all the others."""
+        """The shares of all users on the arms beside live. Control is dealt first, then verified, then the trial among the others."""
         control, release = self._run.config.serve.control_share, self._run.config.release
         dealing = (await self._ledger.refresh()).dealt(release.verified_share) or Dealing(salt="")
         verified = (1.0 - control) * dealing.verified
@@ -141,14 +141,14 @@ class Running:
         return self._summary, of_ledger(self._reading.ledger)
 
     def _pace(self, now: float, served: Cursor) -> float | None:
-        """Turns a second since the oldest look within the last minute; None at the first one."""
+        """Turns a second since the oldest look within the last minute; None while that look is less than 2 s old."""
         self._paces = [each for each in self._paces if now - each[0] <= _MINUTE_S]
         self._paces.append((now, served))
         began, before = self._paces[0]
         return (served - before) / (now - began) if now - began >= 2 * _FRESH_S else None
 
     async def indexed(self, question: Callable[[], T], otherwise: T) -> T:
-        """What the index says; something else while it cannot be read, because the rest of the run can be shown all the same."""
+        """The index's answer, or `otherwise` while it cannot be read, so that the rest of the run can still be shown."""
         try:
             return await self._ask(question)
         except (Unavailable, TooWide):
@@ -156,7 +156,7 @@ class Running:
 
 
 def troubles(board: Shown | None, now: float) -> tuple[str, ...]:
-    """What is wrong with the workers, in sentences, the worst first."""
+    """The workers' faults in sentences, the worst first."""
     if board is None or board.ended is not None:
         return ("`ostinato up` does not run: nothing starts a worker again that ends.",)
     if now - board.at > STALE_S:
@@ -171,7 +171,7 @@ def troubles(board: Shown | None, now: float) -> tuple[str, ...]:
 
 
 def workers(board: Shown | None, now: float) -> tuple[WorkerNow, ...]:
-    """The workers of a supervisor that is there; none otherwise, because nobody knows."""
+    """The workers of a running supervisor; empty without one, because their state is then unknown."""
     if board is None or board.ended is not None or now - board.at > STALE_S:
         return ()
     return tuple(
@@ -189,7 +189,7 @@ def workers(board: Shown | None, now: float) -> tuple[WorkerNow, ...]:
 
 
 def arms(seen: Summary) -> tuple[ArmNow, ...]:
-    """What was accepted of the newest rated turns, by arm."""
+    """Acceptance over the newest rated turns, by arm."""
     accepted: defaultdict[str, list[tuple[Person, bool]]] = defaultdict(list)
     newest: dict[str, int | None] = {}
     for each in seen.rated:
@@ -203,7 +203,7 @@ def arms(seen: Summary) -> tuple[ArmNow, ...]:
 
 
 def alarms(seen: Summary) -> tuple[AlarmLine, ...]:
-    """What stands, the newest first."""
+    """The standing alarms, the newest first."""
     found = [AlarmLine(name=name, reason=why, at=at, standing=True) for name, (why, at) in seen.alarms.items()]
     return tuple(sorted(found, key=lambda alarm: -alarm.at))
 

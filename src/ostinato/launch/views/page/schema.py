@@ -1,7 +1,7 @@
-"""The page's index of the log: narrow tables that answer by user, arm, version, outcome and word.
+"""The page's index of the log: narrow tables for queries by user, arm, version, outcome and word.
 
-It holds nothing that the log does not, may be deleted at any time, and is filled again. What people wrote is in it as words only
-(without their order in any text), and only where the log itself is not encrypted: a forgotten person's words shall be nowhere.
+It holds nothing that the log does not, may be deleted at any time, and is then filled again. Answers are in it only as words without
+their order, and only if the log itself is not encrypted, because a forgotten person's words must not remain anywhere.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _STATEMENTS = (
 
 
 def open_index(path: Path) -> Any:
-    """A connection that writes. A file that is damaged, or of another version, is made anew. Raises OSError, the driver's error."""
+    """A connection that writes. A file that is damaged, or of another version, is rebuilt. Raises OSError, the driver's error."""
     for _ in range(2):
         if not path.exists():
             create(path, _build)
         connection = connect(path, write=True)
-        # it can be made again: speed matters more than what a power cut leaves
+        # the index can be rebuilt, so speed matters more than safety from a power cut
         connection.execute("PRAGMA synchronous=OFF")
         if _is_sound(connection):
             return connection

@@ -1,4 +1,4 @@
-"""The threads that answer the page's questions: a few of their own, so that nothing else of the gateway waits for who looks."""
+"""A few threads for the page's questions only, so that nothing else in the gateway waits for the page's viewers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ THREADS = 2
 
 
 class Ask(Protocol):
-    """How a question is asked: `Threads.ask`."""
+    """The signature of `Threads.ask`."""
 
     async def __call__(self, question: Callable[[], T], /) -> T: ...
 
 
 class Threads:
-    """Whoever makes it closes it."""
+    """The page's thread pool. Its creator must close it."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="ostinato-page")
         self._closed = False
 
     async def ask(self, question: Callable[[], T], /) -> T:
-        """What a question that blocks returns. Raises what it raises, and Unavailable after `close`."""
+        """Run a blocking question and return its result. Raises its errors, and Unavailable after `close`."""
         if self._closed:
             raise Unavailable("the page is closed: the gateway ends; look again in a moment")
         return await asyncio.get_running_loop().run_in_executor(self._pool, question)
 
     def close(self) -> None:
-        """Begin no other question; one that is being answered ends by itself."""
+        """Start no further question; one that is running ends by itself."""
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)

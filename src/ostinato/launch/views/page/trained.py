@@ -1,4 +1,4 @@
-"""What training and serving left as lines, read as they grow: figures over steps, publications, swaps."""
+"""Follows the progress lines of training and serving: figures over steps, publications, swaps."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ FIGURES: Mapping[str, tuple[str, str]] = {
     "seconds": ("Length of a step", "seconds"),
     "learning_rate": ("Learning rate", "per step"),
 }
-"""The figures that are drawn, in this order, where the lines have them; with title and unit."""
+"""The figures to draw if the lines have them, in this order, with title and unit."""
 
 
 class TrainLines:
-    """The newest lines of two files. Its methods are for threads; `look` first."""
+    """The newest lines of two files. Its methods may run in threads; call `look` first."""
 
     def __init__(self, train: Path, serve: Path) -> None:
         self._files = [Lines(train), Lines(serve)]
@@ -47,7 +47,7 @@ class TrainLines:
         self._refused: deque[dict[str, Any]] = deque(maxlen=SHOWN)
 
     def look(self) -> TrainLines:
-        """Read what is new."""
+        """Read new lines."""
         kept = {"step": self._steps, "published": self._published, "swapped": self._swaps, "refused": self._refused}
         with self._lock:
             for lines in self._files:
@@ -57,7 +57,7 @@ class TrainLines:
         return self
 
     def learning(self, events: Iterable[LedgerEvent], run: RunNow) -> LearningNow:
-        """The figures over steps. A step that was taken again after a kill counts once, as it was taken last."""
+        """The figures over steps. A step that was repeated after a kill counts once, with its last values."""
         steps = {int(line["step"]): line for line in list(self._steps) if isinstance(line.get("step"), int)}
         series = [
             StepSeries(name=name, title=title, unit=unit, points=points)
@@ -116,7 +116,7 @@ def followers(
     released: Iterable[LedgerEvent],
     now: float,
 ) -> tuple[FollowerNow, ...]:
-    """What each slot loaded last, beside what its ref names. A version counts as wanted from its publication on, live from its release."""
+    """Each slot's last loaded version, beside its ref's. A version is wanted from its publication on, in the live slot from its release."""
     made = {line.number: line.at for line in published}
     shipped = [(event.policy.number, event.at) for event in released]
     newest: dict[str, SwapLine] = {}

@@ -19,7 +19,7 @@ FEWEST = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Curves over minutes since `start`. `start` and `end` are Unix seconds, None where nothing was rated."""
+    """Curves over minutes since `start`. `start` and `end` are Unix seconds, None if the rated turns span less than two seconds."""
 
     curves: tuple[Curve, ...]
     marks: tuple[Mark, ...]
@@ -28,7 +28,7 @@ class Windows:
 
 
 def windows(rated: Sequence[RatedTurn], events: Iterable[LedgerEvent]) -> Windows:
-    """Each window's point stands at its end. Fewer than two seconds, or nothing, give no curve."""
+    """Each window's point is at its end. Rated turns that span less than two seconds give no curve."""
     starts = [each.served.started_at for each in rated]
     start, end = min(starts, default=0.0), max(starts, default=0.0)
     if end - start < 2.0:

@@ -1,1 +1,1 @@
-"""One release on the page: what is known of it, the sentences that answer for it, and its charts."""
+"""One release on the page: its evidence, the answers about it in sentences, and its charts."""

@@ -19,14 +19,14 @@ _SHADES = 5
 
 
 def void_odds(rules: TrialRules | None) -> float:
-    """The odds against the set shares from which on a trial says nothing."""
+    """The odds against the set shares from which on a trial is void."""
     return _VOID_ODDS if rules is None else rules.void_odds
 
 
 def sequence(looks: Sequence[TrialLook], rules: TrialRules | None) -> Markup:
     """The difference in good turns over the looks at users, with its bounds, against zero and the margin. "" without two sides.
 
-    The horizontal axis is people, because that is what narrows the bounds; one bar stands for one look.
+    The horizontal axis is the number of people, because more people narrow the bounds. One bar stands for one look.
     """
     drawn = [look for look in looks if look.goal.people and look.goal.lower is not None and look.goal.upper is not None]
     if not drawn:
@@ -109,7 +109,7 @@ def _look(look: TrialLook, x: Scale, y: Scale) -> Markup:
 
 
 def shifts(rates: Sequence[RateShift]) -> Markup:
-    """Each rate's change with its bounds; those that nobody can judge are left to the table."""
+    """Each rate's change with its bounds; rates without bounds are only in the table."""
     drawn = [
         (rate.name, rate.after - rate.before, rate.lower, rate.upper, "harmful" if rate.moved and rate.harmful else "")
         for rate in rates
@@ -121,7 +121,7 @@ def shifts(rates: Sequence[RateShift]) -> Markup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerMap:
-    """Kinds of tensors by layers. A cell is the tensor and its shade, 0 to 4; None where a layer has none of the kind."""
+    """Kinds of tensors by layers. A cell is the tensor and its shade, 0 to 4; None if a layer has no tensor of the kind."""
 
     layers: tuple[int, ...]
     rows: tuple[tuple[str, tuple[tuple[LayerChange, int] | None, ...]], ...]
@@ -129,7 +129,7 @@ class LayerMap:
 
 
 def layers(change: WeightChange | None) -> LayerMap | None:
-    """The layers of a change as a table; None where nothing is known of them."""
+    """The layers of a change as a table; None if they are not known."""
     if change is None or not change.layers:
         return None
     inside = [each for each in change.layers if each.layer is not None]

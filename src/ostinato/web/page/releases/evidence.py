@@ -1,6 +1,6 @@
-"""What speaks for and against a release, and what it changed. Shares and differences lie in [-1, 1], sizes are bytes.
+"""The evidence for and against a release, and its changes. Shares and differences lie in [-1, 1], sizes are bytes.
 
-What nobody measured is None or empty: no look at users is no look that found nothing.
+Anything that was not measured is None or empty: having no look at users differs from a look that found nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from ostinato.core.report import BarResult, Comparison
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureLook:
-    """One measure at one look: candidate minus comparator, with the bounds that the trial used; None where nobody said anything.
+    """One measure at one look: candidate minus comparator, with the bounds that the trial used; None without feedback.
 
-    The goal of a look is a share, and more of it is better; other measures are in units of their own, and `better` says which way is.
-    `finding` is worded as a look's.
+    The goal of a look is a share, and higher is better. Other measures have units of their own, and `better` says which direction is.
+    `finding` has the values of a look's.
 
     Example: ``MeasureLook(name="latency", role="guardrail", difference=0.12, lower=-0.1, upper=0.4, people=640.0, better="lower")``
     """
@@ -33,9 +33,9 @@ class MeasureLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLook:
-    """What the ledger kept of one look at users: `goal` is what decides. `share` is the candidate's share of users from then on.
+    """One look at users, as recorded in the ledger. `goal` is the deciding measure, `share` the candidate's share of users from then on.
 
-    `finding` is better, "better, confirmed", "better at first", not worse, worse, undecided, or none before there were enough people.
+    `finding` is better, "better, confirmed", "better at first", not worse, worse, undecided, or "too few people".
 
     Example: ``TrialLook(at=60.0, action="ramped", share=0.25, goal=MeasureLook(...), turns=4210.0, sees=0.031, finding="undecided",
     reason="a loss of more than 4.1 pp is ruled out", measures=())``
@@ -54,7 +54,7 @@ class TrialLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRules:
-    """What the trial's bounds mean: a loss above `margin` ships with a chance of at most `alpha`, better needs odds of `better_odds`.
+    """The meaning of the trial's bounds: a loss above `margin` ships with a chance of at most `alpha`; better needs odds of `better_odds`.
 
     Example: ``TrialRules(margin=0.02, alpha=0.05, better_odds=50.0, void_odds=1000.0)``
     """
@@ -69,7 +69,7 @@ class TrialRules:
 class Dealt:
     """How many people came to each side of a trial; `expected` on the candidate's, under the shares in force when each came.
 
-    `odds` speak against the set shares, and may be looked at as often as one likes. `turns` were read; not `whole`: there are more.
+    `odds` are the odds against the set shares, valid however often they are looked at. `turns` were read; not `whole`: there are more.
 
     Example: ``Dealt(candidate=2031, others=18012, expected=2004.3, odds=0.02, turns=48000, whole=True)``
     """
@@ -86,7 +86,7 @@ class Dealt:
 class RateShift:
     """One rate over the newest turns of two versions. `lower` and `upper` bound the difference, after minus before, clustered by person.
 
-    They are None where one side has not two people. `harmful` says that a move in this direction is watched as harm.
+    They are None if a side has fewer than two people. `harmful` says that a move in this direction is watched as harm.
 
     Example: ``RateShift(name="question", means="answers that ask instead", before=0.11, after=0.19, lower=0.01, upper=0.15,
     turns_before=200, turns_after=180, people=41, harmful=True)``
@@ -105,13 +105,13 @@ class RateShift:
 
     @property
     def moved(self) -> bool:
-        """True if the bounds leave no change out."""
+        """True if the bounds exclude zero change."""
         return self.lower is not None and self.upper is not None and (self.lower > 0 or self.upper < 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerChange:
-    """One tensor of one layer: `share` is what its deltas take of its size, an upper bound of how much of it is new.
+    """One tensor of one layer. `share` is the size of its deltas relative to its own, an upper bound on how much of it changed.
 
     Example: ``LayerChange(kind="self_attn.q_proj", layer=3, share=0.0041)``
     """
@@ -123,7 +123,7 @@ class LayerChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightChange:
-    """What was published between two releases: `versions` deltas of `bytes` together. `layers` is empty where one was a full snapshot.
+    """The publications between two releases: `versions` deltas of `bytes` together. `layers` is empty if one was a full snapshot.
 
     Example: ``WeightChange(since=v16, versions=1, bytes=1_240_000, full_bytes=269_000_000, layers=(...))``
     """
@@ -148,9 +148,9 @@ class SamePrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseEvidence:
-    """Everything beside the gate's looks. `against`: what the version was compared with; `steps`, `turns`: what it learned since.
+    """All evidence beside the gate's looks. `against`: the version compared with; `steps`, `turns`: the training since that version.
 
-    `gate_alpha`: the chance that the gate lets a version pass that is worse than live by the margin.
+    `gate_alpha`: the chance that the gate passes a version that is worse than live by the margin.
     """
 
     against: PolicyVersion | None = None

@@ -95,7 +95,7 @@ class DiffLine:
 
 
 def diff_lines(diff: str) -> list[DiffLine]:
-    """The lines of a unified diff, `MOST_LINES` of them at most; only a line feed ends one."""
+    """The lines of a unified diff, `MOST_LINES` of them at most; only a line feed ends a line."""
     lines = diff.removesuffix("\n").split("\n")[: MOST_LINES + 1]
     found: list[DiffLine] = []
     within = False

@@ -1,6 +1,6 @@
-"""What the pages of simulated worlds show, and of whom they ask for it. Times are Unix seconds, shares lie in [0, 1].
+"""The data that the pages of simulated worlds show, and the protocol that provides it. Times are Unix seconds, shares lie in [0, 1].
 
-Texts come bounded, and foreign: tasks, models and files say what they like. A figure that nobody knows is None.
+Texts are bounded and untrusted: tasks, models and files may say anything. An unknown figure is None.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class SolvedShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyLine:
-    """The tasks of one family, split, harness and grader. `tasks` is None for a family that the taskset of now does not have.
+    """The tasks of one family, split, harness and grader. `tasks` is None for a family that the current taskset does not have.
 
-    `drawn` counts its tasks that a group was drawn for, `solved` is over the rollouts that are counted, `newest` over those of `version`.
+    `drawn` counts its tasks for which a group was drawn, `solved` is over all counted rollouts, `newest` over those of `version`.
     """
 
     family: str
@@ -46,7 +46,7 @@ class FamilyLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPoint:
-    """What the weights of these numbers solved: one version, or several that were put together.
+    """The share solved by one version, or by several that were merged.
 
     Example: ``VersionPoint(first=4, last=5, solved=solved)``
     """
@@ -66,7 +66,7 @@ class SolvedCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksetLine:
-    """One taskset: that of now (`current`), or one whose rollouts are still on record. `tasks` None: not read.
+    """One taskset: the current one (`current`), or one whose rollouts are still on record. `tasks` None: not read.
 
     Example: ``TasksetLine(name="functions", hash="9f2c...", current=True, tasks=120, rollouts=960, first=10.0, last=90.0)``
     """
@@ -84,7 +84,7 @@ class TasksetLine:
 class RolloutLine:
     """One rollout. `value` None: not graded, or not over. `ended` is "waiting" or "under way" before its end, `at` is then None.
 
-    `seq` counts what was read of the record. `policy` is the oldest version that made a token, `policy_last` the newest.
+    `seq` is its number among the records read. `policy` is the oldest version that made a token, `policy_last` the newest.
     """
 
     seq: int
@@ -116,9 +116,9 @@ class GroupUnderWay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCounts:
-    """Groups of which at least two members were graded. `flat`: all are worth the same, so that they teach nothing.
+    """Groups of which at least two members were graded. `flat`: all grades are equal, so that nothing can be learned from them.
 
-    `all_solved` and `none_solved` are of these.
+    `all_solved` and `none_solved` count flat groups.
 
     Example: ``GroupCounts(graded=60, flat=22, all_solved=4, none_solved=18)``
     """
@@ -142,8 +142,8 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How much of the files was read. `kept` rollouts are counted, `dropped` older ones were let go, `skipped` bytes were passed over,
-    `behind` bytes are to be read yet, `bad` lines were no record. `tasks` says what keeps the taskset from being read; "" if nothing does.
+    """How much of the files was read. `kept` rollouts are counted, `dropped` older ones were forgotten, `skipped` bytes were never read,
+    `behind` bytes are not read yet, `bad` lines were no record. `tasks` says why the taskset cannot be read; "" if it can.
     """
 
     kept: int
@@ -159,7 +159,7 @@ class Reading:
 class WorldsNow:
     """Simulated worlds of a run. `source` is `learn.source`, `family` the one that `curves` are of ("": all).
 
-    `ended` counts rollouts by what ended them, `cheated` those that cheated, `cheats` by what was tried, with the newest rollout of each.
+    `ended` counts rollouts by what ended them, `cheated` those that cheated, `cheats` by kind of cheat, with the newest rollout of each.
     `marks` are released versions.
     """
 
@@ -183,7 +183,7 @@ class WorldsNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutQuery:
-    """Which rollouts to list. "" and None stand for any; `before`: read earlier than that one.
+    """Which rollouts to list. "" and None stand for any; `before`: with a smaller `seq`.
 
     `outcome` is solved, failed, ungraded or cheated.
 
@@ -200,7 +200,7 @@ class RolloutQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutList:
-    """A page of rollouts that ended, newest first; `count` is of all that fit and are on record."""
+    """A page of rollouts that ended, newest first; `count` is of all on record that match."""
 
     rows: tuple[RolloutLine, ...]
     count: int
@@ -210,7 +210,7 @@ class RolloutList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaidPart:
-    """A part of what the model was given. `role` is "" where the template does not say it. `cut` characters are not shown."""
+    """A part of the model's input or output. `role` is "" if the template does not state it. `cut` characters are not shown."""
 
     role: str
     text: str
@@ -228,9 +228,9 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStep:
-    """One turn of a rollout: what was new in its prompt, and what the model answered. `at` counts from 0.
+    """One turn of a rollout: the new part of its prompt, and the model's answer. `at` counts from 0.
 
-    `new` of `prompt` tokens were not in the turn before; `rewritten`: what had been before was given otherwise. `missing`: the log has
+    `new` of `prompt` tokens were not in the turn before; `rewritten`: the earlier text was given in another form. `missing`: the log has
     no such turn any more; `redacted`: its words were erased.
     """
 
@@ -253,7 +253,7 @@ class RolloutStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileChange:
-    """One file that the rollout left otherwise than it found it. `diff` None: its content was no text, or not kept.
+    """One file that the rollout changed. `diff` None: its content is not text, or was not kept.
 
     `cut` characters are not shown. Example: ``FileChange(path="calc.py", kind="written", diff="@@ -1 +1 @@...")``
     """
@@ -266,9 +266,9 @@ class FileChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutDetail:
-    """One rollout, whole. `members` are those of its group, itself included, in their order.
+    """One rollout in full. `members` are the rollouts of its group, itself included, in their order.
 
-    `turns` counts its turns, `steps` are a window of them that begins at `first`. What is known from the record is empty without
+    `turns` counts its turns, `steps` are a window of them that begins at `first`. Fields from the record are empty without one
     (`on_record`).
     """
 
@@ -287,7 +287,7 @@ class RolloutDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenPart:
-    """What only the grader and the operator see of a task: what the grader is told, and files that lie in its own sandbox."""
+    """The part of a task that only the grader and the operator see: the grader's data, and the files of its own sandbox."""
 
     data: Mapping[str, Any]
     files: tuple[tuple[str, SaidPart], ...]
@@ -295,7 +295,7 @@ class HiddenPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFacts:
-    """One task as the taskset has it. `hidden` is None for who may not see it; `hidden_files` and `hidden_facts` say how much that is."""
+    """One task of the taskset. `hidden` is None for visitors who may not see it; `hidden_files` and `hidden_facts` count what it holds."""
 
     id: str
     family: str
@@ -318,7 +318,7 @@ class TaskFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDetail:
-    """One task and its rollouts. `facts` None: the taskset of now does not have it, or was not read (`reading` says why)."""
+    """One task and its rollouts. `facts` None: the current taskset does not have it, or was not read (`reading` says why)."""
 
     id: str
     facts: TaskFacts | None
@@ -332,7 +332,7 @@ class WorldFacts(Protocol):
     """Answers the questions of the pages of simulated worlds, each in bounded time. Raises Unavailable."""
 
     async def worlds(self, family: str) -> WorldsNow:
-        """All of it, with the curves of one family ("": of all)."""
+        """The run's simulated worlds, with the curves of one family ("": of all)."""
         ...
 
     async def rollouts(self, query: RolloutQuery) -> RolloutList:
@@ -344,5 +344,5 @@ class WorldFacts(Protocol):
         ...
 
     async def task(self, id: str, *, hidden: bool) -> TaskDetail | None:
-        """One task, with what is hidden if that is asked for; None if neither the taskset nor a rollout names it."""
+        """One task, with its hidden part if asked for; None if neither the taskset nor a rollout names it."""
         ...

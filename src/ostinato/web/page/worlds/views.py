@@ -1,4 +1,4 @@
-"""The facts of the pages of simulated worlds, as their templates want them."""
+"""The facts of the pages of simulated worlds, as their templates need them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDINGS = ("submitted", "turns", "length", "timeout", "broken", "failed")
 
 
 class WorldViews:
-    """Builds what the templates show. Each view takes the visitor and the fields of the address."""
+    """Builds the facts that the templates show. Each view takes the visitor and the fields of the address."""
 
     def __init__(self, facts: WorldFacts) -> None:
         self._facts = facts
@@ -31,7 +31,7 @@ class WorldViews:
         }
 
     async def worlds(self, visitor: Visitor, fields: Fields) -> Shown:
-        """Tasksets, success, what is under way."""
+        """Tasksets, success, groups under way."""
         found = await self._facts.worlds(words(fields, "family"))
         return {
             "found": found,
@@ -83,7 +83,7 @@ class WorldViews:
         }
 
     async def task(self, visitor: Visitor, fields: Fields) -> Shown:
-        """One task; what is hidden is the operator's. Raises NotFound."""
+        """One task; only the operator sees its hidden part. Raises NotFound."""
         found = await self._facts.task(fields["id"], hidden=visitor.operator)
         if found is None:
             raise NotFound("Neither the taskset nor a rollout on record has that task.", field="id")
@@ -99,7 +99,7 @@ class WorldViews:
 
 
 def state_of(line: RolloutLine) -> tuple[str, str]:
-    """A rollout in a few words, and the class of its badge. A mark stands before the words, so that colour is not all that tells."""
+    """A rollout in a few words, and the class of its badge. A mark precedes the words, so that the meaning is not in the colour alone."""
     if line.cheated:
         return "bad", "✕ cheated"
     if line.ended == "waiting":
@@ -126,5 +126,5 @@ def rollouts_address(query: RolloutQuery, before: int | None) -> str:
 
 
 def _nothing(found: WorldsNow) -> bool:
-    """Nothing was ever tried here, and nothing is to be."""
+    """True if no rollout was ever tried here, and none will be."""
     return found.source == "people" and not found.reading.kept and not found.pacing.drawn

@@ -1,1 +1,1 @@
-"""What one release rests on, gathered from the ledger, the index, the turns and the weight store."""
+"""The evidence for one release, gathered from the ledger, the index, the turns and the weight store."""

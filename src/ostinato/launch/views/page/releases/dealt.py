@@ -1,4 +1,4 @@
-"""How many people came to each side of a release's trial, by the index, against the shares in force when each came first."""
+"""How many people came to each side of a release's trial, by the index, against the shares in force when each first came."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ostinato.web.page.releases.evidence import Dealt
 from ostinato.web.page.sources import LedgerEvent
 
 MOST_TURNS = 30_000
-"""Turns of a trial that are read: the first ones, which hold the most newcomers. The test may stop where it likes."""
-_MOST_ODDS = 700.0  # the logarithm of what a float can still hold
+"""At most so many turns of a trial are read: the first ones, which have the most newcomers. The test may stop anywhere."""
+_MOST_ODDS = 700.0  # the logarithm of a number that a float can still hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """From `start` in the log on, `share` of the users get the candidate; `shipped`: they are the many, and the others stay behind."""
+    """From `start` in the log on, `share` of the users get the candidate. `shipped`: it is live, and the others keep the old version."""
 
     start: Cursor
     share: float
@@ -30,7 +30,7 @@ class Stretch:
 
 
 def stretches(events: Iterable[LedgerEvent], rows: Mapping[str, ReleaseEvent], root: str) -> list[Stretch]:
-    """The shares of a version's newest trial, in order; none where it had no trial."""
+    """The shares of a version's newest trial, in order; empty if it had no trial."""
     found: list[Stretch] = []
     for event in sorted(events, key=lambda event: event.seq):
         row = rows.get(event.id)
@@ -44,7 +44,7 @@ def stretches(events: Iterable[LedgerEvent], rows: Mapping[str, ReleaseEvent], r
 
 
 def dealt(questions: Questions, parts: Sequence[Stretch], root: str) -> Dealt | None:
-    """The people of a trial; None where there was none, nobody came, or its first turns are not in the index yet.
+    """The people of a trial; None if there was no trial, nobody came, or its first turns are not in the index yet.
 
     Raises TooWide, Unavailable.
     """
@@ -73,7 +73,7 @@ def dealt(questions: Questions, parts: Sequence[Stretch], root: str) -> Dealt | 
 
 
 def counted(newcomers: Sequence[tuple[str, Cursor]], parts: Sequence[Stretch], turns: int) -> Dealt:
-    """Arm and place in the log of each person's first turn -> who came to which side."""
+    """Arm and cursor of each person's first turn -> how many people came to each side."""
     starts = [part.start for part in parts]
     came: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
     for arm, seq in newcomers:

@@ -1,4 +1,4 @@
-"""Gathers the evidence of one release: each part from where it lies, within bounds, and kept for a minute."""
+"""Gathers the evidence for one release from its sources, within bounds. The slow parts are cached for a minute."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from ostinato.weights.version.chain import Manifests
 T = TypeVar("T")
 
 FRESH_S = 60.0
-"""How long what was read of turns and weights is shown again."""
+"""How long the evidence from turns and weights is cached."""
 TURNS = 200
-"""The newest turns of a version whose behaviour is judged."""
+"""How many of a version's newest turns are used to judge its behaviour."""
 RATED = 2_000
 ASKED = 80
-"""Turns of the gate that are looked through for prompts that both versions got."""
+"""Turns of the gate that are searched for prompts given to both versions."""
 EXAMPLES = 3
 _MOST_KEPT = 64
 _MADE = frozenset({"evaluated", "canary", "ramped", "looked", "shipped", "better", "confirmed", "faded", "blocked"})
 
 
 class Gathering:
-    """Answers for one run. `pieces` gives the bytes of a token."""
+    """Gathers evidence for one run. `pieces` gives the bytes of a token."""
 
     def __init__(
         self, run: Run, log: RowLog, questions: Questions, pieces: Callable[[int], bytes], clock: Clock, ask: Ask
@@ -49,7 +49,7 @@ class Gathering:
     async def evidence(
         self, policy: PolicyVersion, events: Sequence[LedgerEvent], rows: Mapping[str, ReleaseEvent]
     ) -> ReleaseEvidence:
-        """What speaks for and against a version. `rows` are the ledger's lines of `events` as far as the log still has them."""
+        """The evidence for and against a version. `rows` are the ledger rows of those `events` that the log still has."""
         against = compared_with(policy, events)
         comparisons, bars = last_report(rows.values())
         slow = ReleaseEvidence() if against is None else await self._slow(policy, against)
@@ -77,7 +77,7 @@ class Gathering:
             gate_alpha=self._run.config.evaluate.gate.alpha,
         )
 
-    # ------------------------------------------------------------ what takes longer
+    # ------------------------------------------------------------ slow parts
 
     async def _slow(self, policy: PolicyVersion, against: PolicyVersion) -> ReleaseEvidence:
         key, now = (policy.hash, against.hash), self._clock()
@@ -124,7 +124,7 @@ class Gathering:
     # ------------------------------------------------------------ questions to the index
 
     def _learned(self, since: int, upto: int, horizon: Cursor) -> int | None:
-        """Turns whose step led from one version to the other: a version's number is its step. None while older turns are not read."""
+        """Turns trained on between one version and the other (a version's number is its step). None while older turns are not read."""
         with self._questions.open() as db:
             low = db.execute("SELECT value FROM state WHERE name = 'low'").fetchone()
             if low is None or low[0] > horizon:
@@ -149,7 +149,7 @@ class Gathering:
             return db.execute(sql, (number,)).fetchall()
 
     def _suite(self, mine: int, theirs: int) -> tuple[list[str], list[str]]:
-        """Turns that the gate made of one version, and of the other from the same look on."""
+        """The gate's turns of one version, and the other version's from the same look on."""
         with self._questions.open() as db:
             sql = f"SELECT seq, id FROM turns WHERE version = ? AND arm = 'eval' ORDER BY seq DESC LIMIT {ASKED}"
             found = db.execute(sql, (mine,)).fetchall()
@@ -160,7 +160,7 @@ class Gathering:
         return [id for _, id in found], [id for (id,) in other]
 
     async def _ask(self, question: Callable[[], T], otherwise: T) -> T:
-        """What the index says; something else where it takes too long or cannot be read: the rest can be shown all the same."""
+        """The index's answer, or `otherwise` if it takes too long or cannot be read, so that the rest can still be shown."""
         try:
             return await self._answered(question)
         except (TooWide, Unavailable):
@@ -172,14 +172,14 @@ class Gathering:
 
 
 def compared_with(policy: PolicyVersion, events: Iterable[LedgerEvent]) -> PolicyVersion | None:
-    """The version that this one was judged against or replaced last; None for the one that releases began with."""
+    """The version that this one was last judged against or replaced; None for the first release."""
     newest = sorted(events, key=lambda event: -event.seq)
     found = (event.previous for event in newest if event.policy == policy and event.action in _MADE)
     return next((each for each in found if each is not None and each != policy), None)
 
 
 def same_prompts(before: Iterable[Turn], after: Iterable[Turn], most: int = EXAMPLES) -> list[tuple[Turn, Turn]]:
-    """Pairs of turns with one prompt, drawn by a hash of the prompt: at random, and the same at every look."""
+    """Pairs of turns with the same prompt, drawn by the prompt's hash: at random, but the same at every look."""
     theirs: dict[tuple[int, ...], Turn] = {}
     for turn in before:
         theirs.setdefault(tuple(turn.prompt_ids), turn)
@@ -193,5 +193,5 @@ def same_prompts(before: Iterable[Turn], after: Iterable[Turn], most: int = EXAM
 
 
 def _made_by(turns: Iterable[Turn], policy: PolicyVersion) -> list[Turn]:
-    """Turns that this version made alone: a number may name two versions after training went back."""
+    """Turns that this version alone made. After training went back, one number may name two versions."""
     return [turn for turn in turns if {span.policy for span in turn.spans} == {policy}]

@@ -1,6 +1,6 @@
-"""What a line of the ledger carries besides its reason: looks of the gate, looks at users, the rest cut to what one can read. Pure.
+"""The details of a ledger line beside its reason: looks of the gate, looks at users, and the rest cut to a readable size. Pure.
 
-Lines may be of an earlier or later version: what is not whole is left out, and never fails.
+An earlier or later version may have written a line: incomplete details are left out and never raise an error.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ostinato.web.page.sources import GateLook
 
 _DEEP, _LONG, _MANY = 6, 400, 60
 _RAW = frozenset({"evidence", "salt"})
-"""Every single score, which a restarted controller needs and nobody reads; and what users are dealt by."""
+"""Left out: every single score, which only a restarted controller needs, and the salt by which users are dealt to arms."""
 
 
 def gate_looks(events: Iterable[ReleaseEvent]) -> tuple[GateLook, ...]:
-    """The gate's looks, oldest first. A report that is not whole is left out: an earlier or later version wrote it."""
+    """The gate's looks, oldest first. An incomplete report, written by an earlier or later version, is left out."""
     found: list[GateLook] = []
     for event in events:
         report = event.detail.get("report")
@@ -54,7 +54,7 @@ def _look(event: ReleaseEvent, against: PolicyVersion, report: Mapping[str, Any]
 
 
 def last_report(events: Iterable[ReleaseEvent]) -> tuple[tuple[Comparison, ...], tuple[BarResult, ...]]:
-    """What the newest look of the gate compared, and the quality bars that it judged."""
+    """The comparisons of the gate's newest look, and the quality bars that it judged."""
     evaluated = [event for event in events if event.action == "evaluated"]
     if not evaluated:
         return (), ()
@@ -81,7 +81,7 @@ def _bar(told: Mapping[str, Any]) -> BarResult | None:
 
 
 GOAL = "share of good turns"
-"""What a reading is about that names no metric."""
+"""The metric of a reading that names none."""
 
 
 def trial_looks(events: Iterable[ReleaseEvent], root: str) -> tuple[TrialLook, ...]:
@@ -125,11 +125,11 @@ def _trial_look(event: ReleaseEvent, reading: Mapping[str, Any], lasting: str) -
 
 
 _LASTING = {"better": "better", "confirmed": "better, confirmed", "faded": "better at first"}
-"""By the ledger's line, what is found from it on: odds alone are not enough, what is new may please for a day."""
+"""The finding that holds from each ledger action on. Odds alone are not enough: a new version may please for a day."""
 
 
 def _finding(reading: Mapping[str, Any], lasting: str) -> str:
-    """What the trial concluded; `lasting` is the last line about how it stands beside what it replaced."""
+    """The trial's conclusion. `lasting` is the last action, or "", about the candidate against the version that it replaced."""
     if not reading.get("enough"):
         return "too few people"
     if reading.get("worse"):
@@ -174,7 +174,7 @@ def _list(value: object) -> Sequence[Any]:
 
 
 def carried(event: ReleaseEvent | Alarm) -> Mapping[str, Any]:
-    """A row's details without the raw scores, no deeper, longer or more than a page can hold."""
+    """A row's details without the raw scores, cut in depth, length and number to what a page can hold."""
     return {str(name): _cut(value, 1) for name, value in list(event.detail.items())[:_MANY] if name not in _RAW}
 
 

@@ -1,4 +1,4 @@
-"""What was published between two versions, by their manifests: no weights are read."""
+"""The deltas published between two versions, from their manifests; no weights are read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ostinato.weights.version.compare import Change
 from ostinato.weights.version.manifest import Manifest
 
 MOST_VERSIONS = 32
-"""Manifests that are read for one answer."""
+"""Manifests read for one answer, at most."""
 
 
 async def sent_between(manifests: Manifests, since: PolicyVersion, policy: PolicyVersion) -> WeightChange | None:
-    """The deltas that lead from one version to the other; None where the manifests do not, or not within `MOST_VERSIONS`."""
+    """The deltas that lead from one version to the other; None if the manifests do not connect them within `MOST_VERSIONS`."""
     try:
         chain = await _chain(manifests, since, policy)
     except (NotFound, Corrupt):

@@ -21,10 +21,10 @@ Rated = Sequence[tuple[str, str, float]]
 def shifts(
     before: Iterable[Turn], after: Iterable[Turn], rated_before: Rated, rated_after: Rated, off: Iterable[str] = ()
 ) -> tuple[RateShift, ...]:
-    """Each rate that says something of a turn on either side; first the share of rated turns that people accepted.
+    """Each rate with a value for some turn on either side; first the share of rated turns that people accepted.
 
-    The bounds hold for all rates together at 95% (Bonferroni). Rates of the operator's own are left out: their code is the release
-    worker's to run.
+    The bounds hold for all rates together at 95% (Bonferroni). The operator's own rates are left out, because only the release worker
+    may run their code.
     """
     rates = {name: rate for name, rate in BUILT_IN.items() if name not in set(off)}
     sides = [_tallies(rates.values(), turns) for turns in (before, after)]

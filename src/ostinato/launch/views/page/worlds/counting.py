@@ -1,4 +1,4 @@
-"""Rollouts that ended -> shares that were solved, by family and by version, with intervals; groups; endings; cheats. Pure."""
+"""Finished rollouts -> shares solved, by family and by version, with intervals; groups; endings; cheats. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.web.page.worlds.sources import (
 )
 
 MOST_POINTS = 30
-"""Of one curve; beyond it versions that follow each other are put together."""
+"""The most points of one curve; beyond it, consecutive versions are merged."""
 SPLITS: Mapping[str, str] = {"held_out": "held out", "train": "train"}
 """The splits that are drawn, by the names of their curves. A canary cannot be solved, so its share means nothing."""
 
@@ -28,7 +28,7 @@ Kind = tuple[str, str, str, str]
 
 @dataclass(slots=True)
 class Kinds:
-    """What was counted of one kind of task."""
+    """The counts of one kind of task, over all versions and for the newest."""
 
     all: Counts
     newest: Counts
@@ -36,7 +36,7 @@ class Kinds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """All that is counted of the rollouts on record."""
+    """All counts over the rollouts on record."""
 
     kinds: Mapping[Kind, Kinds]
     version: int | None
@@ -80,9 +80,9 @@ def counted(lines: Sequence[RolloutLine], kind_of: Callable[[RolloutLine], Kind]
 
 
 def solved_share(counts: Counts, *, one_task: bool = False) -> SolvedShare | None:
-    """The share that was solved, with tasks as clusters, for rollouts of one task turn out alike. None if nothing was graded.
+    """The share solved, with tasks as clusters, because rollouts of one task turn out alike. None if nothing was graded.
 
-    `one_task`: it is asked of this task alone; each rollout is then a try of its own (Wilson's interval).
+    `one_task`: the share is of one task alone, so each rollout counts as an independent try (Wilson's interval).
     """
     rollouts, solved = sum(n for _, n in counts.values()), sum(solved for solved, _ in counts.values())
     if not rollouts:
@@ -96,7 +96,7 @@ def solved_share(counts: Counts, *, one_task: bool = False) -> SolvedShare | Non
 def version_points(
     lines: Iterable[RolloutLine], most: int = MOST_POINTS, *, one_task: bool = False
 ) -> tuple[VersionPoint, ...]:
-    """Success by the oldest weights that made a token, oldest first."""
+    """Success by the oldest policy version that made a token, oldest first."""
     by_version: defaultdict[int, Counts] = defaultdict(dict)
     for line in lines:
         if line.value is not None and line.policy is not None:
@@ -118,7 +118,7 @@ def version_points(
 
 
 def group_counts(lines: Iterable[RolloutLine]) -> GroupCounts:
-    """Groups with at least two grades, and those of them in which all are worth the same."""
+    """Groups with at least two grades, and those of them whose grades are all equal."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for line in lines:
         if line.group is not None and line.value is not None:

@@ -1,4 +1,4 @@
-"""The rollouts that ended, as a fold over the lines of their record: the newest, each under its episode's name."""
+"""The newest finished rollouts by episode, as a fold over the lines of their record."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ostinato.web.page.worlds.sources import RolloutLine
 from ostinato.worlds.rollout.finished import Finished
 
 MOST_KEPT = 20_000
-"""Rollouts that are counted, the newest."""
+"""How many of the newest rollouts are counted."""
 _LONGEST_NAME = 512
 _MOST_CHEATS = 20
 _MOST_MEMBERS = 1_000_000
-_LATEST = 1e11  # a clock beyond it cannot be written as a date
+_LATEST = 1e11  # a later time cannot be written as a date
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRollout:
-    """One of them, and where its line is."""
+    """A finished rollout, and the place of its line."""
 
     line: RolloutLine
     taskset: str
@@ -30,7 +30,7 @@ class EndedRollout:
 
 
 class EndedRollouts:
-    """Takes lines in; a rollout that is told twice counts once, as it was told last.
+    """Folds lines of the record. A rollout that is recorded twice counts once, by its last line.
 
     Example: ``EndedRollouts().take([(spot, b'{"episode": "w3f.0.2.0", "task": "calc-1", ...}')])``
     """
@@ -45,7 +45,7 @@ class EndedRollouts:
         self.dropped = 0
 
     def take(self, lines: Iterable[tuple[Spot, bytes]]) -> None:
-        """Take in lines, oldest first. What is no record is counted."""
+        """Take in lines, oldest first. A line that is no record is counted in `bad`."""
         for spot, line in lines:
             record = record_of(line)
             found = None if record is None else self._found(record, spot)
@@ -65,7 +65,7 @@ class EndedRollouts:
         return len(self._by_episode)
 
     def get(self, episode: str) -> EndedRollout | None:
-        """One of them."""
+        """The rollout of an episode, or None."""
         return self._by_episode.get(episode)
 
     def all(self) -> Iterable[EndedRollout]:
@@ -82,7 +82,7 @@ class EndedRollouts:
         return sorted(found, key=lambda line: (line.member or 0, line.episode))
 
     def member(self, group: str, number: int) -> RolloutLine | None:
-        """A member of a group, as it was told last."""
+        """A member of a group, by its last line."""
         found = (self._by_episode[episode].line for episode in reversed(self._groups.get(group, {})))
         return next((line for line in found if line.member == number), None)
 
@@ -118,14 +118,14 @@ class EndedRollouts:
         return EndedRollout(line=line, taskset=_name(record.taskset), spot=spot)
 
     def _policy(self, policy: PolicyVersion | None) -> PolicyVersion | None:
-        """One object for all that are alike; a dash is shown for one that no trainer numbers so."""
+        """One object for all equal policies; None (shown as a dash) for a number or hash that no trainer makes."""
         if policy is None or not 0 <= policy.number < 1 << 53 or len(policy.hash) > _LONGEST_NAME:
             return None
         return self._policies.setdefault(policy, policy)
 
 
 def record_of(line: bytes) -> Finished | None:
-    """A line as the record that it is; None for anything else."""
+    """A line parsed as a record; None if it is none."""
     try:
         return Finished.read(line.decode())
     except (UnicodeDecodeError, BadRequest):
@@ -133,5 +133,5 @@ def record_of(line: bytes) -> Finished | None:
 
 
 def _name(text: str) -> str:
-    """A short text, one object for all that are alike."""
+    """The text cut to a length limit, as one object for all equal texts."""
     return sys.intern(text[:_LONGEST_NAME])

@@ -76,7 +76,7 @@ class RunWorlds:
         self._counted: dict[str, tuple[tuple[int, int], Counted]] = {}
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Close the threads."""
         self._threads.close()
 
     async def worlds(self, family: str) -> WorldsNow:
@@ -145,7 +145,7 @@ class RunWorlds:
         )
 
     def _count(self, family: str) -> Counted:
-        """What is counted, once for as long as nothing changes."""
+        """The counts, cached until something changes."""
         revision = (self._ended.read, self._tasks.revision)
         kept = self._counted.get(family)
         if kept is None or kept[0] != revision:
@@ -190,7 +190,7 @@ class RunWorlds:
         return tuple(lines)
 
     def _tasksets(self) -> tuple[TasksetLine, ...]:
-        """That of now, as the worker read it last, and those of rollouts on record."""
+        """The current taskset, as the worker last read it, and those of the rollouts on record."""
         said = next((line for line in reversed(last_lines(self._progress)) if line["kind"] == "tasks"), None)
         now = "" if said is None else str(said.get("hash", ""))[:128]
         spans: dict[str, tuple[int, float, float]] = {}

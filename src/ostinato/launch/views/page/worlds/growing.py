@@ -1,4 +1,4 @@
-"""Files of lines that another process appends to, read as they grow: what is new, a while at a time, and any line again by its place."""
+"""Follows files of lines that another process appends to: new lines within a time limit, and any line again by its place."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ LONGEST_LOOK_S = 0.2
 """How long one look may read before the rest waits for the next one."""
 LONGEST_LINE = 1 << 19
 _CHUNK = 1 << 20
-_NAME = 512  # bytes of its first line that a file is known by
+_NAME = 512  # bytes of its first line by which a file is identified
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a line lies: in the file that begins so, from this byte on."""
+    """A line's place: the file, identified by the start of its first line, and the line's byte offset."""
 
     name: bytes
     at: int
 
 
 class Growing:
-    """The lines of a file and of the older part that is set aside, oldest first. Whoever asks does so from one thread at a time.
+    """The lines of a file and of its rotated parts, oldest first. Use it from one thread at a time.
 
-    A file is known by its first line: one that was set aside meanwhile is read to its end, and one that was written anew from its start.
+    A file is identified by its first line: a file rotated meanwhile is read to its end, and a rewritten file is read from its start.
 
     Args:
-        parts: the file, after those that were set aside, oldest first.
-        most_bytes: of a file that was never read before only so much is, its end.
+        parts: the rotated parts, oldest first, then the file.
+        most_bytes: of a file not read before, only the last so many bytes are read.
 
     Example::
 
@@ -58,7 +58,7 @@ class Growing:
         self.at: float | None = None
 
     def new(self) -> Iterator[tuple[Spot, bytes]]:
-        """Whole lines that are new, without their ends; a line that is longer than any record is passed over and counted."""
+        """New complete lines, without their line breaks. A line longer than any record is skipped and counted in `bad`."""
         until, read, self.behind, self.at = self._clock() + self._look_s, {}, 0, None
         for path in self._parts:
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -88,7 +88,7 @@ class Growing:
         return None
 
     def _begin(self, file: BinaryIO, name: bytes, size: int) -> int:
-        """Where to go on."""
+        """The offset to continue from."""
         known = self._read.get(name)
         if known is not None and known <= size:
             return known
@@ -100,7 +100,7 @@ class Growing:
         return at
 
     def _chunk(self, file: BinaryIO, at: int) -> tuple[list[tuple[int, bytes]], int]:
-        """Some whole lines with their places, and where the next one begins."""
+        """Some complete lines with their offsets, and the offset of the next one."""
         file.seek(at)
         data = file.read(_CHUNK)
         whole = data.rfind(b"\n") + 1
@@ -118,7 +118,7 @@ class Growing:
         return lines, at + whole
 
     def _overlong(self, file: BinaryIO, at: int, data: bytes) -> tuple[list[tuple[int, bytes]], int]:
-        """Past a line that no chunk holds; not past one that is still being written."""
+        """Skip a line that is longer than a chunk, but not one that is still being written."""
         if len(data) < _CHUNK:
             return [], at
         while data := file.read(_CHUNK):
@@ -130,7 +130,7 @@ class Growing:
 
 
 def _name(file: BinaryIO) -> bytes:
-    """What a file is known by: its first line's beginning; b"" while that is not whole."""
+    """A file's identity: the start of its first line; b"" while that line is incomplete."""
     file.seek(0)
     first = file.readline(LONGEST_LINE)
     return first[:_NAME] if first.endswith(b"\n") or len(first) == LONGEST_LINE else b""

@@ -1,4 +1,4 @@
-"""What stands in the record of one finished rollout beside its line in a list: bounded, whatever it holds. Pure."""
+"""The details of one finished rollout's record beyond its line in a list, always bounded in size. Pure."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _LONGEST_WHY = 4_000
 
 
 def turns_of(ids: Sequence[object]) -> list[str]:
-    """The ids of its turns."""
+    """The ids of the rollout's turns."""
     return [each for each in ids[:_MOST_TURNS] if isinstance(each, str) and len(each) <= 512]
 
 
 def figures_of(named: Mapping[str, float]) -> dict[str, float]:
-    """Named numbers, the first of many."""
+    """The first `_MOST_FIGURES` named numbers."""
     return {name[:120]: number for name, number in islice(named.items(), _MOST_FIGURES)}
 
 
 def why_of(record: Finished) -> str:
-    """Why it was graded so, for people."""
+    """The reason for the grade, for people."""
     return part_of("", record.why, _LONGEST_WHY).text
 
 
 def changes_of(record: Finished) -> tuple[tuple[FileChange, ...], int]:
-    """What it changed, and how many further files that is."""
+    """The rollout's file changes, and how many more there are."""
     left = _MOST_CHARACTERS
     found: list[FileChange] = []
     for change in record.changes[:_MOST_CHANGES]:

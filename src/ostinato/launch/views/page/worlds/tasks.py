@@ -1,4 +1,4 @@
-"""The taskset file as the page knows it: who is in it, and one task whole; what is hidden is given to who may see it only."""
+"""The taskset file for the page: a list of its tasks, and one task in full. Hidden parts go only to viewers who may see them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.web.page.worlds.sources import HiddenPart, SaidPart, TaskFacts
 from ostinato.worlds.tasks.rows import EncodedBytes, MessageRow, TaskRow, parse_row
 
 MOST_BYTES = 128 << 20
-"""Of a file that is read for the page; the worker reads larger ones, too."""
+"""The largest file that is read for the page; the worker reads larger ones, too."""
 WAIT_S = 0.3
 _MOST_FILES = 200
 _MOST_MESSAGES = 50
@@ -23,7 +23,7 @@ _HIDDEN_FILES = 20
 
 @dataclass(frozen=True, slots=True)
 class KnownTask:
-    """One task in a line, and where it begins in the file."""
+    """A task's short facts, and where its line begins in the file."""
 
     family: str
     split: str
@@ -33,11 +33,11 @@ class KnownTask:
 
 
 class TasksetFile:
-    """Reads the file on a thread of its own whenever it is another one. `look` first.
+    """Reads the file on a thread of its own whenever it has changed. Call `look` first.
 
     Args:
         path: the file, None if none is named.
-        wait_s: how long one look waits for the reading; a large file is there at a later one.
+        wait_s: how long one look waits for the reading; a large file is ready at a later look.
     """
 
     def __init__(self, path: Path | None, wait_s: float = WAIT_S) -> None:
@@ -49,7 +49,7 @@ class TasksetFile:
         self.revision = 0
 
     def look(self) -> TasksetFile:
-        """Begin to read a file that changed; what was known before holds until that is done."""
+        """Begin to read a file that changed. Until that is done, the previous tasks are kept."""
         if self._path is None:
             return self
         if self._reader is None or not self._reader.is_alive():
@@ -78,7 +78,7 @@ class TasksetFile:
                 file.seek(known.at)
                 row = parse_row("taskset", file.readline().decode())
         except (OSError, UnicodeDecodeError, BadConfig):
-            return None  # the file is being written anew
+            return None  # the file is being rewritten
         return _facts(row, hidden=hidden) if row.id == id else None
 
     def _read(self, path: Path, size: int) -> None:

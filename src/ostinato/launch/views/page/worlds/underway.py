@@ -16,11 +16,11 @@ _MOST_MEMBERS = 1024
 _LONGEST_NAME = 512
 
 Recorded = Callable[[str, int], RolloutLine | None]
-"""The record of a rollout that ended, by its group's name and its number in it."""
+"""Finds the line of a finished rollout by its group's name and its number in the group."""
 
 
 class UnderWay:
-    """Folds the journal; only reads it. `look` first."""
+    """Folds the journal without writing to it. Call `look` first."""
 
     def __init__(self, path: Path) -> None:
         self._lines = Growing([path])
@@ -28,7 +28,7 @@ class UnderWay:
         self.bad = 0
 
     def look(self) -> UnderWay:
-        """Read what is new."""
+        """Read new lines."""
         for spot, line in self._lines.new():
             if not self._apply(spot, line):
                 self.bad += 1
@@ -40,7 +40,7 @@ class UnderWay:
         return self._lines.behind
 
     def pacing(self) -> Pacing:
-        """How many groups were drawn, and where they are."""
+        """How many groups were drawn, and how many are in each state."""
         return Pacing(
             drawn=self._groups.drawn,
             spent=self._groups.spent,
@@ -55,12 +55,12 @@ class UnderWay:
         return tuple(self._shown(self._groups.open[number], recorded) for number in newest)
 
     def group(self, name: str, recorded: Recorded) -> GroupUnderWay | None:
-        """One of them by its name."""
+        """An open group by its name."""
         found = next((group for group in self._groups.open.values() if group.name == name), None)
         return None if found is None else self._shown(found, recorded)
 
     def find(self, episode: str) -> tuple[RolloutLine, tuple[str, ...]] | None:
-        """A rollout of an open group, under way or ended, and its turns as far as they are told; None if there is no such one."""
+        """A rollout of an open group, under way or ended, and its turns if it has ended; None if there is no such rollout."""
         for group in self._groups.open.values():
             if not episode.startswith(f"{group.name}."):
                 continue
@@ -79,17 +79,17 @@ class UnderWay:
 
     @property
     def tasks(self) -> Collection[str]:
-        """Those that were ever drawn."""
+        """The tasks that were ever drawn."""
         return self._groups.latest
 
     def _apply(self, spot: Spot, line: bytes) -> bool:
         event = _event(line)
         if event is None:
             return False
-        if spot.name != self._name:  # another journal: this one's groups are no more
+        if spot.name != self._name:  # another journal: the groups of the previous one are gone
             token = str(event.get("token", ""))[:64]
             if token == self._groups.token and "lines" in event:
-                # written anew: what is known is shown until that is read
+                # the journal was rewritten: show the known groups until the new file is read
                 self._name, self._next = spot.name, Groups([], token=token, epochs=0)
             else:
                 self._begin(spot.name, token)
@@ -120,7 +120,7 @@ class UnderWay:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """A line as an event; None for anything else."""
+    """A line parsed as an event; None if it is none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -129,7 +129,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def _current(group: Group, member: int, slot: Slot) -> str:
-    """The name of the episode that was begun last."""
+    """The name of the last episode begun."""
     return f"{group.name}.{member}.{max(0, slot.begun - 1)}"
 
 

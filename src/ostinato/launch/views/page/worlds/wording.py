@@ -1,4 +1,4 @@
-"""A rollout's turns as steps in words: what was new to the model, what it answered, which tools it called. Bounded; pure."""
+"""A rollout's turns as readable steps: the new input, the model's answer and its tool calls. Bounded; pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ostinato.web.page.tokens import versions
 from ostinato.web.page.worlds.sources import CallPart, RolloutStep, SaidPart
 
 LONGEST_PART = 8_000
-"""Characters of one part that are shown: its beginning and its end."""
+"""Characters shown of one part: its beginning and its end."""
 LONGEST_STEP = 24_000
-"""Characters of all that one step was given, and of all its calls."""
+"""Characters shown of one step's input, and of all its calls."""
 LONGEST_PAGE = 100_000
-"""Characters of steps after which no other one is begun."""
+"""After so many characters of steps, no further step is begun."""
 _MOST_TOKENS = 8_000
 _MOST_PARTS = 60
 _MOST_CALLS = 20
 _ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
-_ANY_TOOL = (Tool(name="any"),)  # a reader looks for calls only where there are tools, and takes the name that it finds
+_ANY_TOOL = (Tool(name="any"),)  # a reader looks for calls only if there are tools, and accepts any name
 
 Pieces = Callable[[int], bytes]
 Readers = Callable[[Conversation, str], AnswerReader]
@@ -45,15 +45,15 @@ def steps_of(
     *,
     tools: bool,
 ) -> tuple[RolloutStep, ...]:
-    """The steps of turns that follow each other: as many as one page holds, one at least.
+    """The steps of consecutive turns: as many as one page holds, at least one.
 
     Args:
         ids: the turns' ids.
-        turns: the turns, None where the log has one no more.
-        first: the place of the first of them in its rollout.
+        turns: the turns, None for a turn that the log no longer has.
+        first: the place of the first turn in its rollout.
         before: the turn before them, None if they are the first.
         pieces: the bytes of a token, b"" for a control token.
-        readers: makes what tells text and calls of an answer apart; None: answers are shown as they were sampled.
+        readers: makes readers that separate an answer's text from its calls; None: answers are shown as they were sampled.
         tools: the harness has tools, so that an answer may hold calls.
     """
     steps: list[RolloutStep] = []
@@ -100,7 +100,7 @@ def _step(
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids both begin with."""
+    """The length of the common prefix."""
     if one == other[: len(one)]:
         return len(one)
     return next(
@@ -110,7 +110,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _parts(ids: Sequence[int], pieces: Pieces) -> Iterator[SaidPart]:
-    """What stands between control tokens, by its role where its first line says it, as most templates write it."""
+    """The texts between control tokens, each with its role if its first line names it, as in most templates."""
     cut = len(ids) - _MOST_TOKENS
     kept = ids if cut <= 0 else (*ids[: _MOST_TOKENS // 2], None, *ids[-_MOST_TOKENS // 2 :])
     told, left = 0, LONGEST_STEP
