@@ -61,8 +61,8 @@ def token_logprobs(
 ) -> Tensor:
     """fp32 log-probability of each sampled token under softmax(head(hidden) / temperature), under autograd; one backward pass.
 
-    `head` maps [m, D] to fresh logits [m, V], which the backward pass overwrites. With `keep` all logits stay in memory until then;
-    otherwise the backward pass runs the head again, and only one chunk of logits is in memory at a time. `edits`: the changes made to
+    `head` maps [m, D] to fresh logits [m, V], which may be overwritten. With `keep` all logits stay in memory until the backward pass;
+    otherwise that pass runs the head again, and only one chunk of logits is in memory at a time. `edits`: the changes made to
     the logits of some of the M tokens before they were drawn. `kernels`: "torch" computes on any device, on which all tensors must be.
     """
     function = _TokenLogprobs if kernels == "own" else TensorLogprobs
