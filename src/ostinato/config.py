@@ -161,7 +161,7 @@ _ALIKE = 0.55
 
 
 def _likeness(asked: str, known: str) -> float:
-    """The similarity of two keys, from 0 to 1. The last part weighs most; it may be a key's initials (lr) or one of its words (rate)."""
+    """The similarity of two keys, from 0 to 1. The last part weighs most; `asked` may give its initials (lr) or one of its words (rate)."""
     (section, _, leaf), (known_section, _, known_leaf) = asked.rpartition("."), known.rpartition(".")
     words = known_leaf.split("_")
     alike = _ratio(leaf, known_leaf)

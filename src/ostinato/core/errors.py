@@ -6,7 +6,7 @@ OstinatoError
 │   └── NotFound        no such model, turn or ref (HTTP 404)
 ├── Unauthorized        missing or wrong key (HTTP 401)
 ├── Unavailable         cannot be done now; try again (HTTP 503)
-│   └── SandboxBroken   a sandbox's own programs ended it
+│   └── SandboxBroken   a sandbox's programs exceeded its limits
 ├── Cancelled           the caller gave up; everything is as it was before the call
 ├── StorageFull         nothing was written, nothing acknowledged was lost (HTTP 507)
 ├── Corrupt             stored bytes do not have their promised hash or form

@@ -89,7 +89,7 @@ def differences(one: Contract, other: Contract) -> tuple[str, ...]:
 def same_arithmetic(one: Contract, other: Contract) -> bool:
     """True if both contracts promise the same bits: both exact, and equal in all but the KV block size.
 
-    The exact kernels add up in the order of absolute positions, so their result does not depend on how the KV cache is cut
+    The exact kernels sum in the order of absolute positions, so their result does not depend on how the KV cache is cut
     into blocks. The thread count must be equal, because libraries choose kernels by it. Fast mode promises nothing, even between
     equal contracts.
 

@@ -35,7 +35,7 @@ class Finish(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
-    DEADLINE = "deadline"  # its rollout ran out of time; clients read it as they read `LENGTH`
+    DEADLINE = "deadline"  # its rollout ran out of time; clients are told `LENGTH`
     ABORT = "abort"  # the client went away, or the operator cancelled
     ERROR = "error"  # the engine failed
 
@@ -284,7 +284,7 @@ class NoReward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
-    """Why a turn gets no reward: its reward function failed, hung, answered nonsense, or has none. At most one per turn.
+    """Why a turn gets no reward: its reward function failed, hung, answered nonsense, or is missing. At most one per turn.
 
     Example: ``Quarantine(turn="chatcmpl-3f:0", reason="reward_failed: ZeroDivisionError: division by zero", at=42.0)``
     """

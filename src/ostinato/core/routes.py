@@ -94,7 +94,7 @@ def check(ids_TLk: Ids | None, *, experts: int, layers: int, top_k: int, tokens:
     """Raise BadRoutes, with the reason, for routes that must not be replayed into a model of this shape.
 
     "missing": none at all. "truncated": fewer tokens than `tokens` (more are fine: the last one may have no successor).
-    "stale": another number of layers or slots, or ids the model does not have. "zero": what a failed kernel leaves behind.
+    "stale": another number of layers or slots, or ids the model does not have. "zero": values that a failed kernel leaves behind.
     "repeated": an expert twice in one set.
     """
     if ids_TLk is None or ids_TLk.size == 0:

@@ -1,4 +1,4 @@
-"""What the trainer learns from: turns with credit, and the batch of one step."""
+"""The trainer's input: turns with credit, and the batch of one step."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def _finish(directory: Path, partial: Path, checkpoint: Checkpoint, files: Mappi
     }
     if checkpoint.part is not None:
         written["shapes"] = {name: list(shape) for name, shape in checkpoint.part.shapes.items()}
-    body = json.dumps(written, sort_keys=checkpoint.part is None).encode()  # the order of the shapes is the parameters'
+    body = json.dumps(written, sort_keys=checkpoint.part is None).encode()  # keeps the shapes in the parameters' order
     _write(partial / _MANIFEST, body)
     _sync(partial)
     final = directory / f"{checkpoint.step:08d}-{blake3(body).hexdigest()[:16]}"
@@ -239,7 +239,7 @@ def _write(path: Path, body: bytes) -> None:
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> dict[str, Any]:
-    """A safetensors file, without the copy of all tensors that the library's writer makes. Returns its size and hash."""
+    """Write a safetensors file, without the copy of all tensors that the library's writer makes. Returns its size and hash."""
     names = {np.dtype(kind): name for name, kind in _DTYPES.items()}
     header: dict[str, Any] = {}
     offset = 0

@@ -110,7 +110,7 @@ class Masters:
     def update(self, *, learning_rate: float, scale: float) -> None:
         """One AdamW step with the gradient times `scale`; then the compute model holds the new rounding.
 
-        Decoupled weight decay (Loshchilov and Hutter 2019) for matrices only: a small norm weight or bias makes no simpler model.
+        Decoupled weight decay (Loshchilov and Hutter 2019) for matrices only: a smaller norm weight or bias is not a simpler model.
         """
         if scale != 1.0:
             self.grads.mul_(scale)

@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Laps:
-    """Seconds of a step's phases, added up by name."""
+    """The seconds of a step's phases, summed by name."""
 
     def __init__(self) -> None:
         self._started = self._last = time.perf_counter()
@@ -108,7 +108,7 @@ class Passes:
         laps: Laps,
         check: Callable[[], None],
     ) -> float:
-        """`promised`: the policy numbers whose bits an exact contract promises; None without one. Returns the loss."""
+        """Run all micro-batches; returns the loss. `promised`: the policy numbers whose bits an exact contract promises, or None."""
         normaliser = sum(float(item.weights_S.double().sum()) for item in work) * self._config.turn_tokens
         losses: list[Tensor] = []
         self._masters.clear_grads()

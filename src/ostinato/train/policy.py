@@ -100,7 +100,7 @@ def served_dtypes(
 
 def _recomputable(model: PreTrainedModel) -> list[nn.Module]:
     """The layers, set up to keep only their input for the backward pass while they (not their submodules) are in training mode."""
-    # the first name came with transformers 5.22 and the second goes with 6
+    # transformers 5.22 added the first name, and 6 removes the second
     enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

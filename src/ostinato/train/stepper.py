@@ -18,7 +18,7 @@ _PATIENCE_S = 0.2  # between two checks for cancellation while weights are being
 
 
 class StepTaker(Protocol):
-    """A trainer as a stepper sees it (`PolicyTrainer`, or several processes that act as one)."""
+    """The part of a trainer that a stepper needs (`PolicyTrainer`, or several processes that act as one)."""
 
     def step(self, samples: Sequence[Sample], references: References | None, stop: Callable[[], bool]) -> Learned:
         """See `PolicyTrainer.step`."""

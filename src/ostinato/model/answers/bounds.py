@@ -1,6 +1,6 @@
 """Limits on JSON schemas, beyond which compiling their grammars would cost too much. Pure.
 
-The compiler itself is tried in a separate process (`model/grammars/trial.py`); what is known to be expensive is refused before, by name.
+The compiler itself is tried in a separate process (`model/grammars/trial.py`); schemas known to be expensive are refused before that.
 """
 
 from __future__ import annotations

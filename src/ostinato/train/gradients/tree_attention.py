@@ -73,7 +73,7 @@ class Layout:
         starts = np.flatnonzero(np.diff(packed.positions_N, prepend=packed.positions_N[0]) != 1)  # unbranched stretches
         stops = np.append(starts[1:], packed.tokens)
         branch = np.empty(int(packed.positions_N.max()) + 1, np.int64)  # the current path, from the root
-        table: list[int] = []  # its blocks
+        table: list[int] = []  # the path's blocks
         places: list[tuple[Ints, int]] = []
         self._entries: list[Entry] = []
         for a, b in zip(starts.tolist(), stops.tolist(), strict=True):
@@ -111,7 +111,7 @@ class Layout:
         return self.reads.attend(q, held, scale, window)
 
     def tiles(self, queries: int) -> Ints:
-        """[T, 2]: (first query, how many) of runs of at most `queries` neighbours on one path."""
+        """[T, 2]: (first query, count) of runs of at most `queries` neighbours on one path."""
         found: list[tuple[int, int]] = []
         first = 0
         for entry in self._entries:
@@ -143,7 +143,7 @@ class Layout:
         cuts[-1] = len(tiles)
         keys = self._spread(k, into_blocks, (BLOCK, dim))
         keys_by_dim, values_by_dim = (self._spread(x, into_turned_blocks, (dim, BLOCK)) for x in (k, v))
-        dq = torch.zeros(q.shape, dtype=torch.float32)  # padding behind the tree gets no gradient
+        dq = torch.zeros(q.shape, dtype=torch.float32)  # padding after the tree gets no gradient
         dk, dv = (np.zeros((_PARTS, self.blocks, kv, BLOCK, dim), np.float32) for _ in range(2))
         qs, dos, deltas = (x.float().contiguous().numpy() for x in (q, *grads))
         paged = (lse.numpy(), deltas, keys, keys_by_dim, values_by_dim)

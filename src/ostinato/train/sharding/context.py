@@ -94,7 +94,7 @@ class Share:
 
     def part(self, packed: Packed) -> Packed:
         """This rank's rows and predictions, for code that reads ids, positions and targets; a rank without a prediction makes a dummy one,
-        so that its backward pass takes part in those of the others.
+        so that it takes part in the others' backward pass.
         """
         padding = (0, self.rows - len(self.own_N))
         rows_M = np.searchsorted(self.own_N, packed.rows_M[self.own_M])

@@ -18,7 +18,7 @@ from ostinato.train.batch.microbatch import Microbatch, idle_microbatch
 from ostinato.train.sharding.balance import balanced, rounds
 from ostinato.train.sharding.context import Context
 
-_PATIENCE = timedelta(hours=1)  # of one collective: longer than any rank computes between two
+_PATIENCE = timedelta(hours=1)  # timeout of a collective: longer than any rank computes between two of them
 
 
 class RankGroup:
@@ -43,7 +43,7 @@ class RankGroup:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
         dist.init_process_group("gloo", rank=rank, world_size=count, store=store, timeout=_PATIENCE)
         own: dist.ProcessGroup | None = None
-        for first in range(0, count if context_ranks > 1 else 0, context_ranks):  # all ranks make all groups
+        for first in range(0, count if context_ranks > 1 else 0, context_ranks):  # every rank must create every group
             neighbours = list(range(first, first + context_ranks))
             made = cast("dist.ProcessGroup", dist.new_group(neighbours, timeout=_PATIENCE))
             own = made if rank in neighbours else own

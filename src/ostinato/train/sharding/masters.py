@@ -87,7 +87,7 @@ class ShardedMasters:
     def grad_norm(self) -> float:
         """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
         total = sum_of_squares(self._grads().values()).view(1)
-        return math.sqrt(square) if (square := float(self._group.total(total))) >= 0 else square  # a NaN stays one
+        return math.sqrt(square) if (square := float(self._group.total(total))) >= 0 else square  # a NaN stays a NaN
 
     @torch.no_grad()
     def update(self, *, learning_rate: float, scale: float) -> None:
@@ -215,7 +215,7 @@ class ShardedMasters:
 
 
 def _divided(parameter: Tensor) -> DTensor:
-    assert isinstance(parameter, DTensor)  # FSDP2 takes all of them
+    assert isinstance(parameter, DTensor)  # FSDP2 shards all parameters
     return parameter
 
 
