@@ -225,9 +225,7 @@ def explain(model: type[BaseModel], error: ValidationError, origin: Mapping[str,
                 add(name, _unknown(name, list(known)))
         else:
             secret = any(path.startswith(name) and "Secret" in str(field.annotation) for name, field in known.items())
-            section = item["type"] == "value_error" and isinstance(
-                given, dict
-            )  # its text would bury the mistake
+            section = item["type"] == "value_error" and isinstance(given, dict)  # its text would bury the mistake
             shown = "" if secret or section else f" (got {given!r})"
             add(path, f"{path}: {item['msg'].removeprefix('Value error, ')}{shown}")
     return BadConfig("; ".join(lines))

@@ -26,7 +26,7 @@ _MAGIC = b"ORT1"
 _HEADER = struct.Struct("<4sIIHHH")  # magic, crc32 of everything after it, T, L, k, E
 _MAX_EXPERTS, _MAX_TOP_K, _MAX_LAYERS = 4096, 64, 4096
 _CHUNK = 1 << 14  # sets at once: small enough that the working arrays stay in the cache; a multiple of 8
-_CHANCE_BITS = 64  # "every set is 0..k-1" counts as a failure if a uniform router gives it with probability below 2 ** -64
+_CHANCE_BITS = 64  # "every set is 0..k-1" counts as a failure if its chance under a uniform router is below 2 ** -64
 
 
 class _Part(NamedTuple):

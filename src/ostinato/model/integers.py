@@ -59,7 +59,7 @@ class FbgemmMatrix(Matrix):
     def room(rows: int, inputs: int, most: int) -> tuple[Tensor, int]:
         """See `Matrix`."""
         del most
-        return torch.empty(rows, inputs, dtype=torch.float32), 0  # a thread that builds a model may change torch's default
+        return torch.empty(rows, inputs, dtype=torch.float32), 0  # another thread may change torch's default meanwhile
 
 
 class OnednnMatrix(Matrix):

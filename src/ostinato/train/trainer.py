@@ -339,7 +339,7 @@ def _counted(work: Sequence[Microbatch], usable: Sequence[Sample], before: int) 
     return {
         "lag_max": float(max(lags_M)),
         "lag_mean": sum(lags_M) / len(lags_M),
-        "turns_flat": float(sum(not any(sample.advantages) for sample in usable)),  # of groups whose rollouts all did alike
+        "turns_flat": float(sum(not any(sample.advantages) for sample in usable)),  # of groups in which all did alike
         "episodes": weight,
         "tokens": float(sum(item.packed.tokens for item in work)),
         "tokens_saved": float(sum(item.packed.saved for item in work)),

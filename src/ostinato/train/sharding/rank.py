@@ -12,7 +12,7 @@ from ostinato.train.sharding.trainer import take_part
 
 def main() -> None:
     """Run until the first rank ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the first rank decides when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all ranks; the first decides when to end
     take_part(read_task(sys.stdin.buffer.readline()), sys.stdin.buffer, lambda _: None)
     sys.stdout.flush()
     os._exit(0)
