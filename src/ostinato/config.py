@@ -1,4 +1,4 @@
-"""One frozen tree of the rooms' settings: a TOML file, then `--set a.b=c`, checked once; an unknown key is an error."""
+"""One frozen tree of the rooms' settings: a TOML file, then `--set a.b=c`, validated once; an unknown key is an error."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ListenConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class LearnConfig(BaseModel, frozen=True, extra="forbid"):
-    """Whom is learned from, and the pace of learning."""
+    """Whose turns are learned from, and the pace of learning."""
 
     source: Literal["people", "worlds", "both"] = Field(
         default="people",
@@ -149,7 +149,7 @@ def keys(model: type[BaseModel], before: str = "") -> Iterator[tuple[str, FieldI
 
 
 def nearest(asked: str, known: Sequence[str]) -> str | None:
-    """The key that was probably meant, wherever it stands in the tree; None if none comes close.
+    """The key that was probably meant, anywhere in the tree; None if no key comes close.
 
     Example: ``nearest("train.lr", ["train.clip", "train.learning_rate"]) == "train.learning_rate"``
     """
@@ -161,7 +161,7 @@ _ALIKE = 0.55
 
 
 def _likeness(asked: str, known: str) -> float:
-    """From 0 to 1. The last part says most; it may be the initials of its words (lr) or one of them (rate)."""
+    """The similarity of two keys, from 0 to 1. The last part weighs most; `asked` may give its initials (lr) or one of its words (rate)."""
     (section, _, leaf), (known_section, _, known_leaf) = asked.rpartition("."), known.rpartition(".")
     words = known_leaf.split("_")
     alike = _ratio(leaf, known_leaf)
@@ -208,7 +208,7 @@ def leaves(tree: Mapping[str, Any], before: str = "") -> list[str]:
 
 
 def explain(model: type[BaseModel], error: ValidationError, origin: Mapping[str, str]) -> BadConfig:
-    """What is wrong, each mistake with where it stands, its key and the way out. `origin` is that of each key that was set."""
+    """An error that names each mistake's origin, its key and the remedy. `origin` maps each key that was set to its origin."""
     known = dict(keys(model))
     lines: list[str] = []
 
@@ -225,9 +225,7 @@ def explain(model: type[BaseModel], error: ValidationError, origin: Mapping[str,
                 add(name, _unknown(name, list(known)))
         else:
             secret = any(path.startswith(name) and "Secret" in str(field.annotation) for name, field in known.items())
-            section = item["type"] == "value_error" and isinstance(
-                given, dict
-            )  # its text would bury what is wrong with it
+            section = item["type"] == "value_error" and isinstance(given, dict)  # its text would bury the mistake
             shown = "" if secret or section else f" (got {given!r})"
             add(path, f"{path}: {item['msg'].removeprefix('Value error, ')}{shown}")
     return BadConfig("; ".join(lines))
@@ -283,7 +281,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
 
 
 def load_saved(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, list[str]]:
-    """The configuration that a run was started with, for who only reads the run, and the keys of another version, which are left out.
+    """The configuration a run was started with, for code that only reads the run, and the keys of another version, which are left out.
 
     Raises BadConfig as `load` for everything else that is wrong.
     """
@@ -303,7 +301,7 @@ def load_saved(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, list[
 
 
 def _drop(tree: Any, loc: Sequence[str | int]) -> bool:
-    """Remove what lies there; False if nothing does."""
+    """Remove the value at `loc`; False if there is none."""
     for step in loc[:-1]:
         try:
             tree = tree[step]
@@ -313,15 +311,15 @@ def _drop(tree: Any, loc: Sequence[str | int]) -> bool:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write the resolved configuration as JSON, secrets included, readable by its owner only: what the workers are started with.
+    """Write the resolved configuration, with which the workers are started, as JSON, secrets included, readable by its owner only.
 
-    The file appears whole or stays as it was. Raises StorageFull.
+    The file is replaced atomically. Raises StorageFull.
     """
     write_private(path, json.dumps(plain(config), indent=1))
 
 
 def write_private(path: Path, text: str) -> None:
-    """A file that only its owner reads: it appears whole or stays as it was. Raises StorageFull."""
+    """Atomically write a file that only its owner can read. Raises StorageFull."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """The whole idea on one screen: people use it, it learns, it proves itself, it ships.
 
-`cycle` is the loop as one would say it. `ostinato up` runs its two halves as separate workers that overlap: the trainer is at the
-next `step` while the last one's weights are stored, and the release worker measures a candidate on real traffic's path.
+`cycle` is the loop in its simplest form. `ostinato up` runs its two halves as separate workers that overlap: the trainer takes the
+next `step` while the previous step's weights are stored, and the release worker measures a candidate on the path of real traffic.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ostinato.core.weights import Learned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learner:
-    """What it takes to learn: where turns come from, what they are worth, who learns, where the weights go."""
+    """The parts of learning: the source of turns, their rewards, the trainer, and the publisher of its weights."""
 
     source: TurnSource
     rewards: Rewards
@@ -25,7 +25,7 @@ class Learner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prover:
-    """What it takes to ship: someone who measures and someone who decides."""
+    """The parts of shipping: the evaluation, and the release decision."""
 
     evals: Evals
     releases: Releases
@@ -35,11 +35,11 @@ async def step(p: Learner) -> Learned:
     """One optimizer step on what people just did."""
     turns = await p.source.collect()  # people, or simulated worlds
     batch = await p.rewards.score(turns)  # signals -> reward -> advantage
-    return await p.trainer.step(batch)  # drops or weights what is too stale, and says so
+    return await p.trainer.step(batch)  # drops or down-weights turns that are too stale, and says so
 
 
 async def learn(p: Learner) -> PolicyVersion:
-    """A step, and its weights as a version that is published and not yet live."""
+    """Take a step and publish its weights as a version that is not yet live."""
     return await p.publisher.publish(await step(p))  # delta + hashes
 
 

@@ -1,4 +1,4 @@
-"""What can be set about a run's processes: when they are started again, what they tidy up, and where Ray places them."""
+"""Settings of a run's processes: when they are restarted, what they clean up, and where Ray places them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 
 class SuperviseConfig(BaseModel, frozen=True, extra="forbid"):
-    """When `ostinato up` takes a worker for hung, and when it gives up on one."""
+    """When `ostinato up` considers a worker hung, and when it gives up on it."""
 
     silence_s: float = Field(
         default=30.0, gt=0, description="A worker that gives no sign of life for so long is killed and started again."
@@ -45,7 +45,7 @@ class SuperviseConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class HousekeepingConfig(BaseModel, frozen=True, extra="forbid"):
-    """What `ostinato up` tidies up by itself, and how often."""
+    """What `ostinato up` cleans up by itself, and how often."""
 
     every_s: float = Field(default=3600.0, gt=0, description="Seconds between two rounds.")
     collect: bool = Field(

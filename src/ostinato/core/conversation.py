@@ -1,4 +1,4 @@
-"""A conversation as every dialect reads it: who said what, which tools there are, who called them and what they answered."""
+"""A conversation, the same for every API dialect: messages, tools, calls of tools and their results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ToolCall:
     )
 
     def values(self) -> dict[str, Any] | None:
-        """The arguments, not to be changed; None if the text is not a JSON object. Read once."""
+        """The arguments, which must not be changed; None if the text is not a JSON object. Parsed once."""
         if not self._read:
             try:
                 values = json.loads(self.arguments)
@@ -48,9 +48,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What one side said. Only an assistant has `reasoning` and `calls`; `answers` is the id of the call that a tool's message answers.
+    """A message of one side. Only an assistant has `reasoning` and `calls`; `answers` is the id of the call that a tool's message answers.
 
-    `failed`: its client says that the call failed. No model is told, but by the text.
+    `failed`: the client says that the call failed. The model learns this only from the text.
 
     Example: ``Message(role=Role.TOOL, text="2 passed", answers="call_chatcmpl-3f_0_0")``
     """
@@ -64,14 +64,14 @@ class Message:
 
     @property
     def chars(self) -> int:
-        """How many characters it says."""
+        """The message's length in characters."""
         called = sum(len(call.name) + len(call.arguments) for call in self.calls)
         return len(self.text) + len(self.reasoning) + called
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool that the model may call. `parameters` is a JSON schema; `strict`: a call whose arguments break it is worth nothing.
+    """A tool that the model may call. `parameters` is a JSON schema; `strict`: a call whose arguments violate it is worthless.
 
     Example: ``Tool(name="read", description="Read a file.", parameters={"type": "object", "properties": {"path": {"type": "string"}}})``
     """
@@ -84,7 +84,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What an answer must be: a JSON text of `schema`, or calls of tools with these names; either, where both are given.
+    """What an answer must be: JSON text that follows `schema`, or calls of the named tools; either if both are given.
 
     `several`: more than one call may be made.
 
@@ -98,9 +98,9 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """The messages so far, oldest first, and the tools that may be called. `continued`: the model goes on with the last message.
+    """The messages so far, oldest first, and the tools that may be called. `continued`: the model continues the last message.
 
-    `demand`: what the next answer must be; None: anything.
+    `demand`: what the next answer must be; None allows anything.
 
     Example: ``Conversation(messages=(Message(role=Role.USER, text="hi"),))``
     """
@@ -112,7 +112,7 @@ class Conversation:
 
     @property
     def chars(self) -> int:
-        """About how many characters a prompt has that shows all of it."""
+        """The approximate length, in characters, of a prompt that shows all of it."""
         said = sum(message.chars for message in self.messages)
         shown = sum(len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters)) for tool in self.tools)
         return said + shown
@@ -120,7 +120,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part of an answer while it is sampled: text to show, reasoning, or a call that is complete. One of the three is set.
+    """A part of an answer while it is sampled: text to show, reasoning, or a complete call. One of the three is set.
 
     Example: ``Piece(text="Let me look.")``
     """
@@ -131,7 +131,7 @@ class Piece:
 
 
 def call_id(turn: str, number: int) -> str:
-    """The id of a turn's call, counted from 0: letters, digits, _ and - only, as every client takes it.
+    """The id of a turn's call, counted from 0: only letters, digits, _ and -, which every client accepts.
 
     Example: ``call_id("chatcmpl-3f:0", 1) == "call_chatcmpl-3f_0_1"``
     """

@@ -1,4 +1,4 @@
-"""How people are dealt: to the arms of a trial, or to those whose feedback is never learned from. Pure."""
+"""Assigns people to the arms of a trial, or to the group whose feedback is never learned from. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hashlib import blake2b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
-    """The users of a trial: a share of them gets the canary, or stays on the previous release; the others get live.
+    """How a trial divides its users: shares of them get the canary or stay on the previous release; the others get live.
 
-    Who is on the control arm takes no part, nor who stays on the verified release: a share `verified` of the users who are not on
-    control, by a salt of their own. Each trial has its own salt, so that it is never the same users who try what is new. A share that
-    grows keeps the users that it has.
+    Users on the control arm take no part, nor do those who stay on the verified release: a share `verified` of the users who are not
+    on control, drawn with a salt of its own. Each trial has its own salt, so that new releases are not always tried on the same users.
+    A share that grows keeps the users it has.
 
     Example: ``Dealing(salt="9f2c41", canary=0.05)``
     """
@@ -25,12 +25,12 @@ class Dealing:
 
 
 def dealing_key(salt: str) -> bytes:
-    """The key of `place_of` that a salt stands for. Places under two salts have nothing to do with each other."""
+    """The key for `place_of` that belongs to a salt. Places under two salts are unrelated."""
     return blake2b(salt.encode(), digest_size=32).digest()
 
 
 def place_of(key: bytes, tenant: str, user: str) -> float:
-    """A person's place in [0, 1), the same for ever under the same key: who stands below a share belongs to it, and stays if it grows.
+    """A person's place in [0, 1), always the same under the same key. A person below a share belongs to it, and stays in it if it grows.
 
     Example: ``place_of(dealing_key("gold"), "default", "ann") < 0.1``
     """

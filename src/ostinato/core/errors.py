@@ -1,17 +1,17 @@
 """Every error that crosses a boundary. Each message names the field or part at fault and the remedy.
 
 OstinatoError
-├── BadRequest          what a client sent cannot be used (HTTP 400)
+├── BadRequest          a client's input cannot be used (HTTP 400)
 │   ├── TooLarge        too many bytes or tokens (HTTP 413)
 │   └── NotFound        no such model, turn or ref (HTTP 404)
 ├── Unauthorized        missing or wrong key (HTTP 401)
 ├── Unavailable         cannot be done now; try again (HTTP 503)
-│   └── SandboxBroken   a sandbox's own programs ended it
+│   └── SandboxBroken   a sandbox's programs exceeded its limits
 ├── Cancelled           the caller gave up; everything is as it was before the call
 ├── StorageFull         nothing was written, nothing acknowledged was lost (HTTP 507)
 ├── Corrupt             stored bytes do not have their promised hash or form
 ├── Conflict            a compare-and-swap lost, or another process holds the store
-│   └── LeaseLost       another process has our role by now
+│   └── LeaseLost       another process has taken over our role
 ├── NoSignal            a batch that would teach nothing
 ├── BadRoutes           recorded router choices that cannot be replayed
 ├── BadWeights          NaN, wrong shape, unsafe file: never loaded, never released
@@ -23,14 +23,14 @@ from __future__ import annotations
 
 
 class OstinatoError(Exception):
-    """Base of all errors with a message meant for the person who reads it."""
+    """Base of all errors whose message is written for people."""
 
     status = 500
     code = "internal_error"
 
 
 class BadRequest(OstinatoError, ValueError):
-    """What a client sent cannot be used. `field` is the offending part of the request, or None."""
+    """A client's input cannot be used. `field` is the offending part of the request, or None."""
 
     status = 400
     code = "invalid_request_error"
@@ -69,7 +69,7 @@ class Unavailable(OstinatoError):
 
 
 class SandboxBroken(Unavailable):
-    """A sandbox was ended because its programs took more than it may give: their doing, so that another try is not owed to them."""
+    """A sandbox was ended because its programs exceeded its limits. This is their own fault, so no retry is due."""
 
     code = "sandbox_broken"
 
@@ -101,7 +101,7 @@ class Conflict(OstinatoError):
 
 
 class LeaseLost(Conflict):
-    """Another process has the role that a write was made in: nothing of it was kept, and this process has to end."""
+    """Another process has taken over the role that a write was made in. Nothing of the write was kept, and this process must end."""
 
     code = "lease_lost"
 

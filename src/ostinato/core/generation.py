@@ -1,4 +1,4 @@
-"""What goes into an engine, what comes out, and what an engine can do."""
+"""An engine's requests, its output and its capabilities."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ostinato.core.records import Finish, PolicyVersion, Sampling
 class Generate:
     """A request to the engine: exact prompt ids, how to sample, how many samples, from which slot (a ref name: live, ...).
 
-    `tops`: so many of the likeliest tokens are told with each sampled one.
+    `tops`: how many of the likeliest tokens are reported with each sampled token.
 
-    What an engine computed of one request's prompt may serve another request only if both have the same `cache_salt`: how long
-    a prompt takes then says nothing about the prompts of others.
+    Computation for one request's prompt may be reused for another request only if both have the same `cache_salt`, so that the time a
+    prompt takes reveals nothing about the prompts of others.
 
-    `within_s`: seconds from now, after which whatever has not ended ends with `Finish.DEADLINE`, wherever it stands; 0 or less: at once.
-    None: there is no such limit.
+    `within_s`: seconds from now after which every unfinished sample ends with `Finish.DEADLINE`, whatever its state; 0 or less means at
+    once. None means no limit.
 
     Example: ``Generate(id="r1", slot="live", prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=64), cache_salt="acme")``
     """
@@ -33,12 +33,12 @@ class Generate:
 
 
 Tops = tuple[tuple[int, float], ...]
-"""The likeliest tokens in one token's place, best first, each with its log-probability."""
+"""The likeliest tokens at one token's position, best first, each with its log-probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens as somebody else counts them: of the prompt, and of one sample's answer (its share, where only a sum is told).
+    """Token counts reported by an outside model: the prompt's, and one sample's answer's (its share, if only a sum is reported).
 
     Example: ``Usage(prompt=31, answer=120.0)``
     """
@@ -51,11 +51,11 @@ class Usage:
 class Chunk:
     """New tokens of one sample. `finish` is set on the sample's last chunk only. `text` is what may be shown.
 
-    `ids`, `logprobs` have one entry per token, all made by `policy`; so has `tops`, where they were asked for. Text that could still
+    `ids` and `logprobs` have one entry per token, all sampled by `policy`; so has `tops`, if requested. Text that could still
     become part of a stop string is withheld until it cannot; a stop string itself is never shown, though its tokens are in `ids`.
     `routes` is set on the sample's last chunk only: the encoded expert ids of its prompt and sampled tokens (see `Turn.routes`).
 
-    What a model outside says has a text, and neither ids nor a `policy`; its last chunk may have the `usage` that it counted.
+    A chunk of an outside model has a text, but neither ids nor a `policy`; its last chunk may have the `usage` that the model reported.
     """
 
     index: int
@@ -75,7 +75,7 @@ class Capabilities:
     """What an engine can do. `context`: the most tokens of prompt and answer together; prompt ids lie in [0, `vocab_size`).
 
     `scores_exactly`: `score` gives the log-probabilities that sampling the same tokens would have given, to the bit. `follows_grammars`:
-    an answer can be held to a grammar.
+    answers can be constrained to a grammar.
 
     Example: ``Capabilities(context=8192, vocab_size=49152, scores_exactly=True, follows_grammars=True)``
     """

@@ -1,7 +1,7 @@
 """Staleness arithmetic: how many optimizer steps lie between the weights that made a token and the trainer's.
 
 Policy numbers count steps and never repeat. When everything newer than a release was refused, the trainer goes back to that
-release's weights and numbers on; a difference of numbers is then no longer a distance.
+release's weights but continues the numbering; a difference of numbers is then no longer a distance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Lineage:
     base: int = 0
 
     def lag(self, step: int, number: int) -> int:
-        """Steps between policy `number` and the weights after `step` steps. Both ways count for a version that was left behind."""
+        """Steps between policy `number` and the weights after `step` steps. For an abandoned version the way back to `base` counts too."""
         if number >= self.first:
             return step - number
         return (step - self.first + 1) + abs(self.base - number)

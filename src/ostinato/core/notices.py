@@ -1,4 +1,4 @@
-"""Rows for people and for later readers: what a contract's id stands for, and what should be looked at."""
+"""Log rows for people and for later readers: the contract behind an id, and alarms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """What a contract's id stands for: written before the first turn that names it, so that the id can be read back later.
+    """The contract behind an id, written before the first turn that names the id, so that the id can be resolved later.
 
     `contract` is `core.numerics.Contract.to_json()`.
 
@@ -31,7 +31,7 @@ class AlarmState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something that a person should look at, or that is in order again. `name` is what it is about, one state at a time.
+    """Something that a person should look at, or that is in order again. `name` is its subject, which has one state at a time.
 
     Example: ``Alarm(id="coverage:acme:1", name="coverage:acme", state=AlarmState.RAISED, reason="no feedback for 212 turns", at=9.0)``
     """

@@ -1,7 +1,7 @@
-"""The numerics contract: which arithmetic made a logprob, as a record with an id that is stamped on every turn.
+"""The numerics contract: the arithmetic behind a log-probability, as a record with an id that is stamped on every turn.
 
-Two processes with the same contract in exact mode compute the same bits for the same tokens under the same weights. A difference
-of contracts does not say by how much the numbers differ, only that nothing is promised.
+Two processes with the same contract in exact mode compute the same bits for the same tokens under the same weights. Different
+contracts do not say by how much the numbers differ, only that nothing is promised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Contract:
     """Everything that decides the bits of a forward pass, apart from weights and tokens.
 
     `rows` is the row rule: linear layers run at row counts that are multiples of it. `block` is the number of tokens of a KV
-    block. `isa` lists the vector instructions that the kernels choose by; `kernels` names our own kernels and their compiler.
+    block. `isa` lists the vector instructions by which kernels are chosen; `kernels` names our own kernels and their compiler.
 
     Example::
 
@@ -89,8 +89,9 @@ def differences(one: Contract, other: Contract) -> tuple[str, ...]:
 def same_arithmetic(one: Contract, other: Contract) -> bool:
     """True if both contracts promise the same bits: both exact, and equal in all but the KV block size.
 
-    The exact kernels add up in the order of absolute positions, so their result does not depend on how the KV cache is cut
-    into blocks. The thread count stays: libraries choose kernels by it. Fast mode promises nothing, not even to itself.
+    The exact kernels sum in the order of absolute positions, so their result does not depend on how the KV cache is cut
+    into blocks. The thread count must be equal, because libraries choose kernels by it. Fast mode promises nothing, even between
+    equal contracts.
 
     Example: ``same_arithmetic(a, replace(a, block=64))`` is True for an exact `a`, and False for a fast one.
     """

@@ -1,8 +1,8 @@
 """The records that pass between rooms: frozen, slotted, keyword-only.
 
 Identifiers are strings chosen by the writer; times are Unix seconds (float); token ids are plain ints; log-probabilities are
-natural logs of the distribution that was sampled from (logits, with biases, penalties and what a grammar forbids, divided by the
-temperature, before any top-p cut).
+natural logs of the distribution that was sampled from (logits with biases, penalties and grammar constraints applied, divided by
+the temperature, before any top-p cut).
 """
 
 from __future__ import annotations
@@ -30,29 +30,30 @@ class PolicyVersion:
 
 
 class Finish(StrEnum):
-    """Why a turn ended. The last two cannot be trained on: they were cut by something that the policy is not to answer for."""
+    """Why a turn ended. Turns with the last two reasons cannot be trained on: the policy is not responsible for how they ended."""
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
-    DEADLINE = "deadline"  # its rollout's time was over; clients read it as they read `LENGTH`
+    DEADLINE = "deadline"  # its rollout ran out of time; clients are told `LENGTH`
     ABORT = "abort"  # the client went away, or the operator cancelled
     ERROR = "error"  # the engine failed
 
     @property
     def trainable(self) -> bool:
-        """True if the policy itself ended the turn, or ran into a budget: of tokens, or of time."""
+        """True if the policy itself ended the turn, or ran out of a token or time budget."""
         return self not in (Finish.ABORT, Finish.ERROR)
 
     @property
     def cut(self) -> bool:
-        """True if a budget ended the turn. What was sampled until then is all there."""
+        """True if a budget ended the turn. Everything sampled until then is present."""
         return self in (Finish.LENGTH, Finish.DEADLINE)
 
 
 class Arm(StrEnum):
-    """Which release a user was served. `control` never changes; `previous` is what live replaced; `verified` is the best release that
-    users ever proved; `eval` is not a person, nor is `world`, a rollout in a simulated world; `outside` is another's model, no release.
+    """Which release a user was served. `control` never changes; `previous` is the release that live replaced; `verified` is the best
+    release ever proven with users; `eval` and `world` (a rollout in a simulated world) serve no people; `outside` is somebody else's
+    model, not a release.
     """
 
     LIVE = "live"
@@ -80,14 +81,14 @@ class Purpose(StrEnum):
 
 
 class Branch(StrEnum):
-    """Why a turn does not simply go on from the newest turn of its conversation; `NONE`: it does, or it begins one."""
+    """Why a turn does not simply continue the newest turn of its conversation; `NONE` if it does, or if it begins a conversation."""
 
     NONE = ""
     AGAIN = "again"  # the same question was asked before
     EDITED = "edited"  # the history is not what was sampled
-    PARALLEL = "parallel"  # another turn goes on from the same one
-    UNSEEN = "unseen"  # the client did not see all tokens of the turn before, so they cannot be used again
-    FRESH = "fresh"  # the episode goes on without what was said in it
+    PARALLEL = "parallel"  # another turn continues the same turn
+    UNSEEN = "unseen"  # the client did not see all tokens of the previous turn, so they cannot be reused
+    FRESH = "fresh"  # the episode continues without its earlier messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +106,8 @@ class Span:
 class Sampling:
     r"""How tokens are drawn. `temperature` 0 is greedy; `seed` None lets the engine choose one and record it.
 
-    `logit_bias` adds to the logits of token ids; `presence_penalty` and `frequency_penalty` are taken from those of tokens that the
-    answer holds already, once and once per occurrence. `grammar` is what the answer must follow, in llguidance's Lark; "": anything.
+    `logit_bias` adds to the logits of token ids; `presence_penalty` (once) and `frequency_penalty` (once per occurrence) are subtracted
+    from the logits of tokens already in the answer. `grammar`, in llguidance's Lark, is what the answer must follow; "" allows anything.
 
     Example: ``Sampling(temperature=1.0, top_p=1.0, max_tokens=64, stop=("\n\n",), seed=7)``.
     """
@@ -129,9 +130,9 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
-    """Which of Auto's arms an episode was dealt, and with which probability each arm could have been, at the draw.
+    """The arm that Auto drew for an episode, and each arm's probability at the draw.
 
-    `cost` is what the turn cost, in the operator's currency; None if it is not known. Every turn of the episode carries the draw's odds.
+    `cost` is the turn's cost in the operator's currency; None if unknown. Every turn of the episode carries the draw's odds.
 
     Example: ``Pick(arm="large", odds={"live": 0.7, "large": 0.3}, cost=0.0021)``
     """
@@ -157,14 +158,14 @@ class Turn:
 
     `parent` names the turn whose tokens are a prefix of `prompt_ids`. `sampled_ids`, `logprobs` and the spans' token counts
     have the same length T. `propensity` is the probability with which the user was put in `arm`, or, if `auto` says that Auto drew
-    an arm for the episode, the probability of that draw. What a model outside answered has a text, and no ids: its tokens are its own.
+    an arm for the episode, the probability of that draw. An outside model's answer has a text but no ids: its tokens are its own.
 
-    `numerics` is the id of the contract that the logprobs were computed under (`core.numerics`), "" if it is not known.
+    `numerics` is the id of the contract that the logprobs were computed under (`core.numerics`), "" if unknown.
     `routes` are the encoded expert ids of the P + T - 1 tokens that were computed (P: the prompt's length), b"" for a model
-    without experts. `group` names the rollouts of one task, None for a turn that is compared with nothing but its baseline.
-    `verified`: the tenant proved that `user` is who asked; otherwise it is what the caller said.
-    `purpose`: what the call was for. `branch`: why it does not simply go on from the turn before. `harness`: the hash of the program that
-    asked, as it said; "" if it did not.
+    without experts. `group` names the rollouts of one task, None for a turn that is compared only with its baseline.
+    `verified`: the tenant proved that `user` made the request; otherwise `user` is only the caller's claim.
+    `purpose`: what the call was for. `branch`: why it does not simply continue the turn before. `harness`: the hash of the calling
+    program, as reported by itself; "" if it reported none.
     """
 
     id: str
@@ -194,7 +195,7 @@ class Turn:
 
     @property
     def redacted(self) -> bool:
-        """True if its tokens were erased. The log still says that it happened, to whom, and which policy answered, not what was said."""
+        """True if its tokens were erased. The log still records that it happened, for whom and by which policy, but not what was said."""
         return not self.sampled_ids and any(span.tokens for span in self.spans)
 
     @property
@@ -225,7 +226,7 @@ class Source(StrEnum):
 class Signal:
     """Something a person or a program did, as observed. Idempotent by `tenant` and `id`; `retracts` names a signal to forget.
 
-    It belongs to the tenant who sent it and says something only about that tenant's turns.
+    It belongs to the tenant who sent it and applies only to that tenant's turns.
 
     Example::
 
@@ -248,10 +249,10 @@ class Signal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """The scalar that a versioned reward function made of a turn's signals. At most one per turn.
+    """The scalar that a versioned reward function computed from a turn's signals. At most one per turn.
 
-    `signals` names those that counted; none of them: it is what silence means. `upto` is the last row of the log that was read
-    before: whoever reads the log again up to there comes to the same value.
+    `signals` names the signals that counted; if there are none, the value is the meaning of silence. `upto` is the last row of the log
+    that was read before: reading the log again up to there gives the same value.
 
     Example: ``Reward(turn="chatcmpl-3f:0", value=0.75, function="copilot@1", signals=("s1",), at=42.0, upto=817)``
     """
@@ -273,7 +274,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoReward:
-    """A reward function's answer where nothing can be said, such as silence that means nothing. `reason` is one word or two.
+    """A reward function's answer when there is no reward, such as for silence that means nothing. `reason` is one or two words.
 
     Example: ``NoReward(reason="silence")``: the turn is held back as ``no_reward:silence``.
     """
@@ -283,7 +284,7 @@ class NoReward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
-    """Why a turn gets no reward: its reward function failed, hung, answered nonsense, or has none. At most one per turn.
+    """Why a turn gets no reward: its reward function failed, hung, answered nonsense, or is missing. At most one per turn.
 
     Example: ``Quarantine(turn="chatcmpl-3f:0", reason="reward_failed: ZeroDivisionError: division by zero", at=42.0)``
     """
@@ -296,7 +297,7 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """Turns whose whole answer was handed to the client's connection. Only they, and turns that got feedback, are trained on.
+    """Turns whose whole answer was handed to the client's connection. Only these, and turns that got feedback, are trained on.
 
     Example: ``Delivered(id="5c1f", turns=("chatcmpl-3f:0", "chatcmpl-40:0"), at=11.0)``
     """
@@ -319,16 +320,16 @@ class Holdback:
 
 
 Advantages = tuple[float, ...]
-"""The credit of each of a turn's sampled tokens."""
+"""A turn's advantages, one per sampled token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The turns of one optimizer step, written before the step is taken, so that a killed step is taken again alike.
+    """The turns of one optimizer step, written before the step is taken, so that a killed step can be repeated identically.
 
-    `step` counts from 1. `reference` is the release that the KL penalty is measured against. `credits` are, in the order of
-    `turns`, each turn's advantages, one per sampled token. `base` is set where the trainer first went back to the weights of a
-    standing release, because everything newer had been refused; otherwise a step starts from the step before it.
+    `step` counts from 1. `reference` is the release that the KL penalty is measured against. `credits` are each turn's advantages,
+    one per sampled token, in the order of `turns`. `base` is set if the trainer first went back to the weights of a standing
+    release because everything newer had been refused; otherwise a step starts from the step before it.
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
@@ -344,7 +345,7 @@ class Batch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseEvent:
     """One line of the release ledger. `action`: evaluated, canary, ramped, looked, awaits_approval, approved, shipped, better, confirmed,
-    faded, verified, blocked or rolled_back. `detail["actor"]` names the person who did it; what the release worker does by itself has none.
+    faded, verified, blocked or rolled_back. `detail["actor"]` names the person who did it; the release worker's own actions have none.
 
     Example: ``ReleaseEvent(id="r9", action="shipped", policy=v9, previous=v7, reason="+4.1 pp, lower bound -0.2", detail={...}, at=60.0)``
     """
@@ -364,7 +365,7 @@ Identity = tuple[str | int, ...]
 
 
 def identity(row: Row) -> Identity:
-    """What makes two rows of one kind the same row.
+    """The key that makes two rows of one kind the same row.
 
     Example: ``identity(Signal(id="s1", tenant="acme", ...)) == ("acme", "s1")``
     """

@@ -1,4 +1,4 @@
-"""What an evaluation found: a candidate beside what it must hold its own against, and what the gate makes of it."""
+"""The result of an evaluation: a candidate beside its incumbents, and the gate's verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Verdict(StrEnum):
 
 
 class Incumbent(StrEnum):
-    """Whom a candidate is compared with: what is before users, the best release so far, the frozen first one."""
+    """What a candidate is compared with: the release that users get, the best release so far, the frozen first one."""
 
     LIVE = "live"
     BEST = "best"
@@ -26,9 +26,9 @@ class Incumbent(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incumbents:
-    """The versions that stand when a candidate is judged. Several of them may be one and the same.
+    """The incumbent versions when a candidate is judged. Several of them may be the same version.
 
-    `best` is the last release that was proven better than the best before it; None where it cannot be sampled. `round` counts the
+    `best` is the last release that was proven better than the best before it; None if it cannot be sampled. `round` counts the
     candidates that were judged before this one: items and seeds are drawn anew in each round.
 
     Example: ``Incumbents(live=v9, best=v6, anchor=v0, round=12)``
@@ -40,7 +40,7 @@ class Incumbents:
     round: int
 
     def named(self) -> dict[Incumbent, PolicyVersion]:
-        """Those that can be sampled, by name."""
+        """The incumbents that can be sampled, by name."""
         found = {Incumbent.LIVE: self.live, Incumbent.ANCHOR: self.anchor}
         return found if self.best is None else found | {Incumbent.BEST: self.best}
 
@@ -49,8 +49,8 @@ class Incumbents:
 class ItemScore:
     """One graded sample of one suite item: `score` in [0, 1]. Items are paired across policies by (item, draw).
 
-    `formed` says that the answer is not empty and ended by itself. `seconds` is how long the request took that it was a part of: a
-    measurement, so two samples with different ones are still the same.
+    `formed` says that the answer is not empty and ended by itself. `seconds` is the duration of the request that it was part of; as a
+    measurement, it is ignored when two samples are compared.
 
     Example: ``ItemScore(item="add-1", draw=0, score=1.0, formed=True, seconds=0.4)``
     """
@@ -66,7 +66,7 @@ class ItemScore:
 class Comparison:
     """Candidate minus one incumbent on one suite, in [-1, 1]. `lower` and `upper` are the one-sided bounds that the gate used.
 
-    `margin` is the tolerated loss; None where nothing but harm is looked for. `error` is the standard error.
+    `margin` is the tolerated loss; None if only harm is tested for. `error` is the standard error.
 
     Example: ``Comparison(suite="held-out", against=Incumbent.BEST, policy=v6, difference=0.004, lower=-0.021, upper=0.029,
     error=0.008, margin=0.03, items=1000, draws=8)``
@@ -93,7 +93,7 @@ class Comparison:
 class BarResult:
     """Whether a candidate clears one quality bar: `bound`, the one-sided 99% bound of `value`, against `wanted`.
 
-    `n` is the number of items that say so; with none the bar is not cleared.
+    `n` is the number of items behind the bound; with none the bar is not cleared.
 
     Example: ``BarResult(suite="safety", axis="score", value=1.0, bound=0.977, wanted=0.97, n=200, holds=True)``
     """
@@ -119,7 +119,7 @@ class ItemMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRates:
-    """What a version solves at the first try, and at the best of `k`. Example: ``PassRates(k=8, first=first, best=best)``"""
+    """A version's pass rates at the first try and at the best of `k`. Example: ``PassRates(k=8, first=first, best=best)``"""
 
     k: int
     first: ItemMean
@@ -141,17 +141,17 @@ class Sharpening:
 
     @property
     def narrowed(self) -> bool:
-        """True if pass@1 rose and best-of-k fell, both beyond doubt: it is surer of less."""
+        """True if pass@1 rose and best-of-k fell, both significantly: the candidate is surer of less."""
         return self.first.lower > 0.0 > self.best.upper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Candidate against live on the first suite, with all that the verdict rests on. Differences are candidate minus live, in [-1, 1].
+    """Candidate against live on the first suite, with everything the verdict rests on. Differences are candidate minus live, in [-1, 1].
 
     `power` is the chance that an equally good candidate passes this look; `smallest_margin` is the smallest total margin that this suite
-    can hold at the spread seen here. `better` says that a candidate that ships is proven better than the best release so far. `pass_rates`
-    and `sharpening` say what it solves in one try and in several, and how that changed.
+    can hold at the observed spread. `better` says that a candidate that ships is proven better than the best release so far. `pass_rates`
+    and `sharpening` are its pass rates in one try and in several, and their changes.
     """
 
     suite: str
@@ -179,7 +179,7 @@ class Report:
 
 
 def headline(reason: str, most: int = 160) -> str:
-    """What a reason says first, for lists: clauses are parted by "; ", and the first is what decided.
+    """The first clause of a reason, for lists: clauses are separated by "; ", and the first is the deciding one.
 
     Example: ``headline("not worse than the margins: +2.1 pp; low power") == "not worse than the margins: +2.1 pp; …"``
     """

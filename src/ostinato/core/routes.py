@@ -1,4 +1,4 @@
-"""Which experts each token went to, as few bytes: the codec between the engine's router ids, the log and the trainer's replay.
+"""A compact encoding of the experts each token went to: the codec between the engine's router ids, the log and the trainer's replay.
 
 The order of a token's k experts carries no meaning (gates are recomputed from live logits), so a layer's choice is a k-subset of E
 experts. It is stored as its rank in the combinatorial number system: ceil(log2 C(E, k)) bits, whatever the router's skew. 48 layers
@@ -26,7 +26,7 @@ _MAGIC = b"ORT1"
 _HEADER = struct.Struct("<4sIIHHH")  # magic, crc32 of everything after it, T, L, k, E
 _MAX_EXPERTS, _MAX_TOP_K, _MAX_LAYERS = 4096, 64, 4096
 _CHUNK = 1 << 14  # sets at once: small enough that the working arrays stay in the cache; a multiple of 8
-_CHANCE_BITS = 64  # "every set is 0..k-1" is called a failure once chance would need this many coin flips
+_CHANCE_BITS = 64  # "every set is 0..k-1" counts as a failure if its chance under a uniform router is below 2 ** -64
 
 
 class _Part(NamedTuple):
@@ -69,7 +69,7 @@ def decode(
 ) -> Ids:
     """Routes [T, L, k], each set ascending; uint8 up to 256 experts, else int16.
 
-    What is given must match what the bytes say. Raises BadRoutes with the reason: "missing" (no bytes), "corrupt" (not ours,
+    Each argument given must match the encoded value. Raises BadRoutes with the reason: "missing" (no bytes), "corrupt" (not ours,
     a wrong length, checksum or rank), "truncated" (fewer tokens than `tokens`), "stale" (another model's shape).
     """
     found = _header(data)
@@ -94,7 +94,7 @@ def check(ids_TLk: Ids | None, *, experts: int, layers: int, top_k: int, tokens:
     """Raise BadRoutes, with the reason, for routes that must not be replayed into a model of this shape.
 
     "missing": none at all. "truncated": fewer tokens than `tokens` (more are fine: the last one may have no successor).
-    "stale": another number of layers or slots, or ids the model does not have. "zero": what a failed kernel leaves behind.
+    "stale": another number of layers or slots, or ids the model does not have. "zero": values that a failed kernel leaves behind.
     "repeated": an expert twice in one set.
     """
     if ids_TLk is None or ids_TLk.size == 0:
@@ -114,7 +114,7 @@ def size(tokens: int, layers: int, top_k: int, experts: int) -> int:
 
 
 def _header(data: bytes) -> tuple[int, int, int, int]:
-    """(T, L, k, E), believed only when the checksum and the exact length agree with them."""
+    """(T, L, k, E), accepted only if the checksum and the exact length match."""
     if not data:
         raise BadRoutes("there are no routes: the engine recorded none for this turn", reason="missing")
     if len(data) < _HEADER.size or data[:4] != _MAGIC:
@@ -142,7 +142,7 @@ def _expect(
 
 
 def _canonical(ids_TLk: Ids, experts: int) -> Ids:
-    """Each set ascending, in the narrowest dtype that holds it, after every check of the content."""
+    """The ids with each set ascending, in the narrowest dtype that holds them, after all checks of the content."""
     if ids_TLk.ndim != 3 or ids_TLk.dtype.kind not in "iu":
         raise BadRoutes(
             f"routes must be integers [tokens, layers, top_k], not {ids_TLk.dtype}{ids_TLk.shape}", reason="corrupt"
@@ -201,7 +201,7 @@ def _parts(experts: int, top_k: int) -> tuple[_Part, ...]:
 
 
 def _largest(experts: int, width: int) -> int:
-    """The largest entry of the tables, which passes C(E, k) when k is more than half of E."""
+    """The largest entry of the tables, which exceeds C(E, k) when k is more than half of E."""
     return max(comb(experts, i) for i in range(1, width + 1))
 
 
@@ -218,7 +218,7 @@ def _rank(ids_kM: Ids, part: _Part) -> NDArray[np.uint64]:
 
 
 def _unrank(ranks_M: NDArray[np.uint64], part: _Part, out_kM: Ids) -> None:
-    """The subset of each rank: from the last slot down, the largest c with C(c, i + 1) <= what is left."""
+    """The subset of each rank: from the last slot down, the largest c with C(c, i + 1) <= the remainder."""
     for start in range(0, len(ranks_M), _CHUNK):
         rest = ranks_M[start : start + _CHUNK].copy()
         for i in reversed(range(part.last - part.first)):

@@ -1,4 +1,4 @@
-"""What the trainer learns from: turns with credit, and the batch of one step."""
+"""The trainer's input: turns with credit, and the batch of one step."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Episode:
 class Sample:
     """A turn with its credit, ready for the trainer.
 
-    `advantages` has one entry per sampled token. `weight` is the turn's part of its episode, so that an episode of twenty turns
-    counts once and not twenty times: the weights of an episode's turns in a batch sum to 1. `summed`: the loss adds up all tokens of the
-    episode in full, however many turns they are in; its episode still counts once in what the sum is divided by.
+    `advantages` has one entry per sampled token. `weight` is the turn's share of its episode: the weights of an episode's turns in a
+    batch sum to 1, so that an episode of twenty turns counts once and not twenty times. `summed`: all tokens of the episode enter the
+    loss's sum in full, however many turns they are in; the episode still counts once in the normaliser.
 
     Example: ``Sample(turn=turn, reward=0.75, advantages=(0.9,) * len(turn.sampled_ids), weight=0.5)``
     """
@@ -41,13 +41,13 @@ class Sample:
 
     @property
     def factor(self) -> float:
-        """What its tokens count with in the loss's sum."""
+        """The weight of its tokens in the loss's sum."""
         return 1.0 if self.summed else self.weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBatch:
-    """What one optimizer step learns from: the batch's row in the log, and its samples in the row's order."""
+    """The input of one optimizer step: the batch's row in the log, and its samples in the row's order."""
 
     row: Batch
     samples: tuple[Sample, ...]

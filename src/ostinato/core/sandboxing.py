@@ -1,4 +1,4 @@
-"""What is asked of a sandbox and what comes back: limits, a world's file system, how a program ended, what it changed."""
+"""A sandbox's inputs and results: limits, a world's file system, a program's outcome, the changes it made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one sandbox may take, all of its programs together. Sizes in MiB (2**20 bytes).
+    """Resource limits of one sandbox, for all its programs together. Sizes in MiB (2**20 bytes).
 
     Example: ``Limits(memory_mb=512, processes=64)``
     """
@@ -25,10 +25,10 @@ class Limits:
 class SandboxSpec:
     """How a sandbox starts.
 
-    `layers` are directories of the host that lie over each other, read-only, as the sandbox's `workdir`, the last on top; what is written
-    there lies in a layer of the sandbox's own. `files` are put into that one first: path relative to `workdir` -> bytes. `hosts` are
-    the names, as "host:port", that may be reached, through a proxy; none: no network at all. `env` is added to the few variables that a
-    program sees. `mounts` shows further directories of the host, read-only: place in the sandbox, apart from `workdir` -> directory.
+    `layers` are host directories stacked read-only as the sandbox's `workdir`, the last on top; writes go to a layer of the sandbox's
+    own. `files` are put into that layer first: path relative to `workdir` -> bytes. `hosts` are the names, as "host:port", that may be
+    reached, through a proxy; if there are none, there is no network at all. `env` is added to the few variables that a program sees.
+    `mounts` are further host directories, read-only: path in the sandbox, outside `workdir` -> host directory.
 
     Example: ``SandboxSpec(files={"calc.py": b"def add(a, b): return a - b"}, limits=Limits(memory_mb=512))``
     """
@@ -47,7 +47,7 @@ class ExecResult:
     r"""How a program ended.
 
     `code` is the exit code, or minus the signal number. `killed_reason` is None, "timeout", "output" or "memory". `seconds` is the
-    program's own wall time, without waiting for a turn.
+    program's own wall time, without time spent in a queue.
 
     Example: ``ExecResult(code=0, stdout=b"42\n", stderr=b"", timed_out=False, killed_reason=None, seconds=0.016)``
     """
@@ -61,7 +61,7 @@ class ExecResult:
 
 
 class ChangeKind(StrEnum):
-    """What became of a path. `OTHER`: something that is neither file, directory nor link, of which no content is kept."""
+    """What happened to a path. `OTHER`: it is neither file, directory nor link, and its content is not kept."""
 
     WRITTEN = "written"
     DELETED = "deleted"
@@ -71,7 +71,7 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One path below `workdir` that is not as it was at the start. `data` are a file's bytes, or where a link leads.
+    """One path below `workdir` that changed since the start. `data` is a file's bytes, or a link's target.
 
     Example: ``Change(path="calc.py", kind=ChangeKind.WRITTEN, data=b"def add(a, b): return a + b", executable=False)``
     """
@@ -84,10 +84,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """What stands between a sandbox's programs and the host. `missing` names what this machine does not offer, in people's words.
+    """The isolation between a sandbox's programs and the host. `missing` lists, in plain words, what this machine does not offer.
 
-    `kind` is "namespaces", "gvisor" or "e2b"; `forks`: a sandbox can be copied while it lives; `counts_memory`: the kernel keeps
-    the limit, not a watch.
+    `kind` is "namespaces", "gvisor" or "e2b"; `forks`: a live sandbox can be copied; `counts_memory`: the kernel enforces the memory
+    limit, not a watchdog.
 
     Example: ``Isolation(kind="namespaces", forks=True, counts_memory=False, missing=("no memory cgroup: a watch keeps the limit",))``
     """

@@ -1,4 +1,4 @@
-"""The seams: small Protocols through which the rooms meet. `app/` is the only place that knows both sides of one."""
+"""The seams: small Protocols between the rooms. Only `app/` knows both sides of a seam."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ Cursor = int
 
 
 class Clock(Protocol):
-    """Unix seconds; injected so that tests own time."""
+    """Returns Unix seconds; injected so that tests control time."""
 
     def __call__(self) -> float: ...
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Makes tokens: the embedded torch engine, or a client of a server. One life: `start`, any number of calls, `close`."""
+    """Generates tokens: the embedded torch engine, or a client of a server. Used once: `start`, any number of calls, `close`."""
 
     async def start(self) -> None:
-        """Be ready for `load`; slots are empty. Raises Unavailable if it was started before or cannot be reached."""
+        """Get ready for `load`; all slots are empty. Raises Unavailable if it was started before or cannot be reached."""
         ...
 
     async def close(self) -> None:
-        """End open streams with `Finish.ABORT` and let go of everything. Idempotent."""
+        """End open streams with `Finish.ABORT` and release all resources. Idempotent."""
         ...
 
     def generate(self, request: Generate) -> AsyncIterator[Chunk]:
-        """Stream chunks; closing the iterator stops the work within one engine step, and so does the end of `Generate.within_s`, for a
-        sample that waits as for one that runs. What was sampled by then has been streamed; the last chunk brings text that was withheld.
+        """Stream chunks. Closing the iterator stops the work within one engine step, and so does the end of `Generate.within_s`, for
+        queued and running samples alike. All tokens sampled by then have been streamed; the last chunk carries any withheld text.
         """
         ...
 
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
-        """Put a snapshot into a slot. Streams in the slot go on with the new weights; returns the measured pause."""
+        """Load a snapshot into a slot. Streams in the slot continue with the new weights. Returns the measured pause."""
         ...
 
     async def unload(self, slot: str) -> None:
@@ -66,23 +66,23 @@ class Engine(Protocol):
         ...
 
     async def score(self, slot: str, ids: Sequence[int], start: int) -> list[float]:
-        """Log-probabilities (temperature 1) of ids[start:] given what stands before each."""
+        """Log-probabilities (temperature 1) of ids[start:], each given the ids before it."""
         ...
 
     def slots(self) -> dict[str, PolicyVersion]:
-        """What is loaded now."""
+        """The policy version loaded in each slot."""
         ...
 
     def numerics(self) -> str:
-        """The id of the contract that logprobs are computed under; "" if it is not known. Never changes in one process."""
+        """The id of the contract that log-probabilities are computed under; "" if unknown. Never changes within a process."""
         ...
 
     def contract(self) -> Contract | None:
-        """The contract itself, if it is known."""
+        """The contract itself; None if unknown."""
         ...
 
     def capabilities(self) -> Capabilities:
-        """What it can do. Never changes in one process."""
+        """What the engine can do. Never changes within a process."""
         ...
 
     def stats(self) -> Mapping[str, float]:
@@ -103,31 +103,31 @@ class Log(Protocol):
         ...
 
     async def find(self, kind: type[R], identities: Sequence[Identity]) -> list[R]:
-        """The rows of one kind with these identities (`records.identity`), in the order asked for; unknown ones are left out."""
+        """The rows of one kind with these identities (`records.identity`), in the requested order; unknown identities are skipped."""
         ...
 
     async def horizon(self) -> Cursor:
-        """Rows up to here may have been dropped, by retention; 0 while none has."""
+        """The position up to which retention may have dropped rows; 0 if it has dropped none."""
         ...
 
     async def before_last(self, count: int, kind: type[Row]) -> Cursor:
-        """The place above which the newest `count` rows of a kind lie, and no more of them; 0 if there are not so many."""
+        """The position after which exactly the newest `count` rows of a kind lie; 0 if there are fewer rows."""
         ...
 
 
 @runtime_checkable
 class Folds(Protocol):
-    """State that was folded from the log, with the position that it stands for, so that a start need not read the log from its first row.
+    """State folded from the log up to a position, so that a start need not read the log from its first row.
 
-    A fold is never the only place of a truth: it may be missing, or older than it was, at any start.
+    A fold is never the only copy of a fact: at any start it may be missing, or older than the last one saved.
     """
 
     async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """Replace what is kept under this name, whole or not at all. `state` is made of JSON's types. Raises StorageFull."""
+        """Replace the fold of this name atomically. `state` consists of JSON types. Raises StorageFull."""
         ...
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
-        """What was saved last under this name; None if nothing was, or if it cannot be read."""
+        """The fold last saved under this name; None if there is none, or it cannot be read."""
         ...
 
 
@@ -144,7 +144,7 @@ class WeightStore(Protocol):
         ...
 
     async def get_range(self, hash: str, start: int, length: int) -> bytes:
-        """A part of an object, `length` bytes from `start`; not verified: the caller checks them.
+        """`length` bytes of an object from `start`, not verified: the caller must check them.
 
         Raises NotFound; Corrupt if the object is shorter; BadRequest for a negative start or length.
         """
@@ -160,10 +160,10 @@ class WeightStore(Protocol):
 
 
 class Dealer(Protocol):
-    """Draws the arm of an episode among those that can be had."""
+    """Draws an episode's arm from the available ones."""
 
     def draw(self, available: Collection[str], place: float) -> Pick | None:
-        """The arm at a place in [0, 1), chosen at random by the caller, with the odds of that moment; None if no arm is available."""
+        """The arm at `place` in [0, 1), which the caller draws at random, with the current odds; None if no arm is available."""
         ...
 
 
@@ -186,18 +186,18 @@ class Credit(Protocol):
 
 
 class AnswerReader(Protocol):
-    """Tells text, reasoning and calls apart in one answer while it is sampled.
+    """Splits one answer into text, reasoning and calls while it is sampled.
 
-    Nothing is lost and nothing is taken back: what reads as a call only in part comes as the text that it is, and a call comes
-    when it is complete.
+    Nothing is lost and nothing is taken back: an incomplete call is returned as plain text, and a call is returned only when it is
+    complete.
     """
 
     def feed(self, text: str) -> list[Piece]:
-        """What new text settles."""
+        """The pieces that the new text completes."""
         ...
 
     def finish(self) -> list[Piece]:
-        """What was held because more might have followed. Nothing is fed after it."""
+        """The pieces held back because more text might have followed. Nothing may be fed after this call."""
         ...
 
 
@@ -208,7 +208,7 @@ class Renderer(Protocol):
     context: int
 
     def chat(self, conversation: Conversation) -> list[int]:
-        """Token ids of a conversation, ready for the assistant to speak (or to go on with its last message). Raises BadRequest."""
+        """Token ids of a conversation, ready for the assistant's answer (or to continue its last message). Raises BadRequest."""
         ...
 
     def follow_up(self, conversation: Conversation, known: int) -> list[int]:
@@ -220,7 +220,7 @@ class Renderer(Protocol):
         ...
 
     def grammar(self, conversation: Conversation) -> str:
-        """What the answer must follow (`Sampling.grammar`); "" where the conversation demands nothing. Raises BadRequest."""
+        """The grammar that the answer must follow (`Sampling.grammar`); "" if the conversation demands nothing. Raises BadRequest."""
         ...
 
     def has_compiled(self, grammar: str) -> bool:
@@ -228,8 +228,8 @@ class Renderer(Protocol):
         ...
 
     def compile(self, grammar: str) -> None:
-        """Make sure that answers can be held to a grammar; may take seconds. Raises BadRequest for one that cannot be followed, or costs
-        too much to; Unavailable if that cannot be found out now.
+        """Make sure that answers can be constrained to a grammar; may take seconds. Raises BadRequest for a grammar that cannot be
+        followed or is too expensive to follow; Unavailable if this cannot be determined now.
         """
         ...
 
@@ -246,7 +246,7 @@ class Renderer(Protocol):
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token shows, which may be a part of a character only; b"" for a control token that shows nothing."""
+        """The bytes of a token's text, possibly only part of a character; b"" for a control token that shows nothing."""
         ...
 
     def stop_ids(self) -> frozenset[int]:
@@ -256,7 +256,7 @@ class Renderer(Protocol):
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """One isolated file system and what runs in it. Its state lasts from call to call, until `stop`."""
+    """An isolated file system and the programs that run in it. Its state persists between calls until `stop`."""
 
     async def exec(
         self,
@@ -267,9 +267,10 @@ class Sandbox(Protocol):
         env: Mapping[str, str] | None = None,
         timeout: float,
     ) -> ExecResult:
-        """Run a program to its end; after `timeout` seconds it and all that it started are killed. `cwd` None: the working directory.
+        """Run a program to completion; after `timeout` seconds it and all processes it started are killed. `cwd` None is the working
+        directory.
 
-        What it leaves running in the background goes on until `stop`. Raises BadRequest for a `cwd` outside of the sandbox; Unavailable if
+        Background processes that it leaves behind run until `stop`. Raises BadRequest for a `cwd` outside the sandbox; Unavailable if
         the sandbox is gone.
         """
         ...
@@ -283,39 +284,39 @@ class Sandbox(Protocol):
         ...
 
     async def fork(self, count: int) -> Sequence[Sandbox]:
-        """So many sandboxes that start from this one's files as they are now; programs are not copied. Raises Unavailable."""
+        """`count` new sandboxes that start from this one's current files; running programs are not copied. Raises Unavailable."""
         ...
 
     async def diff(self) -> Sequence[Change]:
-        """What is not as it was at the start, by path."""
+        """The changes since the start, by path."""
         ...
 
     async def listen(self, port: int) -> socket.socket:
-        """A socket of the caller's that listens at a port of the sandbox's own loopback, which nothing else can reach.
+        """A socket for the caller that listens on a port of the sandbox's own loopback interface, which nothing else can reach.
 
-        Raises BadRequest for a number that is no port; Unavailable if the port is taken, or where sandboxes are too far away for this.
+        Raises BadRequest for an invalid port number; Unavailable if the port is taken, or if sandboxes are remote.
         """
         ...
 
     async def stop(self) -> None:
-        """End every program and forget the files. Idempotent."""
+        """End every program and discard the files. Idempotent."""
         ...
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """Where sandboxes come from."""
+    """Creates sandboxes."""
 
     async def isolation(self) -> Isolation:
-        """What it offers on this machine. Raises SandboxRefused where it cannot isolate at all, with the step and the way out."""
+        """The isolation available on this machine. Raises SandboxRefused, with the failed step and the remedy, if there is none."""
         ...
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """A new sandbox; waits for its turn where too many are open. Raises BadRequest, SandboxRefused, Unavailable."""
+        """A new sandbox; waits while too many are open. Raises BadRequest, SandboxRefused, Unavailable."""
         ...
 
     async def close(self) -> None:
-        """End every sandbox and let go of everything. Idempotent."""
+        """End every sandbox and release all resources. Idempotent."""
         ...
 
 
@@ -335,25 +336,25 @@ class Rewards(Protocol):
 
 
 class Trainer(Protocol):
-    """All weights, one optimizer step at a time."""
+    """Trains all weights, one optimizer step at a time."""
 
     async def step(self, batch: TrainingBatch) -> Learned: ...
 
 
 class Publisher(Protocol):
-    """Weights -> content-addressed snapshot. Not yet live."""
+    """Weights -> content-addressed snapshot, not yet live."""
 
     async def publish(self, learned: Learned) -> PolicyVersion: ...
 
 
 class Evals(Protocol):
-    """Candidate against live, best and anchor on the same items, through the same gateway as people."""
+    """Measures a candidate against live, best and anchor on the same items, through the gateway that people use."""
 
     async def run(self, candidate: PolicyVersion, *, against: Incumbents) -> Report: ...
 
 
 class Releases(Protocol):
-    """The ledger and the refs."""
+    """The release ledger and the refs."""
 
     @property
     def live(self) -> PolicyVersion: ...

@@ -1,4 +1,4 @@
-"""Who looks at the page, as far as the rooms that answer need to know."""
+"""The page's visitors, as far as the rooms that answer them need to know."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visitor:
-    """Somebody with a browser. `tenant`: whose turns they see, None for everybody's; `operator`: they may ship and roll back.
+    """A person with a browser. `tenant`: whose turns they see, None for everybody's; `operator`: they may ship and roll back.
 
     Example: ``Visitor(tenant="acme", operator=False)`` sees what acme's users were answered, and nothing of the run.
     """
@@ -24,14 +24,14 @@ class Visitor:
 
 
 class Visitors(Protocol):
-    """Tells visitors from strangers."""
+    """Authenticates visitors."""
 
     def visitor(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
-        """Who sent a request with these headers (lower-case names); None if they must sign in first."""
+        """The sender of a request with these headers (lower-case names); None if they must sign in first."""
         ...
 
     def cookie(self, key: str) -> str | None:
-        """What a browser keeps so that its next requests are known, for as long as `cookie_s`; None for a wrong key."""
+        """The cookie that identifies a browser's later requests, valid for `cookie_s`; None for a wrong key."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Weights as bytes, and what is done with them: loaded into a slot, learned in a step."""
+"""Weights as bytes, and the records of loading them into a slot and of learning them in a step."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class WeightArray:
 
 
 Weights = Mapping[str, WeightArray]
-"""Tensor name -> bytes. The common currency of trainer, weight store and engine; needs no torch."""
+"""Tensor name -> bytes. The common format of trainer, weight store and engine; needs no torch."""
 
 CHUNK_ELEMENTS: Final = 1 << 21
 """Tensors are hashed, stored and divided among ranks in chunks of this many elements, the last one shorter."""
 
 ChunkName = tuple[str, int]
-"""A tensor's name and the number of a chunk of it."""
+"""A tensor's name and the index of one of its chunks."""
 
 Form = tuple[str, tuple[int, ...]]
 """A tensor's safetensors dtype name and its shape."""
@@ -75,7 +75,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap:
-    """What a hot swap cost: seconds during which no token could be made, and the streams that went on across it."""
+    """The cost of a hot swap: the seconds during which no token could be made, and the number of streams that continued across it."""
 
     slot: str
     policy: PolicyVersion
@@ -85,9 +85,9 @@ class Swap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """What one optimizer step did. `metrics` are scalars for the log and the screen.
+    """The result of one optimizer step. `metrics` are scalars for the log and the screen.
 
-    `weights`: what this process publishes. Of several ranks each has a part.
+    `weights`: the weights that this process publishes. With several ranks, each has a part.
     """
 
     step: int

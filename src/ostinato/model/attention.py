@@ -1,7 +1,7 @@
-"""The one attention function of every model: a call is handed on to the `Attend` object that came with the forward pass.
+"""The one attention function of every model: a call is forwarded to the `Attend` object that was passed to the forward pass.
 
-Engine and trainer run the same Hugging Face module over N flattened tokens of many sequences; who attends to whom is known
-only to the object they pass (paged KV in the engine, packed prefixes in the trainer, `CausalAttend` for plain scoring).
+Engine and trainer run the same Hugging Face module over N flattened tokens of many sequences; only the object that they pass knows
+which token attends to which (paged KV in the engine, packed prefixes in the trainer, `CausalAttend` for plain scoring).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IMPLEMENTATION = "ostinato"
 class Attend(Protocol):
     """Attention of N flattened tokens in one layer.
 
-    `layer` counts from 0; `q` [N, H, D] and `k`, `v` [N, KV, D] carry rotary positions already; the answer is [N, H, D] in
+    `layer` counts from 0; `q` [N, H, D] and `k`, `v` [N, KV, D] already carry rotary positions; the result is [N, H, D] in
     q's dtype. A token at position p reads positions p - window + 1 to p, all up to p if `window` is 0. Rows after the tokens that
     the object knows are padding and get zeros. Layers are called in order, once each per forward pass (again when activations
     are recomputed).
@@ -33,7 +33,7 @@ class Attend(Protocol):
 
 
 class CausalAttend:
-    """Plain causal attention over whole sequences that stand one after another; the reference that others are tested against.
+    """Plain causal attention over whole sequences, concatenated; the reference that other implementations are tested against.
 
     Example: ``hidden(model, ids_N, positions_N, CausalAttend([5, 3]))`` for a sequence of 5 tokens and one of 3.
     """
@@ -74,7 +74,7 @@ def _attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What the library calls in each layer: [1, H, N, D] in, [1, N, H, D] out."""
+    """The function that the library calls in each layer: [1, H, N, D] in, [1, N, H, D] out."""
     if attend is None:
         raise BadConfig(
             "this model was loaded with ostinato's attention: run it through ostinato.model.attention.hidden"
@@ -92,11 +92,11 @@ AttentionInterface.register(IMPLEMENTATION, _attention)
 
 
 def hidden(model: PreTrainedModel, ids_N: Tensor, positions_N: Tensor, attend: Attend, *, rows: int = 1) -> Tensor:
-    """One pass over N flattened tokens; returns the final normed hidden states [N, hidden].
+    """Run one pass over N flattened tokens; returns the final normed hidden states [N, hidden].
 
     `ids_N`, `positions_N` are int64 on the model's device; a position is a token's index in its own sequence. `rows` is the row
-    rule: N is padded to a multiple of it by tokens that nobody reads, so that no linear layer meets a row count at which
-    another kernel answers. Works under autograd and under inference_mode.
+    rule: N is padded to a multiple of it with tokens whose results are dropped, so that no linear layer gets a row count for which
+    another kernel is chosen. Works under autograd and under inference_mode.
     """
     count = len(ids_N)
     if missing := -count % rows:
@@ -115,10 +115,10 @@ def logits(model: PreTrainedModel, hidden_MD: Tensor, *, rows: int = 1) -> Tenso
 
 
 def check_config(config: Any) -> None:
-    """Raise BadConfig unless every layer is causal softmax attention over the past, whose positions say nothing of company.
+    """Raise BadConfig unless every layer is causal softmax attention, with positions that do not depend on the other sequences.
 
-    Rotary embeddings of the kinds "dynamic" and "longrope" choose their frequencies by the largest position of a call, so that a
-    token's numbers would depend on the sequences beside it.
+    Rotary embeddings of the kinds "dynamic" and "longrope" choose their frequencies by the largest position of a call, so a token's
+    numbers would depend on the sequences beside it.
     """
     kinds: set[str] = set(cast("list[str]", getattr(config, "layer_types", None) or []))
     if odd := sorted(kinds - {"full_attention", "sliding_attention"}):
@@ -141,7 +141,7 @@ def _rope_types(config: Any) -> set[str]:
 
 
 class _Probe:
-    """Counts the layers that reach our attention, with heads that its kernel can take."""
+    """Records the layers that reach our attention, with heads that its kernel supports."""
 
     def __init__(self) -> None:
         self.layers: list[int] = []
@@ -158,7 +158,7 @@ class _Probe:
 
 
 def check_forward(model: PreTrainedModel) -> None:
-    """Two tokens through the model: every layer must call our attention once and `logits` must be the library's own.
+    """Run two tokens through the model: every layer must call our attention once, and `logits` must equal the library's own.
 
     Catches recurrent layers, capped or scaled output heads and attention of another kind. Raises BadConfig.
     """

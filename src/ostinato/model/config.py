@@ -1,4 +1,4 @@
-"""Which model stands behind the product, as configuration. Imports no torch until asked, so that the command line starts fast."""
+"""The configuration of the model behind the product. Imports no torch until needed, so that the command line starts fast."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def compute_dtype(config: ModelConfig) -> torch.dtype:
 
 
 def backend(config: ModelConfig) -> Backend:
-    """`device` and `kernels` spelt out. Raises BadConfig for what this machine, or this kind of numerics, does not have."""
+    """`device` and `kernels` with "auto" resolved. Raises BadConfig for a choice that this machine, or its numerics, does not support."""
     from ostinato.model.devices.backend import Backend
 
     device = config.device

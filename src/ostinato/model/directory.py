@@ -1,4 +1,4 @@
-"""Is a model directory safe and complete? Looked at before anything in it is loaded."""
+"""Checks that a model directory is safe and complete, before anything in it is loaded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""End to end: does the whole model give the same bits in one pass as cut up, with a cache, beside another sequence?
+"""End-to-end check that a whole model gives the same bits in one pass as cut up, with a cache, beside another sequence.
 
-The last part of the start-up self-test, and a probe for a model that is loaded already.
+The last part of the start-up self-test, and a probe for a model that is already loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ostinato.model.paged import Blocks, Entry, Pages, Places, Reads
 
 
 class Pack(Protocol):
-    """Brings a module into the engine's form in place; at multiples of `rows` rows it keeps its bits."""
+    """Converts a module to the engine's form in place; its bits at multiples of `rows` rows stay the same."""
 
     def __call__(self, model: nn.Module, rows: int = 1, /) -> object: ...
 
@@ -34,7 +34,7 @@ REMEDY = 'set model.numerics = "fast"'
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens [start, end) of one sequence in a forward pass; earlier ones are in the memory already."""
+    """Tokens [start, end) of one sequence in a forward pass; earlier ones are already in the memory."""
 
     sequence: int
     start: int
@@ -42,7 +42,7 @@ class Piece:
 
 
 Memory = Callable[[Sequence[Piece]], Attend]
-"""Called with what a forward pass holds, in its order; the `Attend` of that pass reads and adds to what the memory keeps."""
+"""Called with the pieces of a forward pass, in order; returns the pass's `Attend`, which reads the memory and adds to it."""
 
 
 class BlockMemory:
@@ -57,7 +57,7 @@ class BlockMemory:
         return _Memory(self, [self._entry(piece) for piece in pieces])
 
     def blocks(self, layer: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Blocks:
-        """A layer's, empty at first."""
+        """A layer's blocks, initially empty."""
         if layer not in self._layers:
             self._layers[layer] = Blocks(self._total, kv_heads, self.block, dim, dtype)
         return self._layers[layer]
@@ -80,15 +80,15 @@ class _Memory:
         return self._reads.attend(q, blocks, scale, window)[0]
 
     def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Pages:
-        """The same for whoever runs all layers at once."""
+        """The same attention as `Pages`, for code that runs all layers at once."""
         held = [self._memory.blocks(layer, kv_heads, dim, dtype) for layer in range(layers)]
         return Pages(self._reads, self._places, held)
 
 
 _CUTS = (16, 16, 16, 7, 7, 1, 1, 1, 1, 1, 1, 1, 1)
-"""How a sequence is cut; the other one beside it is cut the other way round."""
+"""The lengths into which a sequence is cut; the sequence beside it is cut in reverse order."""
 _ALONE = 4
-"""The last tokens of a sequence that go on without company: a call of one token."""
+"""The last tokens of a sequence that are computed alone, in calls of one token."""
 
 
 def check_exact(
@@ -98,12 +98,13 @@ def check_exact(
     pack: Pack | None = None,
     team: int | None = None,
 ) -> None:
-    """Two sequences, each in one pass under autograd like the trainer's, then cut up beside each other and alone like the engine's.
+    """Compute two sequences, each in one pass under autograd as in the trainer, then cut up, together and alone, as in the engine.
 
-    With `team` the passes under autograd have that many threads, the others what the caller set.
+    With `team` the passes under autograd use that many threads, the others the number that the caller set.
 
     Hidden states, the logits of each cut's last token and the routers' choices must have the same bits.
-    `make_memory(sequences, tokens)` gives an empty memory; `pack` is applied to a copy, for the engine's part. Raises BadConfig.
+    `make_memory(sequences, tokens)` gives an empty memory; `pack` is applied to a copy, for the engine's part. Raises BadConfig if the
+    bits differ.
     """
     set_rows(model, rows)
     engine = model
@@ -133,7 +134,7 @@ def _check_pieces(
     memory: Memory,
     whole: Sequence[_Answer],
 ) -> None:
-    """One forward pass of the engine's, each piece's part against the same tokens of its sequence in one pass."""
+    """Run one forward pass of the engine, and compare each piece with the same tokens of its sequence's single pass."""
     ends = torch.tensor([piece.end - piece.start for piece in pieces]).cumsum(0)
     with torch.inference_mode():
         got = _answer(engine, ids, pieces, rows, memory(pieces), ends - 1)
@@ -148,7 +149,7 @@ def _check_pieces(
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Bits of the states [N, D], of some tokens' logits [M, vocab], and the routers' choices [N, L, k]."""
+    """The bits of the states [N, D] and of some tokens' logits [M, vocab], and the routers' choices [N, L, k]."""
 
     states: Tensor
     logits: Tensor
@@ -192,12 +193,12 @@ def _compare(what: str, got: Tensor, want: Tensor, piece: Piece, rows: int) -> N
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
-    """How many token ids can be looked up."""
+    """The number of token ids that can be looked up."""
     return len(cast("Tensor", model.get_input_embeddings().weight))
 
 
 def bits_of(x: Tensor) -> Tensor:
-    """A float's bits as integers, so that no comparison takes one for another; integers as they are."""
+    """A float's bits as integers, so that a comparison distinguishes all of them; integers as they are."""
     if not x.is_floating_point():
         return x
     return x.detach().contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])

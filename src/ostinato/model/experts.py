@@ -25,7 +25,7 @@ from ostinato.model.linear import linear
 IMPLEMENTATION = "ostinato"
 """Name under which the function is registered."""
 DEFAULT_ROWS = 32
-"""The row rule where nobody measured one: the largest that the self-test tries, so that what can hold on a machine does hold."""
+"""The row rule if none was measured: the largest that the self-test tries, so that exactness holds if it can on this machine."""
 
 
 def set_rows(model: nn.Module, rows: int) -> None:
@@ -40,25 +40,25 @@ def set_rows(model: nn.Module, rows: int) -> None:
 
 
 def experts_of(model: nn.Module) -> list[nn.Module]:
-    """The modules of `model` that this function serves, in layer order; empty for a dense model."""
+    """The modules of `model` that `experts` serves, in layer order; empty for a dense model."""
     return [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Who sits where: S = N x k pairs of (token, slot), P >= S rows after padding, in ascending order of expert."""
+    """The layout of rows: S = N x k pairs of (token, slot), P >= S rows after padding, in ascending order of expert."""
 
     experts: list[int]  # the experts that were hit, ascending
     sizes: list[int]  # rows of each of them, padding included; their sum is P
     token_P: Tensor  # which token fills a row; padding repeats token 0
-    row_S: Tensor  # where the answer of (token, slot) stands, slots in ascending order of expert id
+    row_S: Tensor  # the row that holds the output of (token, slot), slots in ascending order of expert id
 
 
 def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """What the library calls in each layer: [N, D], ids [N, k] and gates [N, k] in, [N, D] in the dtype of the input out.
+    """The function that the library calls in each layer: [N, D], ids [N, k] and gates [N, k] in, [N, D] in the dtype of the input out.
 
     Slot products and their sum are fp32 (wider if the model is), rounded once. Works under autograd and inference_mode.
-    Raises BadConfig for experts whose weights are laid out in a way the library's own functions do not know either.
+    Raises BadConfig for experts with a weight layout that the library's own functions do not know either.
     """
     _check(module)
     tokens, slots = top_k_index.shape

@@ -12,7 +12,7 @@ from ostinato.model.kernels.gate import silu_mul, silu_mul_gradients
 from ostinato.model.paged import array
 from ostinato.model.threads import split
 
-_WORTH = 64  # rows below which a second thread costs more than it brings
+_WORTH = 64  # rows below which a second thread costs more than it saves
 _NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -32,9 +32,9 @@ def _gated(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def fill_gradients(gate: Tensor, up: Tensor, grad: Tensor, *, again: Tensor, d_gate: Tensor, d_up: Tensor) -> None:
-    """Fill `again` with `gated(gate, up)`, bit for bit, and then `d_gate` and `d_up` with the gradients that follow from its own.
+    """Fill `again` with `gated(gate, up)`, bit for bit, and then `d_gate` and `d_up` with the gradients, given its gradient `grad`.
 
-    All are of one shape and the last three contiguous. Each of those may be `grad`; where nobody needs `again`, it may be `d_up`.
+    All are of one shape and the last three contiguous. Each of those may be `grad`; if `again` is not needed, it may be `d_up`.
     """
     every = [_rows(x) for x in (gate, up, grad, again, d_gate, d_up)]
     split(len(every[0]), lambda a, b: silu_mul_gradients(*(x[a:b] for x in every)), least=_WORTH)
@@ -59,7 +59,7 @@ class _Gated(torch.autograd.Function):
 
 
 class GatedMLP(nn.Module):
-    """Shazeer 2020 (2002.05202), SwiGLU. The three layers are those of the module that it stands for."""
+    """SwiGLU, Shazeer 2020 (2002.05202). The three layers are those of the module that it replaces."""
 
     gate_proj: nn.Module
     up_proj: nn.Module
@@ -77,9 +77,9 @@ class GatedMLP(nn.Module):
 
 @torch.no_grad()
 def replace_mlps(model: nn.Module) -> int:
-    """Exchange every feed-forward layer of the model that computes just this for `GatedMLP`; returns how many.
+    """Replace every feed-forward layer of the model that computes exactly this by `GatedMLP`; returns how many.
 
-    What a module computes is tried, not guessed from its name.
+    Whether a module computes this is tested, not guessed from its name.
     """
     known: dict[tuple[type, str], bool] = {}
     count = 0
@@ -97,7 +97,7 @@ def replace_mlps(model: nn.Module) -> int:
 
 
 def _is_plain(mlp: nn.Module) -> bool:
-    """True if a small layer of this class gives what ours gives, to rounding, for random weights."""
+    """True if a small layer of this class gives the same results as ours, up to rounding, for random weights."""
     if any(not isinstance(getattr(mlp, name), nn.Linear) for name in _NAMES):
         return False
     theirs = copy.copy(mlp)  # of its class, with its settings, but with layers of its own

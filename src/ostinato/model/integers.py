@@ -1,8 +1,8 @@
-"""Matrix products of whole numbers of eight bits, summed exactly, by a library of torch's: which one does so here, with how many levels.
+"""Exactly summed 8-bit integer matrix products by one of torch's libraries: finds the library that is exact here, and its levels.
 
-A CPU without instructions for it multiplies bytes in pairs whose sums it cuts off at 16 bits (vpmaddubsw): two products of 255 and 127
-do not fit, and nothing says so. So every library is tried against arithmetic in whole numbers, with the largest numbers too, and
-gets fewer levels, or is left alone, where one sum differs. Sums that are exact are the same by every library.
+A CPU without instructions for it multiplies bytes in pairs whose sums saturate at 16 bits (vpmaddubsw): two products of 255 and 127
+overflow silently. So every library is compared with exact integer arithmetic, with the largest numbers too, and gets fewer levels,
+or is not used, if one sum differs. Exact sums are the same with every library.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _OUTPUTS = 1024  # of a trial; more columns are computed like these
 
 
 class Matrix(ABC):
-    """A weight of whole numbers [outputs, inputs], laid out for one library."""
+    """An integer weight [outputs, inputs], laid out for one library."""
 
     @abstractmethod
     def sums(self, levels_ND: Tensor, most: int) -> Tensor:
-        """[N, outputs] in fp32: the products' sums, rounded once where one is above 2^24."""
+        """[N, outputs] in fp32: the sums of products, rounded once if above 2^24."""
 
     @staticmethod
     @abstractmethod
     def room(rows: int, inputs: int, most: int) -> tuple[Tensor, int]:
-        """Where levels are to be written, at least `rows` of them, and what is added to each."""
+        """A buffer for levels, with at least `rows` rows, and the offset that is added to each level."""
 
 
 class FbgemmMatrix(Matrix):
-    """FBGEMM: the quickest one at few rows, and on CPUs without instructions of their own. It takes levels as floats."""
+    """FBGEMM: the fastest at few rows, and on CPUs without byte instructions. It takes levels as floats."""
 
     def __init__(self, weight_OI: Tensor) -> None:
         ones, nothing = torch.ones(len(weight_OI), dtype=torch.float64), torch.zeros(len(weight_OI), dtype=torch.long)
@@ -59,11 +59,11 @@ class FbgemmMatrix(Matrix):
     def room(rows: int, inputs: int, most: int) -> tuple[Tensor, int]:
         """See `Matrix`."""
         del most
-        return torch.empty(rows, inputs, dtype=torch.float32), 0  # who builds a model meanwhile may set torch's default
+        return torch.empty(rows, inputs, dtype=torch.float32), 0  # another thread may change torch's default meanwhile
 
 
 class OnednnMatrix(Matrix):
-    """oneDNN: the quickest one with VNNI or AMX."""
+    """oneDNN: the fastest with VNNI or AMX."""
 
     def __init__(self, weight_OI: Tensor) -> None:
         self._packed: Tensor = torch.ops.onednn.qlinear_prepack(weight_OI, None)
@@ -79,7 +79,7 @@ class OnednnMatrix(Matrix):
 
     @staticmethod
     def room(rows: int, inputs: int, most: int) -> tuple[Tensor, int]:
-        """See `Matrix`. oneDNN keeps code for each row count, so there are few of them."""
+        """See `Matrix`. oneDNN caches code for each row count, so only few row counts are used."""
         padded = padded_rows(rows)
         levels = torch.empty(padded, inputs, dtype=torch.uint8)
         levels[rows:] = most + 1
@@ -91,7 +91,7 @@ LIBRARIES: dict[str, Callable[[Tensor], Matrix]] = {"fbgemm": FbgemmMatrix, "one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Integers:
-    """What this process multiplies whole numbers by. `most`: the largest level of an activation; `library`: a name in `LIBRARIES`.
+    """This process's integer arithmetic. `most`: the largest level of an activation; `library`: a name in `LIBRARIES`.
 
     Example: ``Integers(library="fbgemm", most=63)``
     """
@@ -101,7 +101,7 @@ class Integers:
 
     @property
     def name(self) -> str:
-        """As a numerics contract has it. The library is no part of it: exact sums have one value."""
+        """The name in a numerics contract. It leaves the library out, because exact sums have one value."""
         return f"int8 weights by output, activations of {2 * self.most + 1} levels by row"
 
     def matrix(self, weight_OI: Tensor) -> Matrix:
@@ -110,9 +110,9 @@ class Integers:
 
 
 def find(widths: Iterable[int]) -> Integers:
-    """The arithmetic that is exact for every number of inputs in `widths`: as many levels as can be, then the quicker library.
+    """The arithmetic that is exact for every number of inputs in `widths`: as many levels as possible, then the faster library.
 
-    Raises BadConfig where none is.
+    Raises BadConfig if there is none.
     """
     widths = sorted(set(widths))
     for most in _LEVELS:
@@ -137,13 +137,13 @@ def _order() -> tuple[str, ...]:
 
 @torch.inference_mode()
 def is_exact(library: str, most: int, inputs: int) -> bool:
-    """Whether a library's sums are those of whole numbers: for random levels, and for the largest ones that there are."""
+    """Whether a library's sums equal exact integer sums, for random levels and for the largest ones."""
     weight = _drawn(_OUTPUTS, inputs, WEIGHT_LEVELS, seed=inputs)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", UserWarning
-            )  # torch announces once that it will make such tensors otherwise
+            )  # torch announces once that it will change how such tensors are made
             matrix = LIBRARIES[library](weight.to(torch.int8))
         for rows in _ROWS:
             levels = _drawn(rows, inputs, most, seed=rows)
@@ -153,12 +153,12 @@ def is_exact(library: str, most: int, inputs: int) -> bool:
             if not torch.equal(matrix.sums(room, most)[:rows], want):
                 return False
     except (AttributeError, RuntimeError, NotImplementedError):
-        return False  # this torch was built without the library, or this CPU is not its
+        return False  # this torch was built without the library, or the library does not support this CPU
     return True
 
 
 def _drawn(rows: int, columns: int, most: int, *, seed: int) -> Tensor:
-    """Whole numbers up to `most`; one row is the largest everywhere, and another one, if there are three, the smallest."""
+    """Random integers up to `most`; one row is the largest everywhere, and another row, if there are three, the smallest."""
     drawn = torch.randint(-most, most + 1, (rows, columns), generator=torch.Generator().manual_seed(seed))
     for row, sign in zip(range(0, rows, 2), (1, -1), strict=False):
         drawn[row] = sign * most

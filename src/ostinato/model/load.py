@@ -1,4 +1,4 @@
-"""A model's name or directory -> a loaded model whose attention is ours; the first thing every worker does."""
+"""A model's name or directory -> a loaded model with our attention; the first thing every worker does."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def resolve(source: str, cache: Path, progress: Callable[[str], None] | None = N
 
 
 def load_model(path: Path, dtype: torch.dtype, *, train: bool = False, backend: Backend = OWN) -> PreTrainedModel:
-    """The directory's causal LM with its weights, on the backend's device, our attention selected, no KV cache of its own.
+    """The directory's causal LM with its weights, on the backend's device, with our attention and without a KV cache of its own.
 
     In eval mode without gradients unless `train`. Raises BadWeights (unsafe directory, missing tensor, NaN) or BadConfig (an
     architecture that our attention cannot express).
@@ -91,7 +91,7 @@ def load_model(path: Path, dtype: torch.dtype, *, train: bool = False, backend: 
 def empty_model(path: Path, dtype: torch.dtype, *, shallow: bool = False, backend: Backend = OWN) -> PreTrainedModel:
     """The same architecture as `load_model`, in eval mode, with memory for weights but no values read or drawn.
 
-    If `shallow`, it ends at the first layer after which no new kind of layer comes.
+    If `shallow`, it ends at the first layer after which there is no new kind of layer.
     """
     config = _config(path)
     with _NO_INIT, no_init_weights():
@@ -104,7 +104,7 @@ def empty_model(path: Path, dtype: torch.dtype, *, shallow: bool = False, backen
 
 
 def build(path: Path, dtype: torch.dtype | None = None, backend: Backend = OWN) -> Callable[[Weights], PreTrainedModel]:
-    """A function that makes a fresh eval model in `dtype` (None: the weights' own), holding a copy of the given weights."""
+    """A function that makes a fresh model in eval mode in `dtype` (None: the weights' own), holding a copy of the given weights."""
 
     def make(weights: Weights) -> PreTrainedModel:
         model = empty_model(path, dtype or dtype_of(weights), backend=backend)
@@ -137,7 +137,7 @@ def _from_config(config: Any, dtype: torch.dtype) -> Any:
 
 
 def _depth(model: Any) -> int:
-    """How many layers show every kind: what modules and shapes a layer has, and how far it attends."""
+    """How many layers include every kind of layer; a kind is a layer's modules, shapes and attention type."""
     text = model.config.get_text_config()
     count: int = text.num_hidden_layers
     layers = next((part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == count), None)

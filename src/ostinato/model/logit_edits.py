@@ -1,7 +1,7 @@
-"""What a request's sampling does to logits before a token is drawn: what a grammar forbids, biases, penalties.
+"""The edits of logits that a request's sampling asks for before a token is drawn: grammar masks, biases, penalties.
 
-One definition for the sampler, which goes token by token, and for the trainer, which goes over a stored answer again. So the
-log-probability that was recorded and the one that is trained on are under the same distribution.
+One definition for the sampler, which goes token by token, and for the trainer, which replays a stored answer. So the recorded
+log-probability and the one that is trained on are under the same distribution.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ostinato.model.grammars.compiling import Grammars
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What is done to the V logits of one token: `values` are added at `ids`; where a bit of `allowed` is 0, none is left.
+    """The edit of one token's V logits: `values` are added at `ids`; where a bit of `allowed` is 0, the logit becomes -inf.
 
     `allowed` holds V bits, low ones first, as bytes; None allows all.
     """
@@ -34,18 +34,18 @@ class Edit:
 
 
 Edits = Callable[[int, int], Mapping[int, Edit]]
-"""Makes the edits of tokens [start, stop), by token; only where there are any."""
+"""Makes the edits of tokens [start, stop), by token; tokens without an edit are left out."""
 
 
 class LogitEditor:
-    """The edits of one answer, token after token; each costs the same, however long the answer is.
+    """The edits of one answer, token by token; the cost per token does not grow with the answer.
 
     Penalties as OpenAI defines them (API reference, "frequency and presence penalties"): logit - presence * [count > 0] - frequency *
     count, where count is how often the answer holds the token so far.
 
     Args:
-        sampling: what was asked for.
-        matcher: of its grammar, at the beginning; None without one.
+        sampling: the requested sampling.
+        matcher: of its grammar, at the beginning; None without a grammar.
     """
 
     def __init__(self, sampling: Sampling, matcher: LLMatcher | None) -> None:
@@ -60,7 +60,7 @@ class LogitEditor:
 
     @classmethod
     def of(cls, sampling: Sampling, grammars: Grammars | None) -> LogitEditor | None:
-        """None where tokens are drawn from the model's own logits. Raises BadRequest for a bad grammar, or one without `grammars`."""
+        """The editor for a sampling; None if it edits no logits. Raises BadRequest for a bad grammar, or a grammar without `grammars`."""
         if not sampling.edits_logits:
             return None
         if not sampling.grammar:
@@ -70,7 +70,7 @@ class LogitEditor:
         return cls(sampling, grammars.matcher(sampling.grammar))
 
     def copy(self) -> LogitEditor:
-        """Another one at the same place."""
+        """An independent editor at the same place in the answer."""
         made = copy(self)
         made._matcher = None if self._matcher is None else self._matcher.deep_copy()
         made._places, made._met = self._places.copy(), self._met.copy()
@@ -78,20 +78,20 @@ class LogitEditor:
         return made
 
     def edit(self) -> Edit:
-        """What is done to the next token's logits."""
+        """The edit of the next token's logits."""
         count = len(self._places)
         allowed = None if self._matcher is None else np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return Edit(self._ids[:count].copy(), self._values[:count].copy(), allowed)
 
     def take(self, token: int) -> str:
-        """A token was drawn. Returns why the answer is none that the grammar allows: "" if it can go on, or has ended well."""
+        """Record a drawn token. Returns why the answer violates the grammar; "" if it can continue, or has ended correctly."""
         if self._presence or self._frequency:
             self._add(token, -self._frequency - (0.0 if token in self._met else self._presence))
             self._met.add(token)
         matcher = self._matcher
         if matcher is None or self._failure:
             return self._failure
-        # one that gave up while it made the mask takes an end all the same
+        # a matcher that failed while it made the mask still accepts an end token
         if matcher.is_error() or not matcher.consume_token(token):
             self._failure = matcher.get_error() or "the grammar does not allow the token"
         return self._failure
@@ -106,7 +106,7 @@ class LogitEditor:
 
 
 def edit_logits(logits_MV: Tensor, edits: Mapping[int, Edit]) -> None:
-    """Edit rows of logits in place, in their own dtype and where they lie. `edits` by row."""
+    """Edit rows of logits in place, in their own dtype and on their own device. `edits` by row."""
     vocab, device = logits_MV.shape[1], logits_MV.device
     for row, edit in edits.items():
         logits_V = logits_MV[row]

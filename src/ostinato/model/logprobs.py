@@ -1,4 +1,4 @@
-"""Log-probabilities over the vocabulary and draws from it, as torch sees the kernels: shared by the sampler and the trainer."""
+"""Log-probabilities over the vocabulary and draws from it, the kernels' interface to torch: shared by the sampler and the trainer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ostinato.model.paged import array
 from ostinato.model.threads import split
 
 GREEDY = -1.0
-"""Given for u, this asks for the likeliest token."""
+"""Passed as u, this asks for the likeliest token."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSoftmax:
-    """What makes logits [M, V] a distribution per row: the maximum of logits / temperature and the sum of exp over it, by tile."""
+    """The softmax of each row of logits [M, V]: the maximum of logits / temperature, and the sums of exp relative to it, by tile."""
 
     logits: NDArray[Any]
     temperatures_M: NDArray[np.float32]
@@ -31,7 +31,7 @@ class RowSoftmax:
 
     @staticmethod
     def of(logits_MV: Tensor, temperatures_M: Tensor) -> RowSoftmax:
-        """Read the logits once. bf16 or fp32; temperatures are positive."""
+        """Compute it in one reading of the logits, bf16 or fp32; temperatures are positive."""
         rows, vocab = logits_MV.shape
         made = RowSoftmax(
             array(logits_MV.contiguous()),

@@ -1,4 +1,4 @@
-"""Memory that is free inside the process, for the others on the machine."""
+"""Returns memory that is free inside the process to the system."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 GIVE_BACK_EVERY = 8
-"""Micro-batches of a step between two calls: what was given back must be asked for again, and each page of it filled with zeros."""
+"""Micro-batches of a step between two calls: memory given back must be requested again, and each page of it filled with zeros."""
 
 
 @cache
@@ -16,8 +16,8 @@ def _trim() -> Callable[[int], object]:
 
 
 def give_back() -> None:
-    """Return the free pages of the heap to the system, those between pages in use too. Takes about 0.1 s for a GiB; glibc only.
+    """Return the free pages of the heap to the system, including those between pages in use. Takes about 0.1 s per GiB; glibc only.
 
-    Tensors of many sizes that come and go leave holes that the next ones do not fit into, and the heap grows over them.
+    Tensors of many sizes that come and go leave holes that the next ones do not fit into, so the heap grows.
     """
     _trim()(0)

@@ -13,8 +13,8 @@ from ostinato.model.kernels.norm import LANES, rms_norm
 from ostinato.model.paged import array
 from ostinato.model.threads import split
 
-_WORTH = 64  # rows below which a second thread costs more than it brings
-_SUMMED = 128  # rows whose part of the weight's gradient is summed together, whatever the number of threads
+_WORTH = 64  # rows below which a second thread costs more than it saves
+_SUMMED = 128  # rows whose parts of the weight's gradient are summed together, for any number of threads
 
 
 class RMSNorm(nn.Module):
@@ -31,7 +31,7 @@ class RMSNorm(nn.Module):
 
 
 def rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[..., D] normed and times a weight [D], which must be plain memory: numpy looks at it. Works under autograd."""
+    """[..., D] normed and times a weight [D], which must be plain memory, because numpy makes a view of it. Works under autograd."""
     if not torch.is_grad_enabled():  # calling the function below costs more than the kernel does
         return _norm(x.reshape(-1, x.shape[-1]).contiguous(), weight, eps)[0].view(x.shape)
     result: Tensor = _Norm.apply(x, weight, eps)  # pyright: ignore[reportAssignmentType]
@@ -73,9 +73,9 @@ class _Norm(torch.autograd.Function):
 
 @torch.no_grad()
 def replace_norms(model: nn.Module) -> int:
-    """Exchange every norm of the model that computes just this for `RMSNorm`, keeping its weight; returns how many.
+    """Replace every norm of the model that computes exactly this by `RMSNorm`, keeping its weight; returns how many.
 
-    What a module computes is tried, not guessed from its name: other variants (Gemma's 1 + weight) stay as they are.
+    Whether a module computes this is tested, not guessed from its name: other variants (Gemma's 1 + weight) stay as they are.
     """
     known: dict[tuple[type, int], bool] = {}
     count = 0
@@ -94,7 +94,7 @@ def replace_norms(model: nn.Module) -> int:
 
 
 def _is_plain(kind: type, width: int, eps: float) -> bool:
-    """True if a module of this class gives what ours gives, to rounding, for a random weight."""
+    """True if a module of this class gives the same results as ours, up to rounding, for a test weight."""
     if width % LANES:
         return False
     try:

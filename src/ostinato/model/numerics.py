@@ -1,4 +1,4 @@
-"""The numerics contract of this process: what torch, its libraries and this CPU say about themselves."""
+"""The numerics contract of this process, from what torch, its libraries and this CPU report about themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ostinato.model.paged import Entry
 from ostinato.model.threads import team
 
 TORCH_KERNELS = "1"
-"""Raise it with every change of `model.devices` that changes what is computed."""
+"""Raise it with every change of `model.devices` that changes results."""
 KERNELS = "2"
 """Raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
 _LIBRARIES = ("transformers", "numba", "llvmlite", "llguidance")
@@ -52,8 +52,8 @@ def contract(
 ) -> Contract:
     """The contract under which this process computes with `threads` torch threads.
 
-    `rows` is the row rule that the self-test found, `block` the tokens of a KV block, `backend` where it computes, and by whose kernels.
-    Call it once, at the start, after torch has been set up: switches of the environment that change kernels are part of the answer.
+    `rows` is the row rule that the self-test found, `block` the tokens of a KV block, `backend` the device and the kernels.
+    Call it once, at the start, after torch has been set up: environment variables that change kernels are part of the result.
 
     Example: ``contract(torch.bfloat16, "exact", threads=1, rows=4, block=32).id``
     """
@@ -78,10 +78,10 @@ def contract(
 
 @torch.inference_mode()
 def probe(backend: Backend = OWN) -> str:
-    """Eight hex digits of the bits of a few sums and products, made where the engine computes: what no list of switches can leave out.
+    """Eight hex digits of a hash over a few sums and products, computed on the engine's device: it covers what a list of switches may miss.
 
-    Most terms of each sum cancel in pairs, so that what remains shows the order in which they were added, and some numbers are so
-    small that a process that flushes them to zero gets others.
+    Most terms of each sum cancel in pairs, so that the remainder shows the order in which they were added, and some numbers are so
+    small that a process that flushes them to zero gets other bits.
     """
     with team(1):
         bits = [part.cpu() for part in computed(backend)]
@@ -89,9 +89,9 @@ def probe(backend: Backend = OWN) -> str:
 
 
 def computed(backend: Backend) -> list[Tensor]:
-    """What `probe` reads: results of the engine's own operations on the backend's device, where they are left.
+    """The input of `probe`: results of the engine's own operations, left on the backend's device.
 
-    FlexAttention, which a prompt goes through on CUDA, is not among them: compiling it takes far longer than a start should.
+    FlexAttention, which computes a prompt on CUDA, is not among them: compiling it takes far longer than a start should.
     """
     source = torch.Generator().manual_seed(0)  # drawn on the host: every device is given the same numbers
     weight, x = (torch.randn(rows, _INPUTS, generator=source) for rows in (_OUTPUTS, _ROWS))
@@ -107,14 +107,14 @@ def computed(backend: Backend) -> list[Tensor]:
 
 
 def _drawn_from(logits_MV: Tensor) -> Tensor:
-    """Log-probabilities, as a token's are found."""
+    """Log-probabilities, computed as for sampled tokens."""
     device, rows = logits_MV.device, len(logits_MV)
     tokens_M = torch.arange(rows, device=device)
     return TensorSoftmax.of(logits_MV, torch.full((rows,), 0.7, device=device)).of_tokens(tokens_M)
 
 
 def _attended(cached: Tensor, x: Tensor) -> Tensor:
-    """One token's attention over a cache, as each step of a stream has it: 8 heads over 4."""
+    """One token's attention over a cache, as in each step of a stream: 8 heads over 4."""
     slots_SKD = cached.view(_OUTPUTS, 4, -1)
     held = CachedLayer(slots_SKD.clone(), slots_SKD.flip(0))
     last = Entry(start=_OUTPUTS - 1, end=_OUTPUTS, blocks=(2, 0, 1))
@@ -123,7 +123,7 @@ def _attended(cached: Tensor, x: Tensor) -> Tensor:
 
 
 def blas() -> str:
-    """The matrix libraries with their versions, and what is switched off or set by the environment.
+    """The matrix libraries with their versions, and settings that are switched off or set by the environment.
 
     Example: "mkl 2024.2 mkl-dnn 3.12.0".
     """
@@ -138,7 +138,7 @@ def blas() -> str:
 
 
 def isa() -> str:
-    """The CPU, its caches (libraries cut matrices to fit them) and the vector instructions that kernels are chosen by.
+    """The CPU, its caches (libraries cut matrices to fit them) and the vector instructions by which kernels are chosen.
 
     Example: "AVX512, AMD EPYC, l1 32768, l2 1048576: avx avx2 avx512_bf16 ...".
     """

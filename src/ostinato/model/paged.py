@@ -1,6 +1,6 @@
-"""Attention over keys and values in blocks, as torch sees it: which tokens read which blocks, and the call into the kernel.
+"""Attention over keys and values in blocks, from torch's side: which tokens read which blocks, and the call into the kernel.
 
-Engine and trainer describe their work in the same words, `Entry`: a run of tokens of one sequence and the blocks that hold its
+Engine and trainer describe their work in the same form, `Entry`: a run of tokens of one sequence and the blocks that hold the
 sequence so far. The engine's blocks are its KV cache; the trainer lays a packed batch out in blocks for one layer at a time.
 """
 
@@ -18,12 +18,12 @@ from torch import Tensor
 from ostinato.model.kernels.attention import QUERIES, attention, write
 from ostinato.model.threads import spread
 
-_WORTH = 4096  # query-key pairs below which a second thread costs more than it brings
+_WORTH = 4096  # query-key pairs below which a second thread costs more than it saves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """The tokens of one sequence in one forward: positions [start, end), and the blocks of positions [0, end) in order.
+    """The tokens of one sequence in one forward pass: positions [start, end), and the blocks of positions [0, end) in order.
 
     Example: ``Entry(start=96, end=97, blocks=(4, 9, 2, 7))`` is one decode token with 32 tokens per block.
     """
@@ -34,9 +34,9 @@ class Entry:
 
 
 class Reads:
-    """Who reads what in one flattened forward over `entries`: made once, used by every layer.
+    """The blocks that each token reads in one flattened forward pass over `entries`: made once, used by every layer.
 
-    Token n stands at `positions_N[n]` and its blocks begin at `table[where_N[n]]`. `queries` and `longest` are what the kernel takes.
+    Token n is at position `positions_N[n]` and its blocks begin at `table[where_N[n]]`. `queries` and `longest` are kernel arguments.
     """
 
     def __init__(self, entries: Sequence[Entry], block: int) -> None:
@@ -62,9 +62,9 @@ class Reads:
 
         Args:
             q: [N, H, D]; rows after `self.tokens` are padding and get zeros.
-            held: the keys and values that `entries` named.
+            held: the keys and values, in the blocks that `entries` name.
             scale: multiplies the queries.
-            window: how many positions a token sees, 0 for all.
+            window: the number of positions that a token sees, 0 for all.
 
         Returns:
             [N, H, D] in q's dtype and the fp32 log-sum-exp of the scores [N, H].
@@ -89,7 +89,7 @@ class Reads:
 
 
 def _tiles(entries: Sequence[Entry], block: int) -> list[tuple[int, int, int]]:
-    """(first query, queries, how many of their first blocks are the same): a run of one sequence, or neighbours that share a prompt."""
+    """(first query, number of queries, number of leading blocks they share): a run of one sequence, or neighbours that share a prompt."""
     tiles: list[tuple[int, int, int]] = []
     previous: Entry | None = None  # the single query that the last tile ends with
     at = 0
@@ -110,7 +110,7 @@ def _tiles(entries: Sequence[Entry], block: int) -> list[tuple[int, int, int]]:
 
 
 def _common(a: Sequence[int], b: Sequence[int], most: int) -> int:
-    """How many of the first `most` are the same."""
+    """The length of the common prefix, at most `most`."""
     for count in range(most):
         if a[count] != b[count]:
             return count
@@ -123,7 +123,7 @@ def array(x: Tensor) -> NDArray[Any]:
 
 
 class Blocks:
-    """Keys and values of one layer for every block, empty at first: zeros, because a masked 0 times a NaN would be a NaN."""
+    """Keys and values of one layer for every block, initially zeros, because a masked 0 times a NaN would be a NaN."""
 
     __slots__ = ("keys", "keys_array", "values", "values_array")
 
@@ -139,7 +139,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Token `tokens[i]` of the forward goes to place `offsets[i]` of block `blocks[i]`; a token may go to several blocks."""
+    """Token `tokens[i]` of the forward pass goes to place `offsets[i]` of block `blocks[i]`; a token may go to several blocks."""
 
     tokens: NDArray[np.int64]
     blocks: NDArray[np.int64]
@@ -147,7 +147,7 @@ class Places:
 
     @staticmethod
     def of(entries: Sequence[Entry], block: int) -> Places:
-        """Each entry's own tokens, in the order of the flattened forward."""
+        """Each entry's own tokens, in the order of the flattened forward pass."""
         where = [(e.blocks[p // block], p % block) for e in entries for p in range(e.start, e.end)]
         pairs = np.array(where, np.int64).reshape(-1, 2)
         return Places(np.arange(len(pairs)), pairs[:, 0].copy(), pairs[:, 1].copy())
@@ -155,7 +155,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """What attention over blocks comes down to: who reads and writes what, and the blocks of each layer."""
+    """All data of attention over blocks: the reads, the places of writes, and the blocks of each layer."""
 
     reads: Reads
     places: Places
@@ -163,7 +163,7 @@ class Pages:
 
 
 class WholeAttend:
-    """Causal attention over whole sequences that stand one after another, by the same arithmetic as engine and trainer.
+    """Causal attention over whole sequences, concatenated, by the same arithmetic as engine and trainer.
 
     Example: ``hidden(model, ids_N, positions_N, WholeAttend([5, 3]))`` for a sequence of 5 tokens and one of 3.
     """
@@ -183,6 +183,6 @@ class WholeAttend:
         return self._reads.attend(q, blocks, scale, window)[0]
 
     def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Pages:
-        """The same for whoever runs all layers at once."""
+        """The same attention as `Pages`, for code that runs all layers at once."""
         made = [Blocks(self._used, kv_heads, self._reads.block, dim, dtype) for _ in range(layers)]
         return Pages(self._reads, self._places, made)

@@ -1,4 +1,4 @@
-"""Matrix products by our own bf16 kernel: which of a model's it can do with oneDNN's bits, and a weight laid out for it."""
+"""Matrix products by our own bf16 kernel: finds those that it computes with oneDNN's bits, and lays weights out for it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ostinato.model.threads import team, together
 
 _CHAINS = (512, 1024, 256, 2048, 4096, 128, 384, 768, 64)  # the commonest first
 _ROWS = (2, 4, 8, 12, 31, 64, 200)  # at which products are compared
-_OUTPUTS = 4096  # compared at most: a wide matrix's are all made alike
+_OUTPUTS = 4096  # distinct outputs compared at most: all of a wide matrix's are computed alike
 _NONE = np.empty((1, 0), np.uint16)
 
 
 def able() -> bool:
-    """True if the kernel's instructions are there, and LLVM may use them."""
+    """True if the CPU has the kernel's instructions, and LLVM may use them."""
     free = numba.config.CPU_NAME is None and numba.config.CPU_FEATURES is None  # pyright: ignore[reportAttributeAccessIssue]
     return bool(linear.ONEDNN and free and llvm.get_host_cpu_features().get("avx512bf16", False))
 
 
 def in_panels(weight: Tensor, beside: Tensor | None = None) -> Tensor:
-    """A bf16 weight [N, K] as the kernel reads it; with `beside`, of the same shape, half of each panel's outputs are its own."""
+    """A bf16 weight [N, K] in the kernel's layout; with `beside`, of the same shape, half of each panel's outputs are from `beside`."""
     outputs, inputs = weight.shape
     pairs = weight.detach().contiguous().view(torch.int32)
     if beside is None:
@@ -44,7 +44,7 @@ def in_panels(weight: Tensor, beside: Tensor | None = None) -> Tensor:
 
 
 def multiply(x_MK: Tensor, panels: Tensor, chain: int, bias: NDArray[np.uint16] = _NONE) -> Tensor:
-    """bf16 rows times a weight from `in_panels`, in chains of `chain`; by as many threads as torch may use."""
+    """bf16 rows times a weight from `in_panels`, in chains of `chain`, on as many threads as torch may use."""
     out_MN = x_MK.new_empty(len(x_MK), len(panels) * PANEL)
     counters, xs, outs, weight = np.zeros((1, COLUMNS), np.int64), array(x_MK), array(out_MN), panels.data_ptr()
     together(lambda: project(counters, xs, weight, chain, bias, outs))
@@ -54,9 +54,9 @@ def multiply(x_MK: Tensor, panels: Tensor, chain: int, bias: NDArray[np.uint16] 
 @lru_cache
 @torch.inference_mode()
 def chain_of(inputs: int, outputs: int, *, bias: bool = False) -> int | None:
-    """How long oneDNN's chains are for a matrix [outputs, inputs], None if it adds in yet another order.
+    """The length of oneDNN's chains for a matrix [outputs, inputs]; None if it adds in another order.
 
-    Tried on numbers most of which cancel in pairs: what is left shows in which order they were added.
+    Tested on numbers most of which cancel in pairs: the remainder shows the order in which they were added.
     """
     if not able() or inputs % 2 or outputs % PANEL:
         return None

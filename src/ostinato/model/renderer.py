@@ -1,7 +1,7 @@
 """Conversations <-> token ids for one model directory: its own tokenizer and chat template, with roles that cannot be forged.
 
-Control tokens that stand in somebody's text are fenced before the template sees the text (`rendering`); after rendering, what
-is inside a fence is encoded by a second tokenizer that knows no control tokens.
+Control tokens in text from outside are fenced before the template sees the text (`rendering`); after rendering, the text inside a
+fence is encoded by a second tokenizer that knows no control tokens.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ostinato.model.token_bytes import TokenBytes
 
 
 class HFRenderer:
-    """core Renderer over a Hugging Face tokenizer and chat template.
+    """The core Renderer over a Hugging Face tokenizer and chat template.
 
     Example: ``HFRenderer(path).chat(Conversation(messages=(Message(role=Role.USER, text="hi"),)))``. Raises BadConfig for a
-    directory whose tokenizer cannot be loaded, BadRequest for what cannot be rendered. Safe to share between threads.
+    directory whose tokenizer cannot be loaded, BadRequest for input that cannot be rendered. Safe to share between threads.
     """
 
     vocab_size: int
@@ -75,10 +75,10 @@ class HFRenderer:
         return self._encode_fenced(written(conversation))
 
     def said(self, conversation: Conversation) -> tuple[list[int], list[int]]:
-        """A conversation that ends with the assistant's message as (prompt, answer): what a model was shown, and what it would have had to
-        sample, its end token included.
+        """A conversation that ends with the assistant's message as (prompt, answer): the ids that a model would be shown, and those that it
+        would have to sample, the end token included.
 
-        Raises BadRequest for another last message, or where the template writes the beginning in another way once the answer stands.
+        Raises BadRequest for another last message, or if the template writes the beginning in another way once the answer follows.
         """
         *before, last = conversation.messages
         if last.role is not Role.ASSISTANT:
@@ -111,7 +111,7 @@ class HFRenderer:
 
     def compile(self, grammar: str) -> None:
         self._trial.check(grammar)
-        self.grammars.matcher(grammar)  # the engine finds it
+        self.grammars.matcher(grammar)  # cached for the engine
 
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
         opening = "" if conversation.continued else self._template.opening
@@ -133,7 +133,7 @@ class HFRenderer:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Compiles grammars for this tokenizer. Takes half a second to make."""
+        """The compiler of grammars for this tokenizer. Takes half a second to make."""
         return Grammars(self._core.to_str(), self.vocab_size, self._stop_ids)
 
     @cached_property
@@ -177,7 +177,7 @@ class HFRenderer:
 
 
 def _control_tokens(core: Tokenizer) -> dict[str, int]:
-    """Every added token but runs of white space, which some tokenizers add as ordinary text."""
+    """All added tokens except runs of white space, which some tokenizers add as ordinary text."""
     return {t.content: i for i, t in core.get_added_tokens_decoder().items() if t.content and not t.content.isspace()}
 
 

@@ -1,4 +1,4 @@
-"""Which experts the routers chose: recorded in the engine's forward pass, replayed in the trainer's.
+"""The routers' choices of experts: recorded in the engine's forward pass, replayed in the trainer's.
 
 Forward hooks on the router modules; no module is replaced. Replay fixes the ids only: gates are recomputed from the live router
 logits, so gradients reach the router (R3, arXiv 2510.11370, replays the choice the same way). Layers are looked up by index, never by
@@ -24,7 +24,7 @@ _ATTRIBUTE = "ostinato_routing"
 
 
 class Recording:
-    """What the routers chose in the last call of `hidden` inside `Routing.record()`."""
+    """The routers' choices in the last call of `hidden` inside `Routing.record()`."""
 
     def __init__(self, routing: Routing) -> None:
         self._routing = routing
@@ -42,7 +42,7 @@ class Recording:
         return stacked.sort(dim=-1).values.to(_narrow(self._routing.experts))
 
     def route(self, layer: int, logits: Tensor, scores: Tensor, live: Tensor) -> tuple[Tensor, Tensor] | None:
-        """One router's answer; None leaves it as it is."""
+        """A replacement for one router's output; None leaves it as it is."""
         self._ids[layer] = live
         return None
 
@@ -50,8 +50,8 @@ class Recording:
 class Replay(Recording):
     """A replay in progress; its `ids_NLk` are the ids in use, after the plausibility filter.
 
-    Counts are over pairs of token and layer that had a recorded choice: `routed` of them; in `flips` the live choice was
-    another set; in `implausible` the filter put the live choice back. Recomputed layers are counted once.
+    Counts are over (token, layer) pairs with a recorded choice: `routed` is their number; in `flips` of them the live choice was
+    another set; in `implausible` of them the filter restored the live choice. Recomputed layers are counted once.
     """
 
     def __init__(self, routing: Routing, ids_NLk: Tensor, plausible: float | None) -> None:
@@ -85,7 +85,7 @@ class Replay(Recording):
             doubtful = self._doubtful(logits.detach(), live, wanted.clamp(min=0)) & known
             self._implausible[layer] = doubtful.sum()
             known = known & ~doubtful
-        ids[:rows] = torch.where(known.unsqueeze(-1), wanted, ids[:rows])  # a copy of ours: `sort` made it
+        ids[:rows] = torch.where(known.unsqueeze(-1), wanted, ids[:rows])  # our own copy, made by `sort`
         self._ids[layer] = ids
         return cast("_Recipe", self._routing.recipe).gates(logits, ids)
 
@@ -97,9 +97,9 @@ class Replay(Recording):
 
 
 class Routing:
-    """The routers of one model. `layers` counts those with a router, in order; `experts` and `top_k` are those of each.
+    """The routers of one model. `layers` counts the layers with a router, in order; `experts` and `top_k` are those of each.
 
-    Both contexts serve exactly one call of `hidden`, and are not for two threads at once. Example:
+    Both contexts serve exactly one call of `hidden`, and must not be used by two threads at once. Example:
     ``with routing.record() as seen: hidden(...)`` then ``seen.ids_NLk()``.
     """
 
@@ -125,7 +125,7 @@ class Routing:
 
     @contextmanager
     def record(self) -> Generator[Recording]:
-        """Keep what the routers choose. Raises BadConfig for routers that do not say what they chose."""
+        """Record the routers' choices. Raises BadConfig for routers that do not return them."""
         if self.problem is not None:
             raise BadConfig(self.problem)
         session = Recording(self)
@@ -154,7 +154,7 @@ class Routing:
         session.ids_NLk()  # every layer must have used its routes
 
     def hooked(self, layer: int, output: Any) -> Any:
-        """One router's forward: what it shall return, or None to leave `output` as it is."""
+        """The value that a router's forward must return, or None to leave `output` as it is."""
         if self._session is None:
             if self._replayed[layer] and _in_backward():
                 raise BadRoutes(
@@ -222,7 +222,7 @@ class _Recipe:
     narrowed: bool  # gates are rounded to the dtype of the logits
 
     def gates(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Gates and ids by falling probability: the sum that normalises them must add in the order the router's did."""
+        """Gates and ids in descending order of probability: the normalising sum must add in the same order as the router's."""
         probabilities = torch.softmax(logits, -1, dtype=torch.float32)
         values, order = probabilities.gather(-1, ids).topk(ids.shape[-1], dim=-1)
         if self.normalised:
@@ -236,8 +236,8 @@ _RECIPES = [_Recipe(normalised, narrowed) for normalised in (True, False) for na
 def install(model: nn.Module) -> Routing | None:
     """The routing of `model`, made and remembered on the first call; None for a dense model.
 
-    Tries each router kind on random weights and inputs, in float32 and bfloat16, so it needs no weights of the model itself:
-    how gates are recomputed is settled by equality of bits with the router's own. `problem` says why routes cannot be recorded.
+    Tries each router kind on random weights and inputs, in float32 and bfloat16, so it needs no weights of the model itself. The
+    recipe for gates is the one that gives the router's own bits. `problem` says why routes cannot be recorded.
     """
     if (known := of(model)) is not None:
         return known
@@ -318,7 +318,7 @@ def _fits(recipe: _Recipe, logits: Tensor, scores: Tensor, ids: Tensor) -> bool:
 
 
 def _in_backward() -> bool:
-    # no public name; checkpointing itself asks this way
+    # not a public API, but torch's checkpointing uses it too
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
 
 

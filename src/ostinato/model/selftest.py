@@ -1,9 +1,9 @@
 """The start-up self-test: which row rule this CPU, torch and thread count need, and whether exact mode can hold at all.
 
-Matrix libraries choose their kernels by the number of rows, so a token's bits may depend on how many tokens stand beside it. The
+Matrix libraries choose their kernels by the number of rows, so a token's bits may depend on how many tokens are computed with it. The
 row rule is the smallest r such that at multiples of r they do not. It is measured on each linear shape of the model alone, on
 whole layers (every module's output), and end to end on the model with attention and KV cache; a team of threads must give the bits of
-one thread. Seeded, and no decision looks at the clock: processes on one machine find the same rule.
+one thread. The test is seeded and no decision depends on time, so processes on one machine find the same rule.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ Teams = Sequence[int]
 
 _REFERENCE = 512  # rows of the call that others are compared with
 _BEYOND = (1024, 2048)  # longer calls, whose first rows are compared
-# row counts by importance, in multiples of the rule: what is tested first is tested for the largest matrices too
+# row counts by importance, in multiples of the rule: the first ones are tested even for the largest matrices
 _STEPS = (1, 2, 3, 5, 8, 4, 7, 16, 31, 6, 9, 12, 32, 15, 17,
           24, 33, 48, 64, 63, 100, 128, 13, 20, 96, 127, 200, 255, 256, 500)  # fmt: skip
-_ELEMENTS = 300_000  # outputs compared per row count: bf16 rounds all but about one deviation in 5,000 away
-_CANCELLING_ELEMENTS = 40_000  # where it cannot hide them
+_ELEMENTS = 300_000  # outputs compared per row count: bf16 rounding hides all but about one deviation in 5,000
+_CANCELLING_ELEMENTS = 40_000  # the same for cancelling inputs, where rounding cannot hide deviations
 _CALLS = 128  # at most, per row count
 _WORK = 12e9  # floating-point operations per shape, draw and form
 _POOL = 65_537  # random numbers that a large matrix repeats; a prime, so that no two rows are alike
 _TOKENS = (1, 2, 3, 1, 5, 8, 13, 1, 4, 31, 64, 100, 129)  # lengths of the calls of whole layers
-_FLOW = 192  # tokens of their reference
+_FLOW = 192  # tokens of the reference call for whole layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class MatrixShape:
     """A matrix product of the model: [rows, inputs] -> [rows, outputs].
 
     `stacked`: the weight is a slice of a tensor that holds one matrix per expert. `transposed`: it is stored [inputs, outputs].
-    `stock`: the library computes it itself, by torch's `F.linear`, as its routers do.
+    `stock`: computed by the library itself with torch's `F.linear`, as in its routers.
     """
 
     inputs: int
@@ -82,9 +82,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactnessVerdict:
-    """What the self-test found. `rows` is the row rule, 1 where exact mode cannot hold; `reason` says why it cannot, else "".
+    """The result of the self-test. `rows` is the row rule, 1 if exact mode cannot hold; `reason` says why it cannot, else "".
 
-    `threads` is the number of threads whose bits the others gave too.
+    `threads` is the number of threads whose bits all the other numbers of threads must give too.
 
     Example::
 
@@ -107,7 +107,7 @@ def examine(
 ) -> ExactnessVerdict:
     """The verdict on the model in a directory, computed in `dtype`; every number of `threads` must give the bits of the first.
 
-    Builds as many layers as show every kind of layer, with random weights: kernels are not chosen by values. Raises BadConfig
+    Builds enough layers to include every kind of layer, with random weights: kernels are not chosen by values. Raises BadConfig
     for a model that our attention cannot express; a model that is merely not exact gets a verdict.
     """
     began = time.perf_counter()
@@ -117,7 +117,7 @@ def examine(
     try:
         found = measure(model, pack, table, threads)
         for count in threads:
-            for autograd in dict.fromkeys((threads[0], count)):  # both parts meet every team
+            for autograd in dict.fromkeys((threads[0], count)):  # both parts run with every team
                 with team(count):
                     check_exact(model, found, pack=pack, team=autograd)
         table.append(Finding(what="end to end: one pass, or cut up with a cache in company", rows=found))
@@ -131,11 +131,11 @@ def examine(
 
 
 def measure(model: PreTrainedModel, pack: Pack | None, table: list[Finding], teams: Teams) -> int:
-    """The smallest r of `RULES` such that at multiples of r rows nothing that the model computes depends on the row count.
+    """The smallest r of `RULES` such that at multiples of r rows no result of the model depends on the row count.
 
-    With `pack` the packed linear layers must give those bits too, and so must each number of threads. Appends to `table` what each part
-    needs alone. Weights and inputs are the test's own, apart from the pass through the model's layers, whose experts are left at
-    the rule found. Raises BadConfig if even 32 fails.
+    With `pack` the packed linear layers must give those bits too, and so must each number of threads. Appends to `table` the rule that
+    each part needs alone. Weights and inputs are the test's own, except in the pass through the model's layers, whose experts are left
+    at the rule found. Raises BadConfig if even 32 fails.
     """
     table.extend(Finding(what=str(shape), rows=rule_of(shape, pack, teams)) for shape in shapes_of(model))
     rows = max(line.rows for line in table)
@@ -171,7 +171,7 @@ def shapes_of(model: nn.Module) -> list[MatrixShape]:
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """Linear layers and routers; a table of embeddings is only looked up, and Conv1D is seen in the whole layers."""
+    """True for linear layers and routers; an embedding table is only looked up, and Conv1D is covered by the test of whole layers."""
     return isinstance(module, nn.Linear) or hasattr(module, "top_k")
 
 
@@ -190,7 +190,7 @@ def rule_of(shape: MatrixShape, pack: Pack | None, teams: Teams) -> int:
 
 
 class _Trial:
-    """One shape with one drawing of weights and inputs, in the forms that are computed with."""
+    """One shape with one draw of weights and inputs, in every form in which it is computed."""
 
     def __init__(self, shape: MatrixShape, cancelling: bool, pack: Pack | None, teams: Teams) -> None:
         self._flops, self._teams = shape.flops, teams
@@ -294,7 +294,7 @@ def _rule_of_layers(model: PreTrainedModel, least: int, teams: Teams) -> int:
 
 @torch.inference_mode()
 def _first_difference(model: PreTrainedModel, rows: int, teams: Teams) -> str:
-    """The first module whose answer for a token depends on how many tokens stand beside it; "" if there is none."""
+    """The first module whose output for a token depends on how many tokens are computed with it; "" if there is none."""
     source = torch.Generator().manual_seed(5)
     ids, positions = torch.randint(vocabulary_of(model), (_FLOW,), generator=source), torch.arange(_FLOW)
     set_rows(model, rows)
@@ -312,7 +312,7 @@ def _first_difference(model: PreTrainedModel, rows: int, teams: Teams) -> str:
 
 
 def _flow(model: PreTrainedModel, ids: Tensor, positions: Tensor, rows: int) -> dict[str, Tensor]:
-    """Bits of what each module answers per token, in order of execution. Attention hands its values through."""
+    """The bits of each module's output per token, in order of execution. Attention passes its values through."""
     seen: dict[str, Tensor] = {}
     padded = -(-len(ids) // rows) * rows
 
@@ -343,7 +343,7 @@ def _watched(model: nn.Module, keep: Callable[[str, object], None]) -> Generator
         handles.append(module.register_forward_hook(lambda _module, _args, answer: keep(name, answer)))
 
     for name, module in model.named_modules():
-        # what an expert computes stands in the experts' order, not in the tokens'
+        # an expert's output is in the order of experts, not of tokens
         if name and id(module) not in inside:
             watch(name, module)
     try:
@@ -358,7 +358,7 @@ def _watched(model: nn.Module, keep: Callable[[str, object], None]) -> Generator
 
 @torch.no_grad()
 def _filled(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with weights that repeat a pool of random numbers: quick even for a large vocabulary."""
+    """Fill the model with weights that repeat a pool of random numbers, which is fast even for a large vocabulary."""
     weights = set(dict(model.named_parameters(remove_duplicate=False)))
     for seed, (name, tensor) in enumerate(model.state_dict().items()):
         numbers = _numbers(1, tensor.numel(), tensor.dtype, seed=seed).view(tensor.shape)

@@ -1,4 +1,4 @@
-"""Sampled ids -> text that may be shown now: whole characters only, and nothing that may yet become a stop string."""
+"""Sampled ids -> text that may be shown now: only whole characters, and nothing that may still become a stop string."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from ostinato.core.errors import BadRequest
 
 _UNFINISHED = "\ufffd"
-_WINDOW = 16  # ids after which the window is cut back
-_KEEP = range(8, 12)  # to so many: of four neighbouring cuts one falls between two characters
+_WINDOW = 16  # ids at which the window is cut back
+_KEEP = range(8, 12)  # ids kept then: of four neighbouring cuts one falls between two characters
 # Some decoders turn a whole run of byte tokens into replacement characters while its last character is incomplete, so the
-# run is held. A longer one is junk that the window cannot explain: there only a sequence's three bytes can still change.
+# run is held back. A longer run is junk that the window cannot explain: in it only a sequence's three bytes can still change.
 _RUN, _SEQUENCE = 24, 3
 
 
 class TextStream:
-    """Incremental text of one sample. Everything shown, joined, is the decoded text cut where the first stop string begins.
+    """Incremental text of one sample. All shown text, joined, is the decoded text cut where the first stop string begins.
 
     "First" is the stop string that is complete earliest, so the result does not depend on how tokens arrive. Each call
-    decodes a bounded window, not the whole text. Exact for byte-level tokenizers whatever the model says; with byte-fallback
+    decodes a bounded window, not the whole text. Exact for byte-level tokenizers whatever the output; with byte-fallback
     tokenizers (SentencePiece) exact while the bytes are UTF-8.
 
     Example::
@@ -36,11 +36,11 @@ class TextStream:
         self._longest = max(map(len, stop), default=0)
         self._ids: list[int] = []  # the window
         self._given = 0  # characters of the window's text already taken
-        self._held = ""  # taken but not shown: the beginning of a stop string, perhaps
+        self._held = ""  # taken but not shown: possibly the beginning of a stop string
         self.stopped = False
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Take new ids; return what may be shown now. After a stop string came, ids are ignored."""
+        """Take new ids; return the text that may be shown now. After a stop string, ids are ignored."""
         if self.stopped:
             return ""
         self._ids.extend(ids)
@@ -53,7 +53,7 @@ class TextStream:
         return self._show(new)
 
     def flush(self) -> str:
-        """The rest, when no more ids will come."""
+        """The remaining text, when no more ids will come."""
         if self.stopped:
             return ""
         new = self._decode(self._ids)[self._given :]
@@ -65,7 +65,7 @@ class TextStream:
         return shown
 
     def _shrink(self, text: str) -> None:
-        """Forget the window's oldest ids where the youngest alone give the same end of the text."""
+        """Forget the window's oldest ids if the newest alone give the same end of the text."""
         for keep in _KEEP:
             end = self._decode(self._ids[-keep:])
             given = self._given - (len(text) - len(end))
@@ -84,12 +84,12 @@ class TextStream:
         return text[: len(text) - held]
 
     def _first_stop(self, text: str) -> int | None:
-        """Where the stop string begins that is complete earliest; of several that end together, the longest."""
+        """The start of the stop string that is complete earliest; of several that end together, the longest. None if there is none."""
         found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         return min(found)[1] if found else None
 
     def _could_begin(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
+        """The length of the longest suffix of `text` that is a proper prefix of a stop string."""
         longest = min(self._longest - 1, len(text))
         ends = (n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in self._stop))
         return next(ends, 0)

@@ -49,7 +49,7 @@ def weights_of(model: PreTrainedModel) -> Weights:
 def put_weights(model: PreTrainedModel, weights: Weights) -> None:
     """Copy `weights` into the model. All of them are checked first: on BadWeights the model is unchanged.
 
-    A model in float32 takes 16-bit weights too: every one of them is a float32. Refused, by name: missing or extra tensors, another
+    A model in float32 also takes 16-bit weights, because each is exactly a float32. Refused, by name: missing or extra tensors, another
     shape, a dtype that would be rounded, a wrong byte count, any NaN or infinity.
     """
     tensors = named_tensors(model)
@@ -86,7 +86,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def on_host(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
-    """Fresh copies on the host in other dtypes, by name. From a GPU they are read once, into pinned memory, and waited for together."""
+    """Fresh copies on the host in other dtypes, by name. Copies from a GPU go into pinned memory, with one synchronisation for all."""
     made: dict[str, Tensor] = {}
     gpu = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
     for name, tensor in tensors.items():
@@ -102,7 +102,7 @@ def on_host(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) ->
 
 
 def bytes_of(name: str, tensor: Tensor) -> WeightArray:
-    """One tensor as bytes: a read-only view of its memory if that is the CPU's and contiguous. Raises BadWeights, which names it."""
+    """One tensor as bytes: a read-only view of its memory if that is on the CPU and contiguous. Raises BadWeights naming the tensor."""
     if tensor.dtype not in _NAMES:
         raise BadWeights(f"tensor {name!r} has dtype {tensor.dtype}; allowed: {', '.join(DTYPES)}")
     data = _byte_view(tensor.cpu().contiguous()).view()

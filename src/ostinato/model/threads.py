@@ -1,4 +1,4 @@
-"""Spread a kernel over as many threads as torch may use. The kernels release the GIL."""
+"""Runs a kernel on as many threads as torch may use. The kernels release the GIL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 @contextmanager
 def team(count: int) -> Generator[None]:
-    """`count` torch threads for what this thread computes meanwhile."""
+    """Use `count` torch threads for this thread's computations inside the context."""
     before = torch.get_num_threads()
     if count == before:
         yield
@@ -27,13 +27,13 @@ def team(count: int) -> Generator[None]:
 
 
 def split(count: int, run: Callable[[int, int], object], *, least: int = 1) -> None:
-    """`run(a, b)` over parts of [0, count), one per thread; no part is smaller than `least`, for which a thread is not worth waking."""
+    """Call `run(a, b)` over parts of [0, count), one per thread; a part smaller than `least` is not worth waking a thread for."""
     threads = max(1, min(torch.get_num_threads(), count // least))
     spread([count * i // threads for i in range(threads + 1)] if threads > 1 else [0, count], run)
 
 
 def spread(cuts: Sequence[int], run: Callable[[int, int], object]) -> None:
-    """`run` between each two neighbours of `cuts`: the first on this thread, the others beside it."""
+    """Call `run` for each pair of neighbours in `cuts`: the first on this thread, the others on pool threads in parallel."""
     others = [_pool().submit(run, a, b) for a, b in pairwise(cuts[1:])]
     run(cuts[0], cuts[1])
     for other in others:
@@ -41,9 +41,9 @@ def spread(cuts: Sequence[int], run: Callable[[int, int], object]) -> None:
 
 
 def together(run: Callable[[], object]) -> None:
-    """`run` on this thread, and on as many more as torch may use as soon as they come; returns when this one is done.
+    """Call `run` on this thread, and on as many more as torch may use as they become free; returns when this thread is done.
 
-    For a computation whose threads share it among themselves (`kernels.turns`): one that comes late finds it done.
+    For a computation that its threads divide among themselves (`kernels.turns`): a thread that comes late finds it done.
     """
     for _ in range(torch.get_num_threads() - 1):
         _pool().submit(run)
@@ -52,5 +52,5 @@ def together(run: Callable[[], object]) -> None:
 
 @lru_cache
 def _pool() -> ThreadPoolExecutor:
-    """One for every team: a thread is started when there is work for it, so the size is only a bound."""
+    """One pool for all teams: a thread is started when there is work for it, so the size is only a bound."""
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="ostinato-kernel")

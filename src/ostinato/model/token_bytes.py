@@ -1,4 +1,4 @@
-"""What bytes a token stands for: one token may be a part of a character, which decoding it alone cannot show."""
+"""The bytes of a token: a token may be part of a character, which decoding it alone cannot show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SPACE = "\u2581"  # how SentencePiece writes a space
 
 
 class TokenBytes:
-    """Bytes of ids. Exact for byte-level and byte-fallback tokenizers; for others the bytes of the decoded text.
+    """The bytes of token ids. Exact for byte-level and byte-fallback tokenizers; for others the bytes of the decoded text.
 
     Example: for a byte-level tokenizer that cuts an emoji in two, ``b"".join(map(TokenBytes(core).of, ids)) == "🙂".encode()``
     """

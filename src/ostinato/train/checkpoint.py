@@ -4,9 +4,9 @@ Data flow: `PolicyTrainer.state` -> `save` -> one directory per checkpoint -> `l
 
 A checkpoint is a directory ``<step>-<hash>`` with two safetensors files for each rank that trained and ``checkpoint.json``, which holds
 the files' BLAKE3 hashes and which rows of the tensors they have; the directory's name holds the hash of that JSON. It is written under
-another name, synced, renamed, and then `LATEST` is moved, so a kill at any instant leaves the previous checkpoint whole. Any number
-of ranks reads what any number wrote. Nothing here runs code on load, which is why torch.distributed.checkpoint is not used: its index
-is a pickle.
+another name, synced, renamed, and then `LATEST` is moved, so a kill at any instant leaves the previous checkpoint whole. A checkpoint
+of any number of ranks can be read by any number. Nothing here runs code on load, which is why torch.distributed.checkpoint is not used:
+its index is a pickle.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """What a resumed trainer needs to go on with the same bits.
+    """The state that a resumed trainer needs to continue with the same bits.
 
     `weights`, `moments`: name -> fp32 (or uint8) array; on load they are read-only maps of the file. `cursor` is the log position up
     to which batches are in the weights; `extra` is JSON that belongs to the caller (a baseline's state, say). `part`: which rows of the
-    tensors these are, if one of several ranks has them; the moments are then called ``exp_avg/<name>``. On load everything is whole.
+    tensors these are, if they are one rank's of several; the moments are then called ``exp_avg/<name>``. On load everything is whole.
 
     Example: ``Checkpoint(step=3, weights={"w": ...}, moments={"exp_avg": ..., "exp_avg_sq": ..., "rng": ...}, cursor=812)``
     """
@@ -64,7 +64,7 @@ class Checkpoint:
     def rows(
         self, kind: Literal["weights", "exp_avg", "exp_avg_sq"], name: str, first: int, last: int
     ) -> NDArray[np.float32]:
-        """Rows [first, last) of a parameter's masters or moments, of a loaded checkpoint; no more than these are read."""
+        """Rows [first, last) of a parameter's masters or moments in a loaded checkpoint; only these are read."""
         if isinstance(self.weights, Joined) and isinstance(self.moments, Joined):
             return (
                 self.weights.rows(name, first, last)
@@ -72,7 +72,7 @@ class Checkpoint:
                 else self.moments.rows(f"{kind}/{name}", first, last)
             )
         whole = self.weights[name]
-        if kind != "weights":  # one after another, as the weights are
+        if kind != "weights":  # flat, in the order of the weights
             before = sum(array.size for array in list(self.weights.values())[: list(self.weights).index(name)])
             whole = self.moments[kind][before : before + whole.size].reshape(whole.shape)
         return whole[first:last]
@@ -88,10 +88,10 @@ class Checkpoint:
 
 
 def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks | None = None) -> Path:
-    """Write durably and point `LATEST` at it; checkpoints other than the newest `keep` are removed. Returns its directory.
+    """Write a checkpoint durably and point `LATEST` at it; all but the newest `keep` are removed. Returns its directory.
 
-    All of `ranks` (None: this process) call it together, each with its part. Raises StorageFull, on all of them, if the disk
-    refuses: the earlier checkpoints stay as they were.
+    All of `ranks` (None: this process) call it together, each with its part. Raises StorageFull on all ranks if the disk has no
+    room; the earlier checkpoints stay as they were.
     """
     ranks = ranks or Alone()
     partial = directory / f"{_PARTIAL}{ranks.gather(str(os.getpid()).encode())[0].decode()}"
@@ -125,7 +125,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks
 
 @contextlib.contextmanager
 def _agreeing(ranks: Ranks, partial: Path, step: int) -> Generator[None]:
-    """A part of the writing that every rank does or none: a disk that refuses one is an error of all."""
+    """A part of the writing that succeeds on every rank or on none: one rank's disk error is raised on all."""
     failed: OSError | None = None
     try:
         yield
@@ -146,7 +146,7 @@ def _agreeing(ranks: Ranks, partial: Path, step: int) -> Generator[None]:
 
 
 def _finish(directory: Path, partial: Path, checkpoint: Checkpoint, files: Mapping[str, Any]) -> Path:
-    """The manifest, the name, and `LATEST`."""
+    """Write the manifest, rename the directory and move `LATEST`."""
     written: dict[str, Any] = {
         "format": FORMAT if checkpoint.part is None else SHARDED,
         "step": checkpoint.step,
@@ -156,7 +156,7 @@ def _finish(directory: Path, partial: Path, checkpoint: Checkpoint, files: Mappi
     }
     if checkpoint.part is not None:
         written["shapes"] = {name: list(shape) for name, shape in checkpoint.part.shapes.items()}
-    body = json.dumps(written, sort_keys=checkpoint.part is None).encode()  # the order of the shapes is the parameters'
+    body = json.dumps(written, sort_keys=checkpoint.part is None).encode()  # keeps the shapes in the parameters' order
     _write(partial / _MANIFEST, body)
     _sync(partial)
     final = directory / f"{checkpoint.step:08d}-{blake3(body).hexdigest()[:16]}"
@@ -170,8 +170,8 @@ def _finish(directory: Path, partial: Path, checkpoint: Checkpoint, files: Mappi
 def load(directory: Path, ranks: Ranks | None = None) -> Checkpoint | None:
     """The newest whole checkpoint, verified by hash, or None if there has never been one.
 
-    All of `ranks` (None: this process) call it together, verify a part of the files each, and take the same one. A torn or corrupt
-    checkpoint is reported and the one before it is taken. Raises Corrupt if checkpoints exist and none is whole.
+    All of `ranks` (None: this process) call it together, verify a part of the files each, and take the same checkpoint. A torn or
+    corrupt checkpoint is logged and the one before it is taken. Raises Corrupt if checkpoints exist and none is whole.
     """
     ranks = ranks or Alone()
     candidates = _found(directory)
@@ -208,7 +208,7 @@ def _found(directory: Path) -> list[Path]:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what killed writers left."""
+    """Remove the partial files and directories of killed writers."""
     for entry in directory.glob(f"{_PARTIAL}*"):
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
@@ -239,7 +239,7 @@ def _write(path: Path, body: bytes) -> None:
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> dict[str, Any]:
-    """A safetensors file, without the copy of all tensors that the library's writer makes. Returns its size and hash."""
+    """Write a safetensors file, without the copy of all tensors that the library's writer makes. Returns its size and hash."""
     names = {np.dtype(kind): name for name, kind in _DTYPES.items()}
     header: dict[str, Any] = {}
     offset = 0
@@ -270,7 +270,7 @@ def _bytes(array: NDArray[Any]) -> memoryview:
 
 
 def _read(path: Path, ranks: Ranks) -> Checkpoint:
-    """Raises Corrupt: of the files' hashes this rank looks at its own share."""
+    """Read a checkpoint; each rank verifies its share of the files' hashes. Raises Corrupt."""
     body = (path / _MANIFEST).read_bytes()
     if path.name.split("-")[-1] != blake3(body).hexdigest()[:16]:
         raise Corrupt(f"{_MANIFEST} does not have the hash in the directory's name")
@@ -296,7 +296,7 @@ def _read(path: Path, ranks: Ranks) -> Checkpoint:
 
 
 def _joined(files: Mapping[str, tuple[dict[str, NDArray[Any]], Mapping[str, int]]]) -> Joined:
-    """All files of one kind, each with the first rows of its tensors; what every rank wrote whole is taken from the first."""
+    """Join all files of one kind, each with its tensors' first rows; arrays that every rank wrote whole are taken from the first file."""
     pieces: dict[str, list[tuple[int, NDArray[Any]]]] = {}
     for arrays, firsts in files.values():
         for name, array in arrays.items():
@@ -326,7 +326,7 @@ def _read_arrays(path: Path, promised: Mapping[str, Any], *, check: bool) -> dic
 
 
 def _digest(path: Path) -> str:
-    """By reading and not by a map, whose pages would count as this process's."""
+    """The file's hash, by reading instead of mapping it: mapped pages would count as this process's memory."""
     digest, block = blake3(max_threads=1), bytearray(1 << 22)
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(block):

@@ -1,7 +1,7 @@
-"""How far two policies are apart on tokens that one of them drew, and what a batch is worth after that. Pure torch maths.
+"""The distance between two policies on tokens that one of them drew, and the trust in a batch that follows from it. Pure torch maths.
 
 d = trainer - sampler throughout, in nats; w = e^d is a token's importance weight. If the sampler drew the tokens, E[w] = 1 at every
-one, however far the trainer has moved: that is what makes the mean weight a test of the samples themselves (Hesterberg 1995).
+token, however far the trainer has moved, so the mean weight tests the samples themselves (Hesterberg 1995).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def k3(logprobs_M: Tensor, reference_M: Tensor) -> Tensor:
 def effective_share(weights: Tensor, shares: Tensor | None = None) -> float:
     """ESS/n of importance weights w, (sum s w)^2 / (sum s * sum s w^2), in [0, 1]: 1 if all are equal, 0 if all are zero (Kong 1992).
 
-    `shares` are how much each sample counts, 1 if None.
+    `shares` is how much each sample counts, 1 if None.
     """
     w = weights.double()
     s = torch.ones_like(w) if shares is None else shares.double()
@@ -42,7 +42,7 @@ def effective_share(weights: Tensor, shares: Tensor | None = None) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """What a batch is worth to a policy that did not draw it. Every field is 1, or 0 for `k3`, where nothing moved.
+    """How far a batch can be trusted by a policy that did not draw it. Without drift every field is 1, except `k3`, which is 0.
 
     `mean_weight`: the mean of w, 1 in expectation. `k3`: KL(sampler || trainer) in nats per token. `ess`: ESS/n of the truncated token
     weights, those that enter the gradient. `ess_turns`: ESS/n of whole turns.
@@ -57,22 +57,22 @@ class Trust:
 
     @property
     def scale(self) -> float:
-        """What the learning rate is multiplied by, in [0, 1]: the least of what the measures grant.
+        """The factor on the learning rate, in [0, 1]: the minimum over the measures.
 
-        Adam undoes any scaling of the gradient, so a batch that says little must say it here. Turns count by the root of their ESS,
-        as in VCPO (2602.17616, which follows the square-root rule for Adam).
+        Adam undoes any scaling of the gradient, so a batch with little information must be scaled down here. Turns count by the square
+        root of their ESS, as in VCPO (2602.17616, which follows the square-root rule for Adam).
         """
         balance = min(self.mean_weight, 1 / self.mean_weight) if self.mean_weight > 0 else 0.0
         return min(balance, self.ess, math.sqrt(self.ess_turns))
 
 
 def trust(d_M: Tensor, turns_M: Tensor, shares_M: Tensor, *, cap: float, horizon: int) -> Trust:
-    """Measure a batch: d of its tokens, the turn of each, and the share that each counts with.
+    """Measure a batch from each token's d, its turn and its share.
 
-    A turn weighs the product of its tokens' w, truncated at `cap`. Over a long turn that product vanishes under any drift at all, e^-5
-    for 1,000 tokens of 0.005 nats, so a turn longer than `horizon` counts as that many of its tokens would on average: with 1 it
-    would be the geometric mean of GSPO (2507.18071), without bound the plain product. Truncated, one stray turn cannot veto a
-    batch, and a policy that has left its samples, most weights near 0, can.
+    A turn's weight is the product of its tokens' w, truncated at `cap`. Over a long turn that product vanishes under any drift at all,
+    e^-5 for 1,000 tokens of 0.005 nats, so a turn longer than `horizon` counts as that many of its tokens would on average: a horizon
+    of 1 would give the geometric mean of GSPO (2507.18071), no horizon the plain product. Thanks to the truncation a single stray turn
+    cannot veto a batch, but a policy that has left its samples, with most weights near 0, can.
     """
     d, s = d_M.detach().double().clamp(max=_FINITE), shares_M.double()
     w = d.exp()

@@ -1,8 +1,8 @@
-"""A start by imitation: all weights learn to say what was shown, by the trainer that learns from rewards later.
+"""Imitation learning: trains all weights on demonstrations, with the trainer that later learns from rewards.
 
 Data flow: demonstrations (conversations in which somebody did it right) -> each of the assistant's messages as a turn that the model
-might have sampled -> one optimizer step per batch with an advantage of 1 for every token, under log-probabilities of the moment: the
-importance weights are 1, and the policy gradient is that of the log-likelihood.
+might have sampled -> one optimizer step per batch with an advantage of 1 for every token and the current log-probabilities: the
+importance weights are then 1, and the policy gradient is that of the log-likelihood.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Speaker(Protocol):
 def shown_turns(demonstration: Conversation, speaker: Speaker) -> tuple[Turn, ...]:
     """The assistant's messages of one demonstration as turns of one episode, without log-probabilities.
 
-    Raises BadRequest where there is none, or one cannot be rendered.
+    Raises BadRequest if there is none, or one cannot be rendered.
     """
     places = [place for place, message in enumerate(demonstration.messages) if message.role is Role.ASSISTANT]
     if not places:
@@ -49,7 +49,7 @@ def shown_turns(demonstration: Conversation, speaker: Speaker) -> tuple[Turn, ..
 def imitate(
     trainer: PolicyTrainer, shown: Sequence[tuple[Turn, ...]], *, epochs: int, batch: int, seed: int
 ) -> Iterator[Learned]:
-    """One optimizer step after the other: `batch` demonstrations each, all of them once an epoch, in an order of the epoch's own.
+    """Take optimizer steps of `batch` demonstrations each; each epoch goes through all demonstrations once, in its own random order.
 
     A demonstration counts once however many messages it has. Raises NoSignal and BadWeights like `PolicyTrainer.step`.
     """

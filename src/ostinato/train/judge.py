@@ -1,13 +1,13 @@
-"""What one step's batch says about itself: the metrics of a step, and the reasons to refuse it.
+"""The metrics of one step's batch, and the reasons to refuse it.
 
 Tokens fall into groups that are measured apart, because they call for different remedies:
 
 - `mismatch_`: made under the trainer's own contract by the weights that it holds. In exact mode d is 0, to the bit.
-- `stale_`: the same contract, other weights: training moved on since.
-- `foreign_`: another contract, whatever the weights; `foreign_same_`: those of them that the trainer's own weights made, so that what
-  is left is the other arithmetic alone.
+- `stale_`: the same contract, other weights: training has moved on since.
+- `foreign_`: another contract, whatever the weights; `foreign_same_`: those of them that the trainer's own weights made, so that only
+  the arithmetic differs.
 
-Episodes count by weight: where a turn is masked, its part of its episode leaves the normaliser.
+Episodes count by weight: a masked turn's share of its episode leaves the normaliser.
 """
 
 from __future__ import annotations

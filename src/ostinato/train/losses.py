@@ -38,8 +38,8 @@ def sequence_mask(logprobs_M: Tensor, behaviour_M: Tensor, turns_M: Tensor, *, b
     """True for the tokens of turns whose geometric mean ratio exp(mean d) lies in [1/bound, bound], d = trainer - sampler.
 
     Where two arithmetics differ, token weights truncate single outliers; a turn that is off as a whole was drawn from another
-    distribution and goes as a whole. d = 0 is never masked. A NaN is: the loss, which multiplies by the mask, stays NaN and is
-    refused. Source: geometric sequence rejection, "MIS" in the notes of verl's rollout correction.
+    distribution and is masked as a whole. d = 0 is never masked. A NaN is masked, but the loss, which multiplies by the mask, stays
+    NaN and is refused. Source: geometric sequence rejection, "MIS" in the notes of verl's rollout correction.
 
     Example: d = ``[ln 2, ln 8, 0]`` of turns ``[0, 0, 1]`` has ratios 4 and 1: with bound 2 the mask is ``[False, False, True]``.
     """
@@ -48,7 +48,7 @@ def sequence_mask(logprobs_M: Tensor, behaviour_M: Tensor, turns_M: Tensor, *, b
 
 
 Penalty = tuple[Tensor, float]
-"""A policy's log-probabilities [M] of the sampled tokens, and beta, the price of a nat away from it."""
+"""A policy's log-probabilities [M] of the sampled tokens, and beta, the price per nat of divergence from it."""
 
 
 def policy_loss(
@@ -69,19 +69,19 @@ def policy_loss(
         L = -\frac{1}{Z} \sum_t s_t w_t A_t \log \pi(y_t), \quad w_t = \min(\pi(y_t) / \mu(y_t), cap), \quad
         A_t = a_t - \sum_j \beta_j \sum_{s \ge t} (\log \pi(y_s) - \log \pi_j(y_s))
 
-    w and A carry no gradient. mu is the policy that sampled the token (`behaviour_M`), a each token's credit (`advantages_M`), s the
-    part that its turn is of its episode (`shares_M`; 1 if None, and 1 for an episode of a group, whose length must not matter), and
+    w and A carry no gradient. mu is the policy that sampled the token (`behaviour_M`), a each token's advantage (`advantages_M`), s
+    its turn's share of its episode (`shares_M`; 1 if None, and 1 for an episode of a group, whose length must not matter), and
     `penalties` are the pi_j with their beta_j. `normaliser` is
     Z = episodes of the whole batch x the token budget of a turn: a constant, so a long wrong answer costs as much per token as a
-    short one, and an episode of many turns as much as one of one. Tokens outside `keep_M` get weight 0; the caller leaves their
+    short one, and an episode of many turns as much as an episode of one. Tokens outside `keep_M` get weight 0; the caller leaves their
     turns out of Z too, or the others would count for less.
 
-    The sum over s >= t ends with the turn. What follows a turn was said by others, may be in another batch, held back or masked, and
+    The sum over s >= t ends with the turn. The text after a turn was said by others, may be in another batch, held back or masked, and
     adds noise with every token; a sum over the episode would also reward steering a conversation to where the policy has not
-    changed. The price of a turn is then the KL where it was, whatever came along with it.
+    changed. A turn's price is then its own KL, whatever else is in the batch.
 
-    With weights per token the gradient is exact only where mu is pi, or a turn has one token: the weights of the tokens before and after
-    are left out, and truncated ones cut short. Off-policy it is biased; what bounds the bias is that drift is (`drift.trust`).
+    With per-token weights the gradient is exact only if mu is pi or the turn has one token: the weights of the tokens before and after
+    are left out, and large weights are truncated. Off-policy the gradient is biased; limits on drift bound the bias (`drift.trust`).
 
     Sources: importance truncation, Ionides 2008 and CISPO (2506.13585), whose loss this equals; constant Z, Dr. GRPO
     (2503.20783); the k1 penalty as a reward-to-go inside the advantage, REINFORCE++ (2501.03262).

@@ -1,4 +1,4 @@
-"""What every kind of master weights can do: whole in one process (`masters`), or divided over ranks (`sharding.masters`)."""
+"""The interface of master weights: whole in one process (`masters`), or divided over ranks (`sharding.masters`)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MasterWeights(Protocol):
         ...
 
     def publish(self) -> Weights | WeightPart:
-        """What this process publishes: the masters in the published dtypes as fresh bytes, of several ranks each its part."""
+        """The masters in the published dtypes as fresh bytes; with several ranks, this rank's part of them."""
         ...
 
     def gather(self) -> Weights:

@@ -30,7 +30,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class Masters:
     """The trainable state of a model: flat fp32 weights, gradient sums and AdamW moments, with views by parameter name.
 
-    `served` is the dtype in which each of the model's tensors is published: an architecture may keep some in fp32 whatever the rest is.
+    `served` is the dtype in which each of the model's tensors is published: an architecture may keep some in fp32 regardless of the rest.
     """
 
     def __init__(self, model: PreTrainedModel, config: TrainConfig, served: Mapping[str, torch.dtype]) -> None:
@@ -82,7 +82,7 @@ class Masters:
         self.moments[0].zero_()
 
     def arrays(self) -> tuple[Arrays, Arrays, None]:
-        """Views of the masters, and of the moments in the order of the weights (copies, from a GPU); nothing is left to others."""
+        """Views (from a GPU: copies) of the masters, and of the moments in the order of the weights; None: this process has all rows."""
         moments = {name: moment.cpu().numpy() for name, moment in zip(_MOMENTS, self.moments, strict=True)}
         return {name: view.cpu().numpy() for name, view in self.weights.items()}, moments, None
 
@@ -110,7 +110,7 @@ class Masters:
     def update(self, *, learning_rate: float, scale: float) -> None:
         """One AdamW step with the gradient times `scale`; then the compute model holds the new rounding.
 
-        Decoupled weight decay (Loshchilov and Hutter 2019) for matrices only: a norm's weight or a bias is not made simpler by being small.
+        Decoupled weight decay (Loshchilov and Hutter 2019) for matrices only: a smaller norm weight or bias is not a simpler model.
         """
         if scale != 1.0:
             self.grads.mul_(scale)
@@ -155,7 +155,7 @@ class Masters:
         return {name: bytes_of(name, tensor) for name, tensor in on_host(tensors, self._served).items()}
 
     def gather(self) -> Weights:
-        """As `publish`: all are here."""
+        """Same as `publish`: this process has all weights."""
         return self.publish()
 
 
@@ -165,7 +165,7 @@ def _take(view: Tensor, array: NDArray[np.float32]) -> None:
     else:
         view.copy_(
             torch.from_numpy(np.array(array))
-        )  # a copy: what was read may not be written to, and torch would warn
+        )  # a copy: the array that was read is not writable, and torch would warn
 
 
 class _Sink:

@@ -1,6 +1,6 @@
-"""Continued pre-training: every token of a text is predicted from those before it, by the passes that learning from rewards takes.
+"""Continued pre-training: every token of a text is predicted from those before it, by the same passes as in learning from rewards.
 
-Data flow: pieces of documents -> packed trees, in which no piece sees another -> log-probabilities -> the mean negative one, and its
+Data flow: pieces of documents -> packed trees, in which no piece sees another -> log-probabilities -> their negative mean, and its
 gradient in the masters' sums.
 """
 

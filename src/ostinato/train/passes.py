@@ -1,4 +1,4 @@
-"""Forward and backward over the micro-batches of one step: gradients end up in the masters' sums, the rest on the micro-batches."""
+"""Forward and backward over one step's micro-batches: gradients go into the masters' sums, other results onto the micro-batches."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class Laps:
-    """Seconds of a step's phases, added up by name."""
+    """The seconds of a step's phases, summed by name."""
 
     def __init__(self) -> None:
         self._started = self._last = time.perf_counter()
         self._seconds: dict[str, float] = {}
 
     def end(self, name: str) -> None:
-        """What passed since the last call belongs to this phase."""
+        """Count the time since the last call towards this phase."""
         now = time.perf_counter()
         self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
         self._last = now
@@ -57,7 +57,7 @@ class Passed:
 
 
 class Passes:
-    """Runs them. `contract`: the trainer's own arithmetic, None if nobody measured it. `ranks`: who computes them together."""
+    """Runs the passes. `contract`: the trainer's own arithmetic, None if it was not measured. `ranks`: the processes that share them."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class Passes:
         laps: Laps,
         check: Callable[[], None],
     ) -> Passed:
-        """All micro-batches. `held`: the policy numbers whose weights the trainer holds; `step`: the step about to be taken;
-        `check`: called before each of them, and may end the step.
+        """Run all micro-batches. `held`: the policy numbers whose weights the trainer holds; `step`: the step about to be taken;
+        `check`: called before each micro-batch, and may end the step.
 
-        Where the engine's bits at the same weights are not the trainer's, an exact contract does not hold, and then nothing vouches for
-        any turn: the step is taken as in fast mode, or raises NoSignal (`train.broken_promise`).
+        If the engine's bits at the same weights differ from the trainer's, an exact contract does not hold, and nothing vouches for any
+        turn: the step is then taken as in fast mode, or raises NoSignal (`train.broken_promise`).
         """
         exact = self._contract is not None and self._contract.mode == "exact"
         try:
@@ -108,14 +108,14 @@ class Passes:
         laps: Laps,
         check: Callable[[], None],
     ) -> float:
-        """`promised`: the policy numbers whose bits an exact contract promises; None without one. Returns the loss."""
+        """Run all micro-batches; returns the loss. `promised`: the policy numbers whose bits an exact contract promises, or None."""
         normaliser = sum(float(item.weights_S.double().sum()) for item in work) * self._config.turn_tokens
         losses: list[Tensor] = []
         self._masters.clear_grads()
         mine = self._ranks.share(work)
         for number, item in enumerate(mine, 1):
             check()
-            with self._experts.replaying(item.routes):  # the backward pass may recompute activations: routes alike
+            with self._experts.replaying(item.routes):  # also in the backward pass, which may recompute activations
                 logprobs_M = self._policy.logprobs(item.packed, item.attend, item.temperatures_M, item.edits)
                 item.logprobs_M = logprobs_M.detach()
                 if promised is not None:
@@ -145,7 +145,7 @@ class Passes:
         return self._put_together(work, mine, losses)
 
     def _put_together(self, work: Sequence[Microbatch], mine: Sequence[Microbatch], losses: Sequence[Tensor]) -> float:
-        """What every rank found, on every rank: `judge` then says the same everywhere. Returns the loss."""
+        """Give every rank the results of all, so that `judge` decides the same everywhere. Returns the loss."""
         found = self._ranks.exchange(
             work,
             [
@@ -163,7 +163,7 @@ class Passes:
         return total
 
     def _mask(self, item: Microbatch, *, exact: bool) -> Tensor:
-        """The tokens that may teach. Turns of our own exact contract are never masked: their staleness is `judge`'s."""
+        """True for the tokens to learn from. Turns of our own exact contract are never masked: `judge` checks their staleness."""
         keep_M = torch.ones(len(item.turns_M), dtype=torch.bool)
         bound = self._config.sequence_mask
         if bound is None or self._contract is None:

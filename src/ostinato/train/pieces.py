@@ -1,4 +1,4 @@
-"""Tensors in several files, each with some of their rows: what a rank writes of a checkpoint, and what any number of ranks reads."""
+"""Tensors split by rows over several files: each rank writes its rows of a checkpoint, and any number of ranks reads them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Part:
 
 
 class Joined(Mapping[str, NDArray[Any]]):
-    """Arrays by name, put together from pieces when they are asked for; `rows` puts no more together than is wanted.
+    """Arrays by name, joined from pieces on access; `rows` joins only the requested rows.
 
-    `pieces`: name -> (first row, array) in any order. Raises Corrupt if they do not follow one another from row 0 on.
+    `pieces`: name -> (first row, array) in any order. Raises Corrupt if they are not contiguous from row 0 on.
     """
 
     def __init__(self, pieces: Mapping[str, list[tuple[int, NDArray[Any]]]]) -> None:
@@ -39,7 +39,7 @@ class Joined(Mapping[str, NDArray[Any]]):
                 at += len(array)
 
     def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
-        """Rows [first, last) of a tensor: a view where one piece has them all."""
+        """Rows [first, last) of a tensor; a view if one piece has them all."""
         found = [
             array[max(0, first - at) : last - at]
             for at, array in self._pieces[name]

@@ -34,10 +34,10 @@ class Policy:
 
     Args:
         path: the model's directory.
-        dtype: in which it computes.
-        config: in which dtype it is published, and from how many tokens on activations are computed again in the backward pass.
+        dtype: the dtype it computes in.
+        config: the dtype it is published in, and the number of tokens above which activations are recomputed in the backward pass.
         rows: the row rule.
-        backend: where it computes, and by whose kernels.
+        backend: the device and the kernels it computes with.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Policy:
         rows: int = DEFAULT_ROWS,
         backend: Backend = OWN,
     ) -> None:
-        # eval mode: dropout would make the trainer's policy another one than the sampler's
+        # eval mode: dropout would make the trainer's policy differ from the sampler's
         model = load_model(path, dtype, backend=backend)
         self._run(model, served_dtypes(model, path, dtype, config), config, rows)
 
@@ -66,7 +66,7 @@ class Policy:
     ) -> Tensor:
         """[M], fp32, on the host: log-probability of each sampled token at its turn's temperature, under autograd if gradients are on.
 
-        `edits`: what the sampler did to the logits of some of the tokens.
+        `edits`: the sampler's changes to the logits of some of the tokens.
         """
         seen = attend if backend_of(self.model).kernels == "own" else MaskedTree(attend, self.model.device)
         return self._compute(packed, seen, temperatures_M, edits)
@@ -85,22 +85,22 @@ class Policy:
         return made_M.cpu()
 
     def _recomputes(self, tokens: int) -> bool:
-        """Whether activations of so many tokens are computed again in the backward pass."""
+        """Whether the activations of this many tokens are recomputed in the backward pass."""
         return tokens > self._recompute_tokens
 
 
 def served_dtypes(
     model: PreTrainedModel, path: Path, dtype: torch.dtype, config: TrainConfig
 ) -> dict[str, torch.dtype]:
-    """The dtype of each tensor in an engine that serves in `config.publish`: some stay in fp32 whatever the rest is."""
+    """The dtype of each tensor in an engine that serves in `config.publish`: some stay in fp32 regardless of the rest."""
     served = torch.bfloat16 if config.publish == "bf16" else torch.float32
     like = model if dtype == served else empty_model(path, served, backend=replace(backend_of(model), device="cpu"))
     return {name: tensor.dtype for name, tensor in named_tensors(like).items()}
 
 
 def _recomputable(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers, made ready to keep only their input for the backward pass while they (and not what is in them) are in training mode."""
-    # the first name came with transformers 5.22 and the second goes with 6
+    """The layers, set up to keep only their input for the backward pass while they (not their submodules) are in training mode."""
+    # transformers 5.22 added the first name, and 6 removes the second
     enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -1,4 +1,4 @@
-"""How many processes take one step together, and what they must agree on. One process agrees with itself."""
+"""The processes that take one step together, and the exchanges between them. One process needs none."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ class Ranks(Protocol):
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         ...
 
     @property
     def rank(self) -> int:
-        """Which of them this process is, from 0 on; the first speaks to log and store."""
+        """This process's rank, from 0 on; the first rank writes to log and store."""
         ...
 
     def share(self, work: Sequence[Microbatch]) -> list[Microbatch]:
-        """What this rank computes of the whole, as many on every rank: the last ones may teach nothing."""
+        """The micro-batches that this rank computes, equally many on every rank; the last ones may teach nothing."""
         ...
 
     def any(self, mine: bool) -> bool:
-        """Whether it is so on any rank."""
+        """Whether `mine` is True on any rank."""
         ...
 
     def exchange(
         self, work: Sequence[Microbatch], mine: Sequence[Tensor], *, each: int, extra: int = 0
     ) -> list[Tensor]:
-        """One tensor for each micro-batch of the whole, from the rank that computed it; `mine` are those of this rank's `share`.
+        """One tensor for each micro-batch of `work`, from the rank that computed it; `mine` are those of this rank's `share`.
 
-        Of a micro-batch with M sampled tokens it has ``each * M + extra`` entries in fp32.
+        For a micro-batch with M sampled tokens it has ``each * M + extra`` entries in fp32.
         """
         ...
 
     def gather(self, said: bytes) -> list[bytes]:
-        """What every rank says, on every rank, in the order of the ranks. Nobody goes on before all have spoken."""
+        """The bytes of every rank, on every rank, in rank order. No rank continues before all have called it."""
         ...
 
 
@@ -51,20 +51,20 @@ class Alone:
     count, rank = 1, 0
 
     def share(self, work: Sequence[Microbatch]) -> list[Microbatch]:
-        """All of it."""
+        """All micro-batches."""
         return list(work)
 
     def any(self, mine: bool) -> bool:
-        """As here."""
+        """`mine` itself."""
         return mine
 
     def exchange(
         self, work: Sequence[Microbatch], mine: Sequence[Tensor], *, each: int, extra: int = 0
     ) -> list[Tensor]:
-        """What it computed itself."""
+        """This process's own tensors."""
         del work, each, extra
         return list(mine)
 
     def gather(self, said: bytes) -> list[bytes]:
-        """What it says itself."""
+        """This process's own bytes."""
         return [said]

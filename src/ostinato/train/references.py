@@ -1,4 +1,4 @@
-"""The policies that learning is held to: the last release by a price on every nat away from it, the anchor by a bound.
+"""The policies that learning is kept near: the last release by a price per nat of divergence, the anchor by a bound.
 
 Data flow: micro-batches -> `consult`, before the step's own passes -> each token's log-probability under the release, and under the
 anchor for a part of the tokens (for all, while the policy is further from it than it should be) -> the loss's penalties.
@@ -23,10 +23,10 @@ from ostinato.train.master_weights import MasterWeights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class References:
-    """Which policies a step is held to, and where their weights come from.
+    """The policies that a step is kept near, and the source of their weights.
 
-    `release`: the last one before users. `anchor`: the first one, which never changes: many small steps, each near the release before
-    it, can lead far away from that. `fetch` is called when some token needs a policy's weights; it may block.
+    `release`: the last release that users got. `anchor`: the first release, which never changes: many small steps, each near the
+    previous release, can lead far away from it. `fetch` is called when some token needs a policy's weights; it may block.
 
     Example: ``References(release=v17, anchor=v0, fetch=lambda policy: stored[policy])``
     """
@@ -45,11 +45,11 @@ def reader(
     masters: MasterWeights,
     forward: Callable[[Sequence[Microbatch]], list[Tensor]],
 ) -> Under:
-    """Log-probabilities under other weights, which stand in the compute model meanwhile and are let go then.
+    """A function for log-probabilities under other weights, which are in the compute model only during the call.
 
-    A token that the policy made under the trainer's own arithmetic has its own, as captured; only for the others, and only if there are
-    any, are the weights fetched. Tokens of another contract are not taken at their word, nor those after a swap, which read keys
-    of older weights.
+    A token that the policy made under the trainer's own arithmetic keeps its captured log-probability; the weights are fetched only for
+    the other tokens, and only if there are any. Captured values of another contract are not used, nor those of tokens after a swap,
+    which read keys of older weights.
     """
 
     def under(policy: PolicyVersion, items: Sequence[Microbatch]) -> list[Tensor]:
@@ -76,7 +76,7 @@ def consult(
     """Fill in `release_M` and `anchor_M`; returns the anchor's beta, 0 within `train.anchor_kl`.
 
     The price beyond the bound is the slope of beta / (2 kl) max(0, KL - kl)^2: it sets in gently and grows with the excess. Whether
-    the policy is beyond it is read from what the sampler recorded, on the tokens that are looked at in this step: before the
+    the policy is beyond it is determined from the sampler's log-probabilities, on the tokens that this step examines: before the
     step's own passes nothing newer is known, and the sampler is a few steps behind at most.
     """
     if references.release is not None and config.kl_beta:
@@ -103,7 +103,7 @@ def _ask(anchor: PolicyVersion, items: Sequence[Microbatch], under: Under) -> No
 
 
 def _part(work: Sequence[Microbatch], step: int, tokens: int) -> list[Microbatch]:
-    """Micro-batches with so many sampled tokens; each step begins with the next one, so that every part has its turn."""
+    """Micro-batches with at least `tokens` sampled tokens, or all; each step begins one further on, so that every part has its turn."""
     chosen: list[Microbatch] = []
     for number in range(len(work)):
         if sum(len(item.turns_M) for item in chosen) >= tokens:
@@ -113,9 +113,9 @@ def _part(work: Sequence[Microbatch], step: int, tokens: int) -> list[Microbatch
 
 
 def distance(items: Sequence[Microbatch], *, captured: bool = False, cap: float = 1.0) -> float:
-    """KL(policy || anchor) in nats per token, where `anchor_M` is known; 0 if it is nowhere.
+    """KL(policy || anchor) in nats per token, over the micro-batches whose `anchor_M` is known; 0 if there are none.
 
-    The policy is the trainer's, its samples weighted by importance up to `cap`; or, if `captured`, whatever drew them.
+    The policy is the trainer's, with importance weights up to `cap`; or, if `captured`, the policy that drew the tokens.
     """
     total = count = 0.0
     for item in items:
@@ -129,7 +129,7 @@ def distance(items: Sequence[Microbatch], *, captured: bool = False, cap: float 
 
 
 def penalties(item: Microbatch, *, anchor_beta: float, config: TrainConfig) -> list[Penalty]:
-    """What the loss charges a micro-batch's tokens for."""
+    """The penalties in a micro-batch's loss."""
     found: list[Penalty] = []
     if item.release_M is not None:
         found.append((item.release_M, config.kl_beta))

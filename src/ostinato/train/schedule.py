@@ -1,4 +1,4 @@
-"""How fast a reading learns at each of its steps. Pure."""
+"""The learning-rate schedule of continued pre-training. Pure."""
 
 from __future__ import annotations
 

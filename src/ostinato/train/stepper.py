@@ -14,11 +14,11 @@ from ostinato.core.samples import Sample, TrainingBatch
 from ostinato.core.weights import Learned, Snapshot, Weights
 from ostinato.train.references import References
 
-_PATIENCE_S = 0.2  # between two looks at whether the step was cancelled, while weights are on their way
+_PATIENCE_S = 0.2  # between two checks for cancellation while weights are being fetched
 
 
 class StepTaker(Protocol):
-    """A trainer as a stepper sees it (`PolicyTrainer`, or several processes that act as one)."""
+    """The part of a trainer that a stepper needs (`PolicyTrainer`, or several processes that act as one)."""
 
     def step(self, samples: Sequence[Sample], references: References | None, stop: Callable[[], bool]) -> Learned:
         """See `PolicyTrainer.step`."""
@@ -39,9 +39,9 @@ class Stepper:
     Args:
         trainer: takes steps.
         snapshot: fetches the weights of a version: a reference, or the release that training goes back to. Called when they are
-            needed, and not kept here.
-        on_learned: told of each step.
-        anchor: the release that never changes, which training is kept near; asked once. None, or an answer of None: to none.
+            needed; they are not kept here.
+        on_learned: called with each step's result.
+        anchor: returns the fixed release that training is kept near; called once. None, or a result of None: there is no anchor.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Stepper:
         self._trainer, self._snapshot, self._on_learned = trainer, snapshot, on_learned
         self._anchor, self._anchored = anchor, False
         self._anchor_policy: PolicyVersion | None = None
-        self._pool = ThreadPoolExecutor(1)  # always the same one: each thread's heap keeps what a step freed
+        self._pool = ThreadPoolExecutor(1)  # always the same thread: each thread's heap keeps what a step freed
 
     async def step(self, batch: TrainingBatch) -> Learned:
-        """Take the step. A refused one counts, and leaves the weights alone. Raises NoSignal, BadWeights.
+        """Take the step. A refused step is counted but leaves the weights unchanged. Raises NoSignal, BadWeights.
 
-        Cancelled as a task, it ends within the time of a layer, or of the optimizer and the rounding if it has come that far. A step
-        that was cut short has changed nothing and does not count.
+        If the task is cancelled, it ends within the time of a layer, or of the optimizer and the rounding if it has come that far. A
+        step that was cut short has changed nothing and is not counted.
         """
         row = batch.row
         if row.base is not None:

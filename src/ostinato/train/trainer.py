@@ -1,6 +1,6 @@
 """One optimizer step: samples with credit in, new weights out.
 
-Data flow: samples -> who is admitted -> micro-batches of packed token trees -> their log-probabilities under the release and the anchor
+Data flow: samples -> admission -> micro-batches of packed token trees -> their log-probabilities under the release and the anchor
 -> forward, loss, backward (gradients summed in fp32) -> one set of checks over the whole batch (`judge`) -> AdamW -> the rounded
 weights as bytes. Synchronous and CPU-bound; the worker runs it in a thread.
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def never() -> bool:
-    """No reason to stop."""
+    """A `stop` that never stops a step."""
     return False
 
 
@@ -65,12 +65,12 @@ class PolicyTrainer:
         model_path: the model's directory.
         config: how a step is taken. `compute` must name its dtype: "auto" means the engine's, which is not known here.
         contract: the arithmetic of this process. Turns made under another are labelled or refused (`foreign_numerics`); None:
-            nobody measured it, and nothing is checked.
-        group: the ranks that train this model together, as many as `config.ranks`; every one of them calls the same methods with the
+            it was not measured, and nothing is checked.
+        group: the ranks that train this model together, as many as `config.ranks`; all of them call the same methods with the
             same arguments. None: this process alone.
-        backend: where it computes, and by whose kernels.
+        backend: the device and the kernels it computes with.
 
-    Raises BadConfig for a `compute` of "auto", for several ranks without a group, and for ranks of another backend than the usual one.
+    Raises BadConfig for a `compute` of "auto", for several ranks without a group, and for ranks on a backend other than the default.
 
     Example::
 
@@ -96,7 +96,7 @@ class PolicyTrainer:
         self.config = config
         self.contract = contract
         self.step_count = 0
-        self._held = {0}  # the policy numbers whose weights are the present ones
+        self._held = {0}  # the policy numbers that have the present weights
         rows = DEFAULT_ROWS if contract is None else contract.rows
         self._policy, self._masters, self._ranks = (
             _whole(model_path, config, rows, backend) if group is None else _divided(model_path, config, rows, group)
@@ -117,11 +117,11 @@ class PolicyTrainer:
     def step(
         self, samples: Sequence[Sample], references: References | None = None, stop: Callable[[], bool] = never
     ) -> Learned:
-        """Learn from `samples`, held to `references` (None: to nothing). `stop` is asked at every layer of every pass;
-        by several ranks before every micro-batch.
+        """Learn from `samples`, kept near `references` (None: near nothing). `stop` is called at every layer of every pass; with several
+        ranks, before every micro-batch.
 
         Raises NoSignal (no turn left to learn from, or a batch that must not be learned from; the message says why), BadWeights (a NaN
-        or infinite loss or gradient) and Cancelled (`stop` said so); the trainer is then as it was before the call.
+        or infinite loss or gradient) and Cancelled (`stop` returned True); the trainer is then as it was before the call.
         """
         laps = Laps()
 
@@ -129,7 +129,7 @@ class PolicyTrainer:
             if wanted:
                 raise Cancelled(f"step {self.step_count + 1} was cancelled; weights and moments are as before it")
 
-        alone = self._ranks.count == 1  # several must all end at the same place: before a micro-batch
+        alone = self._ranks.count == 1  # several ranks must all stop at the same point: before a micro-batch
 
         def check_layer() -> None:
             refuse(alone and stop())
@@ -176,7 +176,7 @@ class PolicyTrainer:
         return Learned(step=self.step_count, policy_number=self.step_count, weights=weights, metrics=metrics)
 
     def score(self, turns: Sequence[Turn]) -> list[tuple[float, ...]]:
-        """The sampled tokens' logprobs under the present weights, at each turn's own temperature, as the sampler recorded them."""
+        """The sampled tokens' logprobs under the present weights, at each turn's own temperature, as the sampler would record them."""
         results: list[tuple[float, ...]] = [()] * len(turns)
         known = [index for index, turn in enumerate(turns) if turn.prompt_ids and turn.sampled_ids]
         tokens = token_turns([turns[index] for index in known])
@@ -194,7 +194,7 @@ class PolicyTrainer:
     # ------------------------------------------------------------ a step of reading
 
     def read(self, pieces: Sequence[Sequence[int]], *, learning_rate: float) -> dict[str, float]:
-        """One optimizer step towards predicting each token of the pieces from those before it; no piece sees another. The metrics.
+        """Take one optimizer step towards predicting each token of the pieces from those before it; no piece sees another. Returns metrics.
 
         Raises BadWeights (a NaN or infinite loss or gradient) with the trainer as it was before the call.
         """
@@ -224,7 +224,7 @@ class PolicyTrainer:
         return surprise(self._policy, pieces, self.config)
 
     def _consult(self, work: Sequence[Microbatch], references: References | None, check: Callable[[], None]) -> float:
-        """Ask the references for their log-probabilities; returns the price of a nat from the anchor."""
+        """Compute the references' log-probabilities; returns the price per nat of divergence from the anchor."""
         if references is None:
             return 0.0
 
@@ -256,7 +256,7 @@ class PolicyTrainer:
         return Checkpoint(step=self.step_count, weights=weights, moments=moments, part=part)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint. Raises Corrupt, with the trainer unchanged, if it belongs to another model."""
+        """Continue from a checkpoint. Raises Corrupt, with the trainer unchanged, if it belongs to another model."""
         if checkpoint.shapes != self._masters.shapes() or "rng" not in checkpoint.moments:
             raise Corrupt(
                 "the checkpoint's tensors are not this model's: resume with the model that it was trained from"
@@ -271,7 +271,7 @@ class PolicyTrainer:
         save(directory, replace(self.state(), cursor=cursor), keep=keep, ranks=self._ranks)
 
     def resume(self, directory: Path) -> bool:
-        """Go on from the newest whole checkpoint; False if there is none. Raises Corrupt."""
+        """Continue from the newest whole checkpoint; False if there is none. Raises Corrupt."""
         found = load(directory, self._ranks)
         if found is not None:
             self.restore(found)
@@ -280,9 +280,9 @@ class PolicyTrainer:
     def go_back(self, weights: Weights, number: int | None = None) -> None:
         """Start the next step from a standing release: its weights become the masters, and the momentum that led away is dropped.
 
-        `number` is the release's policy number: its tokens are then known as made by the present weights.
+        `number` is the release's policy number: its tokens then count as made by the present weights.
 
-        Raises BadWeights, with the trainer unchanged, if they are not this model's.
+        Raises BadWeights, with the trainer unchanged, if the weights are not this model's.
         """
         self._masters.put(weights)
         self._masters.take_from_model()
@@ -296,7 +296,7 @@ class PolicyTrainer:
         self._masters.set_steps(self.step_count)  # a resumed trainer knows only the step count
 
     def close(self) -> None:
-        """End what was started besides this process: nothing. Several ranks have something to end (`ShardedTrainer`)."""
+        """Does nothing: no other process was started. With several ranks there are processes to end (`ShardedTrainer`)."""
 
     def weights(self) -> Weights:
         """The present weights as they are published; on a rank other than the first there are none."""
@@ -332,7 +332,7 @@ def _divided(path: Path, config: TrainConfig, rows: int, group: RankGroup) -> tu
 
 
 def _counted(work: Sequence[Microbatch], usable: Sequence[Sample], before: int) -> dict[str, float]:
-    """What a step from version `before` was made of. Means over samples count episodes by weight; `lag`s are differences of numbers."""
+    """Counts and means over the data of a step from version `before`. Means count episodes by weight; lags are differences of numbers."""
     weight = sum(sample.weight for sample in usable)
     each = [sum(map(abs, sample.advantages)) / len(sample.advantages) for sample in usable]
     lags_M = [before - version.number for item in work for version in item.versions_M]

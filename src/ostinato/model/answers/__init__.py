@@ -1,1 +1,1 @@
-"""A model's answer -> text, reasoning and calls, as its family writes them."""
+"""A model's answer -> text, reasoning and calls, by the format of its family."""

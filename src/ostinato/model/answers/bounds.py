@@ -1,6 +1,6 @@
-"""What a JSON schema may not ask of the compiler of grammars, whose cost would grow beyond all use. Pure.
+"""Limits on JSON schemas, beyond which compiling their grammars would cost too much. Pure.
 
-The compiler itself is tried in a process of its own (`model/grammars/trial.py`); what is known to be dear is refused before, and named.
+The compiler itself is tried in a separate process (`model/grammars/trial.py`); schemas known to be expensive are refused before that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MULTIPLES = (0.001, 1_000.0)  # of `multipleOf`: the memory grows with it
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raise BadRequest for a schema whose grammar would cost too much to make."""
+    """Raise BadRequest for a schema whose grammar would be too expensive to compile."""
     patterns = 0
     for node in _nodes(schema):
         if isinstance(node, Mapping):

@@ -1,7 +1,6 @@
-"""What is demanded of an answer -> a grammar in llguidance's Lark, which the tokens are then drawn under.
+"""A demand on an answer -> a grammar in llguidance's Lark, under which the tokens are then drawn.
 
-A demand is a JSON text of a schema, or calls of tools, which stand in the model's own format (`Wording`). A model that thinks may do so
-first.
+A demand is JSON text of a schema, or calls of tools, written in the model's own format (`Wording`). A model that thinks may do so first.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from ostinato.core.errors import BadRequest
 from ostinato.model.answers.bounds import check_schema
 
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""Where free space is allowed between the parts of a JSON text, some models make nothing else."""
+"""If free white space is allowed between the parts of a JSON text, some models generate nothing else."""
 _GAP = r"SPACE: /\s{0,4}/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wording:
-    r"""How a family of models writes calls: `calls` around all of them, `call` around the name and the arguments' JSON text.
+    r"""How a family of models writes calls: `calls` encloses all of them, `call` the name and the arguments' JSON text.
 
-    `several` stands between two; None: only one can be made. `text` and `thought` stand around an answer's text and, if the model
-    thinks, around what it thinks.
+    `several` separates two calls; None: only one can be made. `text` precedes an answer's text, and `thought` encloses the model's
+    thinking, if it thinks.
 
     Example: ``Wording(call='<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>', several="\n")``
     """
@@ -41,17 +40,17 @@ class Wording:
 def grammar_of(
     conversation: Conversation, wording: Wording | None, control: Mapping[str, int], *, thinks: bool, opening: str
 ) -> str:
-    """The grammar of what a conversation demands of its answer; "" if it demands nothing.
+    """The grammar of a conversation's demand on its answer; "" if there is no demand.
 
     Args:
         conversation: with the demand.
-        wording: the model's way to write calls; None if nobody knows it.
+        wording: the model's way to write calls; None if unknown.
         control: the tokenizer's control tokens, which are demanded by id.
         thinks: the model may think before it answers.
-        opening: what the template begins the answer with.
+        opening: the text with which the template begins the answer.
 
     Raises:
-        BadRequest: this model cannot be made to.
+        BadRequest: this model cannot be made to follow the demand.
     """
     demand = conversation.demand
     if demand is None:
@@ -94,9 +93,9 @@ class _Lark:
         return "\n".join([_row("start:", thought, "answer"), f"answer: {' | '.join(answers)}", *rules])
 
     def _thought(self, end: str) -> list[str]:
-        """Any text up to this end."""
+        """Rules for any text up to this end."""
         closing = self._literal(end)
-        if closing.startswith("<["):  # a control token is no text
+        if closing.startswith("<["):  # a control token is not text
             return [f"thought: ANYTHING {closing} SPACE", "ANYTHING: /(.|\\n)*/", _GAP]
         return ["thought: thinking SPACE", f"thinking[suffix={closing}]: /(.|\\n)*/", _GAP]
 
@@ -116,7 +115,7 @@ class _Lark:
         return rules
 
     def _literal(self, text: str) -> str:
-        """Text as it is, its control tokens by id; "" for none."""
+        """A rule for exactly this text, with control tokens by id; "" for empty text."""
         parts: list[str] = []
         at = 0
         for match in self._token.finditer(text):
@@ -135,5 +134,5 @@ def _json(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
 
 
 def _arguments(tool: Tool) -> str:
-    """What a tool takes; what cannot be held to is left to the model, unless the tool is strict."""
+    """A rule for a tool's arguments; parts of the schema that cannot be enforced are left to the model, unless the tool is strict."""
     return _json(tool.parameters or {"type": "object"}, lenient=not tool.strict)

@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001  # DeepSeek delimits with characters that look like others
 """How the families of models write reasoning and calls: declarative response templates, as transformers defines them.
 
-A tokenizer that declares its own (`response_template` in its configuration) is taken at its word; for the others the chat template
-tells the family by what it writes itself.
+If a tokenizer declares its own (`response_template` in its configuration), that is used; otherwise the family is recognised by marks in
+the chat template.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Format:
     """The regions that an answer may have. `markers` are the control tokens among their delimiters, which must stay visible.
 
     `ending` names the regions that the answer's end closes too; `ends` are control tokens that end an answer, and a region with it,
-    but are not shown. `wording` is how calls are written, where one can be demanded; None where it is not known.
+    but are not shown. `wording` is how calls are written, if they can be demanded; None if that is unknown.
 
     Example: ``HERMES.calls[0].open_re.pattern == "<tool_call>"``
     """
@@ -50,13 +50,13 @@ def format_for(
     """The format of a model: what its tokenizer declares, if it can be streamed, else that of its family, else Hermes.
 
     Args:
-        chat_template: the model's, by which its family is known.
+        chat_template: the model's, by which its family is recognised.
         control: the tokenizer's control tokens.
         declared: the tokenizer's own response template.
         ends: the control tokens that end an answer.
 
     Raises:
-        BadConfig: the tokenizer declares what is no response template.
+        BadConfig: the tokenizer's declaration is not a response template.
     """
     family = next((family for family in _FAMILIES if all(mark in chat_template for mark in family.marks)), None)
     if declared is not None:
@@ -68,7 +68,7 @@ def format_for(
 
 
 def _holds_text(field: ResponseTemplateField) -> bool:
-    """True for a region that may begin in any text: all of it would be held, and looked through again for every token."""
+    """True for a region that may begin in any text: all text would be held back, and searched again for every token."""
     found = field.open_re.search("a word " * 20, partial=True)
     return found is not None and found.start() < 100
 
@@ -90,7 +90,7 @@ def _compiled(
     spec: Json, control: Collection[str], ends: Collection[str] = (), wording: Wording | None = None
 ) -> Format:
     try:
-        load_response_template(spec)  # the whole as it is
+        load_response_template(spec)  # checks the unchanged template
         ending = {name: _without_end(field) for name, field in spec["fields"].items()}
         fields = load_response_template({**spec, "fields": ending}).fields.values()
     except (ValueError, TypeError) as error:
@@ -112,7 +112,7 @@ def _compiled(
 
 
 def _without_end(field: Json) -> Json:
-    """A region's field without the answer's end among what closes it: beside it, half a delimiter would not be waited for."""
+    """A region's field without the answer's end in its closing pattern: with it, the reader would not wait for a partial delimiter."""
     pattern = _END.sub("", field.get("close_pattern", ""))
     rest = {name: value for name, value in field.items() if name != "close_pattern"}
     return {**rest, "close_pattern": pattern} if pattern else rest
@@ -125,7 +125,7 @@ def _closes(field: Json) -> bool:
 # ---------------------------------------------------------------- the families, every repetition bounded, so that time is linear
 
 AFTER_CALLS = "after_calls"
-"""A region that begins where a list of calls ends; it is none unless a call was read."""
+"""A region that begins where a list of calls ends; it is recognised only after a call."""
 
 _THINK: Json = {"open": "<think>", "close": "</think>"}
 _CALL: Json = {"name": "{name}", "arguments": "{content}"}

@@ -1,4 +1,4 @@
-"""Tells text, reasoning and calls apart in one answer while it is sampled, and loses nothing of it."""
+"""Splits one answer into text, reasoning and calls while it is sampled, without losing any of it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _UNREADABLE = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
 
 
 class Reader:
-    """core AnswerReader for one format.
+    """The core AnswerReader for one format.
 
-    Text and reasoning come as soon as they are certain to begin no delimiter. A call comes when its region is closed and holds a
-    name and a JSON object; any other region comes as it was sampled, delimiters included. White space beside calls and reasoning
-    belongs to them. Without `tools` nothing is a call.
+    Text and reasoning are returned as soon as they cannot begin a delimiter. A call is returned when its region is closed and holds a
+    name and a JSON object; any other such region is returned as it was sampled, delimiters included. White space around calls and
+    reasoning belongs to them. Without `tools` nothing is a call.
 
     Args:
         format: the model's.
-        tools: what may be called; their schemas give types to the arguments of formats that have none.
-        turn: names the calls.
-        opening: what the prompt wrote of the answer, "<think>" for example; read, and not told again.
+        tools: the tools that may be called; their schemas give types to the arguments of formats that have none.
+        turn: the turn's id, which the calls' ids name.
+        opening: the beginning of the answer that is in the prompt, such as "<think>"; it is read but not returned.
     """
 
     def __init__(self, format: Format, *, tools: Sequence[Tool], turn: str, opening: str = "") -> None:
@@ -43,8 +43,8 @@ class Reader:
         self._captures: dict[str, str] = {}
         self._raw: list[str] = []  # of the open region, its opening included
         self._body: list[str] = []
-        self._space = ""  # behind text: told with what follows, unless that is read
-        self._skips = False  # white space that follows something read
+        self._space = ""  # after text: shown with the text that follows, unless a region follows
+        self._skips = False  # whether white space is dropped, after a region
         self._calls = 0
         self.feed(opening)
 
@@ -66,7 +66,7 @@ class Reader:
         return [*pieces, Piece(text=self._space)] if self._space and not reasons else pieces
 
     def _ended(self) -> Iterator[Piece]:
-        """Closes a call that the answer's end token closes, which is not shown."""
+        """Close a call whose closing delimiter is the answer's end token, which is not shown."""
         field = self._field
         if field is None or field not in self._format.calls or field.close_re is None:
             return
@@ -99,7 +99,7 @@ class Reader:
                 return
 
     def _scan(self, last: bool) -> tuple[tuple[ResponseTemplateField, regex.Match[str]] | None, int]:
-        """The first delimiter, and up to where the buffer holds none, nor the beginning of one."""
+        """The first delimiter, and the position up to which the buffer holds neither a delimiter nor the beginning of one."""
         best: tuple[ResponseTemplateField, regex.Match[str]] | None = None
         certain = len(self._buffer)
         for field in self._watched if self._field is None else (self._field,):
@@ -122,10 +122,10 @@ class Reader:
         self._captures = {name: text for name, text in match.groupdict().items() if text is not None}
         self._raw, self._body = [match[0]], []
         if field not in self._format.calls:
-            self._space, self._skips = "", True  # what is behind text goes with the delimiter
+            self._space, self._skips = "", True  # white space after text is dropped with the delimiter
 
     def _take(self, text: str) -> Iterator[Piece]:
-        """Text of the open region, or of none."""
+        """Take text of the open region, or text outside regions."""
         if not text:
             return
         if self._field in self._format.calls:
@@ -148,7 +148,7 @@ class Reader:
             yield Piece(call=call)
 
     def _shown(self, text: str) -> list[Piece]:
-        """Text or reasoning, but for white space behind it, which may belong to what follows."""
+        """Text or reasoning without its trailing white space, which may belong to what follows."""
         if self._skips:
             text = text.lstrip()
             self._skips = not text
@@ -162,7 +162,7 @@ class Reader:
     # ------------------------------------------------------------ calls
 
     def _parsed(self, field: ResponseTemplateField) -> list[ToolCall] | None:
-        """The calls of a region that is closed; None if it does not hold what it should."""
+        """The calls of a closed region; None if its content is malformed or holds no call."""
         body = "".join(self._body)
         if field.content == "xml-inline":
             rest = regex.sub(field.content_args["tag_pattern"], "", body, flags=regex.DOTALL)
@@ -183,7 +183,7 @@ class Reader:
         name, values = call["name"], call["arguments"] if "arguments" in call else call["parameters"]
         if not isinstance(name, str) or not name.strip() or not isinstance(values, dict):
             raise TypeError
-        name.encode()  # a name with half a surrogate pair is none
+        name.encode()  # a name with half a surrogate pair is invalid
         shaped = typed(values, self._schemas.get(name.strip(), {})) if typeless else values
         arguments = json.dumps(shaped, ensure_ascii=False, allow_nan=False)
         try:
@@ -194,13 +194,13 @@ class Reader:
 
 
 def _first_characters(literals: Sequence[Sequence[str] | None]) -> frozenset[str] | None:
-    """What the delimiters may begin with; None if that cannot be told."""
+    """The characters that the delimiters may begin with; None if unknown."""
     found = [text for texts in literals for text in texts or ("",)]
     return frozenset(text[0] for text in found) if all(found) else None
 
 
 def _may_grow(field: ResponseTemplateField, match: regex.Match[str], *, opens: bool) -> bool:
-    """True if what follows could make a match at the buffer's end a longer one, or none."""
+    """True if more text could make a match at the buffer's end longer, or invalid."""
     if match.end() != len(match.string):
         return False
     literals = field.open_literals if opens else field.close_literals

@@ -1,4 +1,4 @@
-"""Arguments of formats that write every value as text, with the types that a tool's schema gives them."""
+"""Gives arguments the types in a tool's schema, for formats that write every value as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def typed(values: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The values; a text becomes what its property's schema wants, if it is the JSON of that, and stays a text otherwise.
+    """The values, with each text parsed if it is JSON of a type that its property's schema wants; otherwise it stays a text.
 
     Example: ``typed({"limit": "5"}, {"properties": {"limit": {"type": "integer"}}}) == {"limit": 5}``
     """

@@ -1,1 +1,1 @@
-"""The model's arithmetic by torch's own operations, on whatever device the tensors are: nothing here calls a compiled kernel of ours."""
+"""The model's arithmetic by torch's own operations, on the tensors' own device: nothing here calls a compiled kernel of ours."""

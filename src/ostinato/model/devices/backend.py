@@ -1,4 +1,4 @@
-"""Where a model's tensors lie and whose kernels compute on them; a loaded model knows it, and nobody else has to be told."""
+"""The device of a model's tensors and the kernels that compute on them; recorded on the loaded model, so it is not passed around."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Backend:
 
 
 OWN = Backend()
-"""The usual one: the CPU, by our own kernels."""
+"""The default: the CPU, by our own kernels."""
 
 
 def mark(model: nn.Module, backend: Backend) -> None:
-    """Write down what a model was made for."""
+    """Record the backend that a model was made for."""
     cast("Any", model).ostinato_backend = backend
 
 
 def backend_of(model: nn.Module) -> Backend:
-    """What a model was made for; the usual one for a model that somebody else made."""
+    """The backend that a model was made for; the default for a model without a record."""
     return getattr(model, "ostinato_backend", OWN)

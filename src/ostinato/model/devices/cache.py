@@ -1,7 +1,7 @@
 """Keys and values in blocks on any device, and one step's attention over them by torch's operations.
 
-What goes through the cache is gathered for each layer: a copy of the running sequences' keys and values per layer and step is
-the price of needing no kernel of our own. All indices are made on the host once per step and moved once.
+The cached keys and values are gathered for each layer: a copy of those of the running sequences per layer and step is the price of
+needing no kernel of our own. All indices are made on the host once per step and moved once.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class CachedLayer:
 
 
 def cached_layer(blocks: int, kv_heads: int, block: int, dim: int, dtype: torch.dtype, device: str) -> CachedLayer:
-    """An empty one."""
+    """An empty layer of the cache."""
     shape = (blocks * block, kv_heads, dim)
     return CachedLayer(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
 
 
 class CacheAttend:
-    """Attention of one flattened forward over `entries`: the model's `attend`.
+    """Attention of one flattened forward pass over `entries`: the model's `attend`.
 
-    Single tokens go row by row over their own blocks, in groups of like length; longer runs together in one masked call.
+    Single tokens are computed row by row over their own blocks, in groups of similar length; longer runs together in one masked call.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class CacheAttend:
 
 
 def _slots(entry: Entry, block: int) -> np.ndarray:
-    """Where the cache holds positions [0, end)."""
+    """The cache slots of positions [0, end)."""
     blocks = np.array(entry.blocks[: -(-entry.end // block)], np.int64)
     return (blocks[:, None] * block + np.arange(block)).reshape(-1)[: entry.end]
 
@@ -89,14 +89,14 @@ class _Singles:
         self, rows: Sequence[int], positions: Sequence[int], slots: Sequence[np.ndarray], device: torch.device
     ) -> None:
         longest = max(map(len, slots))
-        # what fills a row up is its own first token: another sequence's memory may hold a NaN
+        # a row is padded with its own first token: another sequence's memory may hold a NaN
         table = np.stack([np.concatenate([held, np.full(longest - len(held), held[0])]) for held in slots])
         self.rows = torch.tensor(rows, dtype=torch.long).to(device)
         self._table_RT = torch.from_numpy(table).to(device)
         self._before_RT = torch.tensor(positions).to(device)[:, None] - torch.arange(longest, device=device)
 
     def attend(self, q: Tensor, held: CachedLayer, scale: float, window: int) -> Tensor:
-        """[R, H, D] -> the same shape. A key head's queries stand as its rows, which spares a kernel that knows of groups."""
+        """[R, H, D] -> the same shape. The queries of one key head are its rows, so no kernel for grouped heads is needed."""
         R, H, D = q.shape
         seen_RT = self._before_RT >= 0
         if window:
@@ -108,9 +108,9 @@ class _Singles:
 
 
 class _Runs:
-    """Prompt chunks of several sequences side by side: a token sees those before it in its own.
+    """Prompt chunks of several sequences side by side: a token sees those before it in its own sequence.
 
-    A NaN of one sequence reaches the others of its call, whose streams then end too: loud, and not wrong.
+    A NaN in one sequence reaches the others of its call, whose streams then end too: a visible failure, not a wrong result.
     """
 
     def __init__(self, runs: Sequence[tuple[int, Entry, np.ndarray]], device: torch.device) -> None:

@@ -1,6 +1,6 @@
-"""Attention under a mask that is a function of two indices: FlexAttention on CUDA, a dense mask of the very same function elsewhere.
+"""Attention under a mask that is a function of two indices: FlexAttention on CUDA, a dense mask of the same function elsewhere.
 
-Nothing as large as queries x keys is made on CUDA but the mask by blocks of 128 x 128. The dense mask is for tests on the CPU.
+On CUDA nothing as large as queries x keys is made, except the mask by blocks of 128 x 128. The dense mask is for tests on the CPU.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class MaskedAttention:
     """Attention of Q queries over S keys, for every layer of a pass; masks are made once per window.
 
     Args:
-        sees: who sees whom, windows aside. Every query must see a key.
-        query_positions_Q: each query's place in its own sequence, on the device; with `key_positions_S` it says what a window leaves.
+        sees: which query sees which key, windows aside. Every query must see a key.
+        query_positions_Q: each query's place in its own sequence, on the device; a window limits its distance from `key_positions_S`.
     """
 
     def __init__(self, sees: Sees, query_positions_Q: Tensor, key_positions_S: Tensor) -> None:
@@ -54,7 +54,7 @@ class MaskedAttention:
         return self._dense[window]
 
     def by_blocks(self, window: int, *, compiled: bool = False) -> BlockMask:
-        """The same as FlexAttention takes it. Uncompiled, it is made out of a dense one."""
+        """The same mask in FlexAttention's form. Uncompiled, it is made from a dense mask."""
         if window not in self._blocks:
             self._blocks[window] = create_block_mask(
                 self._mask(window),
@@ -80,7 +80,7 @@ class MaskedAttention:
 
 @lru_cache
 def _compiled() -> Any:
-    """FlexAttention is only worth calling when it is compiled: otherwise it writes all scores down. Lengths differ from call to call."""
+    """FlexAttention, compiled, because otherwise it materialises all scores; `dynamic`, because lengths differ from call to call."""
     return torch.compile(flex_attention, dynamic=True)
 
 
@@ -90,6 +90,6 @@ def tree(ends_N: Tensor, positions_N: Tensor) -> MaskedAttention:
 
 
 def padded(out_ND: Tensor, rows: int) -> Tensor:
-    """Zeros for the rows of a call that are padding: [N, ...] -> [rows, ...]."""
+    """Append zeros for a call's padding rows: [N, ...] -> [rows, ...]."""
     missing = rows - len(out_ND)
     return F.pad(out_ND, (0, 0) * (out_ND.dim() - 1) + (0, missing)) if missing else out_ND

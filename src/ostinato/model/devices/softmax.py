@@ -16,7 +16,7 @@ from ostinato.model.logit_edits import Edit, edit_logits
 
 @dataclass(frozen=True, slots=True)
 class TensorSoftmax:
-    """What makes logits [M, V] a distribution per row: temperatures [M] and the log of the sum of exp(logits / temperature) [M], fp32."""
+    """The softmax of each row of logits [M, V]: temperatures [M] and the log of the sum of exp(logits / temperature) [M], fp32."""
 
     logits: Tensor
     temperatures_M: Tensor
@@ -24,7 +24,7 @@ class TensorSoftmax:
 
     @staticmethod
     def of(logits_MV: Tensor, temperatures_M: Tensor) -> TensorSoftmax:
-        """Read the logits once; one fp32 copy of them is made meanwhile. Temperatures are positive."""
+        """Compute it in one reading of the logits, with one temporary fp32 copy of them. Temperatures are positive."""
         temperatures_M = temperatures_M.to(logits_MV.device, torch.float32)
         totals_M = (logits_MV.float() / temperatures_M[:, None]).logsumexp(-1)
         return TensorSoftmax(logits_MV, temperatures_M, totals_M)
@@ -68,7 +68,7 @@ def invert(mass_CV: Tensor, u_C: Tensor) -> Tensor:
 
 
 class TensorLogprobs(torch.autograd.Function):
-    """log softmax(edited logits / T)[target], as `train.gradients.head` has it of our kernels: the backward pass uses the logits up."""
+    """log softmax(edited logits / T)[target], the counterpart of our kernels' in `train.gradients.head`; logits are edited in place."""
 
     @staticmethod
     def forward(

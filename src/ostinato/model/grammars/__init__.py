@@ -1,1 +1,1 @@
-"""Grammars that answers are held to: compiled by llguidance, after a process that may fail has compiled them first."""
+"""Grammars that constrain answers: compiled by llguidance, after a trial compilation in a process that may fail."""

@@ -1,7 +1,7 @@
-"""The process that compiles strangers' grammars first: one a line in, why it is refused out, "" if it is not.
+"""The process that tries grammars from outside: reads one per line, and answers with the reason for refusing it, "" if there is none.
 
-Started by `trial.py`, which kills it when an answer is late. It has less stack than the threads that compile in earnest, and little
-memory beyond what it starts with: what would end those, ends it.
+Started by `trial.py`, which kills it when an answer is late. It has less stack than the threads that compile for serving, and little
+memory beyond what it starts with: a grammar that would crash those crashes it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ostinato.core.errors import BadRequest
 from ostinato.model.grammars.compiling import Grammars
 
 READY = b"ready\n"
-_LONGEST_S = 10  # for a grammar, whatever became of the process that asked
+_LONGEST_S = 10  # for a grammar, even if the process that asked is gone
 
 
 class Hello(TypedDict):
-    """The first line. `memory_bytes` are for a grammar; `stack_bytes` those of the thread that compiles."""
+    """The first line. `memory_bytes`: the memory that a grammar may take; `stack_bytes`: the stack of the thread that compiles."""
 
     tokenizer: str
     vocab_size: int
@@ -43,11 +43,11 @@ def main() -> None:
 
 def _answer(hello: Hello) -> None:
     grammars = Grammars(hello["tokenizer"], hello["vocab_size"], hello["stop_ids"])
-    grammars.compiled('start: "a"')  # the first takes what all of them need
+    grammars.compiled('start: "a"')  # the first compilation allocates what all of them need
     most = _data_bytes() + hello["memory_bytes"]
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     _say(READY)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what it says at its end tells nobody anything
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # its error output at a crash would help nobody
     for line in sys.stdin.buffer:
         signal.alarm(_LONGEST_S)
         try:

@@ -12,21 +12,21 @@ from ostinato.core.errors import BadRequest
 
 MAX_GRAMMAR_CHARS = 100_000
 REFUSED = "The format, or the parameters of a tool that must be called, cannot be held to: "
-_KEPT = 32  # compiled grammars; what one may hold is bounded where it is tried
+_KEPT = 32  # compiled grammars; the memory of each is bounded by its trial
 _LIMITS = LLParserLimits(step_lexer_fuel=20_000, step_max_items=5_000)
-"""What one token's mask may cost: every stream of a step waits for it. 60 tools of eight arguments take 0.2 ms and come nowhere near it;
-what goes beyond has cost up to 40 ms, and its answer ends there.
+"""Limits on the cost of one token's mask, for which every stream of a step waits. 60 tools of eight arguments take 0.2 ms and come nowhere
+near the limits; grammars beyond them have cost up to 40 ms, and an answer that reaches them ends there.
 """
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer; the last ones are kept. Safe to share between threads.
+    """Compiles grammars for one tokenizer; the last ones are cached. Safe to share between threads.
 
-    Compiling knows no limits of time, memory and stack: what a stranger sends is tried before (`trial.py`).
+    Compiling has no limits on time, memory and stack, so a grammar from outside is tried first (`trial.py`).
 
     Args:
         tokenizer: with its control tokens, as JSON.
-        vocab_size: how many logits the model has.
+        vocab_size: the number of the model's logits.
         stop_ids: the tokens that may end an answer once the grammar is satisfied.
     """
 
@@ -36,12 +36,12 @@ class Grammars:
         self._lock = Lock()
 
     def has(self, grammar: str) -> bool:
-        """True if it is kept."""
+        """True if the compiled grammar is cached."""
         with self._lock:
             return grammar in self._kept
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """A matcher at the beginning of an answer. Raises BadRequest for what is no grammar, or one that is too large."""
+        """A matcher at the beginning of an answer. Raises BadRequest for an invalid grammar, or one that is too large."""
         with self._lock:
             made = self._kept.get(grammar)
         if made is None:
@@ -54,12 +54,12 @@ class Grammars:
             return made.deep_copy()
 
     def compiled(self, grammar: str) -> LLMatcher:
-        """A matcher that is not kept. Raises BadRequest."""
+        """A matcher that is not cached. Raises BadRequest."""
         check_text(grammar)
         made = LLMatcher(self._tokens, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=_LIMITS)
         tried = made.deep_copy()
         if not tried.is_error():
-            tried.compute_bitmask()  # the first is often the dearest: here no stream waits for it
+            tried.compute_bitmask()  # the first mask is often the most expensive: no stream waits for it here
         if tried.is_error():
             why = " ".join(tried.get_error().split())[:500]
             raise BadRequest(REFUSED + why)
@@ -67,7 +67,7 @@ class Grammars:
 
 
 def check_text(grammar: str) -> None:
-    """Raise BadRequest for a grammar that is too long, or no text."""
+    """Raise BadRequest for a grammar that is too long, or not valid text."""
     if len(grammar) > MAX_GRAMMAR_CHARS:
         raise BadRequest(f"the grammar of the answer has {len(grammar)} characters; send {MAX_GRAMMAR_CHARS} at most")
     try:

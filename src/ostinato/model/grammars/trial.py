@@ -1,7 +1,7 @@
-"""Tries a stranger's grammar in a process of its own before it is compiled in one that serves.
+"""Tries a grammar from outside in a separate process before it is compiled in one that serves.
 
-llguidance's compiler recurses as deep as a schema wants, works as long and takes as much memory: a schema of 900 characters kept it busy
-for half a minute and 2.8 GB, one of 88,000 ended its process.
+llguidance's compiler does not bound its recursion, time or memory: a schema of 900 characters took half a minute and 2.8 GB, and one of
+88,000 ended its process.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from ostinato.model.grammars.compiling import REFUSED, check_text
 COMPILE_S = 2.0
 """Seconds that a grammar may take: 60 tools of eight arguments take 0.02, 1,500 patterns 0.2."""
 MEMORY_BYTES = 64 << 20
-"""What it may take beside what the process starts with: those take 1 MB and 6 MB."""
+"""Memory that a grammar may take beyond what the process starts with: the two above take 1 MB and 6 MB."""
 _START_S = 60.0
-_DEFAULT_STACK = 2 << 20  # of a thread where the process has no limit for its own
+_DEFAULT_STACK = 2 << 20  # of a thread, if the process has no limit on its own stack
 _KNOWN = 4096  # verdicts
-_LATE_S = 60.0  # for which it is known that a grammar took too long: the machine may have been busy
+_LATE_S = 60.0  # how long the verdict "took too long" is kept: the machine may have been busy
 _LOG = logging.getLogger(__name__)
 
 
 class Trial:
-    """Whether a grammar can be compiled within bounds. The process starts with the first, and again when one ended it.
+    """Checks whether a grammar can be compiled within bounds. The process starts with the first grammar, and again after one ended it.
 
-    Safe to share between threads; one grammar is tried at a time, and blocks its caller. Verdicts are kept.
+    Safe to share between threads; one grammar is tried at a time, and blocks its caller. Verdicts are cached.
 
     Args:
         tokenizer: with its control tokens, as JSON.
-        vocab_size: how many logits the model has.
+        vocab_size: the number of the model's logits.
         stop_ids: the tokens that may end an answer.
 
     Example: ``trial.check(grammar)``, then ``grammars.matcher(grammar)``
@@ -60,11 +60,11 @@ class Trial:
         )
         self._process: subprocess.Popen[bytes] | None = None
         self._end = lambda: None
-        self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # why, and until when that holds
+        self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # the reason, and until when it holds
         self._lock = Lock()
 
     def check(self, grammar: str) -> None:
-        """Raise BadRequest for a grammar that is none, or takes too much; Unavailable if the process does not start."""
+        """Raise BadRequest for an invalid grammar, or one that takes too much; Unavailable if the process does not start."""
         check_text(grammar)
         key = blake2b(grammar.encode(), digest_size=16).digest()
         with self._lock:
@@ -84,11 +84,11 @@ class Trial:
             self._stop()
 
     def _tried(self, grammar: str) -> tuple[str, float]:
-        """Why it is refused, "" if it is not, and until when that is known."""
+        """The reason for refusing a grammar, "" if there is none, and until when that verdict holds."""
         question, until = json.dumps(grammar).encode() + b"\n", math.inf
         try:
             line = b"" if self._process is None else _asked(self._process, question, COMPILE_S)
-            if not line:  # a process that has ended may have done so before
+            if not line:  # a process that has ended may have done so before this grammar
                 self._stop()
                 line = _asked(self._start(), question, COMPILE_S)
         except TimeoutError:
@@ -122,7 +122,7 @@ class Trial:
 
 
 def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
-    """What it answers, with the end of the line; b"" if it has ended. Raises TimeoutError."""
+    """The process's answer, with the end of the line; b"" if the process has ended. Raises TimeoutError."""
     assert process.stdin is not None
     assert process.stdout is not None
     asks, answers, until = process.stdin.fileno(), process.stdout.fileno(), time.monotonic() + seconds
@@ -155,6 +155,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _stack_bytes() -> int:
-    """The stack of a thread here (glibc: that of the process's limit)."""
+    """The stack size of a thread here (with glibc, the process's limit)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
     return _DEFAULT_STACK if soft == resource.RLIM_INFINITY else soft

@@ -1,5 +1,5 @@
 # pyright: basic, reportCallIssue=false
-"""The scalar operations that the kernels are made of: fused multiply-add, exp, and bf16 as the upper half of a float.
+"""The scalar operations of the kernels: fused multiply-add, exp, and bf16 as the upper half of a float.
 
 Every operation is IEEE 754 single precision and nothing is compiled with fast-math, so LLVM may vectorise but not reorder: the
 result is the same at every vector width, in every loop shape, and in `numpy` written out by hand.
@@ -18,7 +18,7 @@ LOG2E = np.float32(1.44269504088896341)
 LN2_HIGH = np.float32(0.693359375)  # short enough that n * LN2_HIGH is exact for |n| < 2^15
 LN2_LOW = np.float32(-2.12194440e-4)
 ROUND = np.float32(12582912.0)  # 1.5 * 2^23: adding it leaves a rounded integer in the low mantissa bits
-LOWEST = np.float32(-87.0)  # exp of anything below is taken as 0
+LOWEST = np.float32(-87.0)  # exp of anything below is 0 here
 INVERSE_FACTORIALS = tuple(np.float32(c) for c in (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0))
 _C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0 = INVERSE_FACTORIALS
 
@@ -93,7 +93,7 @@ def load(typingctx: Any, x: Any) -> Any:
 
 @intrinsic
 def store(typingctx: Any, like: Any, x: Any) -> Any:
-    """float32 as the kind of number that `like` is: float32, or bf16 in uint16, rounded to nearest, ties to even; a NaN stays one."""
+    """A float32 in the number format of `like`: float32, or bf16 in uint16, rounded to nearest, ties to even; a NaN stays a NaN."""
     del typingctx, x
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -1,5 +1,5 @@
 # pyright: basic, reportCallIssue=false
-"""Causal attention over keys and values in blocks, for one query or many, in one stated order of operations.
+"""Causal attention over keys and values in blocks, for one query or many, in one fixed order of operations.
 
 For the query of one head at position p, with fp32 arithmetic throughout:
 
@@ -8,7 +8,7 @@ For the query of one head at position p, with fp32 arithmetic throughout:
 3. The sum of the w_j in 16 lanes, lane = j mod 16, each ascending; the lanes are folded 8, 4, 2, 1.
 4. out_d = w_0 v_0d + w_1 v_1d + ..., fused multiply-adds with j ascending; divided by the sum once, rounded to the dtype once.
 
-Nothing depends on who else is in the batch, how a prompt was cut, where a block lies, or how far the cache extends.
+Nothing depends on the rest of the batch, on how a prompt was cut, where a block lies, or how far the cache extends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ostinato.model.kernels.vector import (
 )
 
 LANES = WIDE
-ROWS = 4  # that share a loaded vector
+ROWS = 4  # rows that share a loaded vector
 QUERIES = 8  # queries of one sequence that share a pass over its keys
 _OFF = np.float32(-np.inf)
 
@@ -63,10 +63,10 @@ def _softmax(scores_RT, r, first, seen, end) -> Any:
 
 @njit(inline="always")
 def accumulate(a_RI, b_IX, c_RX, rows, inner, width, ahead):
-    """c[r, x] += a[r, 0] b[0, x] + a[r, 1] b[1, x] + ..., one fma at a time; rows in fours (the last may be unused ones).
+    """c[r, x] += a[r, 0] b[0, x] + a[r, 1] b[1, x] + ..., one fma at a time; rows in fours (the last of them may be unused).
 
-    `ahead` is asked for on the way, as much of it as b holds; it may hold less, because asking can fault on nothing. The
-    caller's `width` is a constant, and so is `inner` unless it counts rows.
+    `ahead` is prefetched on the way, as much of it as b holds; it may hold less, because a prefetch never faults. The caller's
+    `width` is a constant, and so is `inner` unless it counts rows.
     """
     even = width // (2 * WIDE) * (2 * WIDE)
     for r in range(0, rows, ROWS):
@@ -132,7 +132,7 @@ def write(k_NKD, v_NKD, tokens, blocks, offsets, keys, values):
 
 @njit(inline="always")
 def _take(q_NHD, at, count, first_head, share, pitch, scale, q_RD):
-    """Rows i * pitch + g of q_RD: the scaled queries of the heads that read one key head."""
+    """Fill rows i * pitch + g of q_RD with the scaled queries of the heads that read one key head."""
     for i in range(count):
         for g in range(share):
             for d in range(q_RD.shape[1]):
@@ -141,7 +141,7 @@ def _take(q_NHD, at, count, first_head, share, pitch, scale, q_RD):
 
 @njit(inline="always")
 def _give(out_RD, sums_R, at, count, first_head, share, pitch, out_NHD):
-    """Divide once, round once."""
+    """Write the outputs, divided once and rounded once."""
     for i in range(count):
         for g in range(share):
             for d in range(out_RD.shape[1]):
@@ -151,7 +151,7 @@ def _give(out_RD, sums_R, at, count, first_head, share, pitch, out_NHD):
 
 @njit(inline="always")
 def room(dim, block, share, longest):
-    """What `attend_head` works in, one for each thread: queries, answers, scores, sums."""
+    """The buffers of `attend_head`, one set for each thread: queries, outputs, scores, sums."""
     height = QUERIES * _apart(share)
     q, out = np.zeros((height, dim), np.float32), np.zeros((height, dim), np.float32)
     return q, out, np.zeros((height, longest), np.float32), np.zeros(height, np.float32)
@@ -159,7 +159,7 @@ def room(dim, block, share, longest):
 
 @njit(inline="always")
 def _apart(share):
-    """Rows of a query that also reads blocks of its own."""
+    """The number of rows for a query that also reads blocks of its own."""
     return (share + ROWS - 1) // ROWS * ROWS
 
 
@@ -167,8 +167,8 @@ def _apart(share):
 def attend_head(
     dim, block, share, q_NHD, keys, values, tile_3, after, head, where, scale, window, out_NHD, lse_NH, place
 ):
-    """One tile's queries of the heads that read key head `head`. `where` is (positions_N, where_N, table), `after` the next tile's
-    first query, `place` a `room`; the first three are constants of the caller. See `attention`.
+    """Compute one tile's queries of the heads that read key head `head`. `where` is (positions_N, where_N, table), `after` the next
+    tile's first query, `place` a `room`; the first three arguments are constants of the caller. See `attention`.
     """
     at, count, common = tile_3
     positions_N, where_N, table = where
@@ -182,10 +182,10 @@ def attend_head(
     _take(q_NHD, at, count, head * share, share, pitch, scale, q)
     scores[:used, start * block : stop * block] = np.float32(0.0)
     out[:used] = np.float32(0.0)
-    for i in range(-1, count):  # -1: the blocks that all share; then each query's own
+    for i in range(-1, count):  # -1: the blocks that all queries share; then each query's own
         query, row, rows = at + max(i, 0), max(i, 0) * pitch, used if i < 0 else apart
         first, end = (start, common) if i < 0 else (max(start, common), max(common, positions_N[query] // block + 1))
-        for b in range(first, end):  # the values are on their way while the keys are used
+        for b in range(first, end):  # the values are prefetched while the keys are used
             held, part = table[where_N[query] + b], scores[row:, b * block : (b + 1) * block]
             accumulate(q[row:], keys[held, head], part, rows, dim, block, values[held, head])
         if i >= 0:
@@ -218,8 +218,8 @@ def attention(dim, block, share):
 
     ``attend(q_NHD, keys, values, tiles_T3, positions_N, where_N, table, first, last, scale, window, out_NHD, lse_NH, longest)``
     computes tiles_T3[first:last]. `keys` [blocks, KV, D, block] and `values` [blocks, KV, block, D] are float32, or bf16 in uint16.
-    Query n stands at positions_N[n] and its blocks begin at table[where_N[n]]. A tile is (first query, queries, how many of their first
-    blocks are the same). `lse_NH` gets log(sum of exp(score)) for the backward pass. `longest`, a multiple of `block`, bounds every
+    Query n is at positions_N[n] and its blocks begin at table[where_N[n]]. A tile is (first query, number of queries, number of leading
+    blocks they share). `lse_NH` gets log(sum of exp(score)) for the backward pass. `longest`, a multiple of `block`, bounds every
     position + 1.
     """
     # only numbers may be captured: numba names a cached kernel by what it captures, and a function has a new name in each process

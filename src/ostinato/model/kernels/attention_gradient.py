@@ -1,7 +1,7 @@
 # pyright: basic, reportCallIssue=false
 """The gradient of causal attention over keys and values in blocks, in fp32.
 
-Every weight is rebuilt from the forward pass's log-sum-exp, one block at a time, so nothing as large as queries x keys is ever
+Every weight is recomputed from the forward pass's log-sum-exp, one block at a time, so nothing as large as queries x keys is ever
 held: p = exp(score - lse), ds = p (dO v - delta) with delta = dO O; then dq = ds k, dk = ds q, dv = p dO (Dao 2022, 2205.14135).
 """
 
@@ -20,7 +20,7 @@ _HEIGHT = 48  # rows of a tile: its queries times the query heads that share a k
 
 
 def queries_per_tile(share):
-    """How many neighbouring queries are worked on together if `share` query heads read one key head."""
+    """The number of neighbouring queries in a tile if `share` query heads read one key head."""
     return max(4, _HEIGHT // share)
 
 
@@ -46,7 +46,7 @@ def into_turned_blocks(x_NKD, tokens, blocks, offsets, out):
 
 @njit(nogil=True, cache=True)
 def gather(parts, tokens, blocks, offsets, total_NKD, out_NKD):
-    """Add up parts [parts, blocks, KV, block, D] by token, in the order of `tokens`; `total_NKD` is float32 and begins as zeros."""
+    """Sum parts [parts, blocks, KV, block, D] by token, in the order of `tokens`; `total_NKD` is float32 and initially zero."""
     count, _, kv, _, dim = parts.shape
     for i in range(len(tokens)):
         n, b, j = tokens[i], blocks[i], offsets[i]
@@ -80,7 +80,7 @@ def attention_gradient(dim, block, share):
     ``run(head, q_NHD, do_NHD, lse_NH, delta_NH, keys, keys_by_dim, values_by_dim, tiles_T2, positions_N, where_N, table, first,
     last, scale, window, dq_NHD, dk, dv)`` goes through tiles_T2[first:last] = (first query, queries; at most `queries_per_tile`) for
     one key head, writes the queries' part of dq and adds to dk and dv [blocks, KV, block, D]. Arrays of numbers are float32.
-    Query n stands at positions_N[n] and its blocks begin at table[where_N[n]], the same for all queries of a tile.
+    Query n is at positions_N[n] and its blocks begin at table[where_N[n]], the same for all queries of a tile.
     """
     # only numbers may be captured: numba names a cached kernel by what it captures, and a function has a new name in each process
     height = (queries_per_tile(share) * share + ROWS - 1) // ROWS * ROWS

@@ -1,12 +1,12 @@
 # pyright: basic, reportCallIssue=false
-"""Matrix products in bf16 by the CPU's own instruction for pairs, in the order of additions that oneDNN has.
+"""Matrix products in bf16 with the CPU's dot-product instruction for pairs, in oneDNN's order of additions.
 
-An output is a sum over K in chains of at most `chain` numbers: within one the instruction `vdpbf16ps` adds two products at a time to an
-fp32 number that begins at 0, pairs ascending; the chains' sums are added in fp32, ascending. How long oneDNN's chains are depends on
-the matrix, and `model.panels` finds it out by trying. So the bits are those of the trainer's products, at any number of rows and
-for any share of the outputs; what is saved is the way through torch.
+An output is a sum over K in chains of at most `chain` numbers: within a chain the instruction `vdpbf16ps` adds two products at a time to
+an fp32 number that begins at 0, pairs ascending; the chains' sums are added in fp32, ascending. The length of oneDNN's chains depends on
+the matrix, and `model.panels` finds it by trial. So the bits are those of the trainer's products, at any number of rows and for any
+share of the outputs, without the overhead of a call through torch.
 
-A weight [N, K] lies in panels of `PANEL` outputs: the pairs ascending, and of each pair one 32-bit word per output.
+A weight [N, K] is stored in panels of `PANEL` outputs: the pairs ascending, and for each pair one 32-bit word per output.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from numba.extending import intrinsic
 from ostinato.model.kernels.vector import WIDE, add16, load16, store16, v16
 
 PANEL = 2 * WIDE
-ROWS_AT_ONCE = 12  # as many as leave the registers room: 24 sums, 2 weights, a row's pair
+ROWS_AT_ONCE = 12  # as many as fit into the registers: 24 sums, 2 weights, a row's pair
 _BYTES = 4 * WIDE  # of a vector
 _LONG, _WORD, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.FloatType()
 _FLOATS, _WORDS = ir.VectorType(_FLOAT, WIDE), ir.VectorType(_WORD, WIDE)
-_AHEAD = 4096  # bytes of a weight that are asked for before they are used
+_AHEAD = 4096  # bytes by which a weight is prefetched ahead of its use
 
 
 class _BFloat(ir.Type):
@@ -63,7 +63,7 @@ def _weights(builder: Any, place: Any, *, ask: bool) -> list[Any]:
 
 
 def _both(builder: Any, place: Any) -> Any:
-    """The pair of a row in all places."""
+    """The pair of a row in all lanes."""
     nothing = ir.Constant(_WORDS, ir.Undefined)
     one = builder.insert_element(nothing, builder.load(place, align=4), ir.Constant(_WORD, 0))
     return builder.bitcast(builder.shuffle_vector(one, nothing, ir.Constant(_WORDS, [0] * WIDE)), _PAIRS)
@@ -119,7 +119,7 @@ _chain1, _chain2, _chain4, _chain8, _chain12 = (_chain(rows) for rows in (1, 2, 
 
 @intrinsic
 def narrow16(typingctx: Any, value: Any) -> Any:
-    """Rounded to bf16 as oneDNN rounds an output: by the CPU's instruction, for which a number below 2^-126 is 0."""
+    """The value rounded to bf16 as oneDNN rounds an output: by the CPU's instruction, which takes numbers below 2^-126 as 0."""
     del typingctx, value
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -135,10 +135,10 @@ def narrow16(typingctx: Any, value: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def sums(x, step, left, weight, inputs, chain, sums_RX):
-    """Fill the first rows of sums_RX with the products of some of `left` rows and one panel; returns of how many.
+    """Fill the first rows of sums_RX with the products of some of `left` rows and one panel; returns the number of these rows.
 
     Row i's `inputs` bf16 numbers begin at address x + i * step, the panel's at `weight`. `inputs` and `chain` are even. `sums_RX`
-    [2 * ROWS_AT_ONCE, PANEL] is a thread's own; what stands behind the first half means nothing.
+    [2 * ROWS_AT_ONCE, PANEL] is a thread's own; its second half is scratch space.
     """
     rows = 12 if left >= 12 else 8 if left >= 8 else 4 if left >= 4 else 2 if left >= 2 else 1
     for first in range(0, inputs, chain):

@@ -1,9 +1,9 @@
 # pyright: basic, reportCallIssue=false
-"""All decoder layers of a model in one call, shared by as many threads as come: x + attention(norm(x)), then x + mlp(norm(x)).
+"""All decoder layers of a model in one call, on any number of threads: x + attention(norm(x)), then x + mlp(norm(x)).
 
-A layer has nine phases, in each of which threads take pieces of work (`turns`). What a piece computes, and in what order, is stated
-in the pages of the kernels that it calls, and each number is rounded to bf16 where the library's layers round it; so how the work is
-divided changes no bit.
+A layer has nine phases, in each of which threads take pieces of work (`turns`). The operations of a piece, and their order, are stated
+in the modules of the kernels that it calls, and each number is rounded to bf16 where the library's layers round it, so the division of
+work changes no bit.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ostinato.model.kernels.turns import await_all, claim, finished
 from ostinato.model.kernels.vector import WIDE, add16, div16, load16, mul16, round16, store16
 
 PHASES = 9  # of a layer: norm, qkv, rotation, cache, attention, out, norm, gate and up, down
-ATTENTION = 4  # the one that needs the cache
-_TOKENS = 4  # of a piece of work beside the products
-_ROWS = 16 * ROWS_AT_ONCE  # of a product's piece: their inputs stay in the second cache
-_HEADS = 16  # pieces at most that attention is divided into
+ATTENTION = 4  # the phase that needs the cache
+_TOKENS = 4  # of a piece of work in phases other than products
+_ROWS = 16 * ROWS_AT_ONCE  # of a product's piece: their inputs stay in the second-level cache
+_HEADS = 16  # the most pieces that attention is divided into
 
 
 @intrinsic
 def _pointer(typingctx: Any, address: Any, like: Any) -> Any:
-    """The address of numbers such as the array `like` holds."""
+    """A pointer, from an address, to numbers of the dtype of the array `like`."""
     del typingctx, address
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -49,7 +49,7 @@ def _parts(count, size):
 
 @njit(nogil=True, cache=True)
 def _give_rows(sums_RX, rows, bias_LN, layer, out_MN, m, n, adding):
-    """Products as the library leaves them: with a bias, rounded; added to what is there and rounded again if `adding`."""
+    """Write products as the library does: with a bias, rounded; if `adding`, added to the present values and rounded again."""
     for r in range(rows):
         for i in range(0, PANEL, WIDE):
             y = load16(sums_RX, r, i)
@@ -63,7 +63,7 @@ def _give_rows(sums_RX, rows, bias_LN, layer, out_MN, m, n, adding):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _give_gated(sums_RX, rows, out_MF, m, f):
-    """silu(gate) * up as in `gate.silu_mul`, from a panel of sixteen of each."""
+    """Write silu(gate) * up as in `gate.silu_mul`, from a panel of sixteen of each."""
     for r in range(rows):
         g, u = narrow16(load16(sums_RX, r, 0)), narrow16(load16(sums_RX, r, WIDE))
         numerator, denominator = sigmoid16(g)
@@ -73,7 +73,7 @@ def _give_gated(sums_RX, rows, out_MF, m, f):
 
 @njit(nogil=True, cache=True)
 def _multiply(piece, x_MK, weight, chain, bias_LN, layer, out_MN, kind, sums_RX):
-    """One panel for one group of rows. `kind`: 0 the products, 1 added to what is there, 2 gated."""
+    """Compute one panel for one group of rows. `kind`: 0 writes the products, 1 adds them to the present values, 2 gates them."""
     inputs = x_MK.shape[1]
     groups = _parts(x_MK.shape[0], _ROWS)
     panel, group = piece // groups, piece % groups
@@ -117,7 +117,7 @@ def _keep(k_NX, qkv_NW, places_3P, first, last, keys, values):
 
 @njit(inline="always")
 def _pieces(part, rows, outs, heads, places):
-    """How many pieces of work a phase has."""
+    """The number of pieces of work in a phase."""
     if part == 1 or part == 5 or part == 7 or part == 8:
         return outs * _parts(rows, _ROWS)
     if part == 3:
@@ -129,7 +129,7 @@ def _pieces(part, rows, outs, heads, places):
 
 @njit(inline="always")
 def _attend(dim, block, share, piece, layer, cache, state, place):
-    """Some heads of some tiles: a piece of the fifth phase."""
+    """Compute a piece of the attention phase: some heads of some tiles."""
     caches, blocks, _, tiles, positions, starts, table, scales, windows, _ = cache
     q, k, seen, lse = state[3], state[4], state[5], state[7]
     kv = k.shape[1] // dim
@@ -146,7 +146,7 @@ def _attend(dim, block, share, piece, layer, cache, state, place):
 
 @njit(inline="always")
 def _compute(dim, block, part, layer, piece, model, cache, state, sums_RX):
-    """A piece of any other phase."""
+    """Compute a piece of any other phase."""
     weights, chains, bias_qkv, bias_out, none, norms, norm_eps, of_queries, of_keys, head_eps = model
     x, normed, qkv, q, k, seen, gated, _, cos, sin = state
     rows, kv = len(x), k.shape[1] // dim
@@ -178,15 +178,15 @@ def _compute(dim, block, part, layer, piece, model, cache, state, sums_RX):
 def decoder(dim, block, share):
     """The kernel for one head size, block size and number of query heads per key head.
 
-    ``run(first, last, counters, model, cache, state)`` computes phases [first, last) of `PHASES` a layer; one more, after the last layer's,
-    is the last norm. `counters` are the call's own, a row for each of its phases. Tuples of arrays:
+    ``run(first, last, counters, model, cache, state)`` computes phases [first, last), with `PHASES` per layer; one more phase, after the
+    last layer's, is the final norm. `counters` belong to the call, with a row for each of its phases. Tuples of arrays:
 
     - `model`: addresses of the four weights [L, 4] and their chains [4]; biases of qkv [L, W] and out [L, D], or [L, 0], and none
       [L, 0]; norms [2 L + 1, D] and their epsilons; the heads' norms [L, dim] or [L, 0] of queries and keys and their epsilons [2].
     - `cache`: addresses of each layer's keys and values [L, 2], blocks; places [3, P]; tiles, positions, where, table as in
       `attention`; scales and windows [L]; the longest sequence.
-    - `state`: x [N, D], which is changed; room for normed [N, D], qkv [N, W], q [N, H, dim], k [N, KV dim], what attention
-      gives [N, H, dim], the gated [N, F] and log-sums [N, H]; cosines and sines [N, dim].
+    - `state`: x [N, D], which is changed; buffers for normed [N, D], qkv [N, W], q [N, H, dim], k [N, KV dim], the output of
+      attention [N, H, dim], the gated [N, F] and log-sums [N, H]; cosines and sines [N, dim].
     """
 
     @njit(nogil=True, cache=True, error_model="numpy")

@@ -45,7 +45,7 @@ def _sigmoid(g):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def silu_mul(gate_NF, up_NF, out_NF):
-    """Fill out_NF. Rows are contiguous; they may lie apart."""
+    """Fill out_NF. Each row is contiguous; the array need not be."""
     rows, width = gate_NF.shape
     whole = width // WIDE * WIDE
     for n in range(rows):
@@ -65,7 +65,7 @@ def silu_mul(gate_NF, up_NF, out_NF):
 def silu_mul_gradients(gate_NF, up_NF, grad_NF, out_NF, d_gate_NF, d_up_NF):
     """Fill out_NF again, bit for bit, and d_gate_NF and d_up_NF from its gradient: with s = 1 / (1 + exp(-g)), dy / dg = s + y (1 - s).
 
-    They are written in this order after all is read: each may be grad_NF, and out_NF a gradient's array if nobody needs it.
+    They are written in this order after all inputs are read: each may be grad_NF, and out_NF may be a gradient's array if it is not needed.
     """
     rows, width = gate_NF.shape
     whole = width // WIDE * WIDE

@@ -1,7 +1,7 @@
 # pyright: basic, reportCallIssue=false
-"""Gradients of what a transformer does between its matrix products, each in one pass over memory instead of five to ten.
+"""Gradients of a transformer's operations between its matrix products, each in one pass over memory instead of five to ten.
 
-Arithmetic is fp32, results are rounded once. Rows are independent but for `rms_norm_gradient`'s weight.
+Arithmetic is fp32, results are rounded once. Rows are independent except for `rms_norm_gradient`'s weight.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def rms_norm_gradient(x_ND, weight_1D, scales_N, grad_ND, out_ND, weight_total_1
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def logprob_gradient(logits_MV, temperatures_M, log_totals_M, targets_M, grads_M):
-    """Overwrite logits by the gradient of sum(grads log p(targets)) with p = softmax(logits / temperature): g (1[target] - p) / t."""
+    """Overwrite logits with the gradient of sum(grads log p(targets)) with p = softmax(logits / temperature): g (1[target] - p) / t."""
     vocab = logits_MV.shape[1]
     whole = vocab // WIDE * WIDE
     for m in range(logits_MV.shape[0]):

@@ -1,8 +1,8 @@
 # pyright: basic, reportCallIssue=false
-"""Rows of numbers as a scale and whole numbers of few levels, and sums of their products as numbers again.
+"""Quantisation of rows to a scale and integer levels, and dequantisation of the sums of their products.
 
 For a row x with a = max |x_d|: the scale is a / most, level d is x_d (most / a) rounded to nearest, ties to even, so that |level| <= most.
-A row that is all but zero has scale 0 and levels 0. One with a NaN or an infinity has the scale NaN, and so has all that is made of it.
+A row that is almost zero has scale 0 and levels 0. A row with a NaN or an infinity has the scale NaN, so all results from it are NaN.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # pyright: basic, reportCallIssue=false
-"""Root-mean-square normalisation in one pass over a row instead of seven.
+"""RMS normalisation in one pass over a row instead of seven.
 
 Per row, in fp32: the squares are summed in 16 lanes (lane = d mod 16, ascending, fused multiply-adds; folded 8, 4, 2, 1);
 r = 1 / sqrt(sum / D + eps); y_d = x_d r is rounded to the dtype, multiplied by the weight in fp32 and rounded again.
@@ -17,7 +17,7 @@ LANES = WIDE
 
 @njit(inline="always")
 def root(x_ND, n, first, dim, eps):
-    """Row n's r over places first to first + dim."""
+    """Row n's r over places [first, first + dim)."""
     squares = all16(np.float32(0.0))
     for d in range(first, first + dim, WIDE):
         x = load16(x_ND, n, d)

@@ -2,7 +2,7 @@
 """Queries and keys out of one row of a fused product: normed if the model norms its heads, then rotated by their positions.
 
 For a head x of D numbers with cosines c and sines s (Su et al. 2021, 2104.09864, in the library's halves), in the library's order of
-roundings: out_d = round(round(x_d c_d) + round(-x_(d + D/2) s_d)) for the first half, and with +x_(d - D/2) for the second. A norm before
+roundings: out_d = round(round(x_d c_d) + round(-x_(d + D/2) s_d)) for the first half, and with +x_(d - D/2) for the second. The norm before
 it is that of `norm.rms_norm`.
 """
 
@@ -17,15 +17,16 @@ from ostinato.model.kernels.vector import WIDE, add16, all16, load16, mul16, rou
 
 @njit(inline="always")
 def _rounded(array, x):
-    """The value as `array` would hold it."""
+    """The value as `array` would store it."""
     return load(store(array[0, 0], x))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rotate(x_NW, first, heads, cos_ND, sin_ND, weight_1D, eps, out_NX):
-    """Fill the rows of out_NX with `heads` rotated heads, the first of which stands at place `first` of each row of x_NW.
+    """Fill the rows of out_NX with `heads` rotated heads, the first of which begins at place `first` of each row of x_NW.
 
-    `weight_1D` is the heads' norm, which is written into x_NW, and D a multiple of 16; or it is [1, 0] for none, and D is even.
+    `weight_1D` is the weight of the heads' norm, the result of which is written into x_NW, and D is a multiple of 16; or it is [1, 0]
+    for no norm, and D is even.
     """
     rows, dim = cos_ND.shape
     half = dim // 2

@@ -1,5 +1,5 @@
 # pyright: basic, reportCallIssue=false
-"""Log-probabilities and draws over the vocabulary: one definition for the sampler and for the trainer.
+"""Log-probabilities over the vocabulary and draws from it: one definition for the sampler and for the trainer.
 
 Per row, with s_i = logit_i / temperature in fp32: m = max s; e_i = exp(s_i - m); the e_i of each tile of `TILE` tokens are summed in
 16 lanes (lane = i mod 16, ascending; folded 8, 4, 2, 1), the tiles' sums are added in fp64, ascending. Then
@@ -21,7 +21,7 @@ _OFF = np.float32(-np.inf)
 
 @njit(inline="always")
 def _highest(logits_MV, r):
-    """The row's maximum. A NaN may be passed over here: it shows in the sums."""
+    """The row's maximum. A NaN may be ignored here, because it shows in the sums."""
     vocab = logits_MV.shape[1]
     whole = vocab // LANES * LANES
     tops = all16(_OFF)
@@ -36,7 +36,7 @@ def _highest(logits_MV, r):
 
 @njit(inline="always")
 def _sum(logits_MV, r, start, stop, t, top, rest):
-    """The sum of exp(s - top) over tokens [start, stop). `rest` is room for 16 numbers."""
+    """The sum of exp(s - top) over tokens [start, stop). `rest` is a buffer for 16 numbers."""
     even = start + (stop - start) // LANES * LANES
     sums = all16(np.float32(0.0))
     if t == np.float32(1.0):  # the common case: dividing costs as much as the rest
@@ -70,7 +70,7 @@ def normalise(logits_MV, temperatures_M, tops_M, sums_MK, totals_M):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def logprobs(logits_MV, temperatures_M, tops_M, totals_M, tokens_M, out_M):
-    """The log-probability of one token per row, from what `normalise` found."""
+    """The log-probability of one token per row, from the results of `normalise`."""
     for r in range(logits_MV.shape[0]):
         s = load(logits_MV[r, tokens_M[r]]) / temperatures_M[r]
         out_M[r] = np.float32(np.float64(s - tops_M[r]) - np.log(totals_M[r]))

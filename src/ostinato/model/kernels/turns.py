@@ -1,9 +1,9 @@
 # pyright: basic, reportCallIssue=false
-"""How threads share the phases of one computation inside a kernel, without a lock and without a meeting.
+"""How threads share the phases of one computation inside a kernel, without locks or a barrier of all threads.
 
 Each thread runs the same phases in the same order. In a phase it takes one piece of work after another until none is left, and goes on
-when all pieces are done, whoever did them. So a thread that comes late, or never, holds up nobody: it finds the phases done and
-passes through. Counters [phases, 16], zeros at the start, belong to one computation.
+when all pieces are done, by whichever threads. So a thread that comes late, or never, delays no other: a late one finds the phases done
+and passes through. Counters [phases, 16], zeros at the start, belong to one computation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 TAKEN, DONE = 0, 8  # columns: a cache line each
 COLUMNS = 16
 _LONG = ir.IntType(64)
-_PATIENCE = 4000  # looks, some 50 us, before a waiting thread offers its core to others
+_PATIENCE = 4000  # checks, some 50 us, before a waiting thread offers its core to others
 
 
 def _counter(context: Any, builder: Any, kind: Any, counters: Any, phase: Any, column: Any) -> Any:
@@ -29,7 +29,7 @@ def _counter(context: Any, builder: Any, kind: Any, counters: Any, phase: Any, c
 
 @intrinsic
 def _next(typingctx: Any, counters: Any, phase: Any, column: Any) -> Any:
-    """The counter as it was, before it is raised by one."""
+    """Raise the counter by one, and return its value before."""
     del typingctx, phase, column
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -41,7 +41,7 @@ def _next(typingctx: Any, counters: Any, phase: Any, column: Any) -> Any:
 
 @intrinsic
 def _look(typingctx: Any, counters: Any, phase: Any, column: Any) -> Any:
-    """The counter now, and with it all that was written before it was raised."""
+    """The counter's current value; everything written before it was raised is then visible."""
     del typingctx, phase, column
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -52,7 +52,7 @@ def _look(typingctx: Any, counters: Any, phase: Any, column: Any) -> Any:
 
 @intrinsic
 def _rest(typingctx: Any, yielding: Any) -> Any:
-    """A moment's pause; if `yielding`, the core goes to whoever else wants it."""
+    """A short pause; if `yielding`, the core is offered to other threads."""
     del typingctx, yielding
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -69,13 +69,13 @@ def _rest(typingctx: Any, yielding: Any) -> Any:
 
 @njit(inline="always")
 def claim(counters, phase):
-    """The number of a piece of work that nobody else does; the phase's pieces are numbered from 0, and a number too high means none."""
+    """The number of a piece of work that no other thread does; a phase's pieces count from 0, and a number too high means none is left."""
     return _next(counters, phase, TAKEN)
 
 
 @njit(inline="always")
 def finished(counters, phase):
-    """Say that a piece is done."""
+    """Report that a piece is done."""
     _next(counters, phase, DONE)
 
 

@@ -1,9 +1,9 @@
 # pyright: basic, reportCallIssue=false
-"""Sixteen floats at once, as a type that numba's functions can hold in variables.
+"""A vector of sixteen floats, as a type that numba's functions can hold in variables.
 
 LLVM's own vectoriser carries sums in several lanes through memory: attention took 1.6 and log-softmax 4 times as long. A vector here is 16
-floats on every machine and LLVM cuts it to what the CPU has; each lane is the chain of IEEE operations that a scalar loop would
-be, so the bits are the same everywhere.
+floats on every machine, and LLVM splits it to the CPU's width; each lane is the same chain of IEEE operations as in a scalar loop,
+so the bits are the same everywhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0 = INVERSE_FACTORIALS
 
 
 class Sixteen(types.Type):
-    """Numba's name for the vector."""
+    """Numba's type of the vector."""
 
     def __init__(self) -> None:
         super().__init__(name="Sixteen")
@@ -77,7 +77,7 @@ def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def _times_power(builder: Any, p: Any, shifted: Any) -> Any:
-    """P * 2^n where n stands in the low mantissa bits of `shifted`."""
+    """P * 2^n, where n is in the low mantissa bits of `shifted`."""
     exponent = builder.shl(builder.bitcast(shifted, _WORDS), _words(23))
     return builder.bitcast(builder.add(builder.bitcast(p, _WORDS), exponent), _FLOATS)
 
@@ -95,7 +95,7 @@ sub16 = _operation(lambda builder, a, b: builder.fsub(a, b), 2)
 mul16 = _operation(lambda builder, a, b: builder.fmul(a, b), 2)
 div16 = _operation(lambda builder, a, b: builder.fdiv(a, b), 2)
 max16 = _operation(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", b, a), b, a), 2)
-"""b where b > a, else a: a NaN in b is passed over."""
+"""b where b > a, else a: a NaN in b is ignored."""
 pick16 = _operation(
     lambda builder, x, a, b: builder.select(builder.fcmp_ordered("<", x, ir.Constant(_FLOATS, [0.0] * WIDE)), a, b), 3
 )
@@ -113,7 +113,7 @@ def _place(context: Any, builder: Any, kind: Any, array: Any, row: Any, column: 
 
 @intrinsic
 def load16(typingctx: Any, array: Any, row: Any, column: Any) -> Any:
-    """array[row, column : column + 16] as floats: float32, or bf16 held as uint16. Nothing checks the bounds."""
+    """array[row, column : column + 16] as floats: float32, or bf16 held as uint16. Bounds are not checked."""
     del typingctx, row, column
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -128,7 +128,7 @@ def load16(typingctx: Any, array: Any, row: Any, column: Any) -> Any:
 
 @intrinsic
 def store16(typingctx: Any, array: Any, row: Any, column: Any, value: Any) -> Any:
-    """array[row, column : column + 16] = value; in bf16 rounded to nearest, ties to even, a NaN stays one."""
+    """array[row, column : column + 16] = value; in bf16 rounded to nearest, ties to even; a NaN stays a NaN."""
     del typingctx, row, column, value
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -152,7 +152,7 @@ def _rounded(builder: Any, value: Any) -> Any:
 
 @intrinsic
 def round16(typingctx: Any, array: Any, value: Any) -> Any:
-    """The value as `array` would hold it: itself in float32, rounded in bf16."""
+    """The value as `array` would store it: unchanged in float32, rounded in bf16."""
     del typingctx, value
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -167,7 +167,7 @@ def round16(typingctx: Any, array: Any, value: Any) -> Any:
 
 @intrinsic
 def all16(typingctx: Any, scalar: Any) -> Any:
-    """The scalar in all places."""
+    """The scalar in all lanes."""
     del typingctx, scalar
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -180,7 +180,7 @@ def all16(typingctx: Any, scalar: Any) -> Any:
 
 
 def _folded(builder: Any, value: Any, join: Callable[[Any, Any], Any]) -> Any:
-    """Place 0 after joining places 8, 4, 2 and 1 apart."""
+    """Lane 0 after joining lanes that are 8, 4, 2 and 1 apart."""
     for apart in (8, 4, 2, 1):
         other = builder.shuffle_vector(value, value, _words(*((lane + apart) % WIDE for lane in range(WIDE))))
         value = join(value, other)
@@ -225,7 +225,7 @@ def top16(typingctx: Any, value: Any) -> Any:
 
 @intrinsic
 def fetch(typingctx: Any, array: Any, first: Any) -> Any:
-    """Ask memory for elements [first, first + 32) of a contiguous array: a hint that can fault on nothing."""
+    """Prefetch elements [first, first + 32) of a contiguous array: a hint that never faults."""
     del typingctx, first
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

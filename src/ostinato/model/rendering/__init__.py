@@ -1,1 +1,1 @@
-"""Conversations -> the text that a model's chat template writes, in which nobody outside can forge a control token."""
+"""Conversations -> the text that a model's chat template writes, in which text from outside cannot forge a control token."""

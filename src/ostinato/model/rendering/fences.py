@@ -1,6 +1,6 @@
-"""Fences: control tokens that stand in somebody's text are put between two noncharacters before a chat template sees the text.
+"""Fences: control tokens in text from outside are put between two noncharacters before a chat template sees the text.
 
-What is inside a fence when the template is done is encoded by a tokenizer that knows no control tokens.
+Text inside a fence in the template's output is encoded by a tokenizer that knows no control tokens.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Fences:
         self._escaped = re.compile(rf"\\[uU]0*{ord(_OPEN):x}(?:{any_token})", re.IGNORECASE)
 
     def around(self, text: str, *, edges: bool = False) -> str:
-        """The text with its control tokens fenced; with `edges` nothing that stands beside it can complete a control token."""
+        """The text with its control tokens fenced; with `edges` no neighbouring text can complete a control token."""
         fenced = self._token.sub(f"{_OPEN}\\g<0>{_CLOSE}", text.translate(_DROPPED))
         return f"{_EDGE}{fenced}{_EDGE}" if edges else fenced
 
     def written(self, text: str) -> list[str]:
-        """The control tokens outside fences, in their order: those that the template wrote."""
+        """The control tokens outside fences, in order: those that the template wrote."""
         return [token for piece, fenced in self.pieces(text) if not fenced for token in self._token.findall(piece)]
 
     def pieces(self, text: str) -> Iterator[tuple[str, bool]]:
-        """The text in its order, cut at the fences, which are left out; with each piece, whether it was fenced."""
+        """The text in order, cut at the fences, which are left out; each piece comes with whether it was fenced."""
         for i, piece in enumerate(_FENCED.split(text)):
             if i % 2:
                 yield piece, True
@@ -48,12 +48,12 @@ class Fences:
                 yield from ((part, False) for part in _FENCE.split(piece))
 
     def first(self, text: str) -> str | None:
-        """The control token that the text begins with, but for white space; None if it begins with anything else."""
+        """The control token that the text begins with, after white space; None if it begins with anything else."""
         match = self._token.match(text.lstrip())
         return None if match is None else match[0]
 
     def last(self, text: str, tokens: Collection[str]) -> re.Match[str] | None:
-        """The last of these tokens that stands outside a fence; None if there is none."""
+        """The last of these tokens outside a fence; None if there is none."""
         fenced = {match.start(1) for match in _FENCED.finditer(text)}
         found = [match for match in self._token.finditer(text) if match[0] in tokens and match.start() not in fenced]
         return found[-1] if found else None
@@ -69,7 +69,7 @@ class Fences:
 
     @staticmethod
     def loose(texts: Iterable[str], tokens: Collection[str]) -> frozenset[str]:
-        """Those texts that could become one of these tokens together with what a template writes beside them."""
+        """The texts that could form one of these tokens together with what a template writes beside them."""
         heads = tuple({token[:n] for token in tokens for n in range(1, len(token))})
         tails = tuple({token[n:] for token in tokens for n in range(1, len(token))})
 

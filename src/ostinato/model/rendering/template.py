@@ -1,4 +1,4 @@
-"""A model's chat template over conversations: what it knows of tools is found out once, and what it is given is fenced."""
+"""A model's chat template over conversations: its support for tools is probed once, and its input is fenced."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PROBE = Conversation(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Calls:
-    """How a template wants calls: arguments as JSON text or as an object, ids as they are or nine letters and digits long."""
+    """The form in which a template takes calls: arguments as JSON text or as an object, ids as they are or as nine letters and digits."""
 
     as_text: bool
     short_ids: bool
@@ -59,9 +59,9 @@ _STYLES = tuple(_Calls(as_text=text, short_ids=short) for text in (False, True) 
 class ChatTemplate:
     """Conversation -> text with fences, as one model's template writes it. Pure after loading.
 
-    `knows_tools` is False for a template that leaves out tools, calls or results: it gets them as text. `opening` is what it
-    puts behind the assistant's role when the assistant is to speak, a <think> for example. `ends` are the control tokens that it
-    puts behind the assistant's text: first that of the last message, then, if it is another, that of a message before others.
+    `knows_tools` is False for a template that leaves out tools, calls or results: it gets them as text. `opening` is the text that
+    it puts after the assistant's role when the assistant is to speak, such as <think>. `ends` are the control tokens that it puts
+    after the assistant's text: first that of the last message, then, if different, that of an earlier message.
     """
 
     knows_tools: bool
@@ -78,22 +78,22 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The template itself, that for tools if there are several; "" if there is none."""
+        """The template itself, the one for tools if there are several; "" if there is none."""
         try:
             return self._library.get_chat_template(tools=[{}])
         except ValueError:
             return ""
 
     def asking(self, conversation: Conversation) -> str:
-        """The conversation, and whatever makes the assistant speak. Raises BadRequest."""
+        """The conversation, followed by the prompt for the assistant's answer. Raises BadRequest."""
         return self._render(self._settled(conversation), speak=True)
 
     def told(self, conversation: Conversation) -> str:
-        """The conversation as it stands, nobody being about to speak. Raises BadRequest."""
+        """The conversation as it stands, without a prompt for an answer. Raises BadRequest."""
         return self._render(self._settled(conversation), speak=False)
 
     def begun(self, conversation: Conversation) -> str:
-        """The conversation with its last message open: the assistant's text stands at the end, exactly as given.
+        """The conversation with its last message open: it ends with the assistant's text, exactly as given.
 
         Raises BadRequest.
         """
@@ -114,9 +114,9 @@ class ChatTemplate:
         return text
 
     def after(self, conversation: Conversation, known: int, ends: Collection[str]) -> str:
-        """What stands behind what the assistant said in message `known - 1`: its end token (one of `ends`) and all that follows.
+        """All text after the assistant's text in message `known - 1`: its end token (one of `ends`) and everything that follows.
 
-        Raises BadRequest, also where the template writes the conversation's beginning in another way once more follows.
+        Raises BadRequest, also if the template writes the conversation's beginning in another way once more messages follow.
         """
         if not 0 < known <= len(conversation.messages) or conversation.messages[known - 1].role is not Role.ASSISTANT:
             raise BadRequest("a stored turn can only be followed after an assistant message", field="messages")
@@ -139,7 +139,7 @@ class ChatTemplate:
         return whole[end.start() :]
 
     def _settled(self, conversation: Conversation) -> Conversation:
-        """The conversation in the form that the template knows. Raises BadRequest."""
+        """The conversation in the form that the template supports. Raises BadRequest."""
         if not conversation.messages:
             raise BadRequest("messages is empty: give at least one", field="messages")
         return conversation if self.knows_tools else as_text(conversation)
@@ -147,14 +147,14 @@ class ChatTemplate:
     # ------------------------------------------------------------ rendering
 
     def _around(self, conversation: Conversation, at: int, *, speak: bool) -> tuple[str, str]:
-        """What the template writes before and after the text of message `at`, whose calls are left out."""
+        """The template's output before and after the text of message `at`, whose calls are left out."""
         head, hole, tail = self._render(conversation, speak=speak, hole=at).rpartition(HOLE)
         if not hole:
             raise BadRequest("the model's chat template leaves out this assistant message", field=f"messages[{at}]")
         return head, tail
 
     def _render(self, conversation: Conversation, *, speak: bool, hole: int | None = None) -> str:
-        """Render; raise BadRequest where a text from outside gets a control token together with what stands beside it."""
+        """Render; raise BadRequest if a text from outside forms a control token together with the text beside it."""
         try:
             seen: set[str] = set()
             text = self._apply(conversation, hole, speak, seen, ())
@@ -240,7 +240,7 @@ class ChatTemplate:
         try:
             asked = self._render(_talk(1), speak=False)
             asking = self._render(_talk(1), speak=True)
-            # in the middle: some templates treat the last message apart
+            # in the middle: some templates treat the last message differently
             answered, _ = self._around(_talk(3), 1, speak=False)
         except BadRequest:  # a template that wants other roles
             return ""
@@ -250,7 +250,7 @@ class ChatTemplate:
     def _find_ends(self) -> tuple[str, ...]:
         try:
             last = self._fences.first(self._around(_talk(2), 1, speak=False)[1])
-        except BadRequest:  # a template that wants other roles: what the configuration says must do
+        except BadRequest:  # a template that wants other roles: the configuration must suffice
             return ()
         if last is None:
             return ()

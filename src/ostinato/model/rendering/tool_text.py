@@ -1,4 +1,4 @@
-"""Tools, calls and results as plain text, the Hermes way, for models whose chat template knows none of them."""
+"""Tools, calls and results as plain text in the Hermes format, for models whose chat template does not support them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ For each function call, return a json object with function name and arguments wi
 
 
 def as_text(conversation: Conversation) -> Conversation:
-    """The same conversation without tools, calls and tool messages: they stand in the texts.
+    """The same conversation with its tools, calls and tool messages written into the texts.
 
-    The tools end the first system message, which is made if there is none; calls end their message's text; consecutive results
-    become one user message. What a beginning becomes begins what the whole becomes, unless it ends between two results.
-    Raises BadRequest for a schema that cannot be written.
+    The tools are appended to the first system message, which is made if there is none; calls are appended to their message's text;
+    consecutive results become one user message. A prefix of the conversation becomes a prefix of the result, unless it ends between
+    two results. Raises BadRequest for a schema that cannot be written.
     """
     messages: list[Message] = []
     after_result = False
@@ -48,7 +48,7 @@ def as_text(conversation: Conversation) -> Conversation:
 
 
 def place_as_text(conversation: Conversation, place: int) -> int:
-    """Where the message at `place`, which is no result, stands in what `as_text` returns."""
+    """The place, in the conversation that `as_text` returns, of the message at `place`, which must not be a tool's result."""
     messages = conversation.messages
     made = bool(conversation.tools) and messages[0].role is not Role.SYSTEM
     results = [message.role is Role.TOOL for message in messages[:place]]
@@ -56,7 +56,7 @@ def place_as_text(conversation: Conversation, place: int) -> int:
 
 
 def with_described_tools(conversation: Conversation) -> Sequence[Message]:
-    """The messages, with the tools described in the system message that they begin with.
+    """The messages, with the tools described in the first message, a system message.
 
     Example: without tools, ``with_described_tools(conversation) == conversation.messages``
     """
@@ -71,7 +71,7 @@ def with_described_tools(conversation: Conversation) -> Sequence[Message]:
 
 
 def spoken(message: Message) -> str:
-    r"""An assistant's text with its calls behind it.
+    r"""An assistant's text followed by its calls.
 
     Example: ``'Let me look.\n<tool_call>\n{"name": "read", "arguments": {"path": "calc.py"}}\n</tool_call>'``
     """
@@ -79,7 +79,7 @@ def spoken(message: Message) -> str:
 
 
 def function_schema(tool: Tool) -> dict[str, Any]:
-    """A tool as chat templates and models know it: OpenAI's shape."""
+    """A tool in OpenAI's format, which chat templates and models know."""
     parameters = dict(tool.parameters) or {"type": "object", "properties": {}}
     return {
         "type": "function",

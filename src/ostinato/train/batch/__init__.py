@@ -1,1 +1,1 @@
-"""From samples to micro-batches: who is admitted, how their tokens are packed, and which experts they are sent through."""
+"""From samples to micro-batches: admission, packing of tokens, and the experts that the tokens are sent through."""

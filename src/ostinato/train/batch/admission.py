@@ -1,4 +1,4 @@
-"""Which samples can be learned from; the others fall out, counted by reason."""
+"""Selects the samples that can be learned from; the others are dropped and counted by reason."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ostinato.train.batch.replay import Experts
 
 
 class Admission:
-    """Lets a sample in if it has tokens, an arithmetic that may be trained on, and edits of its logits and routes that can be replayed.
+    """Admits a sample if it has tokens, an arithmetic that may be trained on, and logit edits and routes that can be replayed.
 
     Args:
-        contract: the trainer's; None: nobody measured it, and no turn is foreign.
+        contract: the trainer's; None: it was not measured, and no turn is foreign.
         refuse_foreign: leave turns of another contract out.
         experts: knows which routes can be replayed.
-        edits: knows which edits of logits can.
+        edits: knows which edits of logits can be replayed.
     """
 
     def __init__(
@@ -28,11 +28,11 @@ class Admission:
         self._contract, self._refuse, self._experts, self._edits = contract, refuse_foreign, experts, edits
 
     def foreign(self, turn: Turn) -> bool:
-        """True if the turn was made under another contract than the trainer's; unknown arithmetic is another one."""
+        """True if the turn was made under another contract than the trainer's; unknown arithmetic counts as another."""
         return self._contract is not None and turn.numerics != self._contract.id
 
     def admit(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
-        """The samples that can be learned from, and how many fell out for each reason. Raises NoSignal if none is left."""
+        """The samples that can be learned from, and how many were dropped for each reason. Raises NoSignal if none is left."""
         full = [sample for sample in samples if sample.turn.prompt_ids and sample.turn.sampled_ids]
         if not full:
             raise NoSignal(f"none of {len(samples)} turns has a sampled token: hold such turns back, do not batch them")

@@ -1,4 +1,4 @@
-"""Replay of what the sampler did to logits: a grammar's masks, biases and penalties, made again from a turn's own ids."""
+"""Replay of the sampler's edits of logits: a grammar's masks, biases and penalties, reconstructed from a turn's own ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class AnswerEdits:
-    """Makes the edits of turns again.
+    """Reconstructs the edits of turns.
 
     Args:
         load: the grammars of the model's tokenizer; called once, when the first turn needs them.
@@ -31,7 +31,7 @@ class AnswerEdits:
         self._grammars: Grammars | None = None
 
     def admits(self, turn: Turn) -> bool:
-        """True if the turn's tokens were drawn from the model's own logits, or from edited ones that can be made again."""
+        """True if the turn's tokens were drawn from the model's own logits, or from edited ones that can be reconstructed."""
         try:
             editor = self._editor(turn)
         except BadRequest as error:
@@ -48,9 +48,9 @@ class AnswerEdits:
         return True
 
     def replay(self, turns: Sequence[Turn], start: int, stop: int) -> Mapping[int, Edit]:
-        """The edits of the sampled tokens [start, stop), which are counted through all turns; only where there are any.
+        """The edits of the sampled tokens [start, stop), counted through all turns; tokens without an edit are left out.
 
-        They are made for one part at a time: of long answers, all would take more memory than everything else.
+        They are made for one part at a time: for long answers, all at once would take more memory than everything else.
         """
         made: dict[int, Edit] = {}
         first = 0
@@ -66,7 +66,7 @@ class AnswerEdits:
         return made
 
     def _editor(self, turn: Turn) -> LogitEditor | None:
-        """Raises BadRequest."""
+        """The turn's editor, None if its logits were not edited. Raises BadRequest."""
         if turn.sampling.grammar and self._grammars is None:
             self._grammars = self._load()
         return LogitEditor.of(turn.sampling, self._grammars)

@@ -20,13 +20,12 @@ from ostinato.train.gradients.tree_attention import TreeAttention
 
 @dataclass(slots=True, kw_only=True)
 class Microbatch:
-    """One micro-batch: the packed tree and, for its M sampled tokens of S turns, what the loss reads; after the pass, what came out.
+    """One micro-batch: the packed tree, the loss's inputs for its M sampled tokens of S turns, and after the pass its results.
 
-    `turns_M` counts the micro-batch's turns from 0; `weights_S` are their parts of their episodes, `factors_S` what their tokens count with
-    in the loss. `foreign_M`: made under another numerics contract than the trainer's. `edits`: what was done to the logits of some of
-    the M tokens. `routes`: the experts to replay,
-    None for a model without. `release_M` and `anchor_M`: the log-probabilities under the release and under the anchor, where they were
-    asked for. `keep_M`: not left out by the sequence mask.
+    `turns_M` counts the micro-batch's turns from 0; `weights_S` are their shares of their episodes, `factors_S` the weights of their
+    tokens in the loss. `foreign_M`: made under another numerics contract than the trainer's. `edits`: the changes made to the logits
+    of some of the M tokens. `routes`: the experts to replay, None for a model without experts. `release_M` and `anchor_M`: the
+    log-probabilities under the release and under the anchor, if they were computed. `keep_M`: not left out by the sequence mask.
     """
 
     packed: Packed
@@ -48,18 +47,18 @@ class Microbatch:
 
     @property
     def shares_M(self) -> Tensor:
-        """What each token counts with in the loss: its turn's part of its episode, or 1 where an episode's tokens are added up."""
+        """Each token's weight in the loss: its turn's share of its episode, or 1 if an episode's tokens are summed."""
         return self.factors_S[self.turns_M]
 
     @property
     def kept_S(self) -> Tensor:
-        """The turns that the mask left in; it takes a turn as a whole."""
+        """The turns that the mask kept; it keeps or drops whole turns."""
         kept_S = torch.zeros(len(self.weights_S), dtype=torch.bool)
         kept_S[self.turns_M[self.keep_M]] = True
         return kept_S
 
     def made_by(self, policy: Callable[[PolicyVersion], bool]) -> Tensor:
-        """[M]: made by such a policy, as all of their turn before them: after a swap a stream may read keys of older weights."""
+        """[M]: True for tokens made, like all earlier ones of their turn, by such a policy: after a swap a stream may read older keys."""
         own_M = torch.tensor([policy(version) for version in self.versions_M])
         others_M = (~own_M).long().cumsum(0)
         first_M = torch.searchsorted(self.turns_M, self.turns_M)  # each token's turn's first token
@@ -78,7 +77,7 @@ def make_microbatches(
 ) -> list[Microbatch]:
     """Cut samples into micro-batches of about `budget` packed tokens (`packing.microbatches`).
 
-    `foreign` labels turns, `routes` lays out the experts that they are sent through, `edits` replays what was done to their logits,
+    `foreign` labels turns, `routes` lays out the experts that they are sent through, `edits` replays the changes to their logits,
     `on_layer` is called at each layer of each pass.
     """
     tokens = token_turns([sample.turn for sample in samples])
@@ -108,7 +107,7 @@ def make_microbatches(
 
 
 def idle_microbatch() -> Microbatch:
-    """One that teaches nothing: a rank without work computes it where all must compute as often."""
+    """A micro-batch that teaches nothing, for a rank without work, because all ranks must compute equally often."""
     packed = pack([TokenTurn(prompt=(0,), sampled=(0,))])
     return Microbatch(
         packed=packed,
@@ -132,11 +131,11 @@ def no_edits(start: int, stop: int) -> Mapping[int, Edit]:
 
 
 def token_turns(turns: Sequence[Turn]) -> list[TokenTurn]:
-    """What packing needs of turns that have a prompt and sampled tokens."""
+    """Turns in the form that packing needs; each must have a prompt and sampled tokens."""
     return [TokenTurn(prompt=turn.prompt_ids, sampled=turn.sampled_ids) for turn in turns]
 
 
 def temperatures(turns: Sequence[Turn]) -> Tensor:
-    """Per sampled token. Greedy turns (temperature 0) are recorded with the logprobs of temperature 1."""
+    """The temperature of each sampled token. Greedy turns (temperature 0) are recorded with the logprobs of temperature 1."""
     values = [turn.sampling.temperature or 1.0 for turn in turns for _ in turn.sampled_ids]
     return torch.tensor(values, dtype=torch.float32)

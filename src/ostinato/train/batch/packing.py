@@ -1,11 +1,11 @@
-"""Packing: the turns of a micro-batch as one token tree, so that a prefix that turns share is computed once.
+"""Packing: the turns of a micro-batch as one token tree, so that a shared prefix is computed once.
 
 Data flow: turns -> `microbatches` (which of them are computed together) -> `pack` (ids, positions, subtree ends) -> the tree
 attention. Pure numpy: no torch, no IO.
 
-The tree is a trie over each turn's path, which is its prompt and all sampled tokens but the last (nothing is predicted from that
-one). Tokens lie in depth-first order, so a single array describes all of the attention: token j is an ancestor of token i, or i
-itself, exactly if ``j <= i < ends_N[j]``.
+The tree is a trie over each turn's path: its prompt and all sampled tokens but the last, from which nothing is predicted. Tokens
+are in depth-first order, so a single array describes all of the attention: token j is an ancestor of token i, or i itself, exactly
+if ``j <= i < ends_N[j]``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTurn:
-    """What packing needs of a turn: the exact prompt and the sampled tokens, both non-empty.
+    """The part of a turn that packing needs: the exact prompt and the sampled tokens, both non-empty.
 
     Example: ``TokenTurn(prompt=(1, 2, 3), sampled=(7, 9))`` has the path ``(1, 2, 3, 7)``; its last two tokens predict 7 and 9.
     """
@@ -46,8 +46,8 @@ class Packed:
 
     `ids_N`, `positions_N`: token id and position (distance from its root). `ends_N`: one past the last descendant. `rows_M`: the
     token whose hidden state predicts the sampled token `targets_M`; `turns_M`: the index of the turn in `pack`'s argument. A
-    turn's M entries are contiguous and in sampling order, turns in the order of `pack`'s argument. `unpacked`: tokens that
-    the turns would need one by one.
+    turn's M entries are contiguous and in sampling order, turns in the order of `pack`'s argument. `unpacked`: the number of tokens
+    without sharing.
 
     Example: turns ``(1,2)->(7,8)`` and ``(1,2)->(9,)`` give ``ids_N=[1,2,7]``, ``positions_N=[0,1,2]``, ``ends_N=[3,3,3]``,
     ``rows_M=[1,2,1]``, ``targets_M=[7,8,9]``, ``turns_M=[0,0,1]``, ``unpacked=5``.
@@ -63,18 +63,18 @@ class Packed:
 
     @property
     def tokens(self) -> int:
-        """N: the tokens that are computed."""
+        """N: the number of tokens that are computed."""
         return len(self.ids_N)
 
     @property
     def saved(self) -> int:
-        """Tokens that sharing did away with."""
+        """The number of tokens saved by sharing."""
         return self.unpacked - self.tokens
 
 
 def _ordered(turns: Sequence[TokenTurn]) -> tuple[list[int], list[Ints], list[int]]:
     """The turns' indices in lexicographic order of their paths, which puts shared prefixes side by side; the paths in that order;
-    and how many tokens each shares with the one before it.
+    and how many tokens each path shares with the one before it.
     """
     paths = [np.array(turn.path, ">u4") for turn in turns]
     keys = [path.tobytes() for path in paths]  # big-endian: bytes compare as the numbers do
@@ -96,10 +96,10 @@ def microbatches(
 ) -> list[list[int]]:
     """Cut turns into micro-batches of about `budget` packed tokens; returns the turns' indices.
 
-    Whatever stands after a cut computes the prefix that it shares with what stands before it again. So a micro-batch goes on beyond
-    the budget while a cut would cost more than `waste` times what it has computed, and beyond `largest` while it would cost more than
-    half of that. All micro-batches together are then at most 1 / (1 - waste) times the whole tree, if `largest` is never reached:
-    an episode is never cut, its turns contain each other; neither are the samples of one long prompt before they outweigh it.
+    After a cut, the prefix shared with the micro-batch before the cut is computed again. So a micro-batch grows beyond the budget
+    while a cut would cost more than `waste` times the tokens it holds, and beyond `largest` while it would cost more than half of
+    them. All micro-batches together are then at most 1 / (1 - waste) times the whole tree, if `largest` is never reached: an episode
+    is never cut, because its turns contain each other; nor are the samples of one long prompt before they outweigh it.
     No micro-batch is larger than all of `budget`, `largest` and twice its longest path.
 
     The result is the same for every order of arrival of distinct turns.

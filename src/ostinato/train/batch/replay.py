@@ -2,7 +2,7 @@
 
 Data flow: `Turn.routes` -> decoded and checked (`Experts.admits`) -> one row per token of the tree (`lay_out`) -> the model's
 routers use these experts and compute the gate weights from their own live logits (`Experts.replaying`). A turn whose routes
-cannot be trusted is left out with a reason, never trained on as if it had none.
+cannot be trusted is left out with a reason, never trained on as if it had no routes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ids = NDArray[np.integer]
 class Routes:
     """Expert ids per token of a packed tree. `disagreements`: (token, layer) pairs on shared prefixes where turns differ.
 
-    Turns that share a prefix were sampled from one cached computation, so in exact mode they agree; where they do not, the first
+    Turns that share a prefix were sampled from one cached computation, so in exact mode they agree; if they do not, the first
     turn's routes are used.
     """
 
@@ -42,7 +42,7 @@ class Routes:
 def lay_out(packed: Packed, routes: Sequence[Ids]) -> Routes:
     """One row per token of the tree; `routes` in the order of `pack`'s argument, each [tokens of the path, L, k], sets ascending.
 
-    A turn's path is the ancestors of the last token that predicts one of its own, and that token.
+    A turn's path is the last token that predicts one of its sampled tokens, and that token's ancestors.
     """
     ids_NLk = np.zeros((packed.tokens, *routes[0].shape[1:]), routes[0].dtype)
     filled_N = np.zeros(packed.tokens, np.bool_)
@@ -58,7 +58,7 @@ def lay_out(packed: Packed, routes: Sequence[Ids]) -> Routes:
 
 
 class Experts:
-    """One model's routers during one step. For a dense model, or with replay switched off, everything passes.
+    """One model's routers during one step. For a dense model, or with replay switched off, every turn is admitted.
 
     Example::
 
@@ -102,7 +102,7 @@ class Experts:
         return True
 
     def lay_out(self, packed: Packed, turns: Sequence[Turn]) -> Routes | None:
-        """The routes of a micro-batch of admitted turns; None where nothing is replayed."""
+        """The routes of a micro-batch of admitted turns; None if nothing is replayed."""
         if self._routing is None:
             return None
         routes = lay_out(packed, [self._known[turn.id] for turn in turns])
@@ -111,7 +111,7 @@ class Experts:
 
     @contextmanager
     def replaying(self, routes: Routes | None) -> Generator[None]:
-        """Around one forward pass and its backward pass, which may recompute activations and must find the same routes."""
+        """Replay routes during one forward pass and its backward pass, which may recompute activations and must find the same routes."""
         if self._routing is None or routes is None:
             yield
             return
@@ -126,7 +126,7 @@ class Experts:
         self._replayed.clear()
 
     def settle(self) -> dict[str, float]:
-        """The counts since the last call, and forgets the turns. Pairs of (token, layer), except `router_refused_*`: turns."""
+        """Return the counts since the last call, and forget the turns. They count (token, layer) pairs; `router_refused_*` counts turns."""
         found = {name: float(count) for name, count in {**self._counts, **self._replayed}.items()}
         self._counts.clear()
         self._replayed.clear()

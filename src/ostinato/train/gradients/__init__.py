@@ -1,1 +1,1 @@
-"""What the backward pass computes by itself instead of leaving it to autograd. The forward bits are the engine's."""
+"""Explicit backward passes in place of autograd's. The forward bits are the engine's."""

@@ -20,9 +20,9 @@ _CHUNK = 512  # rows that the head is run on at once
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """log softmax(edited logits / T)[target]. The edits and, in the backward pass, the gradient are made where the logits stand.
+    """log softmax(edited logits / T)[target]. The edits and, in the backward pass, the gradient overwrite the logits in place.
 
-    What is added is a constant and what is forbidden has no probability, so the gradient is that of the edited logits.
+    Biases are constants and forbidden tokens have no probability, so the gradient is that of the edited logits.
     """
 
     @staticmethod
@@ -61,9 +61,9 @@ def token_logprobs(
 ) -> Tensor:
     """fp32 log-probability of each sampled token under softmax(head(hidden) / temperature), under autograd; one backward pass.
 
-    `head` maps [m, D] to fresh logits [m, V], which the backward pass uses up. With `keep` all logits stand in memory until then;
-    otherwise it runs the head again, and no more than a chunk of them ever does. `edits`: what was done to the logits of some of the M
-    tokens before they were drawn. `kernels`: whose; "torch" computes on any device, where all tensors lie.
+    `head` maps [m, D] to fresh logits [m, V], which may be overwritten. With `keep` all logits stay in memory until the backward pass;
+    otherwise that pass runs the head again, and only one chunk of logits is in memory at a time. `edits`: the changes made to
+    the logits of some of the M tokens before they were drawn. `kernels`: "torch" computes on any device, on which all tensors must be.
     """
     function = _TokenLogprobs if kernels == "own" else TensorLogprobs
 

@@ -1,4 +1,4 @@
-"""Attention over a packed token tree by torch's operations: what `tree_attention` is to our kernels, on any device."""
+"""Attention over a packed token tree with torch's operations, on any device; `tree_attention` does the same with our kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MaskedTree:
 
 
 class _Called(torch.autograd.Function):
-    """Nothing but a call in the backward pass; what it raises ends the pass."""
+    """The identity, with a call in the backward pass; an exception from the call ends the pass."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, call: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""The size of a gradient, however many entries it has."""
+"""The norm of a gradient with any number of entries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROW = 1024
 def sum_of_squares(parts: Iterable[Tensor]) -> Tensor:
     """Sum over all entries of all fp32 tensors, as a float64 scalar; NaN or infinite if any entry is.
 
-    By short rows: torch adds a norm up in fp32, which came out 1.7% too small on 135M entries.
+    Summed in short rows, because torch accumulates a norm in fp32, which came out 1.7% too small on 135M entries.
     """
     total = torch.zeros((), dtype=torch.float64)
     for part in parts:

@@ -1,8 +1,8 @@
-"""Linear layers, embeddings and gated layers whose weights' gradients are added where they are summed, and nowhere else before.
+"""Linear layers, embeddings and gated layers that add their weights' gradients directly to the sums.
 
-Autograd would make each weight's gradient as a tensor of its own, copy it into the weight's layout, and add it to the sum: for a tied
-embedding twice, each time as large as the vocabulary. Here the product is added to the sum as it is made. Forward passes call what
-the model's own modules call, so their bits stay the engine's.
+Autograd would make each weight's gradient as a separate tensor, copy it into the weight's layout, and add it to the sum: for a tied
+embedding twice, each time as large as the vocabulary. Here the product is added to the sum as it is computed. Forward passes call the
+same functions as the model's own modules, so their bits stay the engine's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 def sum_gradients_into(model: nn.Module, sums: Mapping[str, Tensor]) -> None:
     """Make the plain linear layers, embeddings and gated layers of `model` add their weights' gradients to the fp32 `sums`, by name.
 
-    Other parameters, and biases, get their gradients from autograd as ever. Without gradients the modules compute as before.
+    Other parameters, and biases, get their gradients from autograd as usual. With gradients disabled the modules compute as before.
     """
     by_weight = {id(parameter): sums[name] for name, parameter in model.named_parameters()}
     for module in model.modules():
@@ -58,7 +58,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """`weight` is an argument so that autograd comes by; its gradient goes to `total`."""
+    """`weight` is an argument so that autograd calls `backward`; its gradient goes to `total`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor, product: Product) -> Tensor:
@@ -85,7 +85,7 @@ def _linear(module: nn.Linear, product: Product, total: Tensor, x: Tensor) -> Te
 
 
 def is_plain_embedding(module: nn.Module) -> TypeGuard[nn.Embedding]:
-    """Whether it is one that only looks rows up."""
+    """Whether a module is an embedding that only looks rows up."""
     if type(module) is not nn.Embedding:
         return False
     return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
@@ -111,7 +111,7 @@ class _LookedUp(torch.autograd.Function):
 def looked_up(ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
     """Rows of an embedding, under autograd: a token's gradients are added up in fp32 and rounded once to the weight's dtype.
 
-    Autograd's own backward adds them up in the dtype: in bf16 a token that comes often learns too little or too much.
+    Autograd's own backward adds them up in the weight's dtype: in bf16 a frequent token learns too little or too much.
     """
     if not torch.is_grad_enabled():
         return F.embedding(ids, weight, padding)
@@ -145,7 +145,7 @@ def _embedding(module: nn.Embedding, total: Tensor, ids: Tensor) -> Tensor:
 
 
 class _GatedDown(torch.autograd.Function):
-    """down(silu(gate) up), of which only gate and up are kept."""
+    """down(silu(gate) up), keeping only gate and up for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor) -> Tensor:

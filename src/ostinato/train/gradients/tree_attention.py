@@ -30,7 +30,7 @@ from ostinato.train.batch.packing import Ints, Packed
 
 BLOCK = 32
 """Tokens per block; any multiple of 16 gives the same bits."""
-# of the tiles; each adds to keys' gradients of its own, so that the sum is the same for every number of threads
+# parts of the tiles; each has its own sums of the keys' gradients, so that the result is the same for every number of threads
 _PARTS = 2
 
 
@@ -40,7 +40,7 @@ def _nothing() -> None: ...
 class TreeAttention:
     """Callable as the model's `attend`: ``(layer, q[N,H,D], k[N,KV,D], v[N,KV,D], scale, window) -> [N,H,D]``, under autograd.
 
-    `on_layer` is called before each layer, in the forward and in the backward pass; what it raises ends the pass.
+    `on_layer` is called before each layer, in the forward and in the backward pass; an exception from it ends the pass.
 
     Example: ``hidden(model, ids_N, positions_N, TreeAttention(packed))``.
     """
@@ -50,11 +50,11 @@ class TreeAttention:
 
     @cached_property
     def layout(self) -> Layout:
-        """Made when our kernels ask for it: torch's read the tree itself (`gradients.masked_tree`)."""
+        """Built when our kernels need it; torch's operations read the tree itself (`gradients.masked_tree`)."""
         return Layout(self.packed)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        """The same for every layer; `layer` is part of the seam and not used."""
+        """Attention, the same for every layer; `layer` is part of the seam and not used."""
         del layer
         self.on_layer()
         result: Tensor = _Tree.apply(q, k, v, scale, window, self.layout, self.on_layer)  # pyright: ignore[reportAssignmentType]
@@ -64,16 +64,16 @@ class TreeAttention:
 
 
 class Layout:
-    """The tree in blocks: full blocks of a shared prefix stand once, the block at a branch once per branch.
+    """The tree in blocks: full blocks of a shared prefix are stored once, the block at a branch once per branch.
 
-    `reads` names the blocks of each token's path. Grows with the tokens, and by one number per branch and block of its path.
+    `reads` names the blocks of each token's path. The size grows with the tokens, and by one number per branch and block of its path.
     """
 
     def __init__(self, packed: Packed) -> None:
         starts = np.flatnonzero(np.diff(packed.positions_N, prepend=packed.positions_N[0]) != 1)  # unbranched stretches
         stops = np.append(starts[1:], packed.tokens)
-        branch = np.empty(int(packed.positions_N.max()) + 1, np.int64)  # the present path, from the root
-        table: list[int] = []  # its blocks
+        branch = np.empty(int(packed.positions_N.max()) + 1, np.int64)  # the current path, from the root
+        table: list[int] = []  # the path's blocks
         places: list[tuple[Ints, int]] = []
         self._entries: list[Entry] = []
         for a, b in zip(starts.tolist(), stops.tolist(), strict=True):
@@ -95,8 +95,8 @@ class Layout:
         self.reads = Reads(self._entries, BLOCK)
 
     def part(self, queries: Ints, keys: Ints) -> Layout:
-        """The same tree for some of its tokens' queries: ``q[i]`` is that of token `queries[i]`, which ascend; the key and the value of
-        token n are ``k[keys[n]]`` and ``v[keys[n]]``.
+        """The same tree for the queries of some of its tokens: ``q[i]`` is the query of token `queries[i]`, in ascending order; the key
+        and the value of token n are ``k[keys[n]]`` and ``v[keys[n]]``.
         """
         part = copy(self)
         part._entries = _cut(self._entries, queries)
@@ -111,7 +111,7 @@ class Layout:
         return self.reads.attend(q, held, scale, window)
 
     def tiles(self, queries: int) -> Ints:
-        """[T, 2]: (first query, how many) of runs of at most `queries` neighbours on one path."""
+        """[T, 2]: (first query, count) of runs of at most `queries` neighbours on one path."""
         found: list[tuple[int, int]] = []
         first = 0
         for entry in self._entries:
@@ -143,7 +143,7 @@ class Layout:
         cuts[-1] = len(tiles)
         keys = self._spread(k, into_blocks, (BLOCK, dim))
         keys_by_dim, values_by_dim = (self._spread(x, into_turned_blocks, (dim, BLOCK)) for x in (k, v))
-        dq = torch.zeros(q.shape, dtype=torch.float32)  # padding behind the tree gets no gradient
+        dq = torch.zeros(q.shape, dtype=torch.float32)  # padding after the tree gets no gradient
         dk, dv = (np.zeros((_PARTS, self.blocks, kv, BLOCK, dim), np.float32) for _ in range(2))
         qs, dos, deltas = (x.float().contiguous().numpy() for x in (q, *grads))
         paged = (lse.numpy(), deltas, keys, keys_by_dim, values_by_dim)
@@ -170,7 +170,7 @@ class Layout:
 
 
 def _cut(entries: Sequence[Entry], tokens: Ints) -> list[Entry]:
-    """The runs of `tokens`, which count through all entries and ascend, each with the blocks of its path."""
+    """The runs of `tokens` (ascending indices over all entries), each with the blocks of its path."""
     firsts = np.cumsum([0] + [entry.end - entry.start for entry in entries])
     owners = np.searchsorted(firsts, tokens, side="right") - 1
     starts = np.flatnonzero((np.diff(tokens, prepend=-2) != 1) | (np.diff(owners, prepend=-1) != 0))
@@ -185,7 +185,7 @@ def _cut(entries: Sequence[Entry], tokens: Ints) -> list[Entry]:
 
 
 class _Tree(torch.autograd.Function):
-    """The kernel of the engine forward, and an explicit backward pass."""
+    """The engine's kernel as the forward pass, and an explicit backward pass."""
 
     @staticmethod
     def forward(

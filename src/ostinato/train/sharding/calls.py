@@ -1,4 +1,4 @@
-"""What the first rank tells the others, as lines of JSON: the typed parser at the boundary of a rank's process."""
+"""Messages from the first rank to the others, as lines of JSON: the typed parser at the boundary of a rank's process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ostinato.train.config import TrainConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTask:
-    """What a rank is told when it starts: what it trains, and at which port of this machine the ranks meet.
+    """A rank's task at its start: the model to train, and the port of this machine on which the ranks meet.
 
-    `line`: the descriptor of its socket to the first rank, over which it is asked for what it publishes, as `settings` say; None: it
+    `line`: the descriptor of its socket to the first rank, over which it is asked for its published part, as `settings` say; None: it
     publishes nothing.
 
     Example: ``RankTask(model=path, config=config, contract=None, rank=1, port=41235)``
@@ -37,10 +37,10 @@ class RankTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A method of `PolicyTrainer` that all ranks call now. Weights are not in it: the first rank deals them out as they are needed.
+    """A method of `PolicyTrainer` that all ranks call now. It holds no weights: the first rank sends them out as they are needed.
 
-    `held`: a step is held to references, `release` and `anchor`. `number`: the policy that training goes back to. The rest: a
-    checkpoint's directory, cursor, and how many are kept.
+    `held`: the step is kept near references, `release` and `anchor`. `number`: the policy that training goes back to. The rest: a
+    checkpoint's directory, cursor, and number of checkpoints kept.
 
     Example: ``Call(method="save", directory=Path("checkpoints"), cursor=812, keep=2)``
     """
@@ -61,7 +61,7 @@ _TASK: TypeAdapter[RankTask] = TypeAdapter(RankTask)
 
 
 def task_line(task: RankTask) -> bytes:
-    """One line."""
+    """A task as one line of JSON."""
     return _line(_TASK.dump_python(task, mode="json"))
 
 
@@ -71,7 +71,7 @@ def read_task(line: bytes) -> RankTask:
 
 
 def call_line(call: Call) -> bytes:
-    """One line. Numbers that are not finite are kept: it is for the step to refuse them."""
+    """A call as one line of JSON. Numbers that are not finite are kept, because the step must refuse them."""
     return _line(_CALL.dump_python(call))
 
 

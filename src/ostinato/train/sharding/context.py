@@ -1,13 +1,13 @@
-"""One micro-batch over several ranks: each computes its own tokens, and its queries against the keys and values of all.
+"""One micro-batch over several ranks: each computes its own tokens, and attends from its queries to the keys and values of all.
 
-Everything but attention is one token's own affair, so a rank runs the whole model on its tokens alone. In each layer keys and values are
-gathered, as in Llama 3's training (2407.21783, 3.3.2), and the gradients of all ranks' queries come back added up. A ring, which
-would pass them on piece by piece, would have to put partial softmaxes together, with other roundings than the engine's; what it saves is
-memory for the keys and values of one layer, of which grouped queries have few. Until the backward pass a rank holds its own ones only.
+Everything but attention concerns single tokens, so a rank runs the whole model on its own tokens only. In each layer keys and values are
+gathered, as in Llama 3's training (2407.21783, 3.3.2), and their gradients come back summed over all ranks' queries. A ring, which
+would pass them on piece by piece, would have to combine partial softmaxes, with other roundings than the engine's; it would save only
+memory for the keys and values of one layer, which are few with grouped queries. Until the backward pass a rank holds only its own.
 
-Data flow: packed tree -> `Share` (whose token is whose) -> its part as a `Packed`, run as any other with `ContextAttention` -> its
-log-probabilities -> those of all, in the order of the whole, on every rank. So every rank computes the same loss, to the bit, and what
-autograd brings back to a rank is its own tokens' part of the gradient.
+Data flow: packed tree -> `Share` (which rank has which token) -> its part as a `Packed`, run as any other with `ContextAttention` -> its
+log-probabilities -> those of all, in the order of the whole, on every rank. So every rank computes the same loss, to the bit, and
+autograd gives each rank its own tokens' part of the gradient.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ostinato.train.sharding.balance import dealt
 
 
 class Context:
-    """The ranks that compute a micro-batch together; `rank` counts among these. `group` None: this one alone."""
+    """The ranks that compute a micro-batch together; `rank` counts among these. `group` None: this rank alone."""
 
     def __init__(self, rank: int, count: int, group: dist.ProcessGroup | None) -> None:
         self.rank, self.count, self._group = rank, count, group
@@ -41,7 +41,7 @@ class Context:
         return found
 
     def own_sum(self, parts: Tensor) -> Tensor:
-        """The sum over the ranks of [count * R, ...], of which this rank gets its own [R, ...]; added up in the order of the ranks."""
+        """The sum over the ranks of [count * R, ...], of which this rank gets its own [R, ...]; summed in rank order."""
         found = torch.empty_like(parts)
         dist.all_to_all_single(_bytes(found), _bytes(parts), group=self._group)
         first, *others = found.chunk(self.count)
@@ -56,11 +56,11 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Whose token is whose in a micro-batch of N tokens and M predictions, as one rank sees it.
+    """The division of a micro-batch of N tokens and M predictions over ranks, as one rank sees it.
 
-    `own_N`: its tokens, ascending, of `rows` rows that each rank computes, padding included. `places_N`: each token's row when the
-    rows of all ranks stand one after another. `own_M`: the predictions made from its tokens, ascending, of `predictions` that each
-    rank gives out, padding included; `places_M`: each prediction's place when all stand one after another.
+    `own_N`: its tokens, ascending; each rank computes `rows` rows, padding included. `places_N`: each token's row when the rows of all
+    ranks are concatenated. `own_M`: the predictions made from its tokens, ascending; each rank gives out `predictions` of them, padding
+    included. `places_M`: each prediction's place when those of all ranks are concatenated.
 
     Example: 3 tokens of which the last two predict, on 2 ranks with a row rule of 4: ``rows=4``, ``predictions=1``; the first rank
     has ``own_N=[0, 2]``, ``own_M=[1]``; both have ``places_N=[0, 4, 1]``, ``places_M=[1, 0]``.
@@ -75,7 +75,7 @@ class Share:
 
     @classmethod
     def of(cls, packed: Packed, rank: int, count: int, row_rule: int) -> Share:
-        """The same division on every rank, by what each token's attention reads."""
+        """The same division on every rank, balanced by the keys that each token's attention reads."""
         tokens = dealt(packed.positions_N + 1, count)
         owners_N = np.empty(packed.tokens, np.int64)
         for owner, own in enumerate(tokens):
@@ -93,8 +93,8 @@ class Share:
         )
 
     def part(self, packed: Packed) -> Packed:
-        """This rank's rows and predictions, for who looks at ids, positions and targets; a rank without a prediction makes one of nothing,
-        so that its backward pass meets those of the others.
+        """This rank's rows and predictions, for code that reads ids, positions and targets; a rank without a prediction makes a dummy one,
+        so that it takes part in the others' backward pass.
         """
         padding = (0, self.rows - len(self.own_N))
         rows_M = np.searchsorted(self.own_N, packed.rows_M[self.own_M])
@@ -103,36 +103,36 @@ class Share:
             packed,
             ids_N=np.pad(packed.ids_N[self.own_N], padding),
             positions_N=np.pad(packed.positions_N[self.own_N], padding),
-            ends_N=np.pad(packed.ends_N[self.own_N], padding),  # in the numbering of the whole
+            ends_N=np.pad(packed.ends_N[self.own_N], padding),  # still in the whole tree's numbering
             rows_M=np.pad(rows_M, alone),
             targets_M=np.pad(packed.targets_M[self.own_M], alone),
             turns_M=np.pad(packed.turns_M[self.own_M], alone),
         )
 
     def temperatures(self, temperatures_M: Tensor) -> Tensor:
-        """Those of its predictions."""
+        """The temperatures of this rank's predictions."""
         return temperatures_M[torch.from_numpy(self.own_M)] if len(self.own_M) else torch.ones(1)
 
     def edits(self, edits: Edits) -> Edits:
-        """Those of its predictions, by their numbers among these."""
+        """The edits of this rank's predictions, numbered among these."""
 
         def own(start: int, stop: int) -> Mapping[int, Edit]:
             chosen = self.own_M[start:stop]
             if not len(chosen):
                 return {}
-            # asked for once over all between the first and the last: a turn is replayed from its start each time
+            # one request for everything from the first to the last: each request replays a turn from its start
             found = edits(int(chosen[0]), int(chosen[-1]) + 1)
             return {at: found[where] for at, where in enumerate(chosen.tolist(), start) if where in found}
 
         return own
 
     def together(self, context: Context, own: Tensor) -> Tensor:
-        """This rank's log-probabilities -> all [M], under autograd."""
+        """This rank's log-probabilities -> those of all ranks [M], under autograd."""
         return _Together.apply(own, self, context)  # pyright: ignore[reportReturnType]
 
 
 def _places(parts: list[Ints], size: int) -> Ints:
-    """Where each item stands when the parts, each padded to `size`, stand one after another."""
+    """The place of each item when the parts, each padded to `size`, are concatenated."""
     places = np.empty(sum(map(len, parts)), np.int64)
     for number, part in enumerate(parts):
         places[part] = number * size + np.arange(len(part))
@@ -140,7 +140,7 @@ def _places(parts: list[Ints], size: int) -> Ints:
 
 
 class _Together(torch.autograd.Function):
-    """All ranks compute the same loss from all log-probabilities: each takes the gradient of its own, and none is sent."""
+    """All ranks compute the same loss from all log-probabilities, so each takes the gradient of its own, and none is sent."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, share: Share, context: Context) -> Tensor:
@@ -154,9 +154,9 @@ class _Together(torch.autograd.Function):
 
 
 class ContextAttention:
-    """The model's `attend` for this rank's rows of a micro-batch, as `TreeAttention` for all; every rank must call it as often.
+    """The model's `attend` for this rank's rows of a micro-batch, as `TreeAttention` is for all; all ranks must call it equally often.
 
-    `keep`: hold what was gathered until the backward pass, where that comes at once because activations are computed again.
+    `keep`: hold the gathered keys and values until the backward pass, if it follows at once because activations are recomputed.
     """
 
     def __init__(self, layout: Layout, share: Share, context: Context, *, keep: bool) -> None:
@@ -198,7 +198,7 @@ class _Gathered(torch.autograd.Function):
         if not keep:
             k, v = context.gather(k), context.gather(v)
         delta = (grads[0].float() * out.float()).sum(-1)
-        # added up in fp32 over all ranks, and rounded once, as in one process
+        # summed in fp32 over all ranks and rounded once, as in one process
         dq, dk, dv = layout.backward(q, k, v, lse, (grads[0], delta), scale, window, torch.float32)
         dk, dv = (context.own_sum(x).to(dtype) for x in (dk, dv))
         return dq, dk, dv, None, None, None, None, None

@@ -1,4 +1,4 @@
-"""Which rank publishes which chunk, and the pieces that go to it: a chunk is divided where rows of two ranks meet in it."""
+"""Assigns chunks to the ranks that publish them, and moves the pieces: a chunk is divided if it holds rows of several ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ostinato.train.sharding.group import RankGroup
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The elements `first` to `last` of a tensor, which `rank` has: a chunk's, or a part of it."""
+    """Elements [`first`, `last`) of a tensor, which `rank` has: a whole chunk, or a part of one."""
 
     rank: int
     first: int
@@ -42,9 +42,9 @@ def pieces_of(shape: tuple[int, ...], ranks: int) -> list[list[Piece]]:
 
 
 def owners(chunks: Mapping[ChunkName, list[Piece]], sizes: Mapping[str, int]) -> dict[ChunkName, int]:
-    """The rank that publishes each chunk: the only one that has of it, or of several the one with the fewest bytes so far.
+    """The rank that publishes each chunk: of the ranks that have a piece of it, the one with the fewest bytes so far.
 
-    The same on every rank. `sizes`: bytes of an element by tensor. The largest divided chunks are dealt first.
+    The same on every rank. `sizes`: bytes per element, by tensor. Undivided chunks are assigned first, then divided ones, largest first.
     """
     dealt: dict[ChunkName, int] = {}
     loads: dict[int, int] = dict.fromkeys((piece.rank for pieces in chunks.values() for piece in pieces), 0)
@@ -60,7 +60,7 @@ def owners(chunks: Mapping[ChunkName, list[Piece]], sizes: Mapping[str, int]) ->
 
 
 class Dealing:
-    """The chunks of the tensors of `forms`, each of which the ranks of `group` have by its rows.
+    """The chunks of the tensors of `forms`, each tensor divided by rows over the ranks of `group`.
 
     Example::
 
@@ -80,7 +80,7 @@ class Dealing:
         self._owners = owners(self._pieces, self._sizes)
 
     def chunks(self, rows: Callable[[str], Tensor]) -> dict[ChunkName, NDArray[np.uint8]]:
-        """Those that this rank publishes. Every rank calls it together; `rows` gives its own of a tensor, as they are published."""
+        """The chunks that this rank publishes. All ranks call it together; `rows` gives a tensor's own rows in the published dtype."""
         mine: dict[ChunkName, NDArray[np.uint8]] = {}
         for name, group in itertools.groupby(self._pieces.items(), lambda item: item[0][0]):
             own = rows(name).reshape(-1).view(torch.uint8)
@@ -91,7 +91,7 @@ class Dealing:
         return mine
 
     def _brought(self, at: ChunkName, pieces: list[Piece], own: Tensor) -> Tensor | None:
-        """The chunk, on its owner. All ranks come to the same chunk in the same order, so that none waits for one that waits for it."""
+        """The chunk, on its owner; None elsewhere. All ranks visit the chunks in the same order, so that they cannot deadlock."""
         owner, size, start = self._owners[at], self._sizes[at[0]], self._starts[at[0]]
         if self._group.rank != owner:
             for piece in pieces:

@@ -1,6 +1,6 @@
-"""The ranks of one training run: what they tell each other beside FSDP2's own traffic. Plain tensors and bytes, never objects.
+"""The ranks of one training run: their communication besides FSDP2's own. Plain tensors and bytes, never objects.
 
-gloo's connections end with the process at the other end, so that a rank that was killed is an error in every other at its next call.
+gloo's connections end with the process at the other end, so a killed rank causes an error in every other rank at its next call.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ostinato.train.batch.microbatch import Microbatch, idle_microbatch
 from ostinato.train.sharding.balance import balanced, rounds
 from ostinato.train.sharding.context import Context
 
-_PATIENCE = timedelta(hours=1)  # of one collective: longer than any rank computes between two
+_PATIENCE = timedelta(hours=1)  # timeout of a collective: longer than any rank computes between two of them
 
 
 class RankGroup:
     """This process's place among the ranks, and the loop's `Ranks` over them.
 
-    `context`: the neighbours that compute each micro-batch together with this one. Weights are divided over all ranks whatever the
+    `context`: the neighbours that compute each micro-batch together with this rank. Weights are divided over all ranks regardless of
     contexts: a mesh of two dimensions would keep a copy of them, with gradients and moments, for each rank of a context.
 
     Example::
@@ -39,34 +39,34 @@ class RankGroup:
 
     @classmethod
     def join(cls, *, rank: int, count: int, store: dist.TCPStore, context_ranks: int = 1) -> RankGroup:
-        """Become a rank of this process's group; blocks until all are there. A process is in one group at a time."""
+        """Join the group as a rank; blocks until all ranks are there. A process is in one group at a time."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
         dist.init_process_group("gloo", rank=rank, world_size=count, store=store, timeout=_PATIENCE)
         own: dist.ProcessGroup | None = None
-        for first in range(0, count if context_ranks > 1 else 0, context_ranks):  # all ranks make all groups
+        for first in range(0, count if context_ranks > 1 else 0, context_ranks):  # every rank must create every group
             neighbours = list(range(first, first + context_ranks))
             made = cast("dist.ProcessGroup", dist.new_group(neighbours, timeout=_PATIENCE))
             own = made if rank in neighbours else own
         return cls(rank, count, Context(rank % context_ranks, context_ranks, own))
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the group."""
         dist.destroy_process_group()
 
     # ------------------------------------------------------------ a step's work
 
     def shares(self, work: Sequence[Microbatch]) -> list[list[int]]:
-        """Each context's micro-batches by number, of about as many tokens."""
+        """The indices of each context's micro-batches, with about equally many tokens for each context."""
         return balanced([item.packed.tokens for item in work], self.count // self.context.count)
 
     def share(self, work: Sequence[Microbatch]) -> list[Microbatch]:
-        """Those of this rank's context, and as many that teach nothing as make it the number that the busiest has."""
+        """The micro-batches of this rank's context, padded with idle ones to the number of the busiest context."""
         shares = self.shares(work)
         mine = [work[index] for index in shares[self._own_share]]
         return mine + [idle_microbatch() for _ in range(rounds(shares) - len(mine))]
 
     def any(self, mine: bool) -> bool:
-        """Whether it is so on any rank."""
+        """Whether `mine` is True on any rank."""
         flag = torch.tensor([int(mine)])
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         return bool(flag.item())
@@ -74,7 +74,7 @@ class RankGroup:
     def exchange(
         self, work: Sequence[Microbatch], mine: Sequence[Tensor], *, each: int, extra: int = 0
     ) -> list[Tensor]:
-        """One tensor of fp32 for each micro-batch, from the rank that computed it, or the first of those: they have the same."""
+        """One fp32 tensor for each micro-batch, from the first of the ranks that computed it; they all have the same."""
         found: list[Tensor] = [torch.empty(0)] * len(work)
         for number, share in enumerate(self.shares(work)):
             if not share:
@@ -99,7 +99,7 @@ class RankGroup:
         return mine
 
     def gather(self, said: bytes) -> list[bytes]:
-        """What every rank says, on every rank, in the order of the ranks."""
+        """The bytes of every rank, on every rank, in rank order."""
         sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.count)]
         dist.all_gather(sizes, torch.tensor([len(said)]))
         longest = max(1, *(int(size) for size in sizes))
@@ -111,11 +111,11 @@ class RankGroup:
         return [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        """To another rank, which receives it."""
+        """Send a tensor to another rank, which must call `receive`."""
         dist.send(_flat_bytes(tensor), rank)
 
     def receive(self, into: Tensor, rank: int) -> None:
-        """Fill a contiguous tensor with what another rank sends."""
+        """Fill a contiguous tensor with the one that another rank sends."""
         dist.recv(_flat_bytes(into), rank)
 
 

@@ -1,7 +1,7 @@
-"""Master weights divided over ranks: every tensor by its rows, with their gradients and moments beside them.
+"""Master weights divided over ranks: every tensor by its rows, with the gradients and moments of those rows.
 
-The masters are FSDP2's own fp32 parameters where what it gathers, their rounding to the compute dtype, is what is published. Where the
-two differ, or while other weights stand in the compute model, they lie beside them.
+The masters are FSDP2's own fp32 parameters if the weights that it gathers, rounded to the compute dtype, equal the published ones. If
+the two differ, or while other weights are in the compute model, the masters are kept in separate memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ShardedMasters:
-    """This rank's rows of the `MasterWeights`. The first rank alone is given other weights; each gives out a part of what is published."""
+    """This rank's rows of the `MasterWeights`. Only the first rank is given other weights; each rank publishes its part."""
 
     def __init__(self, policy: ShardedPolicy, dtype: torch.dtype, config: TrainConfig, group: RankGroup) -> None:
         self._group, self._served, self._decay = group, policy.served, config.weight_decay
@@ -80,14 +80,14 @@ class ShardedMasters:
             parameter.grad = None
 
     def _grads(self) -> dict[str, Tensor]:
-        """This rank's rows of the summed gradient; of parameters that no token reached there are none."""
+        """This rank's rows of the summed gradient, without parameters that no token reached."""
         found = {name: parameter.grad for name, parameter in self._parameters.items()}
         return {name: grad.to_local() for name, grad in found.items() if isinstance(grad, DTensor)}
 
     def grad_norm(self) -> float:
         """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
         total = sum_of_squares(self._grads().values()).view(1)
-        return math.sqrt(square) if (square := float(self._group.total(total))) >= 0 else square  # a NaN stays one
+        return math.sqrt(square) if (square := float(self._group.total(total))) >= 0 else square  # a NaN stays a NaN
 
     @torch.no_grad()
     def update(self, *, learning_rate: float, scale: float) -> None:
@@ -138,7 +138,7 @@ class ShardedMasters:
             self._computed[name].copy_(self._dealt(name, parameter, weights))
 
     def _dealt(self, name: str, parameter: Tensor, weights: Weights) -> Tensor:
-        """This rank's rows of a tensor that the first rank holds, by way of the published dtype."""
+        """This rank's rows of a tensor that the first rank holds, sent in the published dtype."""
         count, rank = self._group.count, self._group.rank
         if rank:
             mine = torch.empty(self._computed[name].shape, dtype=self._served[name])
@@ -156,13 +156,13 @@ class ShardedMasters:
         """The chunks that this rank publishes, of the masters in the published dtypes."""
         buffers = {name: bytes_of(name, self._rounded(name)) for name in self._tensors.keys() - self._parameters.keys()}
         chunks = self._dealing.chunks(self._rounded)
-        if self._group.rank == 0:  # every rank has them
+        if self._group.rank == 0:  # every rank has the buffers
             chunks |= {at: chunk for name, array in buffers.items() for at, chunk in chunks_of(name, array)}
         forms = {name: (array.dtype, array.shape) for name, array in buffers.items()}
         return WeightPart(self._forms | forms, chunks)
 
     def _rounded(self, name: str) -> Tensor:
-        """This rank's rows as they are published, or a buffer."""
+        """This rank's rows, or a buffer, in the published dtype."""
         source = self._masters[name].detach() if name in self._masters else self._tensors[name]
         return source.to(self._served[name], copy=True)
 
@@ -215,7 +215,7 @@ class ShardedMasters:
 
 
 def _divided(parameter: Tensor) -> DTensor:
-    assert isinstance(parameter, DTensor)  # FSDP2 takes all of them
+    assert isinstance(parameter, DTensor)  # FSDP2 shards all parameters
     return parameter
 
 

@@ -1,4 +1,4 @@
-"""What glibc does with freed memory, for a process whose peak counts."""
+"""Makes glibc return freed memory, for processes whose peak memory matters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _LARGE = 1 << 17
 
 
 def return_freed_memory() -> None:
-    """Blocks of 128 KiB and more go back to the system when they are freed. Without glibc nothing is done.
+    """Make blocks of 128 KiB and more go back to the system when they are freed. Without glibc nothing is done.
 
-    By itself glibc raises that bound to the largest block that was freed, up to 32 MiB. Gathered layers, activations and gradients of other
-    sizes then lie between each other in one heap that never shrinks during a step.
+    By default glibc raises that bound to the largest block freed so far, up to 32 MiB. Gathered layers, activations and gradients of
+    different sizes are then interleaved in one heap that never shrinks during a step.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
         libc.mallopt(_MMAP_THRESHOLD, _LARGE)

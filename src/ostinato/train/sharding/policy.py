@@ -1,4 +1,4 @@
-"""The compute model divided over ranks by FSDP2: each layer's weights are put together for its own passes only.
+"""The compute model sharded over ranks by FSDP2: each layer's weights are gathered only for that layer's passes.
 
 Data flow: the architecture without memory (meta device) -> `fully_shard` -> memory for this rank's rows -> those rows of the model's
 safetensors files. No rank ever holds more of the model than its rows and one layer.
@@ -36,9 +36,9 @@ from ostinato.train.sharding.group import RankGroup
 
 
 class ShardedPolicy(Policy):
-    """A `Policy` whose every pass all ranks take together, each over its own micro-batch, or its own tokens of its context's.
+    """A `Policy` whose passes all ranks run together, each over its own micro-batch, or over its own tokens of its context's micro-batch.
 
-    The parameters are fp32 DTensors, divided by rows; a pass computes in `dtype`, of which it gathers a layer at a time.
+    The parameters are fp32 DTensors, divided by rows; a pass computes in `dtype` and gathers one layer at a time in it.
 
     Raises BadConfig for an architecture that keeps some of its weights in another dtype than the rest, or whose files hold them in
     another form, and BadWeights.
@@ -73,7 +73,7 @@ class ShardedPolicy(Policy):
     def logprobs(
         self, packed: Packed, attend: TreeAttention, temperatures_M: Tensor, edits: Edits | None = None
     ) -> Tensor:
-        """As `Policy.logprobs`, on every rank of a context all of them. Every rank must call it as often."""
+        """As `Policy.logprobs`; every rank of a context gets all of them. All ranks must call it equally often."""
         context = self._context
         if context.count == 1:
             return self._whole(lambda: self._compute(packed, attend, temperatures_M, edits))
@@ -84,7 +84,7 @@ class ShardedPolicy(Policy):
 
 
 class _Whole(nn.Module):
-    """Runs a function over the model as a forward pass of its own, so that the weights outside of layers are there meanwhile."""
+    """Runs a function over the model as its own forward pass, so that the weights outside the layers are gathered during it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -95,11 +95,11 @@ class _Whole(nn.Module):
 
 
 def _divide(whole: _Whole, layers: list[nn.Module], dtype: torch.dtype) -> Any:
-    """FSDP2 over each layer, and over the rest. Gradients are added up over the ranks in fp32, not averaged."""
+    """Apply FSDP2 to each layer, and to the rest. Gradients are summed over the ranks in fp32, not averaged."""
     mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in (*layers, whole):
-        # after the forward pass too: what other weights were gathered for must not be met by the next pass
+        # also after the forward pass: the next pass must not find weights gathered before other weights were put in
         divided: Any = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         divided.set_gradient_divide_factor(1.0)
         divided.set_force_sum_reduction_for_comms(True)
@@ -111,7 +111,7 @@ def _with_memory(tensor: Tensor) -> Tensor:
 
 
 def _normed(module: RMSNorm, x: Tensor) -> Tensor:
-    """By a copy of the weight: numpy looks at it, and FSDP2 cannot free memory that it has looked at."""
+    """Normalise with a copy of the weight: numpy makes a view of it, and FSDP2 cannot free memory with such a view."""
     return rms_normed(x, module.weight.clone(), module.eps)
 
 
@@ -120,7 +120,7 @@ def _embedded(module: nn.Embedding, ids: Tensor) -> Tensor:
 
 
 def _drop_memory(model: nn.Module) -> None:
-    """Parameters without memory, tied ones still one. Buffers stay: they are small, and computed when a model is built."""
+    """Replace parameters by ones without memory, keeping tied ones tied. Buffers stay: they are small, and computed at construction."""
     empty: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -130,7 +130,7 @@ def _drop_memory(model: nn.Module) -> None:
 
 
 def _check_architecture(path: Path, dtype: torch.dtype) -> None:
-    """Two tokens through its first layers with random weights: `check_forward` needs a model that is whole."""
+    """Run two tokens through the first layers with random weights: `check_forward` needs a whole model."""
     shallow = empty_model(path, dtype, shallow=True)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -140,8 +140,8 @@ def _check_architecture(path: Path, dtype: torch.dtype) -> None:
 
 
 def _read_rows(model: nn.Module, path: Path, dtype: torch.dtype, group: RankGroup) -> None:
-    """Fill this rank's rows from the directory's safetensors files. Raises BadConfig: a tensor is stored in another form; BadWeights:
-    it is misshapen or not finite.
+    """Fill this rank's rows from the directory's safetensors files. Raises BadConfig if a tensor is stored in another form, BadWeights if
+    it has a wrong shape or is not finite.
     """
     wanted = named_tensors(cast("PreTrainedModel", model))
     with torch.no_grad():
@@ -160,7 +160,7 @@ def _read_rows(model: nn.Module, path: Path, dtype: torch.dtype, group: RankGrou
 
 
 def _fill(name: str, tensor: Tensor, stored: Any, dtype: torch.dtype, group: RankGroup) -> None:
-    """Rounded to the dtype that is computed in, as `load_model` reads them."""
+    """Fill a tensor with values rounded to the compute dtype, as `load_model` does."""
     if tuple(stored.get_shape()) != tuple(tensor.shape):
         raise BadWeights(f"tensor {name!r} has shape {tuple(stored.get_shape())}; the model's is {tuple(tensor.shape)}")
     if isinstance(tensor, DTensor):

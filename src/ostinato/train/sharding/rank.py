@@ -1,4 +1,4 @@
-"""The process of a rank that publishes nothing: ``python -m ostinato.train.sharding.rank``, told by its standard input what to do."""
+"""The process of a rank that publishes nothing: ``python -m ostinato.train.sharding.rank``, which reads its calls from standard input."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ostinato.train.sharding.trainer import take_part
 
 
 def main() -> None:
-    """Live as long as the first rank does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the first rank says when to end
+    """Run until the first rank ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all ranks; the first decides when to end
     take_part(read_task(sys.stdin.buffer.readline()), sys.stdin.buffer, lambda _: None)
     sys.stdout.flush()
     os._exit(0)

@@ -1,8 +1,8 @@
-"""Several processes that act as one trainer: the first takes part itself, and tells the others through pipes what is done next.
+"""Several processes that act as one trainer: the first takes part itself, and sends the others their calls through pipes.
 
-Every rank runs the same `PolicyTrainer` and is told the same calls, so all of them admit, judge and refuse alike. The pipes end with the
-first rank, and gloo's connections with any: whichever is killed, the others end at their next call. What they had of a step is lost
-with them and taken again from the last checkpoint.
+Every rank runs the same `PolicyTrainer` and gets the same calls, so all of them admit, judge and refuse alike. The pipes end with the
+first rank, and gloo's connections with any rank: whichever is killed, the others end at their next call. An unfinished step is lost
+with them and repeated from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ostinato.train.sharding.memory import return_freed_memory
 from ostinato.train.trainer import PolicyTrainer, never
 
 _END_S = 10.0  # how long a rank may take to end
-_LOOK_S = 0.05  # between two looks at whether a rank is there
+_LOOK_S = 0.05  # between two checks of whether a rank is there
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProgram:
-    """A module that is run as `ostinato.train.sharding.rank` is, and publishes as its `settings` say."""
+    """A module that is run in place of `ostinato.train.sharding.rank`, and publishes as its `settings` say."""
 
     module: str
     settings: str
@@ -48,9 +48,10 @@ class RankProgram:
 class ShardedTrainer:
     """`config.ranks` processes on this machine as one `PolicyTrainer`. `close` ends the others.
 
-    Raises as `PolicyTrainer` does, and Unavailable when a rank is lost: nothing can be done with what is left then.
+    Raises as `PolicyTrainer` does, and Unavailable when a rank is lost: the remaining ranks are then of no use.
 
-    `program` is what the other ranks run. `lines` then lead to them, in their order: over these they are asked for what they publish.
+    `program` is the module that the other ranks run. `lines` are then the sockets to them, in rank order, over which they are asked for
+    their published parts.
 
     Example::
 
@@ -93,7 +94,7 @@ class ShardedTrainer:
     def step(
         self, samples: Sequence[Sample], references: References | None = None, stop: Callable[[], bool] = never
     ) -> Learned:
-        """See `PolicyTrainer.step`; `stop` is asked at every micro-batch."""
+        """See `PolicyTrainer.step`; `stop` is called at every micro-batch."""
         held = references or References(fetch=_nothing)
         call = Call(
             method="step",
@@ -113,7 +114,7 @@ class ShardedTrainer:
         self._all(Call(method="skip_step"), self._own.skip_step)
 
     def weights(self) -> Weights:
-        """See `PolicyTrainer.weights`: this process then holds all of them."""
+        """See `PolicyTrainer.weights`; this process then holds all of them."""
         return self._all(Call(method="weights"), self._own.weights)
 
     def present(self) -> Learned:
@@ -145,7 +146,7 @@ class ShardedTrainer:
             self._group = None
 
     def _await_all(self, store: dist.TCPStore) -> None:
-        """Until the others are there: a process that cannot even start would leave the rest waiting for it."""
+        """Wait until all other ranks are there; raises if one ended, because the rest would wait for it for ever."""
         for rank, process in enumerate(self.others, 1):
             while not store.check([_here(rank)]):
                 if process.poll() is not None:
@@ -153,7 +154,7 @@ class ShardedTrainer:
                 time.sleep(_LOOK_S)
 
     def _for_all(self, references: References | None) -> References | None:
-        """Weights are fetched here for all; if they cannot be, all are told."""
+        """References whose weights are fetched here for all ranks; if that fails, all ranks are told."""
         if references is None:
             return None
         group = cast("RankGroup", self._group)
@@ -170,7 +171,7 @@ class ShardedTrainer:
         return References(release=references.release, anchor=references.anchor, fetch=fetch)
 
     def _all(self, call: Call, here: Callable[[], _T]) -> _T:
-        """Every rank makes the call; `here`: how this one does."""
+        """Make a call on every rank; `here` makes it on this one."""
         line = call_line(call)
         for rank, process in enumerate(self.others, 1):
             pipe = cast("IO[bytes]", process.stdin)
@@ -198,7 +199,7 @@ class ShardedTrainer:
 
 
 def _meeting_place(ranks: int) -> dist.TCPStore:
-    """Where the ranks find each other, on the loopback alone: a TCPStore left to itself listens on every address."""
+    """The store at which the ranks meet, on the loopback only: by default a TCPStore listens on every address."""
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     return dist.TCPStore(
@@ -227,9 +228,9 @@ def _start(task: RankTask, module: str, *lines: int) -> subprocess.Popen[bytes]:
 
 
 def take_part(task: RankTask, calls: IO[bytes], on_learned: Callable[[Learned], None]) -> None:
-    """A rank's life: the same calls as the first, until there are no more. What that one refuses is refused here too.
+    """Run a rank: the same calls as the first rank, until there are no more. Whatever the first rank refuses is refused here too.
 
-    `on_learned` is given what there is to publish, this rank's part of it.
+    `on_learned` is given this rank's part of each publishable result.
     """
     return_freed_memory()
     torch.set_num_threads(task.config.threads)
@@ -240,7 +241,7 @@ def take_part(task: RankTask, calls: IO[bytes], on_learned: Callable[[Learned], 
     for line in calls:
         try:
             _take(trainer, read_call(line), group, on_learned)
-        except OstinatoError:  # the first rank has it too, and says it to whoever called
+        except OstinatoError:  # raised on the first rank too, which reports it to its caller
             continue
 
 
