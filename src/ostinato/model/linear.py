@@ -1,8 +1,8 @@
 """The one matrix product of every model: fp32 on CPUs goes to oneDNN, all else to torch's own choice.
 
-torch computes fp32 products by MKL, whose bits depend on the number of rows below 4 on some CPUs and below 16 on others. oneDNN's
-are those of one order of additions from 2 rows on (the self-test measures it), it keeps them when a weight is laid out in advance or
-its outputs are divided, and it is as fast. Products in bf16 are oneDNN's anyway.
+torch computes fp32 products with MKL, whose bits depend on the number of rows below 4 on some CPUs and below 16 on others. oneDNN uses
+one order of additions from 2 rows on (the self-test measures it), gives the same bits when a weight is laid out in advance or its
+outputs are divided, and is as fast. Products in bf16 are oneDNN's anyway.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.nn import functional as F
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 """Whether this build of torch has oneDNN's product as an operation of its own."""
 if ONEDNN:
-    # the overload by name: looking it up costs as much as a small product
+    # the overload itself: looking it up for each call costs as much as a small product
     _PRODUCT: Any = torch.ops.mkldnn._linear_pointwise.default
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[..., in] -> [..., out] by oneDNN, for a weight [out, in] as it is or as oneDNN laid it out. Without gradients."""
+    """[..., in] -> [..., out] by oneDNN, for a weight [out, in], plain or in oneDNN's layout. Without gradients."""
     rows = x.numel() // x.shape[-1]
     added = padded_rows(rows) - rows
     if not added:
@@ -32,9 +32,9 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def padded_rows(rows: int) -> int:
-    """The row count that is computed for so many.
+    """The row count that is computed for `rows` rows.
 
-    oneDNN keeps code and buffers for each one it has seen: some 0.5 MB, in all up to half a gigabyte.
+    oneDNN keeps code and buffers for each row count it has seen: some 0.5 MB each, in all up to half a gigabyte.
     """
     step = 1 if rows <= 32 else 4 if rows <= 128 else 16 if rows <= 512 else 64
     return -(-rows // step) * step
@@ -51,7 +51,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` by this page's product. The weight and the bias are those of the layer that it stands for."""
+    """`nn.Linear` with this module's product. The weight and the bias are those of the layer that it replaces."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
@@ -63,7 +63,7 @@ class Linear(nn.Linear):
 
 
 def replace_linears(model: nn.Module) -> int:
-    """Exchange every plain linear layer of the model for `Linear`, keeping its parameters; returns how many."""
+    """Replace every plain linear layer of the model by `Linear`, keeping its parameters; returns how many."""
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
