@@ -83,7 +83,8 @@ class PeopleFirst:
         self.waits = Waits(clock)
         self._numbers = itertools.count()
         self._asking: dict[int, float] = {}  # people's calls without a first token: when they arrived
-        self._lately: deque[tuple[float, bool]] = deque()  # recent observations of people's calls: when, and whether too slow
+        # recent observations of people's calls: when, and whether too slow
+        self._lately: deque[tuple[float, bool]] = deque()
         self._changed = asyncio.Condition()
         self._looked = -math.inf
         self._limit = math.inf

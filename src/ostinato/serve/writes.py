@@ -11,7 +11,8 @@ from ostinato.core.errors import BadRequest, OstinatoError
 from ostinato.core.seams import Clock
 
 _LOG = logging.getLogger(__name__)
-FAILING_S = 30.0  # a gateway that gets no more calls because it reports failure has no other way to learn that the log recovered
+# a gateway that gets no more calls because it reports failure has no other way to learn that the log recovered
+FAILING_S = 30.0
 
 
 class Writes:
@@ -53,7 +54,8 @@ class Writes:
         del self._tasks[task]
         if task.cancelled():
             return
-        error = task.exception()  # retrieved in case the caller is gone; a caller that is still there gets it from the shield
+        # retrieved in case the caller is gone; a caller that is still there gets it from the shield
+        error = task.exception()
         if error is None:
             if self._failed is not None:
                 _LOG.warning("The log takes writes again.")

@@ -192,7 +192,8 @@ class Scheduler:
         found = [sample for sample in self.samples() if sample.request.slot == slot]
         for sample in found:
             sample.policy = policy
-        for sample in reversed([sample for sample in found if sample in self.running]):  # so that the oldest is back at the head
+        # so that the oldest is back at the head
+        for sample in reversed([sample for sample in found if sample in self.running]):
             if sample.computed and (recompute or not sample.sampled):
                 self._put_back(sample)
             else:

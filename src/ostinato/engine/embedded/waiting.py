@@ -24,7 +24,8 @@ class WaitingSamples(Generic[S]):
     """
 
     def __init__(self) -> None:
-        self._queues: dict[str, OrderedDict[S, None]] = {}  # by asker; those that have waited longest for a turn come first
+        # by asker; those that have waited longest for a turn come first
+        self._queues: dict[str, OrderedDict[S, None]] = {}
         self._running: Counter[str] = Counter()
 
     def __len__(self) -> int:

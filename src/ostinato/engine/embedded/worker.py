@@ -95,7 +95,8 @@ class EngineThread(threading.Thread):
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._closed = False
-        self._gate = threading.Lock()  # once `_closed` is set, no order is accepted, and all accepted before are carried out
+        # once `_closed` is set, no order is accepted, and all accepted before are carried out
+        self._gate = threading.Lock()
 
     # ---- from any thread
 
@@ -248,7 +249,8 @@ class EngineThread(threading.Thread):
 
     def _end_overdue(self) -> None:
         """End the samples whose deadline has passed, waiting and running alike; nothing more is computed for them."""
-        for sample in reversed(self._deadlines.passed(self._clock())):  # samples that wait for a leader's prompt end before the leader
+        # samples that wait for a leader's prompt end before the leader
+        for sample in reversed(self._deadlines.passed(self._clock())):
             text = self._streams[sample].texts[sample.index]
             rest = text.flush()
             self._emit(sample, (), (), rest, Finish.STOP if text.stopped else Finish.DEADLINE)

@@ -160,7 +160,8 @@ def _way(seen: Observed, candidate: PolicyVersion, phases: Phases) -> list[tuple
                 (f"bar on {bar['axis']} of {bar['suite']}", f"{'cleared' if bar['holds'] else 'MISSED'}: {told}")
             )
         if event.action in _TOLD:
-            why = event.reason.rpartition("; canary ")[2]  # the deciding part; the gate's words before it have their own row
+            # the deciding part; the gate's words before it have their own row
+            why = event.reason.rpartition("; canary ")[2]
             told = f"at {(event.at - phases.began) / 60:.1f} min: {headline(why)}"
             rows.append((f"v{candidate.number} {event.action.replace('_', ' ')}", told))
     return rows

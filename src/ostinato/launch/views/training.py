@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 RECENT_STEPS = 20
-RECENT_GROUPS = 64  # all groups drawn, including those that no step uses because all their rollouts have the same reward
+# all groups drawn, including those that no step uses because all their rollouts have the same reward
+RECENT_GROUPS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

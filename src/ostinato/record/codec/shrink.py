@@ -56,7 +56,8 @@ class Shrinker:
     def pack(self, use: Use, plain: bytes) -> bytes:
         """The blob of `plain`, compressed if that is smaller, else stored."""
         number, known = self._known.get(use, (_PLAIN, None))
-        if number not in self._packers:  # created lazily: digesting a dictionary takes time, and most segments are only read
+        # created lazily: digesting a dictionary takes time, and most segments are only read
+        if number not in self._packers:
             self._packers[number] = _compressor(known)
         packed = self._packers[number].compress(plain)
         if len(packed) - len(_MAGIC) < len(plain):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 LONGEST = 1 << 31  # ids are below it
 
 # Width codes of the ids in a packed turn.
-_TWO, _THREE, _FOUR = 0, 1, 2  # bytes per id; three: all low halves first, then the high bytes, which are nearly always 0 or 1
+# bytes per id; three: all low halves first, then the high bytes, which are nearly always 0 or 1
+_TWO, _THREE, _FOUR = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)

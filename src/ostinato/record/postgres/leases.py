@@ -143,7 +143,8 @@ class Lease:
     def _renew(self, connection: Connection) -> None:
         token = self.token
         query = f"UPDATE leases SET until = clock_timestamp() + %s * interval '1 s' {_OURS}"
-        with suppress(psycopg.errors.LockNotAvailable):  # one of our own writes has locked the row: nobody can take it now
+        # one of our own writes has locked the row: nobody can take it now
+        with suppress(psycopg.errors.LockNotAvailable):
             if not connection.execute(query, (self._lease_s, token.role, token.number, token.mark)).rowcount:
                 self._lost.set()
 

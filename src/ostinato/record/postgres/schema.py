@@ -143,7 +143,8 @@ def _layout(connection: Connection, server: Server) -> tuple[int, str] | None:
         found = connection.execute("SELECT layout, name FROM log").fetchone()
     except psycopg.errors.UndefinedColumn as error:
         raise strange from error
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege) as error:  # without USAGE it is the first
+    # without USAGE it is the first
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege) as error:
         raise BadConfig(
             f"{server.name} is there, and permission denied; let its owner grant the user of record.url USAGE of the schema, and "
             "SELECT, INSERT, UPDATE and DELETE of its tables"

@@ -23,7 +23,8 @@ _CONNECT_S = 10.0
 _CHARS_PER_TOKEN = 64  # an answer longer than this times its token budget is refused
 _FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
 _OTHER_ENDS = frozenset({"content_filter", "tool_calls", "function_call"})
-_OWN_FAULTS = frozenset({401, 403, 404, 408, 429})  # statuses below 500 that still count as its failure: the key, the URL, its limits
+# statuses below 500 that still count as its failure: the key, the URL, its limits
+_OWN_FAULTS = frozenset({401, 403, 404, 408, 429})
 
 
 class OutsideFailed(OstinatoError):
@@ -201,7 +202,8 @@ class _OutsideAnswer:
 def _finish(reason: str) -> Finish:
     finish = _FINISHES.get(reason)
     if finish is None:  # a content filter, or a call of a tool that was not offered
-        known = reason if reason in _OTHER_ENDS else "something unknown"  # no text from the outside model is logged verbatim
+        # no text from the outside model is logged verbatim
+        known = reason if reason in _OTHER_ENDS else "something unknown"
         raise OutsideFailure(f"it ended the answer because of {known}", blame=False)
     return finish
 

@@ -48,7 +48,7 @@ from ostinato.serve.wire.watch import Watch
 
 _LOG = logging.getLogger(__name__)
 _MESSAGE_CHARS = 32  # an empty message costs a template about as much as so many characters of text
-_LEAST_SHARE = 16  # an answer is cut to no less than 1/16 of the context: agents ask for more than there is, and a shorter one is useless
+_LEAST_SHARE = 16  # agents ask for more tokens than there are; an answer gets at least 1/16 of the context
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
@@ -73,7 +73,7 @@ class Calls:
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
         self._previous = {tenant: Previous(config.previous_chars // len(tenants)) for tenant in tenants}
         self._overheard = overheard
-        self._rendering, self._compiling = Rendering(), Rendering()  # so that another tenant's slow grammar delays no prompt
+        self._rendering, self._compiling = Rendering(), Rendering()  # a slow grammar delays no prompt
         self._repeats = Repeats(parts.log, remembered=config.repeat_keys)
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
 
@@ -278,9 +278,7 @@ class Calls:
                 self._parts.tracing.answered(capture, asked.request.model, asked.exchange.headers)
 
     def _at_engine(self, asked: Asked, call: Call) -> AbstractContextManager[Person]:
-        """The `Person` to notify of tokens. A person's call is counted from here on, its wait only in the live slot, where servers that
-        training returns would help.
-        """
+        """The `Person` to notify of tokens. A person counts from here on; only live waits are timed: lent servers return to live."""
         if asked.caller.slot is not None or call.arm is Arm.OUTSIDE:
             return nullcontext(asked.person)
         user = f"{call.tenant}/{self._senders.known(asked.caller)}" if call.slot == Arm.LIVE else None

@@ -56,7 +56,8 @@ class Previous:
         if not isinstance(request, ResponsesRequest) or request.previous_response_id is None:
             return request.conversation
         steps = list(self._back(request.previous_response_id))
-        for step in steps:  # moves the first answer last, so that of a conversation the newest answers are dropped first
+        # moves the first answer last, so that of a conversation the newest answers are dropped first
+        for step in steps:
             self._kept.move_to_end(step)
         return request.after([message for step in reversed(steps) for message in self._kept[step].said])
 

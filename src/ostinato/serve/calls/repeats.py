@@ -88,7 +88,8 @@ class Repeats:
             attempt.turns = await self._find(attempt, n)
             yield attempt
         finally:
-            if not attempt.turns and not attempt.writes:  # the try left nothing, so the key may be used with another body
+            # the try left nothing, so the key may be used with another body
+            if not attempt.turns and not attempt.writes:
                 self._bodies.pop(name, None)
             self._release(name, ended, [write for write in attempt.writes if not write.done()])
             while len(self._bodies) > self._remembered:

@@ -55,7 +55,8 @@ _WHY_NOT = {
 _ANSWER_ONLY = frozenset(["max_tokens", "metadata", "stop_sequences", "stream", "temperature", "top_p"])
 
 _CHOICES = {"auto": AUTO, "none": NONE, "any": REQUIRED, "tool": REQUIRED}
-_IDENTITIES = ("account_uuid", "device_id", "session_id")  # a session identifies no user, but it shows that the text is Claude Code's
+# a session identifies no user, but it shows that the text is Claude Code's
+_IDENTITIES = ("account_uuid", "device_id", "session_id")
 
 
 class Metadata(BaseModel):

@@ -16,7 +16,8 @@ MAX_MESSAGES = 4096
 MAX_STOPS = 16
 STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 _JOINERS = "\u200c\u200d"
-_BRANCHES = ("str", "int", "float", "bool")  # pydantic puts the name of a union's branch into a path, where it is not a field of the body
+# pydantic puts the name of a union's branch into a path, where it is not a field of the body
+_BRANCHES = ("str", "int", "float", "bool")
 _UNSUPPORTED = "is not supported by this server"
 _Body = TypeVar("_Body", bound=BaseModel)
 

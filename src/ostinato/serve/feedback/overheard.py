@@ -66,7 +66,8 @@ class Overheard:
         self._judge = judge
         self._clock = parts.clock
         self._intake = intake
-        self._answered: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()  # the turn and its time of delivery
+        # the turn and its time of delivery
+        self._answered: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()
         self._asked: list[_Asked] = []
         self._noted: list[Signal] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -192,7 +193,8 @@ class Overheard:
         while self._noted:
             tenant = self._noted[0].tenant
             theirs = [signal for signal in self._noted if signal.tenant == tenant]
-            part = theirs[: _MOST + any(signal.retracts for signal in theirs[_MOST : _MOST + 1])]  # with its judge's label
+            # with its judge's label
+            part = theirs[: _MOST + any(signal.retracts for signal in theirs[_MOST : _MOST + 1])]
             ids = {signal.id for signal in part}
             try:
                 await self._intake.take(part)

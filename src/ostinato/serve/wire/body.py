@@ -142,7 +142,8 @@ def _outside_strings(data: bytes) -> NDArray[np.uint8]:
 def _escaped(text: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Which bytes follow an odd number of backslashes."""
     place = np.arange(len(text), dtype=np.int32)
-    other = np.maximum.accumulate(np.where(text == _BACKSLASH, np.int32(-1), place))  # the last byte that is not a backslash
+    # the last byte that is not a backslash
+    other = np.maximum.accumulate(np.where(text == _BACKSLASH, np.int32(-1), place))
     escaped = np.zeros(len(text), dtype=np.bool_)
     escaped[1:] = (place[:-1] - other[:-1]) & 1 == 1
     return escaped

@@ -41,9 +41,11 @@ class BoundedHttp(HttpToolsProtocol):
     """
 
     _in_head = True
-    _passed = False  # a head, a body or a part of a body ended in the current data, so the remaining bytes cannot be many
+    # a head, a body or a part of a body ended in the current data, so the remaining bytes cannot be many
+    _passed = False
     _head_bytes = 0
-    _due: asyncio.TimerHandle | None = None  # deadline for a head, or for the rest of a request that was already answered
+    # deadline for a head, or for the rest of a request that was already answered
+    _due: asyncio.TimerHandle | None = None
     _look: asyncio.TimerHandle | None = None
     _unread = 0  # unread bytes at the last check
     _entered = False
@@ -118,7 +120,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = True
         self._passed = True
         super().on_message_complete()
-        if self.cycle.response_complete:  # uvicorn's timer for the next head was cancelled when the rest of this request came
+        # uvicorn's timer for the next head was cancelled when the rest of this request came
+        if self.cycle.response_complete:
             self._in_time()
             self._wait()
 
@@ -152,13 +155,15 @@ class BoundedHttp(HttpToolsProtocol):
     def _late(self) -> None:
         self._due = None
         if self.cycle and not self.cycle.response_complete:
-            self._wait()  # part of the next request's head arrived while a response is being sent: the response goes first
+            # part of the next request's head arrived while a response is being sent: the response goes first
+            self._wait()
         else:  # a client that has sent nothing is closed without a message
             self._refuse(_TOO_SLOW if self._in_head and self._head_bytes else b"")
 
     def _look_at_unread(self) -> None:
         before = self._unread
-        stuck = self._paused or self.transport.is_closing()  # else the buffer may hold data written since the last check
+        # else the buffer may hold data written since the last check
+        stuck = self._paused or self.transport.is_closing()
         self._unread = self.transport.get_write_buffer_size() if stuck else 0
         if 0 < before < self._unread + _LEAST_READ_BYTES:
             self.transport.abort()

@@ -116,7 +116,8 @@ def decode(codes: Codes, payload: bytes | memoryview, shift: int) -> None:
 
     Raises Corrupt for anything that `encode` does not write; `codes` may then hold a mixture and must be dropped.
     """
-    words = np.zeros(len(payload) // 8 + 8, np.uint64)  # spare words, because a header is read before its end is checked
+    # spare words, because a header is read before its end is checked
+    words = np.zeros(len(payload) // 8 + 8, np.uint64)
     words.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)
     end = len(payload) * 8
     starts, widths = np.zeros(CLASSES, np.uint8), np.zeros(CLASSES, np.uint8)

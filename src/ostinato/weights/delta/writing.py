@@ -27,7 +27,8 @@ DENSEST = 4  # a chunk in which more than 1 in 4 elements changed is left to oth
 _USUAL_BITS = 32  # of room per change, and for 256 more; a stream that does not fit is written again with more room
 _APART_BITS = 10  # classes are joined if that costs less; a header takes about 30, but a class's steps fit better alone
 _LANES = 4  # counters per exponent: neighbours share an exponent, and raising the same counter twice in a row stalls
-_SAMPLED = 29  # 1 block in 29 is counted to estimate how many elements each exponent has; row lengths are not multiples of 29
+# 1 block in 29 is counted to estimate how many elements each exponent has; row lengths are not multiples of 29
+_SAMPLED = 29
 
 
 @njit(nogil=True, cache=True)

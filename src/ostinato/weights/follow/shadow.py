@@ -24,7 +24,8 @@ from ostinato.weights.version.content import CHUNK_ELEMENTS, MAX_OBJECT_BYTES, h
 from ostinato.weights.version.manifest import Manifest, StoredChunk, Tensor
 
 _PIECE_BYTES = 1 << 23  # adjacent payloads are read together up to this size
-_AHEAD_BYTES = 1 << 27  # in flight or waiting to be decoded: three times the bandwidth-delay product of 1 Gbit/s and 300 ms
+# in flight or waiting to be decoded: three times the bandwidth-delay product of 1 Gbit/s and 300 ms
+_AHEAD_BYTES = 1 << 27
 _THREADS = 2  # that decode, straight into the result's memory
 _ATTEMPTS = 3  # to get a payload that has the hash in the manifest
 

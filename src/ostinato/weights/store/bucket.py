@@ -57,7 +57,8 @@ class BucketStore:
     def __init__(self, config: BucketConfig, *, inside: Any = None, fence: Fence = unfenced) -> None:
         self.url, self._config, self._fence = config.url, config, fence
         self._store = inside if inside is not None else connect(config)
-        self._gate = asyncio.Semaphore(config.parallel)  # shared by all objects: requests are served first come, first served
+        # shared by all objects: requests are served first come, first served
+        self._gate = asyncio.Semaphore(config.parallel)
         self._condemned = Condemned(self._store, config.retries)
 
     @property
@@ -112,7 +113,8 @@ class BucketStore:
         clock = asyncio.get_running_loop().time
         with self._refusals(f"deleting object {hash}"):
             started, mark = clock(), await self._condemned.mark(hash)
-            meta = await self._head(path)  # after the mark: a writer that puts the object from here on sees the mark and waits
+            # after the mark: a writer that puts the object from here on sees the mark and waits
+            meta = await self._head(path)
             wanted = meta is not None and stamp in (None, _stamp(meta["last_modified"]))
             if wanted and clock() - started < OBEYED_S / 2:
                 await obstore.delete_async(self._store, path)
@@ -289,7 +291,8 @@ class BucketStore:
                 chunk_size=part,
                 max_concurrency=self._config.parallel,
             )
-        except FileNotFoundError:  # obstore repeated the end of an upload whose answer was lost, though the upload was complete
+        # obstore repeated the end of an upload whose answer was lost, though the upload was complete
+        except FileNotFoundError:
             if not await self._is_whole(await self._head(path), data):
                 raise
 

@@ -18,7 +18,8 @@ _T = TypeVar("_T")
 
 def connect(config: BucketConfig) -> Any:
     """Obstore's client for the bucket at `weights.url`. Raises BadConfig."""
-    plain = any(value.startswith("http://") for value in config.options.values())  # naming an http:// endpoint allows it
+    # naming an http:// endpoint allows it
+    plain = any(value.startswith("http://") for value in config.options.values())
     options: Any = dict(config.options) or None
     try:
         return from_url(

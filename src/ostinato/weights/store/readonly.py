@@ -62,7 +62,8 @@ class HttpStore(BucketStore):
         yield
 
     async def _read(self, path: str, hash: str) -> bytes:
-        found = await obstore.get_async(self._store, path)  # in one request, because a web server may not support ranges
+        # in one request, because a web server may not support ranges
+        found = await obstore.get_async(self._store, path)
         if int(found.meta["size"]) > MAX_OBJECT_BYTES:
             raise Corrupt(f"object {hash} has {found.meta['size']} bytes; no object has more than {MAX_OBJECT_BYTES}")
         return bytes(await found.bytes_async())

@@ -18,7 +18,8 @@ from ostinato.weights import delta
 from ostinato.weights.version.content import Hashes, chunk_count, hash_of, part_hash
 from ostinato.weights.version.manifest import StoredChunk, Tensor
 
-_GROUP_BYTES = 1 << 24  # encoded per call in a thread: enough to be worth the switch, little enough to stay small in memory
+# encoded per call in a thread: enough to be worth the switch, little enough to stay small in memory
+_GROUP_BYTES = 1 << 24
 _UNDER_WAY = 4  # objects that are being stored at the same time
 OldChunk = Callable[[str, int], delta.Bytes]
 """(tensor name, chunk index) -> the chunk's old bytes as a flat uint8 array. Called from threads."""

@@ -11,9 +11,7 @@ class Packing(StrEnum):
 
     FIRST_FIT = "first-fit"  # the first machine with room for the request
     LEAST_LOADED = "least-loaded"  # the machine with the fewest sandboxes assigned to it
-    PRESSURE = (
-        "pressure-aware"  # the machine with the lowest sum of actual use and queue of starts
-    )
+    PRESSURE = "pressure-aware"  # the machine with the lowest sum of actual use and queue of starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 PROMPT = "rubric@1"
 _MOST = 12_000  # characters of a text of the material; of a longer text the beginning and the end are sent
-_ESCAPED = re.compile("[<\\[\x7f-\x9f\u2028\u2029]")  # characters that begin control tokens, and those that JSON leaves unescaped
+# characters that begin control tokens, and those that JSON leaves unescaped
+_ESCAPED = re.compile("[<\\[\x7f-\x9f\u2028\u2029]")
 
 
 class Axis(BaseModel, frozen=True, extra="forbid"):

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 LEAST, MOST = 0.1, 0.9  # share of rollouts solved: outside of this, a group seldom holds both a success and a failure
-KEPT = (
-    1 - 1 / 32
-)  # decay with each further rollout: the policy learns, so a task that was too hard may no longer be
+KEPT = 1 - 1 / 32  # decay with each further rollout: the policy learns, so a task that was too hard may no longer be
 
 
 @dataclass(slots=True, kw_only=True)

@@ -180,7 +180,8 @@ def _diff(change: Change, before: bytes | None) -> str | None:
     if "\0" in old or "\0" in new:
         return None
     was, now = old.splitlines(keepends=True), new.splitlines(keepends=True)
-    if len(was) * len(now) > 1 << 22 or len(old) + len(new) > 1 << 20:  # difflib may take time in proportion to their product
+    # difflib may take time in proportion to their product
+    if len(was) * len(now) > 1 << 22 or len(old) + len(new) > 1 << 20:
         return f"[{len(was)} lines became {len(now)}: too long to compare]"
     names = (
         "/dev/null" if before is None else change.path,

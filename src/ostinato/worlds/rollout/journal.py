@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 MOST_BYTES = 8 << 20
 """A file beyond this is rewritten with what is still needed. The run's page reads a file that is new to it whole up to eight times this."""
-TIMES_NEEDED = 4  # it must also be this many times its size at the last rewrite: a large state is not written again and again
+# it must also be this many times its size at the last rewrite: a large state is not written again and again
+TIMES_NEEDED = 4
 
 
 class EventFile:
@@ -65,9 +66,7 @@ class EventFile:
 
     def append(self, event: Mapping[str, Any], *, sync: bool = False) -> None:
         """Write one event; with `sync`, it also survives a crash of the machine. Raises StorageFull, with nothing written."""
-        size = os.fstat(
-            self._file.fileno()
-        ).st_size  # not the file's position, which a failed append may have moved
+        size = os.fstat(self._file.fileno()).st_size  # not the file's position, which a failed append may have moved
         data = _line(event)
         try:
             if self._file.write(data) != len(data):

@@ -45,9 +45,7 @@ class GVisorBox(Calls):
         super().__init__(spec, line, env)
         self._ports, self._process, self._place = ports, process, place
         self.on_stop: list[Callable[[], object]] = []
-        self._kernel: tuple[int, int] | None = (
-            None  # gVisor's own process: its pid and its pidfd
-        )
+        self._kernel: tuple[int, int] | None = None  # gVisor's own process: its pid and its pidfd
         line.at_end = self._fault
         watching = asyncio.create_task(self._watch())
         self.on_stop += [watching.cancel, self._let_go]

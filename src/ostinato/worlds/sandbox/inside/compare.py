@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 WRITTEN, DELETED, LINK, OTHER = range(4)
 HEAD = struct.Struct("<BBHIQ")  # kind, executable, 0, bytes of the path, bytes of data
 PART = 1 << 20
-MOST_FILE, MOST_BYTES = 8 << 20, 32 << 20  # of one changed file, and of all; files beyond this are listed without content
+# of one changed file, and of all; files beyond this are listed without content
+MOST_FILE, MOST_BYTES = 8 << 20, 32 << 20
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

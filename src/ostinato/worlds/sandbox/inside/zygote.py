@@ -129,7 +129,8 @@ def leave_host(given: dict[str, Any], root: bool) -> int:
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
-        k.call("prctl", k.PR_SET_DUMPABLE, 1, 0, 0, 0)  # the change of uid gave /proc/self to root and made the maps unwritable
+        # the change of uid gave /proc/self to root and made the maps unwritable
+        k.call("prctl", k.PR_SET_DUMPABLE, 1, 0, 0, 0)
         with k.step("unshare the user namespace"):
             k.call("unshare", k.CLONE_NEWUSER | k.CLONE_NEWNS | k.CLONE_NEWNET)
     k.call("prctl", k.PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

@@ -17,7 +17,8 @@ from become import Wanted, become
 from crowd import Group, end, look
 from place import PROC, Settings
 
-BUSY_S, QUIET_S, CLOSING_S = 0.02, 0.1, 0.005  # between two checks of memory, busy or idle, and of a group that is being emptied
+# between two checks of memory, busy or idle, and of a group that is being emptied
+BUSY_S, QUIET_S, CLOSING_S = 0.02, 0.1, 0.005
 Answered = Callable[[int, dict[str, Any], bytes], None]
 
 
