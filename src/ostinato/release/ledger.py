@@ -103,7 +103,7 @@ class State:
 
 
 def fold(state: State, event: ReleaseEvent) -> State:
-    """The state after one more event. Events with unknown actions (written by other rooms or later versions) are only counted."""
+    """The state after one more event. Events with unknown actions (written by other packages or later versions) are only counted."""
     state = replace(state, events=state.events + 1)
     step = _STEPS.get(event.action)
     return state if step is None else step(state, event)

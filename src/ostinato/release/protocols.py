@@ -1,4 +1,4 @@
-"""The interfaces that the release controller needs from the other rooms."""
+"""The interfaces that the release controller needs from the other packages."""
 
 from __future__ import annotations
 
