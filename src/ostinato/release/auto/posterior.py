@@ -2,8 +2,7 @@
 
 Turns of one user are alike, so a user is one cluster. A user with n turns has the weight w(n) = n / (1 + (n - 1) rho): the number of
 independent turns that they are worth if any two of their rewards correlate by rho (Kish 1965, *Survey Sampling*, section 5.4), never more
-than 1 / rho. The mean is
-m = sum(w_u y_u) / sum(w_u) over users' means y_u; its variance is the cluster-robust one,
+than 1 / rho. The mean is m = sum(w_u y_u) / sum(w_u) over users' means y_u; its variance is the cluster-robust one,
 k / (k - 1) sum(w_u^2 (y_u - m)^2) / sum(w_u)^2 (Liang and Zeger 1986; Cameron and Miller 2015, section II). By the central limit theorem
 over users the posterior under a weak prior is about normal (Gelman et al., *Bayesian Data Analysis*, section 4.1).
 
