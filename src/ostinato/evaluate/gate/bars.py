@@ -1,7 +1,7 @@
 """Quality bars: absolute levels that a candidate must reach, whatever version serves users. Pure maths.
 
-All bars must be cleared, so none needs a correction for their number: a candidate below some bar passes them all with at most the
-probability with which it passes that one.
+All bars must be cleared, so no correction for their number is needed: a candidate below one of them passes all with at most the
+probability of passing that one.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Posterior:
 
     Args:
         low: the least reward; a lower one counts as this.
-        high: the most.
+        high: the most reward; a higher one counts as this.
         rho: the assumed correlation of two rewards of one user. The larger, the less influence a user with many turns has.
         most_users: users that are remembered: the latest to say something.
         doubt: the weight of each made-up user, in turns.

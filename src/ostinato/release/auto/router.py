@@ -110,7 +110,7 @@ class Router:
             self._measure(release, person, _FAILED, 0.0)
 
     def views(self) -> list[ArmView]:
-        """What is known of every arm."""
+        """The router's view of every arm."""
         return [
             ArmView(arm=name, utility=self._utility(name), cost=arm.mean_cost, turns=arm.turns, failed=arm.failed)
             for name, arm in self._arms.items()

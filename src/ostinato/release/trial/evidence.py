@@ -15,7 +15,7 @@ Side = Literal[-1, 1]
 """-1: evidence that the difference is below 0; +1: that it is above."""
 
 SCALES = (0.01, 0.03, 0.10)
-"""Standard deviations of the mixed priors: differences of about one, three and ten points are found soonest."""
+"""Standard deviations of the mixed priors: differences of about one, three and ten points are detected soonest."""
 
 _NEWTON_STEPS = 60
 _PRECISE = 1e-13

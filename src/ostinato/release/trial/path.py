@@ -87,7 +87,7 @@ class ReleasePath(Generic[V]):
         self._standing = StandingWatch(config.standing, most_turns_a_day=config.trial.most_turns_a_day)
 
     def ready(self, now: float) -> bool:
-        """True if the next candidate may come before users: none is on trial or still being proven, and no rollback was just made."""
+        """True if the next candidate may go on trial: none is on trial or still being proven, and no rollback was just made."""
         return self.candidate is None and now >= self._quiet_until
 
     def begin(self, candidate: V, now: float) -> None:

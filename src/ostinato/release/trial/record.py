@@ -32,7 +32,7 @@ class TrialRecord:
 
     @property
     def began(self) -> float:
-        """When its first users met the candidate."""
+        """When its first users were served the candidate."""
         return self.shares[0][0]
 
     @property

@@ -42,7 +42,7 @@ class SlotTally:
         return {stratum: _slot(rows, day) for stratum, rows in made.items()}
 
     def slot(self, day: int) -> Slot:
-        """All strata as one."""
+        """One slot of all strata together."""
         return _slot({key: row for rows in self._strata.values() for key, row in rows.items()}, day)
 
 

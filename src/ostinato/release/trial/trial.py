@@ -36,7 +36,7 @@ class Trial:
 
     Args:
         active: users of an ordinary day who take part; the first share reaches `first_people` of them.
-        metrics: what is compared, goals first (`metrics_of`). Without any, acceptance is the goal and nothing else is watched.
+        metrics: the metrics to compare, goals first (`metrics_of`). Without any, acceptance is the goal and nothing else is watched.
     """
 
     def __init__(self, config: TrialConfig, *, active: float, metrics: Sequence[Metric] = ()) -> None:

@@ -117,7 +117,7 @@ def _better(effects: Mapping[str, Effect], metrics: Sequence[Metric], config: Tr
 def told(reading: Reading, metric: Metric, threshold: float | None) -> dict[str, Any]:
     """A reading for people, in the metric's own units and direction: treated minus comparator, with None for what is not known yet.
 
-    `threshold` is the value that a metric with a quantile counts turns above; `people` are effective ones.
+    `threshold` is the value above which a metric with a quantile counts turns; `people` is their effective number.
 
     Example: ``{"role": "guardrail", "direction": "lower", "estimate": 0.012, "lower": 0.001, "upper": 0.023, "people": 61.0,
     "turns": 1204.0, "tolerance": 0.01, "enough": True, "worse": False, "not_worse": False, "better": False, "threshold": 4.1}``

@@ -29,7 +29,7 @@ class _Held:
 
 
 class Orphans:
-    """Ids of signals by the turn that they are about; `expired` and `dropped` count what was forgotten.
+    """Ids of signals by the turn that they are about; `expired` and `dropped` count those that were forgotten.
 
     When there are too many, the oldest of the tenant that holds most are dropped, so that no flood costs another tenant its signals.
     Time is the latest time in any row so far, so that every reader of the same rows forgets the same signals.

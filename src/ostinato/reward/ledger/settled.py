@@ -39,7 +39,7 @@ class Settled:
         return len(self._fates)
 
     def snapshot(self) -> list[list[str]]:
-        """[turn, tenant, fate], the longest decided first."""
+        """[turn, tenant, fate], the earliest decided first."""
         return [[turn, tenant, fate.value] for turn, (tenant, fate) in self._fates.items()]
 
     def restore(self, rows: Sequence[Sequence[str]], *, forgot: bool) -> None:

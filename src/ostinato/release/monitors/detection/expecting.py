@@ -161,7 +161,7 @@ class Expecting:
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`; an arm that is no reference any more is forgotten.
 
-        Raises LookupError, TypeError or ValueError for what is no snapshot.
+        Raises LookupError, TypeError or ValueError for an invalid state.
         """
         self._fixed = {key: FixedReference.from_json(each) for key, each in state["fixed"].items()}
         self._accepted = {key: float(each) for key, each in state["accepted"].items()}

@@ -61,7 +61,7 @@ class StandingShifts:
 
     @property
     def harmful(self) -> list[str]:
-        """Those of them that pause shipping."""
+        """The standing alarms that pause shipping."""
         return [name for name, shift in self._shifts.items() if shift.harmful]
 
     def way_back(self, name: str, decile: int | None) -> WayBack | None:
@@ -118,7 +118,7 @@ class StandingShifts:
         return [name for name in self._shifts if _parts(name)[1] == arm]
 
     def unwatched(self, rates: Container[str], arms: Container[str]) -> list[tuple[str, str]]:
-        """The alarms about rates or arms that are not among these, and why they end."""
+        """The alarms about a rate that is not in `rates` or an arm that is not in `arms`, and why they end."""
         found: list[tuple[str, str]] = []
         for name in self._shifts:
             rate, arm = _parts(name)
