@@ -1,7 +1,7 @@
-"""What people accepted, per arm: small pure functions over turns and their rewards, with intervals.
+"""Acceptance per arm, with intervals: small pure functions over turns and their rewards.
 
 A turn is accepted if its reward is above 0. Users are the unit of every interval, because a user stays in one arm and has a taste of
-their own; all people behind one name are one.
+their own; all people behind one name count as one user.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Acceptance:
 
 
 def by_arm(rated: Iterable[Rated]) -> dict[Arm, Acceptance]:
-    """One point per arm."""
+    """The acceptance of each arm."""
     groups: dict[Arm, list[tuple[Person, bool]]] = defaultdict(list)
     for turn, reward in rated:
         groups[turn.arm].append((turn.person, reward.value > 0))
@@ -40,9 +40,9 @@ def by_arm(rated: Iterable[Rated]) -> dict[Arm, Acceptance]:
 def live_minus_control(rated: Iterable[Rated]) -> Estimate:
     """Acceptance of the live arm minus the frozen control arm's, with a 95% t interval clustered by user.
 
-    Turns that Auto dealt are left out: its shares follow the reward, so they are no random sample. So are, once control has turns, live's
-    turns of a propensity of 1: of people without a name, or whom nobody proved, who could not be dealt to control and may be others than
-    those who could. Where a side has fewer than two users nothing can be said of how much users differ: the interval is then [-1, 1].
+    Turns that Auto assigned are left out: its shares follow the reward, so they are no random sample. Once control has turns, live's
+    turns with a propensity of 1 are left out too: they are from unnamed or unverified people, who could not be assigned to control and
+    may differ from those who could. If a side has fewer than two users, the variance between users is unknown and the interval [-1, 1].
     """
     compared = [(turn, reward) for turn, reward in rated if turn.auto is None]
     if any(turn.arm is Arm.CONTROL for turn, _ in compared):
@@ -63,7 +63,7 @@ def _share(tally: Tally) -> float:
 
 
 def share_of(accepted: Iterable[tuple[Person, bool]]) -> Acceptance:
-    """Of turns, at least one: whose each was, and whether it was accepted."""
+    """The acceptance of one or more turns, each given as its person and whether it was accepted."""
     tally = _tally(accepted)
     lower, upper = clustered_share(tally)
     turns = sum(count for _, count in tally.values())

@@ -1,4 +1,4 @@
-"""Reads what the gateway answers to the evaluation runner: texts, and the policy versions that made their tokens.
+"""Parses the gateway's answers to the evaluation runner: texts, and the policy versions that made their tokens.
 
 A chat completion carries, for all its choices together, one span per run of tokens that one version made::
 
@@ -27,7 +27,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The model's public name and what its slots serve. Example: ``Health("smol", {"live": v3})``"""
+    """The model's public name and the version that each slot serves. Example: ``Health("smol", {"live": v3})``"""
 
     model: str
     slots: dict[str, PolicyVersion]
@@ -37,7 +37,7 @@ def read_answers(raw: bytes, expected: int) -> tuple[list[Response], list[Policy
     """The answers in the order of their index, and every version that made a token of them.
 
     Raises:
-        Corrupt: not the promised form, or another number of choices; the message names the part.
+        Corrupt: the answer is malformed or has another number of choices; the message names the part.
     """
     try:
         body = json.loads(raw)
@@ -64,7 +64,7 @@ def read_health(raw: bytes) -> Health:
 
 
 def refusal(status: int, text: str, where: str) -> OstinatoError:
-    """The error that stands for an HTTP status other than 200: Unavailable where another try may succeed."""
+    """The error for an HTTP status other than 200: Unavailable if a retry may succeed."""
     message = f"{where}: the gateway answered {status}: {text[:300]}"
     if status in RETRIED:
         return Unavailable(message)

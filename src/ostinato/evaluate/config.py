@@ -1,4 +1,4 @@
-"""How candidates are measured and judged, as configuration."""
+"""Configuration of how candidates are measured and judged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 
 class BarConfig(BaseModel, frozen=True, extra="forbid"):
-    """An absolute bar that a candidate must clear, whatever it is compared with, before anybody meets it."""
+    """An absolute bar that a candidate must clear, independently of any comparison, before it serves anybody."""
 
     suite: str = Field(
         default="",
@@ -53,14 +53,14 @@ class BarConfig(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def wanted(self) -> float:
-        """The share in (0, 1) that the lower bound of what is good must reach."""
+        """The value in (0, 1) that the lower bound must reach, in terms where higher is better."""
         if self.axis == "latency":
             return self.share
         return self.at_least if self.at_least is not None else 1.0 - (self.at_most or 0.0)
 
 
 class GateConfig(BaseModel, frozen=True, extra="forbid"):
-    """How much worse a candidate may be, how sure we must be, how long we may look."""
+    """How much worse a candidate may be, the error probabilities, and how many samples may be drawn."""
 
     require: Literal["no_loss", "win"] = Field(
         default="no_loss",
@@ -169,7 +169,7 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class RunnerConfig(BaseModel, frozen=True, extra="forbid"):
-    """How hard the gateway is driven and how long we wait for it."""
+    """The load on the gateway, and the timeouts and retries for it."""
 
     concurrency: int = Field(default=16, ge=1, le=1024, description="Requests in flight.")
     samples_per_request: int = Field(

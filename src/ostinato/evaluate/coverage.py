@@ -1,4 +1,4 @@
-"""What each checkpoint solves at the first try and at the best of k, out of rollouts of the same tasks. Pure.
+"""pass@1 and best-of-k of each checkpoint, from rollouts of the same tasks. Pure.
 
 The estimators are those of `evaluate.sharpening`: unbiased for every task, tasks as clusters.
 """
@@ -28,7 +28,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Covered:
-    """One checkpoint. `rates` None: no task was tried k times; `short` tasks were tried less often, and do not count.
+    """One checkpoint. `rates` is None if no task was tried k times; `short` tasks were tried less often, and do not count.
 
     `change` is against the first checkpoint that has rates; None for that one, and with too few tasks in common.
 
@@ -43,7 +43,7 @@ class Covered:
 
 
 def covered(attempts: Iterable[Attempt], k: int, confidence: float = 0.95) -> tuple[Covered, ...]:
-    """Every checkpoint's rates, oldest first. Intervals of changes have the same confidence, each by itself."""
+    """Every checkpoint's rates, oldest first. The interval of each change has the same confidence on its own."""
     by_policy: dict[PolicyVersion, list[ItemScore]] = {}
     draws: dict[tuple[PolicyVersion, str], int] = {}
     for each in attempts:
@@ -74,6 +74,6 @@ def covered(attempts: Iterable[Attempt], k: int, confidence: float = 0.95) -> tu
 
 
 def lost_coverage(rows: Sequence[Covered]) -> Covered | None:
-    """The newest checkpoint with rates, if it is surer of less than the first: pass@1 rose and best-of-k fell, both beyond doubt."""
+    """The newest checkpoint with rates, if it lost coverage since the first: pass@1 rose and best-of-k fell, both significantly."""
     newest = next((row for row in reversed(rows) if row.rates is not None), None)
     return newest if newest is not None and newest.change is not None and newest.change.narrowed else None

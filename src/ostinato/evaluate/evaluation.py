@@ -1,7 +1,7 @@
-"""A candidate beside what it must hold its own against, on all suites: the `Evals` seam.
+"""Evaluates a candidate against its incumbents on all suites: the `Evals` seam.
 
-Every side is drawn afresh for every candidate, on the same items and from the same seeds. Draws that once spoke for a version are never
-used again: those that got it chosen are luckier than it is.
+Every side is drawn afresh for every candidate, on the same items and from the same seeds. A version's draws are never reused for a later
+candidate: the draws that got it chosen overestimate it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Scores = dict[tuple[str, int], ItemScore]
 """(item, draw) -> score."""
 
 SURE = 0.998
-"""Confidence of each interval of a sharpening: with a thousand candidates that lost nothing, it is said of one at most."""
+"""Confidence of each interval of a sharpening: of a thousand candidates that lost nothing, at most one is reported as a loss."""
 
 
 class Runner(Protocol):
-    """What produces scores: `runner.SuiteRunner`, or a fake."""
+    """Produces scores: `runner.SuiteRunner`, or a fake."""
 
     suite: Suite
 
@@ -40,12 +40,12 @@ class Runner(Protocol):
 
 
 class Evaluation:
-    """One look of the gate per call of `run`; an EXTEND verdict is followed up by calling it again.
+    """Takes one look of the gate per call of `run`; after an EXTEND verdict, call it again.
 
-    `runners` compare, the first one's suite is the one that a report names; `aside` are those of suites that only bars speak of, and
-    answer for the candidate alone. `bars` name suites by their names. The best release is asked in `best_slot` if it is neither live nor
-    the anchor. `evidence` and `restore` carry unfinished draws through the ledger, so that a restarted worker goes on where the killed one
-    was.
+    `runners` run the compared suites, the first of which is the one that a report names; `aside` run the suites that only bars refer to,
+    for the candidate alone. `bars` refer to suites by name. The best release is sampled in `best_slot` if it is neither live nor the
+    anchor. `evidence` and `restore` carry unfinished draws through the ledger, so that a restarted worker continues where the killed one
+    stopped.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Evaluation:
         self._drawn: dict[tuple[str, str], Scores] = {}
 
     async def run(self, candidate: PolicyVersion, *, against: Incumbents) -> Report:
-        """Sample every side up to the next look, as far as draws of this round are missing, and judge on equal draws.
+        """Sample the draws that each side lacks for the round's next look, and judge on equal numbers of draws.
 
         Raises:
             Unavailable, Conflict: the gateway could not serve the versions (see `SuiteRunner.run`).
@@ -87,8 +87,8 @@ class Evaluation:
         return replace(report, **self._coverage(candidate, against, draws)) if draws > 1 else report
 
     def evidence(self) -> dict[str, Any]:
-        """What was drawn in the round that is not decided yet, JSON-ready: by suite and version, rows of item, draw, score, whether the
-        answer was well formed, and seconds.
+        """The draws of the undecided round, JSON-ready: by suite and version, rows of item, draw, score, whether the answer was well
+        formed, and seconds.
 
         Example: ``{"candidate": "bb", "round": 3, "drawn": {"held-out:9f": {"bb": [["a", 0, 1.0, true, 0.4]]}}}``
         """
@@ -99,10 +99,10 @@ class Evaluation:
         return {"candidate": self._judged[0], "round": self._judged[1], "drawn": drawn}
 
     def restore(self, evidence: Mapping[str, Any]) -> None:
-        """Take back what `evidence` gave; evidence of other suites, or in the form of earlier versions, is ignored.
+        """The inverse of `evidence`; evidence of other suites, or in the form of earlier versions, is ignored.
 
         Raises:
-            Corrupt: it has not the promised form.
+            Corrupt: the evidence is malformed.
         """
         if "round" not in evidence:
             return
@@ -119,14 +119,14 @@ class Evaluation:
             ) from error
 
     def scores(self, suite: Suite, policy: PolicyVersion) -> list[ItemScore]:
-        """What was drawn of one version in this round."""
+        """The scores of one version in this round."""
         return list(self._drawn.get((_key(suite), policy.hash), {}).values())
 
     def _select(self, suite: Suite) -> Selection:
         return select(suite, self._gate, *self._judged)
 
     def _slots(self, candidate: PolicyVersion, against: Incumbents) -> dict[str, tuple[PolicyVersion, str]]:
-        """By hash: whom to ask, and in which slot. A version that stands twice is drawn once."""
+        """By hash: the version to sample, and its slot. A version that plays two parts is sampled once."""
         slots = {Incumbent.LIVE: "live", Incumbent.ANCHOR: "control", Incumbent.BEST: self._best_slot}
         found = {candidate.hash: (candidate, self._candidate_slot)}
         for name, policy in against.named().items():
@@ -148,7 +148,7 @@ class Evaluation:
             known.setdefault((score.item, score.draw), score)
 
     def _held(self, suite: Suite, policy_hash: str) -> int:
-        """Draws that are known of a version; every item of the round has as many."""
+        """The number of draws known of a version; every item of the round has as many."""
         return 1 + max((draw for _, draw in self._drawn.get((_key(suite), policy_hash), {})), default=-1)
 
     def _first(self, suite: Suite, policy: PolicyVersion, draws: int) -> list[ItemScore]:
@@ -169,7 +169,7 @@ class Evaluation:
         return found
 
     def _coverage(self, candidate: PolicyVersion, against: Incumbents, draws: int) -> dict[str, Any]:
-        """The report's fields about the best of all draws, on the first suite."""
+        """The report's fields `pass_rates` and `sharpening`, with k the number of draws, on the first suite."""
         suite = self._runners[0].suite
         scores = self._first(suite, candidate, draws)
         found = (
@@ -194,7 +194,7 @@ class Evaluation:
 
 
 def _key(suite: Suite) -> str:
-    """A suite's name and content: two files may hold the same items and be drawn differently."""
+    """A suite's name and content hash: two files may hold the same items and be drawn differently."""
     return f"{suite.name}:{suite.hash}"
 
 

@@ -1,4 +1,4 @@
-"""Graders that need no sandbox: a suite item names one, the runner asks it. Pure."""
+"""Graders that need no sandbox: a suite item names its grader, the runner calls it. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pattern(item: Item, text: str) -> float:
 def suggestion(item: Item, text: str) -> float:
     """1.0 if the answer is the item's `meant`, 0.0 if it is anything else, and the item's `t` if it is empty or `nothing`.
 
-    That is the reward of `ostinato.reward.functions.tab` plus t: a policy's mean score lies above t by its mean reward.
+    That is the reward of `ostinato.reward.functions.tab` plus t: a policy's mean score is t plus its mean reward.
 
     Example: an item ``{"grader": "suggestion", "meant": "Friday", "nothing": "-", "t": 0.25, ...}``. Raises BadConfig for other fields.
     """

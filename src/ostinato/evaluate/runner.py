@@ -1,7 +1,7 @@
 """Runs a suite through the gateway, over the same HTTP path as people, and grades the answers.
 
 All versions are paired by item and randomness. Draws of an item come in blocks of `samples_per_request`: draw d is
-choice ``d % size`` of the n-sample request with seed ``item_seed + d // size``. That holds whoever is asked, and however many
+choice ``d % size`` of the n-sample request with seed ``item_seed + d // size``. That holds for every version and however many
 draws are known already, so within one round (item, draw) means the same random numbers; the gateway shares a block's prompt.
 """
 
@@ -31,7 +31,7 @@ ItemGrader = Callable[[Item, str], Awaitable[float]]
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One request per item: the block's number (its seed), how many samples, and the draws that these end with."""
+    """One request per item: the block's number (its seed), the number of samples, and the draws that the last samples are."""
 
     number: int
     samples: int
@@ -39,7 +39,7 @@ class _Block:
 
 
 def item_seed(suite: Suite, item: Item, shift: int = 0, seed: int = 0) -> int:
-    """Seed of an item's first block: a hash of suite, item and what the draws start from.
+    """Seed of an item's first block: a hash of suite, item, `shift` and `seed`.
 
     It lies below 2**31 - 2**16, so that adding a block's number keeps 31 bits.
     """

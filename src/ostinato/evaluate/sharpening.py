@@ -1,7 +1,7 @@
 """Is a release only surer of what it could do before? pass@1 and best-of-k of a suite's scores, with intervals. Pure.
 
-Reinforcement learning can raise the first try by giving up the others: pass@1 rises and best-of-k falls. A coverage that is lost does
-not come back by training on.
+Reinforcement learning can improve the first try at the expense of the others: pass@1 rises and best-of-k falls. Lost coverage does not
+come back with further training.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def sharpening(
 ) -> Sharpening | None:
     """How the candidate's rates differ, item by item; None with fewer than ten items in common that have k draws on both sides.
 
-    The intervals are normal ones on the item differences, whose standard error is taken with one item at +1 and one at -1 added, so
-    that items of one mind are no proof.
+    The intervals are normal ones on the item differences, whose standard error is computed with one item at +1 and one at -1 added, so
+    that identical differences alone prove nothing.
     """
     earlier, later = _by_item(incumbent), _by_item(candidate)
     shared = [item for item in earlier if item in later and min(len(earlier[item]), len(later[item])) >= k]
@@ -86,7 +86,7 @@ def _by_item(scores: Iterable[ItemScore]) -> dict[str, list[float]]:
 
 
 def _mean(values_I: Sequence[float], confidence: float, *, cautious: bool = False) -> ItemMean:
-    """Of differences in [-1, 1] if `cautious`, otherwise of values in [0, 1]."""
+    """The mean, with a normal interval, of differences in [-1, 1] if `cautious`, otherwise of values in [0, 1]."""
     n = len(values_I)
     if n == 0:
         raise ValueError("no items: run the suite first")

@@ -20,7 +20,7 @@ from ostinato.core.report import ItemScore
 _NORMAL = NormalDist()
 
 FEW_INFORMATIVE = 10
-"""Below this many items that moved at all, a t interval has too little to estimate a variance from."""
+"""With fewer items than this that differ from the rest, a t interval has too little to estimate a variance from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """What bounds of a mean difference need to know of the items, at whatever level: their number, mean, and standard error.
+    """The summary of the items that bounds of a mean difference need at any level: their number, mean, and standard error.
 
-    `centre` is what the bounds lie around, which is not the mean where pseudo-items were added; with `constant` all items are equal.
+    The bounds lie around `centre`, which is not the mean if pseudo-items were added; with `constant` all items are equal.
 
     Example: ``Spread(mean=0.04, centre=0.04, error=0.025, n=100, df=99, constant=False)``
     """
@@ -58,7 +58,7 @@ class Spread:
 Tally = Mapping[Person, tuple[float, int]]
 """Tenant and user -> (sum of outcomes, number of outcomes)."""
 WeightedTally = Mapping[Person, tuple[float, float]]
-"""The same, where outcomes may have weights."""
+"""The same, with weighted outcomes."""
 
 
 def paired_items(
@@ -111,7 +111,7 @@ def mean_difference(differences_I: NDArray[np.float64], *, lower_alpha: float, u
 
 
 def spread_of(differences_I: NDArray[np.float64]) -> Spread:
-    """What is known of per-item differences in [-1, 1]; `bounds` says how sure their mean is.
+    """Summarises per-item differences in [-1, 1]; `bounds` computes the bounds of their mean from it.
 
     Three cases, from much to little evidence: Student's t on the item means (Miller 2024, arXiv 2411.00640); with fewer than
     `FEW_INFORMATIVE` items that differ from the rest, the same after one pseudo-item at +1 and one at -1 (Bonett and Price
@@ -174,10 +174,10 @@ def suite_mean(scores: Iterable[ItemScore], confidence: float = 0.95) -> Estimat
 
 
 def mean_lower(items: Sequence[Sequence[float]], alpha: float) -> float:
-    """One-sided 1 - alpha lower bound of a mean over items. An item is the values in [0, 1] of its draws, no independent evidence.
+    """One-sided 1 - alpha lower bound of a mean over items. An item is its draws' values in [0, 1], which are not independent evidence.
 
-    With fewer than `FEW_INFORMATIVE` items apart from the rest a t interval has too little to go by, and so has one of items that are each
-    all ones or all zeros: then the exact binomial bound holds (Clopper and Pearson 1934), with an item counted as good only if all of its
+    With fewer than `FEW_INFORMATIVE` items that differ from the rest, or with items that are each all ones or all zeros, a t interval has
+    too little to go by. Then the exact binomial bound is used (Clopper and Pearson 1934), with an item counted as good only if all of its
     draws are 1. Otherwise Student's t on the item means.
 
     Example: 100 faultless items at alpha 0.01 give 0.955.
@@ -205,7 +205,7 @@ def _binomial_lower(good: int, n: int, alpha: float) -> float:
 
 
 def holm(names: Sequence[str], rejects: Callable[[str, float], bool], alpha: float) -> frozenset[str]:
-    """Which of several hypotheses fall, with probability `alpha` that any true one does (Holm 1979, step-down Bonferroni).
+    """Which of several hypotheses are rejected, with probability `alpha` that any true one is (Holm 1979, step-down Bonferroni).
 
     `rejects(name, level)` tests one hypothesis at a level, and a higher level rejects all that a lower one does.
 
@@ -244,12 +244,12 @@ def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, f
 
 
 def clustered_share(tally: Tally, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of a pooled proportion with users as clusters: Wilson's, of as many independent turns as would vary as much.
+    """Interval of a pooled proportion with users as clusters: Wilson's, with the effective number of independent turns.
 
-    Their number is mean (1 - mean) over the user-clustered variance, at most that of the turns; where no user differs from the mean, it is
-    Kish's number of users, (sum n_u)^2 / sum n_u^2. Student's t takes the normal's place, as Korn and Graubard (1998) do, with
-    (sum n_u^2)^2 / sum n_u^4 degrees of freedom (Satterthwaite 1946): a few users with most of the turns leave few. (0, 1) below two
-    users, for nothing is known then of how much users differ.
+    That number is mean (1 - mean) over the user-clustered variance, at most that of the turns; where no user differs from the mean, it is
+    Kish's number of users, (sum n_u)^2 / sum n_u^2. Student's t replaces the normal, as in Korn and Graubard (1998), with
+    (sum n_u^2)^2 / sum n_u^4 degrees of freedom (Satterthwaite 1946), which are few if a few users have most of the turns. (0, 1) below
+    two users, since the variance between users is then unknown.
     """
     counts_U = np.array([count for _, count in tally.values() if count > 0], dtype=np.float64)
     if counts_U.size < 2:
@@ -274,9 +274,9 @@ def clustered_difference(treated: WeightedTally, control: WeightedTally, confide
     """Difference of two pooled proportions, treated minus control, with a user-clustered variance and t interval.
 
     Every user contributes one residual to the linearised ratio estimator (Liang and Zeger 1986; Deng, Knoblich and Lu 2018,
-    arXiv 1803.06336, the delta method). A user who stands on both sides contributes the difference of both residuals, so
+    arXiv 1803.06336, the delta method). A user who is on both sides contributes the difference of both residuals, so
     before/after comparisons of the same people gain from the pairing. The degrees of freedom are those of the smaller side.
-    On a side where no user differs from the mean (all accept, none accept) the Agresti-Caffo variance of its users stands in.
+    On a side where no user differs from the mean (all accept, none accept) the Agresti-Caffo variance of its users is used.
 
     Raises:
         ValueError: a side without two users.
@@ -335,7 +335,7 @@ def power(items: int, variance: float, margin: float, *, effect: float = 0.0, al
 def required_items(
     variance: float, margin: float, *, power: float = 0.9, effect: float = 0.0, alpha: float = 0.05
 ) -> int:
-    """Items needed for that power: the inverse of `power`.
+    """The number of items needed for a given power: the inverse of `power`.
 
     Example: ``required_items(0.15, 0.02)`` is 3212.
 
@@ -350,7 +350,7 @@ def required_items(
 
 @lru_cache(maxsize=1024)
 def _t_quantile(df: float, p: float) -> float:
-    """The p-quantile of Student's t with so many degrees of freedom."""
+    """The p-quantile of Student's t with `df` degrees of freedom."""
     from scipy import special  # takes a quarter of a second to import, which `ostinato status` need not wait for
 
     return float(special.stdtrit(df, p))

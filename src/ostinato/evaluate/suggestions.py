@@ -1,8 +1,8 @@
 """How often a policy that may stay silent suggests something, and how much of that is accepted. Pure maths.
 
 Two ratios, each with its own denominator: suggestions per request, and acceptances per suggestion. Users are the unit of both, as in
-`acceptance`: a user stays in one arm, and types some kinds of lines more than others. In the rewards of the function `tab` a reward
-above 0 is an acceptance, one below 0 a rejection, and 0 says that nothing was suggested; a suite's scores say the same around t.
+`acceptance`: a user stays in one arm, and types some kinds of lines more than others. Of the function `tab`, a reward above 0 is an
+acceptance, one below 0 a rejection, and 0 means that nothing was suggested; a suite's scores mean the same relative to t.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ostinato.evaluate.statistics import Estimate, Tally, clustered_difference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tallies:
-    """What some requests got, by who asked: suggestions among requests, and acceptances among suggestions.
+    """The outcomes of some requests by user: suggestions among requests, and acceptances among suggestions.
 
     Example: ``Tallies(suggested={("default", "ann"): (7.0, 10)}, accepted={("default", "ann"): (3.0, 7)})``: ann asked ten times, was
     shown seven suggestions and accepted three.
@@ -49,7 +49,7 @@ def shown(rated: Iterable[Rated]) -> list[Rated]:
 
 
 def by_user(rated: Iterable[Rated]) -> dict[Arm, Tallies]:
-    """What each arm's users got."""
+    """The tallies of each arm."""
     outcomes: dict[Arm, list[tuple[Person, float]]] = defaultdict(list)
     for turn, reward in rated:
         outcomes[turn.arm].append((turn.person, reward.value))
@@ -57,9 +57,9 @@ def by_user(rated: Iterable[Rated]) -> dict[Arm, Tallies]:
 
 
 def by_item(scores: Iterable[ItemScore], family: Mapping[str, str], t: float) -> dict[str, Tallies]:
-    """What each family of a suite got, items in the place of users. `family` says of each item which it is of.
+    """The tallies of each family of a suite, with items in the place of users. `family` maps each item to its family.
 
-    A score of `t` is silence, one above it an acceptance (see `graders.suggestion`).
+    A score of `t` is silence, a higher one an acceptance (see `graders.suggestion`).
     """
     outcomes: dict[str, list[tuple[Person, float]]] = defaultdict(list)
     for score in scores:
@@ -83,8 +83,8 @@ def _tallied(outcomes: Iterable[tuple[Person, float]]) -> Tallies:
 def ratio(tally: Tally) -> Estimate | None:
     """Pooled share over all outcomes with a 95% t interval, users as clusters, cut to [0, 1]; None without two users.
 
-    The linearised ratio estimator of `statistics.clustered_difference`, for one side. Where no user differs from the others in any
-    outcome, the variance is that of Agresti and Caffo's one more success and one more failure, of so many users.
+    The linearised ratio estimator of `statistics.clustered_difference`, for one side. Where all users have the same share, the variance
+    is that of Agresti and Caffo over the users, with one more success and one more failure.
     """
     users = [(value, count) for value, count in tally.values() if count > 0]
     n = len(users)
@@ -127,7 +127,7 @@ def change(live: Tally, control: Tally) -> Change | None:
 
 
 def _quantile(df: float) -> float:
-    """Student's t: as many standard errors as a 95% interval has on each side."""
+    """Student's t: the half-width of a 95% interval in standard errors."""
     from scipy import special  # takes a quarter of a second to import
 
     return float(special.stdtrit(df, 0.975))

@@ -5,7 +5,7 @@ One line is one item::
     {"id": "add-1", "family": "arithmetic", "messages": [{"role": "user", "content": "..."}], "grader": "python_tests",
      "sampling": {"max_tokens": 96, "temperature": 0.8, "stop": ["\ndef"]}, "head": "def add(a, b):", "tests": "..."}
 
-Keys that are none of the item's own fields belong to the grader and are kept in `Item.data`.
+Keys that are not fields of the item itself belong to the grader and are kept in `Item.data`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def build(name: str, items: Sequence[Item]) -> Suite:
     """Hash the items and check that their ids are unique.
 
     Raises:
-        BadConfig: no items, or an id twice.
+        BadConfig: there are no items or too many, or an id is repeated.
     """
     if not 0 < len(items) <= MAX_ITEMS:
         raise BadConfig(f"suite {name!r} has {len(items)} items; it needs 1 to {MAX_ITEMS}")
@@ -132,7 +132,7 @@ def _item(where: str, line: str) -> Item:
     if not isinstance(value, dict):
         raise BadConfig(f"{where}: a {type(value).__name__}, not a JSON object; one line is one item")
     try:
-        # JSON arrays become tuples, so strictness is asked of the JSON form and not of the Python form.
+        # JSON arrays become tuples, so the strict check is of the JSON form and not of the Python form.
         return Item.model_validate_json(line, strict=True)
     except ValidationError as error:
         first = error.errors()[0]

@@ -1,4 +1,4 @@
-"""Alarms that stand until they are taken back, one state at a time: what the log says of them already is not said again."""
+"""Alarms that stand until they are cleared: a row is written only when the state changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ostinato.core.seams import Log
 
 
 async def note(log: Log, name: str, *, raised: bool, why: str, at: float) -> None:
-    """Raise or clear an alarm, unless it stands so already. Reads all alarms of the log: not to be called often."""
+    """Raise or clear an alarm, unless it is in that state already. Reads all alarms of the log, so do not call it often."""
     standing: Alarm | None = None
     count = 0
     async for _, row in log.read(0, {Alarm}):

@@ -1,4 +1,4 @@
-"""What has passed: it goes live, or waits until a person says so. The person's word is a line of the ledger before anything moves."""
+"""Candidates that have passed: they go live, or wait for a person's approval, which is a line of the ledger before any ref moves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOKS, _PAUSE_S = 50, 0.1
 
 
 class Approvals:
-    """`manual`: everything that has passed waits for a person. The caller holds the ledger up to date."""
+    """With `manual`, every candidate that has passed waits for a person. The caller keeps the ledger up to date."""
 
     def __init__(self, ledger: ReleaseLedger, moves: Moves, *, manual: bool) -> None:
         self._ledger = ledger
@@ -32,17 +32,17 @@ class Approvals:
         *,
         ask: bool = False,
     ) -> ReleaseEvent:
-        """Ship a candidate, or write that it waits; with `ask` it waits whatever the configuration says."""
+        """Ship a candidate, or record that it waits for approval; with `ask` it waits whatever the configuration says."""
         if self._manual or ask:
             return await self._ledger.append("awaits_approval", candidate, live, reason, detail)
         return await self._moves.ship(candidate, live, reason, detail)
 
     async def approve(self, policy: PolicyVersion | None, reason: str, actor: str) -> ReleaseEvent:
-        """Ship what waits. `policy`: it must be this one.
+        """Ship the candidate that waits. If `policy` is given, it must be that version.
 
         Raises:
             NotFound: nothing waits, or another version does.
-            Conflict: live was moved, or something newer took its place, at this moment; look again.
+            Conflict: live was moved, or a newer candidate took its place, at this moment; look again.
         """
         proposal = self._waiting(policy)
         if proposal.actor is None:
@@ -50,7 +50,7 @@ class Approvals:
         try:
             if self._still(proposal):
                 return await self.ship_approved(self._waiting(proposal.candidate))
-        except Conflict:  # another process has read the line, and ships by it
+        except Conflict:  # another process has read the approval, and ships the candidate
             await self._settled(proposal)
         moved = self._ledger.moved
         if moved is None or self._ledger.state.live != proposal.candidate:
@@ -60,12 +60,12 @@ class Approvals:
         return moved
 
     async def refuse(self, policy: PolicyVersion | None, reason: str, actor: str) -> ReleaseEvent:
-        """What waits never ships by itself. Raises NotFound as `approve`."""
+        """Block the candidate that waits, so that it never ships by itself. Raises NotFound as `approve`."""
         proposal = self._waiting(policy)
         return await self._ledger.append("blocked", proposal.candidate, proposal.against, reason, {"actor": actor})
 
     async def ship_approved(self, proposal: Proposal) -> ReleaseEvent:
-        """Ship what a person approved; also what is due when they were cut off after their word. Raises Conflict."""
+        """Ship an approved candidate, also if the process was killed after the approval was recorded. Raises Conflict."""
         reason, detail = told(proposal)
         return await self._moves.ship(proposal.candidate, proposal.against, reason, detail)
 
@@ -74,7 +74,7 @@ class Approvals:
         return current is not None and current.candidate == proposal.candidate
 
     async def _settled(self, proposal: Proposal) -> None:
-        """Wait for the line of whoever moved live, which follows the move."""
+        """Wait for the ledger line of the process that moved live; the line follows the move."""
         for _ in range(_LOOKS):
             await self._ledger.refresh()
             if not self._still(proposal):
@@ -93,5 +93,5 @@ class Approvals:
 
 
 def told(proposal: Proposal) -> tuple[str, dict[str, Any]]:
-    """Reason and detail of the line that says that an approved candidate is live."""
+    """Reason and detail of the ledger line for an approved candidate that went live."""
     return f"approved: {proposal.why}; {proposal.reason}", {"actor": proposal.actor}

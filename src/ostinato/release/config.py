@@ -1,4 +1,4 @@
-"""How candidates come before users, as configuration."""
+"""Configuration of how candidates are released to users."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SignalName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,64}$"
 
 
 class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
-    """How candidates come before users, and when they are taken back."""
+    """How candidates are released to users, and when they are rolled back."""
 
     poll_s: float = Field(default=1.0, gt=0.0, description="Pause between looks at the refs when nothing is due.")
     canary: bool = Field(

@@ -1,7 +1,7 @@
-"""The controller: candidate in, one of shipped, blocked or rolled back out, by moving refs and writing the ledger.
+"""The controller: ships, blocks and rolls back candidates by moving refs and writing the ledger.
 
-It keeps no truth of its own. Each step looks at the ledger and the refs, does the one thing that is due, and may be killed
-anywhere: the next start sees the same two and goes on. A ref moved without its ledger line is reconciled first.
+It keeps no authoritative state of its own. Each step reads the ledger and the refs, does the one thing that is due, and may be killed
+anywhere: the next start reads the same ledger and refs and continues. A ref moved without its ledger line is reconciled first.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _WHY_S = 0.5
 _NOTHING = "nothing was released in this run yet: start `ostinato up`, and wait until it serves"
 
 BEST_REF = "best"
-"""Holds the best release so far in the store, so that no collection of garbage takes it."""
+"""The ref that keeps the best release so far in the store, so that it is not garbage-collected."""
 
 
 class ReleaseController:
     """Judges candidates, moves refs, keeps the ledger. Implements the `Releases` seam.
 
     `evals` and `compare` may be None for a controller that only moves releases by hand (the command line). `evaluation_ref` is the
-    ref whose slot serves the version being evaluated; another name than 'candidate' pins it while newer ones arrive. `best_ref` is the
-    ref whose slot serves the best release while a candidate is compared with it, if it is neither live nor the anchor; without one it is
-    then left out. With `config.canary` a candidate is first tried on a growing share of users. While `paused` says so,
-    nothing ships and no share grows.
+    ref whose slot serves the version being evaluated; any name other than 'candidate' pins that version while newer ones arrive.
+    `best_ref` is the ref whose slot serves the best release while a candidate is compared with it, if it is neither live nor the anchor;
+    without a `best_ref` the best release is then left out. With `config.canary` a candidate is first tried on a growing share of users.
+    While `paused` returns true, nothing ships and no share grows.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class ReleaseController:
 
     @property
     def live(self) -> PolicyVersion:
-        """The version before users, as of the last look. Raises Unavailable before `bootstrap`."""
+        """The live version, as of the last look. Raises Unavailable before `bootstrap`."""
         if self.ledger.state.live is None:
             raise Unavailable(_NOTHING)
         return self.ledger.state.live
 
     @property
     def incumbents(self) -> Incumbents:
-        """What a candidate is to be compared with, as of the last look. Raises Unavailable before `bootstrap`."""
+        """The versions that a candidate is compared with, as of the last look. Raises Unavailable before `bootstrap`."""
         live, anchor, best = self.live, self._anchor, self.ledger.state.best
         if anchor is None:
             raise Unavailable(_NOTHING)
@@ -117,7 +117,7 @@ class ReleaseController:
         manifest = await self._versions.manifest_of(base)
         async with self._lock:
             for ref in ("live", "control"):
-                if await self._store.read_ref(ref) is None:  # a store that releases elsewhere may be for reading only
+                if await self._store.read_ref(ref) is None:  # read first: a store that releases elsewhere may be read-only
                     with suppress(Conflict):  # another process was quicker: the same outcome
                         await self._store.move_ref(ref, None, manifest)
             await self._reconcile()
@@ -125,7 +125,7 @@ class ReleaseController:
     async def rollback(
         self, to: PolicyVersion | None, reason: str, *, actor: str, expected: PolicyVersion | None = None
     ) -> ReleaseEvent:
-        """A person puts an earlier version (default: the previous release) live. What it replaces never ships again by itself.
+        """Put an earlier version (default: the previous release) live for a person. The replaced version never ships again by itself.
 
         Raises:
             NotFound: there is no earlier release, or `to` was never published.
@@ -159,18 +159,18 @@ class ReleaseController:
             return await self._moves.ship(policy, self.live, reason, {"actor": actor})
 
     async def approve(self, policy: PolicyVersion | None, reason: str, *, actor: str) -> ReleaseEvent:
-        """A person puts before users what waits for that. `policy`: it must be this one.
+        """Ship the candidate that waits for a person's approval. If `policy` is given, it must be that version.
 
         Raises:
             NotFound: nothing waits, or another version does.
-            Conflict: live was moved, or something newer passed, at this moment; look again.
+            Conflict: live was moved, or a newer candidate passed, at this moment; look again.
         """
         async with self._lock:
             await self._reconcile()
             return await self._approvals.approve(policy, reason, actor)
 
     async def refuse(self, policy: PolicyVersion | None, reason: str, *, actor: str) -> ReleaseEvent:
-        """A person blocks what waits for approval. Raises NotFound as `approve`."""
+        """Block the candidate that waits for a person's approval. Raises NotFound as `approve`."""
         async with self._lock:
             await self._reconcile()
             return await self._approvals.refuse(policy, reason, actor)
@@ -192,8 +192,8 @@ class ReleaseController:
     async def step(self) -> ReleaseEvent | None:
         """Do the one thing that is due; None when nothing is.
 
-        A judgement once begun is ended before a newer candidate is looked at, so a busy trainer cannot starve releases;
-        candidates that came and went meanwhile are skipped.
+        A judgement that has begun is finished before a newer candidate is looked at, so a busy trainer cannot starve releases;
+        candidates that were superseded meanwhile are skipped.
         """
         async with self._lock:
             state = await self._reconcile()
@@ -205,7 +205,7 @@ class ReleaseController:
             if state.verdict is not None and state.verdict[1] == state.live and state.verdict[2] in ("SHIP", "BLOCK"):
                 return await self._settle(state)
         if self._braking.holds(state):
-            await self._park()  # candidates come and go meanwhile: the newest is judged when it ends
+            await self._park()  # candidates are skipped meanwhile: the newest is judged when the brake ends
             return None
         candidate = await self._due(state)
         if candidate is not None and await self._ancestry.carried_on(candidate, self.ledger.harmful):
@@ -217,7 +217,7 @@ class ReleaseController:
         return await self._evaluate(candidate, self._evals)
 
     async def watch(self) -> ReleaseEvent | None:
-        """Compare live with what it replaced and with control, each beside it in time; on significant harm, roll back by itself."""
+        """Compare live with the version it replaced and with control over the same hours; on significant harm, roll back by itself."""
         async with self._lock:
             state = await self._reconcile()
             if event := await self._verified.look(state):
@@ -232,7 +232,7 @@ class ReleaseController:
             return await self._moves.take_back(state.previous, self.live, f"guard: {harm}", {"guard": asdict(harm)})
 
     async def pace(self, *, gate_alpha: float) -> Pace:
-        """What this traffic can carry and what was risked lately. `gate_alpha` is the gate's level for one candidate."""
+        """The pace that this traffic supports, and the recent risk. `gate_alpha` is the gate's level for one candidate."""
         async with self._lock:
             state, now, trial = await self._reconcile(), self._clock(), self._config.trial
             traffic = None if self._watch is None else await self._watch.traffic(state, now)
@@ -247,7 +247,7 @@ class ReleaseController:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Step and watch until `stop` is set. What fails is tried again; `trouble` says what."""
+        """Step and watch until `stop` is set. Failures are retried; `trouble` describes them."""
         actions = {"step": self.step, "watch": self.watch}
         tasks = [asyncio.create_task(self._repeat(name, action)) for name, action in actions.items()]
         stopping = asyncio.create_task(stop.wait())
@@ -270,14 +270,14 @@ class ReleaseController:
             except OstinatoError as error:
                 self._troubles[name] = f"{type(error).__name__}: {error}"
                 logger.warning("release: %s; trying again in %g s", self._troubles[name], self._config.poll_s)
-            except Exception as error:  # what somebody's data broke here must not end what a person can do by hand
+            except Exception as error:  # an error caused by bad data must not end the manual operations
                 self._troubles[name] = f"{type(error).__name__}: {error}"
                 logger.exception("release: %s failed; trying again in %g s", name, self._config.poll_s)
             if event is None:
                 await asyncio.sleep(self._config.poll_s)
 
     def _expect(self, expected: PolicyVersion | None) -> None:
-        """Raise Conflict unless what somebody saw live still is. Called after the look that a move goes by."""
+        """Raise Conflict unless `expected`, if given, is still live. Called after the refs were read for the move."""
         if expected not in (None, self.live):
             raise Conflict(f"{self.live} is live now, not {expected}: nothing was done; look again, and decide anew")
 
@@ -322,10 +322,10 @@ class ReleaseController:
         self._parked = True
 
     async def _reconcile(self) -> State:
-        """Bring the ledger in line with the live ref, which is the truth about what users get."""
+        """Bring the ledger in line with the live ref, which is authoritative about what users get."""
         found, state = await self._versions.resolve("live"), await self.ledger.refresh()
         if found is not None and state.live not in (None, found[0]):
-            # who moves it by hand is about to write why; who was killed in between will not
+            # a process that moves it by hand is about to write why; one that was killed in between is not
             await asyncio.sleep(min(_WHY_S, self._config.poll_s))
             found, state = await self._versions.resolve("live"), await self.ledger.refresh()
         if found is None:
@@ -344,18 +344,18 @@ class ReleaseController:
         return self.ledger.state
 
     def _moved_unwritten(self, policy: PolicyVersion, state: State) -> tuple[str, dict[str, Any]]:
-        """Why something is live of which no line tells: whoever put it there was cut off in between."""
+        """Reason and detail for a live version without a ledger line: the process that moved the ref was cut off in between."""
         if state.proposal is not None and state.proposal.candidate == policy and state.proposal.actor is not None:
             return told(state.proposal)
         judged = policy == state.canary or (state.verdict is not None and state.verdict[0] == policy)
         return (state.reason, {}) if judged else ("found the live ref moved by hand", {"actor": "unknown"})
 
     async def _settle(self, state: State) -> ReleaseEvent | None:
-        """Act on the last verdict, which is SHIP or BLOCK and was reached against what is live; None while nothing may ship."""
+        """Act on the last verdict, which is SHIP or BLOCK and was reached against the live version; None while nothing may ship."""
         assert state.verdict is not None
         candidate, live, verdict = state.verdict
         if state.proposal is not None and state.proposal.actor is not None:
-            return None  # what a person approved meanwhile goes live first, and ends this verdict
+            return None  # a candidate approved meanwhile goes live first, and ends this verdict
         if verdict == "BLOCK" or candidate.hash in state.refused:
             return await self.ledger.append("blocked", candidate, live, state.reason)
         if self._paused() or self._braking.holds(state):

@@ -1,4 +1,4 @@
-"""Signals about turns that are not in the log yet: kept for a while, and not without bound. Pure."""
+"""Signals about turns that are not in the log yet: kept for a limited time and in limited number. Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import replace
 from ostinato.core.records import Signal
 
 _Said = tuple[float, list[Signal]]
-"""When the first signal about a turn was read, and all."""
+"""When the first signal about a turn was read, and all signals about it."""
 
 
 class EarlySignals:
-    """By tenant and turn, oldest first.
+    """Signals by tenant and turn, oldest first.
 
-    Where there are too many, the tenant with most gives up those about its oldest turn: nobody's flood costs another tenant its own.
-    Time is the log's own: the latest that any row named so far.
+    When there are too many, those about the oldest turn of the tenant with most are dropped: no flood costs another tenant its signals.
+    Time is the latest time in any row so far.
 
     Args:
         most: signals held at most.
-        most_each: of those, about one turn; the first count.
-        seconds: how long a turn is waited for.
+        most_each: signals held about one turn at most; the first are kept.
+        seconds: how long to wait for a turn.
     """
 
     def __init__(self, *, most: int, most_each: int, seconds: float) -> None:
@@ -33,7 +33,7 @@ class EarlySignals:
         return self._counts.total()
 
     def add(self, signal: Signal) -> None:
-        """Keep a signal, without what was written in it."""
+        """Keep a signal, without its comment and correction."""
         turns = self._turns.setdefault(signal.tenant, OrderedDict())
         _, said = turns.setdefault(signal.turn, (self._time, []))
         if len(said) >= self._most_each:
@@ -45,7 +45,7 @@ class EarlySignals:
             self.claim(tenant, next(iter(self._turns[tenant])))
 
     def claim(self, tenant: str, turn: str) -> list[Signal]:
-        """What was said about a turn, in order; it is kept no longer."""
+        """The signals about a turn, in order; they are kept no longer."""
         turns = self._turns.get(tenant, {})
         _, said = turns.pop(turn, (0.0, []))
         self._counts[tenant] -= len(said)
@@ -55,7 +55,7 @@ class EarlySignals:
         return said
 
     def advance(self, at: float) -> None:
-        """A row names this time: forget what has waited too long by it."""
+        """Advance the time to that of a row, and forget signals that have waited too long."""
         if at <= self._time:
             return
         self._time = at

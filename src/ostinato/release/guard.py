@@ -1,9 +1,9 @@
-"""Is this version hurting people? Pure arithmetic over per-user tallies: used on a canary, and on live after each release.
+"""Is this version harming people? Pure arithmetic over per-user tallies, used on live after each release.
 
-Looks happen when the number of outcomes has doubled and, once the log has grown by as many rows as the window holds turns, each time it
-has grown by as many again: what a window holds stops growing, and harm may begin late. Look k = 0, 1, ... may spend
-alpha / ((k+1) (k+2)), which adds up to alpha: by the union bound the chance of ever condemning an equally good version is at most that,
-however long one watches and however users are correlated in time.
+A look is due whenever the number of outcomes has doubled. Once the log has grown by as many rows as the window holds turns, a look is due
+each time it has grown by as many again, since a window's content stops growing and harm may begin late. Look k = 0, 1, ... may spend
+alpha / ((k+1) (k+2)), which adds up to alpha: by the union bound the probability of ever condemning an equally good version is at most
+alpha, however long the version is watched and however users are correlated in time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Compare(Protocol):
 
 
 class GuardConfig(BaseModel, frozen=True, extra="forbid"):
-    """When a version that is before users is taken back without being asked."""
+    """When a version that serves users is rolled back automatically."""
 
     enabled: bool = Field(default=True, description="False: only a person rolls back.")
     alpha: float = Field(
@@ -109,7 +109,7 @@ def judge(
 ) -> Harm | None:
     """Harm if the watched version's mean is below the baseline's by more than the tolerance, one-sided at this look's level.
 
-    `measure` says what the outcomes are, with 1 the good one. The caller makes each look at most once.
+    `measure` names the outcomes, of which 1 is the good one. The caller makes each look at most once.
     """
     if min(users(watched), users(baseline)) < config.min_users:
         return None

@@ -1,4 +1,4 @@
-"""A set of hashes that only grows, of which every earlier state stays what it was: adding one copies nothing. Pure."""
+"""A persistent set of hashes: earlier states stay unchanged, and adding to the newest copies nothing. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 class Hashes(Set[str]):
     """The first `count` keys of a dictionary that newer sets share.
 
-    Whoever adds to the newest of them extends the dictionary; adding to an older one, or taking away, copies it.
+    Adding to the newest set extends the dictionary; adding to an older set, or removing, copies it.
 
     Example: ``Hashes(["9f", "a1"]) | {"b2"} == {"9f", "a1", "b2"}``
     """
@@ -31,7 +31,7 @@ class Hashes(Set[str]):
         return self._count
 
     def adding(self, name: str) -> Self:
-        """This set and one more."""
+        """This set with one more hash."""
         if name in self:
             return self
         made = type(self)()

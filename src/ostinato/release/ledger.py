@@ -1,6 +1,6 @@
-"""The release ledger: `ReleaseEvent` rows of the log, folded into what is live, what was live, and what may not ship.
+"""The release ledger: `ReleaseEvent` rows of the log, folded into the live version, the earlier ones, and those that may not ship.
 
-The fold is pure; `Ledger` keeps it up to date from the log and appends to it. Nothing is ever changed or removed.
+The fold is pure; `ReleaseLedger` keeps it up to date from the log and appends to it. Nothing is ever changed or removed.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ostinato.release.proposal import Proposal
 from ostinato.release.trial.record import TrialRecord
 
 _ROLLBACKS = 99
-"""How many earlier ones are remembered."""
+"""The number of earlier rollbacks that are remembered."""
 _AT_ONCE = 128
-"""Lines between two looks at the event loop."""
+"""Lines folded before yielding to the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What the ledger says. `releases` is the chain of live versions, oldest first: a rollback cuts it, a release grows it;
-    none stands in it twice. `highest` is the highest number that was ever live.
+    """The folded ledger. `releases` is the chain of live versions, oldest first: a rollback cuts it, a release extends it;
+    no version is in it twice. `highest` is the highest number that was ever live.
 
-    `refused` holds hashes that never ship by themselves (blocked or rolled back). `trial` is the comparison before users that is under
-    way: of a candidate with live, or of live with what it replaced. `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" |
+    `refused` holds hashes that never ship by themselves (blocked or rolled back). `trial` is the comparison on users that is under way:
+    of a candidate with live, or of live with the version it replaced. `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" |
     "EXTEND") and `better` whether it proved that candidate better than the best so far. `proven` is the chain of versions that were best,
-    oldest first: it begins with the starting model, a release that was proven better grows it, and what is rolled back leaves it.
-    `judged` counts the verdicts. `proposal` is what waits for a person; whatever moves live ends it, and a newer one takes its place.
-    `rollbacks` are those since a person last shipped or approved something, oldest first. `verified` is the chain of releases that users
-    proved better, each beside the one before it, oldest first, and `verified_at` when the comparison with the last of them began.
+    oldest first: it begins with the starting model, a release that was proven better extends it, and a version that is rolled back leaves
+    it. `judged` counts the verdicts. `proposal` is the candidate that waits for a person; every move of live ends it, and a newer one
+    replaces it. `rollbacks` are those since a person last shipped or approved a version, oldest first. `verified` is the chain of releases
+    that users proved better, each than the one before it, oldest first, and `verified_at` when the comparison with the last of them began.
 
     Example: ``State(releases=(v0, v3), events=5, refused=frozenset({"9f..."}))``
     """
@@ -60,7 +60,7 @@ class State:
 
     @property
     def live(self) -> PolicyVersion | None:
-        """The version before users, or None before the first release."""
+        """The live version, or None before the first release."""
         return self.releases[-1] if self.releases else None
 
     @property
@@ -79,7 +79,7 @@ class State:
         return None if self.trial is None else self.trial.dealing()
 
     def dealt(self, verified: float) -> Dealing | None:
-        """How users are dealt to all arms, if so large a share of them stays on the verified release; None: there is no arm but live."""
+        """How users are dealt to all arms, if the share `verified` stays on the verified release; None if there is no arm but live."""
         if not verified or not self.verified:
             return self.dealing
         salt = self.verified[-1].hash[:16]
@@ -103,7 +103,7 @@ class State:
 
 
 def fold(state: State, event: ReleaseEvent) -> State:
-    """The state after one more event. Unknown actions (written by other rooms or later versions) only count."""
+    """The state after one more event. Events with unknown actions (written by other packages or later versions) are only counted."""
     state = replace(state, events=state.events + 1)
     step = _STEPS.get(event.action)
     return state if step is None else step(state, event)
@@ -157,7 +157,7 @@ def _retested(state: State, event: ReleaseEvent) -> State:
 
 
 def _awaits_approval(state: State, event: ReleaseEvent) -> State:
-    """Its users go back to live until somebody has decided."""
+    """The candidate waits, and its trial users go back to live until a person has decided."""
     if event.previous is None:
         return state
     tried = state.trial if state.canary == event.policy else None
@@ -180,7 +180,7 @@ def _approved(state: State, event: ReleaseEvent) -> State:
 
 
 def _shipped(state: State, event: ReleaseEvent) -> State:
-    # whatever has a higher number than all before it cannot stand among them
+    # a version with a higher number than all before it cannot be among them
     known = () if event.policy.number > state.highest else state.releases
     before = tuple(release for release in known if release != event.policy) if known else state.releases
     proven = state.proven_better(event.policy)
@@ -201,7 +201,7 @@ def _shipped(state: State, event: ReleaseEvent) -> State:
 
 
 def _staying(state: State, event: ReleaseEvent) -> TrialRecord | None:
-    """The comparison that goes on after a release, if some users stay on what it replaced; after an approval it begins anew."""
+    """The comparison that goes on after a release, if some users stay on the version it replaced; after an approval it starts over."""
     if "share" not in event.detail or event.previous is None:
         return None
     share = (event.at, float(event.detail["share"]))
@@ -222,7 +222,7 @@ def _blocked(state: State, event: ReleaseEvent) -> State:
 
 
 def _rolled_back(state: State, event: ReleaseEvent) -> State:
-    """`policy` is live again; what came after it in the chain is refused from now on."""
+    """`policy` is live again; the versions after it in the chain are refused from now on."""
     chain = state.releases
     cut = chain.index(event.policy) + 1 if event.policy in chain else len(chain)
     dropped = {release.hash for release in chain[cut:]}
@@ -283,26 +283,26 @@ class ReleaseLedger:
         self.verified_from: Cursor = 0
         """The place in the log from which live is compared with the verified release."""
         self.moved: ReleaseEvent | None = None
-        """The last line that put something else live."""
+        """The last line that changed the live version."""
         self.moved_at: Cursor = 0
         """The place in the log of that line."""
         self.harmful: Harmful | None = None
-        """What was taken back last, or harmed those who tried it; None once a person shipped something newer."""
+        """The last harm, from a rollback or a trial that found a candidate worse; None once a newer version shipped."""
         self.state = State()
         self.history = History()
         self.evidence: dict[str, Any] = {}
 
     async def refresh(self) -> State:
-        """Read what is new in the log; one reader at a time, or a line would be folded twice."""
+        """Read the log's new lines; only one reader at a time, or a line would be folded twice."""
         async with self._reading:
             return await self._read_on()
 
     async def _read_on(self) -> State:
-        newest = await self._log.append()  # events are rare: what was searched without one is not searched again
+        newest = await self._log.append()  # events are rare: rows searched without finding one are not searched again
         async for cursor, row in self._log.read(self._cursor, {ReleaseEvent}):
             assert isinstance(row, ReleaseEvent)
             if self.state.events % _AT_ONCE == 0:
-                await asyncio.sleep(0)  # before the line is taken: who is cancelled here reads it again
+                await asyncio.sleep(0)  # before the line is folded: after a cancellation here it is read again
             self._cursor = cursor
             before, self.state = self.state, fold(self.state, row)
             if before.verified_at != self.state.verified_at or not before.verified:

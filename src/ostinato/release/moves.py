@@ -1,4 +1,4 @@
-"""Moves of refs that the ledger tells of: live by compare-and-swap, with its line after it, and the controller's own refs."""
+"""Moves of refs: live by compare-and-swap, followed by its ledger line, and the controller's own refs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ostinato.release.protocols import Refs, Versions
 
 
 class Moves:
-    """Whoever dies between a move of live and its line leaves a ref that the next look at both writes down.
+    """A process that dies between a move of live and its ledger line leaves a ref for which the next look at both writes the line.
 
-    `holdback` is the share of users who stay on what a release that was tried replaces.
+    `holdback` is the share of users who stay on the version that a tried release replaces.
     """
 
     def __init__(self, ledger: ReleaseLedger, store: Refs, versions: Versions, *, holdback: float) -> None:
@@ -27,7 +27,7 @@ class Moves:
     async def ship(
         self, candidate: PolicyVersion, live: PolicyVersion, reason: str, detail: Mapping[str, Any]
     ) -> ReleaseEvent:
-        """Put a candidate before users. Raises Conflict if something else than `live` is live, NotFound if it was never published."""
+        """Put a candidate live. Raises Conflict if another version than `live` is live, NotFound if it was never published."""
         manifest = await self._swap_live(live, candidate)
         return await self._ledger.append(
             "shipped", candidate, live, reason, {"manifest": manifest, **self.staying(candidate), **detail}
@@ -36,29 +36,29 @@ class Moves:
     async def take_back(
         self, target: PolicyVersion, live: PolicyVersion, reason: str, detail: Mapping[str, Any]
     ) -> ReleaseEvent:
-        """Put an earlier version before users again. Raises as `ship`."""
+        """Put an earlier version live again. Raises as `ship`."""
         manifest = await self._swap_live(live, target)
         return await self._ledger.append("rolled_back", target, live, reason, {**detail, "manifest": manifest})
 
     def staying(self, policy: PolicyVersion) -> dict[str, Any]:
-        """What the line of a release that was tried says about who stays on the one before it."""
+        """The fields of a tried release's ledger line that say who stays on the version before it."""
         state = self._ledger.state
         if policy == state.canary:
             return {"share": 1.0 - self._holdback}
         proposal = state.proposal
         if proposal is None or proposal.candidate != policy or proposal.salt is None:
             return {}
-        # dealt anew: those who had tried it have been back on live meanwhile
+        # dealt anew: the users who had tried it were back on live meanwhile
         return {"share": 1.0 - self._holdback, "salt": token_hex(16)}
 
     async def point(self, ref: str, policy: PolicyVersion) -> None:
-        """Move a ref that nobody else moves, if it does not point there already."""
+        """Move a ref that no other process moves, if it does not point there already."""
         manifest, old = await self._versions.manifest_of(policy), await self._store.read_ref(ref)
         if old != manifest:
             await self._store.move_ref(ref, old, manifest)
 
     async def _swap_live(self, live: PolicyVersion, target: PolicyVersion) -> str:
-        """Compare-and-swap on what the ref holds, which is read before the version behind it is checked."""
+        """Compare-and-swap on the ref's content, which is read before the version behind it is checked."""
         manifest, held = await self._versions.manifest_of(target), await self._store.read_ref("live")
         found = await self._versions.resolve("live")
         if found is None or found[0] != live:

@@ -1,4 +1,4 @@
-"""How turns and signals of the log are joined, as configuration."""
+"""Configuration of how turns and signals of the log are joined."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class OutcomeConfig(BaseModel, frozen=True, extra="forbid"):
-    """How long a turn may wait for what is said about it, and how much is held in memory."""
+    """How long a turn may wait for its signals, and how much is held in memory."""
 
     maturity_s: float = Field(default=30.0, ge=0.0, description="Seconds after a turn before its outcome is read.")
     window: int = Field(

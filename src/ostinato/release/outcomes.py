@@ -1,7 +1,7 @@
 """What users did with each version's turns: turns and signals of the log joined into a window of outcomes.
 
-The controller asks it for tallies of one arm and one version, per tenant and user; the guard compares them. What a tenant says about
-another tenant's turn is not heard.
+The controller asks it for tallies of one arm and one version, per tenant and user; the guard compares them. A tenant's signals about
+another tenant's turn are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Outcomes:
     """A window over the log's turns. Turns that mixed versions across a swap count for neither.
 
     Args:
-        metrics: as declared; the first goal is what `acceptance` says, if it has no quantile.
+        metrics: the declared metrics; `acceptance` tallies the first goal, if that has no quantile.
     """
 
     def __init__(self, log: Log, config: OutcomeConfig, metrics: Sequence[MetricConfig] = DEFAULT_METRICS) -> None:
@@ -40,7 +40,7 @@ class Outcomes:
         self._early = EarlySignals(most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
 
     async def refresh(self) -> None:
-        """Read what is new in the log; the first time, as far back as the window reaches, however long the log is."""
+        """Read the log's new rows; the first time, only as far back as the window reaches, however long the log is."""
         if self._cursor is None:
             self._cursor = await self._log.before_last(self._config.window, Turn)
         async for cursor, row in self._log.read(self._cursor, {Turn, Signal}):
@@ -70,10 +70,10 @@ class Outcomes:
     def acceptance(
         self, arm: Arm, policy: PolicyVersion, since: float, until: float, *, dealt: bool = False
     ) -> dict[Person, tuple[float, int]]:
-        """Per person: the goal's sum, with 1 the best for each turn, and turns of which it says something, from `since` to `until`.
+        """Per person, from `since` to `until`: the goal's sum, with 1 the best for each turn, and the number of turns that have a value.
 
-        With `dealt` only of people who were dealt to the arm by chance. Turns younger than `maturity_s` at `until` are left out: quick
-        reactions would otherwise speak for slow ones.
+        With `dealt`, only people who were dealt to the arm by chance. Turns younger than `maturity_s` at `until` are left out: otherwise
+        quick reactions would count more than slow ones.
         """
         tally: dict[Person, tuple[float, int]] = {}
         until -= self._config.maturity_s
@@ -86,7 +86,7 @@ class Outcomes:
     def acceptance_by_slot(
         self, arm: Arm, policy: PolicyVersion, since: float, until: float, slot_s: float
     ) -> dict[tuple[int, Person], tuple[float, int]]:
-        """The same of people who were dealt to the arm, slot of time by slot."""
+        """As `acceptance`, by time slot, for people who were dealt to the arm by chance."""
         return self._tally(self._goal, arm, policy, since, until - self._config.maturity_s, dealt=True, slot_s=slot_s)
 
     def success_by_slot(
@@ -98,7 +98,7 @@ class Outcomes:
     def _tally(
         self, metric: Metric, arm: Arm, policy: PolicyVersion, since: float, until: float, *, dealt: bool, slot_s: float
     ) -> dict[tuple[int, Person], tuple[float, int]]:
-        """A turn that ended before its first token names no version: it counts for whichever is asked for in that time."""
+        """A turn that ended before its first token names no version: it counts for the version that is asked about in that time."""
         tally: dict[tuple[int, Person], tuple[float, int]] = {}
         for each in self._window:
             if each.arm != arm or each.policy not in (policy.hash, "") or not since <= each.ended_at <= until:

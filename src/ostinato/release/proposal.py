@@ -1,4 +1,4 @@
-"""A candidate that has passed and waits until a person says yes or no, as the ledger has it."""
+"""A candidate that has passed and waits for a person's decision, as recorded in the ledger."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ostinato.core.records import PolicyVersion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """It holds as long as `against` is live. `actor` is who approved it, None while nobody did, and `why` their reason.
+    """Valid as long as `against` is live. `actor` is the person who approved it, None before that, and `why` their reason.
 
-    `salt` is its trial's, None where it passed without one; `better`: the gate proved it better than the best so far.
+    `salt` is its trial's salt, None if it passed without a trial; `better`: the gate proved it better than the best so far.
 
     Example: ``Proposal(candidate=v9, against=v8, reason="not worse than the margins", at=60.0, salt="9f2c", better=False)``
     """

@@ -1,4 +1,4 @@
-"""What the release controller needs of the other rooms."""
+"""The interfaces that the release controller needs from the other packages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Refs(Protocol):
 
 
 class Versions(Protocol):
-    """Which policy version a manifest holds, and the reverse."""
+    """Maps refs to policy versions, and policy versions to manifests."""
 
     async def resolve(self, ref: str) -> tuple[PolicyVersion, str] | None:
         """The version a ref points to, with its manifest hash; None when the ref does not exist."""
@@ -34,12 +34,12 @@ class Versions(Protocol):
 
 
 class Judge(Evals, Protocol):
-    """Evaluation that can hand its scores over to the ledger and take them back."""
+    """Evaluation whose scores can be kept in the ledger and restored from it."""
 
     def evidence(self) -> Mapping[str, Any]:
-        """What was drawn and not decided on yet, JSON-ready."""
+        """The draws that are not decided on yet, JSON-ready."""
         ...
 
     def restore(self, evidence: Mapping[str, Any]) -> None:
-        """Take back what `evidence` gave."""
+        """The inverse of `evidence`."""
         ...

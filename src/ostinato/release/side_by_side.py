@@ -1,4 +1,4 @@
-"""Two arms over the same hours, as tallies that can be compared as they are. Pure."""
+"""Two arms' tallies over the same hours, weighted by time slot so that they can be compared directly. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ostinato.core.records import Person
 from ostinato.release.guard import Tally
 
 SlotTallies = Mapping[tuple[int, Person], tuple[float, int]]
-"""Slot of time, and person -> (sum of outcomes in [0, 1], number of outcomes)."""
+"""Time slot and person -> (sum of outcomes in [0, 1], number of outcomes)."""
 
 
 def side_by_side(treated: SlotTallies, control: SlotTallies) -> tuple[Tally, Tally]:
-    """Both arms, each outcome weighted so that every slot j counts alike on both sides, with w_j = n_T n_C / (n_T + n_C).
+    """The tallies of both arms, weighted so that every slot j has the same weight w_j = n_T n_C / (n_T + n_C) on both sides.
 
     The difference of the weighted means is ``D = sum_j w_j (mean_Tj - mean_Cj) / sum_j w_j``, the estimator that trials use
-    (`trial/contrast.py`): no share that changed while the hours differed moves it. What both arms did on average in a slot is taken off and
-    the mean of all slots put in its place, so that hours that differ add nothing to the spread between people; but for an arm whose
-    outcomes are all alike: a comparison must know it by that. A slot without one of the arms tells nothing and is left out.
+    (`trial/contrast.py`): shares that change while the hours differ do not bias it. In each slot the mean over both arms is replaced by
+    the mean of all slots, so that differences between hours add nothing to the spread between people. This is skipped if all outcomes of
+    an arm are alike, since a comparison must be able to tell that. A slot without one of the arms tells nothing and is left out.
     """
     turns: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     good: dict[int, float] = defaultdict(float)

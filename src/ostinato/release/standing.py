@@ -1,4 +1,4 @@
-"""The standing watch, fed from the log: live, whichever version it is by then, beside the users who stay on the verified release."""
+"""The standing watch, fed from the log: compares live, whatever version that is, with the users who stay on the verified release."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ostinato.release.trial.standing import Standing, StandingWatch
 from ostinato.release.trial.tally import POOLED, SlotTally
 
 _EXPECTED = 0.5
-"""Of everybody: nothing is known of who is new. It cancels out of the difference where both arms have it."""
+"""The value expected of every person, since nothing is known about new ones. It cancels in the difference, as both arms have it."""
 
 
 class RunningStanding:
-    """Adds up slots of time. A restarted one reads them again from the log, as far back as `release.outcomes.window` reaches.
+    """Adds up time slots. After a restart they are read again from the log, as far back as `release.outcomes.window` reaches.
 
-    It compares by the first goal that is declared, of those without a quantile.
+    It compares by the first declared goal, if that has no quantile.
     """
 
     def __init__(self, log: Log, config: ReleaseConfig) -> None:
@@ -38,7 +38,7 @@ class RunningStanding:
         self._upto = -math.inf
 
     async def look(self, state: State, after: Cursor, now: float) -> Standing | None:
-        """What is known by the slots that are over; None if none has ended since the last look.
+        """The result after the slots that are over; None if none has ended since the last look.
 
         `state` names the verified release; `after` is the place in the log of the line that began the comparison with it.
         """
@@ -55,7 +55,7 @@ class RunningStanding:
                 self._shipped_at = state.shipped_at
             if self._watch.over(end):
                 self._people = {}
-            # what gives way because too many wait is left out
+            # turns dropped because too many wait are left out
             await self._reactions.refresh(end + self._config.outcomes.maturity_s)
             taken = self._reactions.take(end)
             own = taken if self._shipped_at == state.shipped_at else ()
@@ -64,7 +64,7 @@ class RunningStanding:
         return found
 
     async def _begin(self, since: float, after: Cursor, now: float) -> None:
-        """From the period that is under way: what came before it was decided on then."""
+        """Start with the period that is under way: earlier periods were decided on in their time."""
         standing, slot_s = self._config.standing, self._config.trial.slot_s
         periods = math.floor((now - self._config.outcomes.maturity_s - since) / standing.period_s)
         began = since + max(periods, 0) * standing.period_s
@@ -80,7 +80,7 @@ class RunningStanding:
         self._people = {}
 
     def _slot(self, taken: Sequence[Reacted], state: State, end: float, *, newest: bool = False) -> Slot:
-        """With `newest`, of live only the version that is live now."""
+        """One slot's tallies; with `newest`, the live arm has only the version that is live now."""
         assert state.live is not None
         tally, maturity_s = SlotTally(), self._config.outcomes.maturity_s
         for each in taken:

@@ -1,6 +1,6 @@
-"""A release's way through its users: tried on some beside live, then live beside some who stay on what it replaced.
+"""A release's stages with users: tried on some of them beside live, then live beside some who stay on the version it replaced.
 
-The slots and the evidence are `trial.running`'s. Here their decisions become lines of the ledger and moves of refs.
+`trial.running` handles the slots and the evidence. Here its decisions become lines of the ledger and moves of refs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ostinato.release.trial.verdict import Decision, Next
 class Trials:
     """Begins trials, follows them, and keeps the refs of their arms where they belong. Without `config.canary` it begins none.
 
-    It holds nothing that the ledger does not say: each method is given the state, and may be killed anywhere. While `paused` says so, no
-    share grows and nothing ships.
+    It keeps no state that is not in the ledger: each method is given the state, and may be killed anywhere. While `paused` returns true,
+    no share grows and nothing ships.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Trials:
         return self._running is not None
 
     async def begin(self, candidate: PolicyVersion, live: PolicyVersion, reason: str) -> ReleaseEvent:
-        """Put a candidate before its first users. To be called only where trials are on."""
+        """Start a candidate's trial with its first users. Call this only where trials are on."""
         assert self._running is not None
-        # a salt that nobody can guess: who chose names by it could fill one arm and void the trial
-        # The line first: a restart between the two points the ref again, while a ref without its line would be parked.
+        # A salt that nobody can guess: user names chosen by it could fill one arm and void the trial.
+        # The line comes first: a restart between the two points the ref again, while a ref without its line would be parked.
         share = await self._running.first_share(self._clock())
         trial = {"share": share, "salt": token_hex(16), "require": self._config.require}
         event = await self._ledger.append("canary", candidate, live, reason, trial)
@@ -62,7 +62,7 @@ class Trials:
         return event
 
     async def go_on(self, trial: TrialRecord, live: PolicyVersion, state: State) -> ReleaseEvent | None:
-        """Do what follows from the slots of a trial that are over: more users, live, or back."""
+        """Act on the slots of a trial that are over: serve more users, ship, or block."""
         candidate = trial.candidate
         if self._running is None:
             why = "its trial was switched off (release.canary) before there was enough evidence"
@@ -85,7 +85,7 @@ class Trials:
         return await self._ledger.append("ramped", candidate, live, decision.reason, detail)
 
     async def prove(self, trial: TrialRecord, live: PolicyVersion) -> ReleaseEvent | None:
-        """Live beside what it replaced: taken back if it is worse, noted once it is better and if that lasted. Where trials are on only."""
+        """Compare live with the version it replaced: roll back if worse, note once it is better and whether that lasts. Needs trials on."""
         assert self._running is not None
         decision = await self._running.look(trial, self._ledger.trial_began, self._clock())
         if decision is None:
@@ -100,14 +100,14 @@ class Trials:
         return await self._tell(trial, decision)
 
     async def _tell(self, trial: TrialRecord, decision: Decision) -> ReleaseEvent | None:
-        """Where a trial stands that nothing follows from yet: who asks is not told what was known days ago."""
+        """Record how an undecided trial stands, from time to time, so that readers of the ledger are not shown days-old figures."""
         if not trial.owes_a_line(self._clock(), self._config.trial.slot_s):
             return None
         detail = {"reading": asdict(decision.reading)}
         return await self._ledger.append("looked", trial.candidate, trial.against, decision.reason, detail)
 
     async def park(self, live: PolicyVersion, state: State) -> None:
-        """Outside a trial its arms hold what is live, whose weights are loaded anyway."""
+        """Outside a trial, point its arms at the live version, whose weights are loaded anyway."""
         if self._running is None:
             return
         if state.canary is None:

@@ -1,4 +1,4 @@
-"""The arm of users who stay on the best release that users ever proved: where it stands, and what follows from it."""
+"""The arm of users who stay on the best release that users ever proved: its ref, and the decisions that follow from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ostinato.release.standing import RunningStanding
 
 
 class VerifiedArm:
-    """Without `config.best_arm` there is none, and nothing is looked at."""
+    """Without `config.best_arm` there is no such arm, and the methods do nothing."""
 
     def __init__(self, log: Log, ledger: ReleaseLedger, moves: Moves, config: ReleaseConfig, clock: Clock) -> None:
         self._ledger = ledger
@@ -27,7 +27,7 @@ class VerifiedArm:
             await self._moves.point(Arm.VERIFIED.value, state.verified[-1])
 
     async def look(self, state: State) -> ReleaseEvent | None:
-        """Go back to the verified release if live is worse beside it; note live in its place once it is better."""
+        """Roll back to the verified release if live is worse than it; record live in its place once live is better."""
         if self._standing is None or not state.verified or state.live is None:
             return None
         verified, live = state.verified[-1], state.live

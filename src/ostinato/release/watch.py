@@ -1,4 +1,4 @@
-"""Looks at people's outcomes when the guard says that a look is due: live against the control arm, at the same time."""
+"""Compares people's outcomes when the guard says that a look is due: live against the control arm, over the same hours."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ostinato.release.side_by_side import SlotTallies, side_by_side
 from ostinato.release.trial.config import HOUR
 
 _RELEASES = 8
-"""The newest releases, whose users are looked at."""
+"""The number of newest releases whose users are counted."""
 
 Pair = tuple[SlotTallies, Callable[[], SlotTallies]]
-"""What is watched, and what it is compared with: counted only when a look is due, which is seldom."""
+"""The watched tallies, and a function that counts those to compare with, called only when a look is due, which is seldom."""
 
 
 class Watch:
     """Makes each look once per release; a restarted process may repeat its last one.
 
-    Both arms are compared within slots of time: an outage, or a night, that both have tells nothing about a version, whatever their
-    shares were before and after it.
+    Both arms are compared within time slots: an outage or a night that both arms share says nothing about a version, whatever the
+    arms' shares were before and after it.
 
     Args:
         slot_s: how long a slot is, in seconds.
@@ -61,9 +61,9 @@ class Watch:
         return self._look(live, since, self._outcomes.upto - after, pairs)
 
     async def traffic(self, state: State, now: float) -> Traffic | None:
-        """What people who may take part in trials did in the last day; None before there is an hour of it.
+        """The last day's traffic of people who may take part in trials; None before there is an hour of it.
 
-        Where the window is shorter than a day, turns are counted up to one. People are not: who came twice would count twice.
+        If the window is shorter than a day, turns are extrapolated to a day. People are not: a person who came twice would count twice.
         """
         await self._outcomes.refresh()
         since = max(now - DAY, self._outcomes.since or now)
@@ -83,7 +83,7 @@ class Watch:
         return Traffic(people=len(people), turns=a_day, good=good / turns if turns else 0.0)
 
     def _look(self, policy: PolicyVersion, since: float, rows: int, pairs: Mapping[str, Pair]) -> Harm | None:
-        """The measures share alpha equally."""
+        """The harm found by the looks that are due, if any. The measures share alpha equally."""
         config = self._config.model_copy(update={"alpha": self._config.alpha / len(pairs)})
         for measure, (watched, baseline) in pairs.items():
             look = look_due(total(watched), rows, self._outcomes.window, config)

@@ -1,4 +1,4 @@
-"""Where every turn stands, counted in two ways: as the desk's own fold has it, and afresh from every row."""
+"""Counts the turns by state in two ways: from the desk's own fold, and anew from every row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.reward.reading import Reading
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantCoverage:
-    """A tenant's feedback: the share of turns that something is usually said about, and how many turns that rests on.
+    """A tenant's feedback: the usual share of turns with feedback, and how many turns that rests on.
 
     Example: ``TenantCoverage(usual=0.62, turns=4100, alarm=False)``
     """
@@ -28,15 +28,15 @@ class TenantCoverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
-    """Where every turn stands. `held` and `quarantined` map a reason, up to its first ": ", to a number of turns.
+    """The number of turns in each state. `held` and `quarantined` map a reason, up to its first ": ", to a number of turns.
 
-    `waiting` is a count of its own: turns whose reward or outcome is open, of which `oldest_wait` is the longest served (its
-    `ended_at`; None if none waits). `rewarded` and `quarantined` count turns with a reward row, or with a row that says why not,
+    `waiting` is counted independently of the others: turns whose reward or outcome is open. `oldest_wait` is the earliest
+    `ended_at` among them (None if none waits). `rewarded` and `quarantined` count turns with a reward row or a quarantine row,
     whatever their outcome.
 
-    The rest is about signals: `late` came after their turn's reward was decided, `retracted` took one back after its turn had
-    been trained on, `foreign` were about another tenant's turn, `moot` about a turn that gets no reward, `excess` beyond those
-    that count for one turn; `orphans` wait for a turn that is not in the log, `forgotten` waited in vain.
+    The rest counts signals: `late` came after their turn's reward was decided, `retracted` took a signal back after its turn had
+    been trained on, `foreign` were about another tenant's turn, `moot` about a turn that gets no reward, `excess` exceeded the
+    limit per turn; `orphans` wait for a turn that is not in the log, `forgotten` waited in vain.
 
     Example: ``Accounting(ingested=5, trained=2, held={"arm:control": 1, "finish:abort": 1}, waiting=1, rewarded=4)``
     """
@@ -61,17 +61,17 @@ class Accounting:
 
     @property
     def balanced(self) -> bool:
-        """Every turn is counted once, and no row contradicts another.
+        """True if every turn is counted once and no row contradicts another.
 
-        Not seen: turns that wait and wait (look at `waiting` and `oldest_wait`), and a turn that was logged twice under two ids.
+        Not detected: turns that wait forever (see `waiting` and `oldest_wait`), and a turn that was logged under two ids.
         """
         return self.ingested == self.trained + sum(self.held.values()) + self.waiting and not self.contradictions
 
 
 async def account(log: Log, folds: Folds | None = None, config: RewardConfig | None = None) -> Accounting:
-    """As the desk's fold has it: read on from its last saving, in memory that grows with the open turns only.
+    """The counts of the desk's fold, read on from its last snapshot, in memory that grows with the open turns only.
 
-    After a start without a saving from a log whose first rows were dropped, it counts from there. `config` is the desk's.
+    Without a snapshot, and if the log's first rows were dropped, counting starts at the first row left. `config` is the desk's.
     """
     reading = Reading(log, config or RewardConfig(), folds)
     await reading.catch_up(saving=False)
@@ -79,7 +79,7 @@ async def account(log: Log, folds: Folds | None = None, config: RewardConfig | N
 
 
 def of_ledger(ledger: TurnLedger) -> Accounting:
-    """What a ledger adds up to."""
+    """The counts of a ledger."""
     counts, alarms = ledger.counts, ledger.alarms
     open_turns = [entry.facts for entry in ledger.open.values() if entry.facts.hold is None]
     matured = [entry.facts for turn, entry in ledger.matured.items() if turn not in ledger.to_hold]
@@ -108,10 +108,10 @@ def of_ledger(ledger: TurnLedger) -> Accounting:
 
 
 async def recount(log: Log) -> Accounting:
-    """Every row afresh, by sets of ids that know nothing of how the desk decides. For tests: it holds every id in memory.
+    """Counts every row anew, with sets of ids and independently of how the desk decides. For tests: it holds every id in memory.
 
-    `contradictions` names turns that were trained on twice, or held back and trained on, or that got both a reward and a
-    quarantine, or a reward although nobody was to be asked; and outcomes of turns that are not in the log.
+    `contradictions` names turns that were trained on twice, trained on and held back, trained on without a reward, both rewarded
+    and quarantined, or rewarded although they get no reward; and turns with an outcome or reward that are not in the log.
     """
     served: dict[str, tuple[bool, float]] = {}
     trained: list[str] = []

@@ -1,4 +1,4 @@
-"""What can be set about rewards and credit."""
+"""Settings for rewards and credit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ostinato.core.records import Purpose
 DAY = 86_400.0
 
 Users = Literal["declared", "verified"]
-"""Whom the caps count as a person: whoever the caller names, or only users that the tenant proved."""
+"""Whom the caps count as a person: any user that the caller names, or only users that the tenant proved."""
 
 
 class BaselineConfig(BaseModel, frozen=True, extra="forbid"):
@@ -33,7 +33,7 @@ class BaselineConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class CoverageConfig(BaseModel, frozen=True, extra="forbid"):
-    """When too little feedback means that it does not arrive."""
+    """When too little feedback is taken to mean that feedback is not arriving."""
 
     enabled: bool = Field(default=True, description="False: silence is always read as the reward function reads it.")
     min_turns: int = Field(

@@ -1,4 +1,4 @@
-"""When which turn is asked about, and what is written down about the answer."""
+"""Decides when the reward function is asked about a turn, and which row its answer becomes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ostinato.reward.ledger.entries import Facts, OpenTurn
 from ostinato.reward.ledger.ledger import GONE, UNDELIVERED, TurnLedger
 from ostinato.reward.worlds import verdict
 
-ROUND_TURNS = 100  # turns asked about at once: what is learned of one round, such as an alarm, is known in the next
-ROUND_SIGNALS = 200  # signals fetched for them
+ROUND_TURNS = 100  # turns asked about at once: the results of a round, such as an alarm, are known in the next
+ROUND_SIGNALS = 200  # signals fetched for a round
 UNASKED = "unasked: reward.longest_wait_s is over"
 
 
 class Deciding:
-    """Asks about a turn when it is new, when something is said about it, and when its own time has come; never in between.
+    """Asks about a turn when it is new, when a new row is about it, and when its `ask_at` has come; never in between.
 
-    All times are compared with the clock less `settle_s`, so that what was received in time has reached the disk.
+    Times are compared with the clock minus `settle_s`, so that signals received in time have reached the disk.
     """
 
     def __init__(self, log: Log, config: RewardConfig) -> None:
         self._log = log
         self._config = config
-        self._later: list[tuple[float, Cursor, str]] = []  # a heap: ask again at, place in the log, turn
-        self._planned: TurnLedger | None = None  # whose turns the heap holds
+        self._later: list[tuple[float, Cursor, str]] = []  # a heap of (time to ask again, place in the log, turn)
+        self._planned: TurnLedger | None = None  # the ledger whose turns the heap holds
 
     def due(self, ledger: TurnLedger, now: float) -> list[OpenTurn]:
         """The next open turns to ask about, in the order of the log; [] if none is due."""
@@ -58,11 +58,11 @@ class Deciding:
     async def rows(
         self, asker: Asker, ledger: TurnLedger, due: Sequence[OpenTurn], now: float, upto: Cursor
     ) -> tuple[list[Row], bool]:
-        """What is to be written about these turns, and whether all of them could be asked about.
+        """The rows to write about these turns, and whether all of them could be asked about.
 
         A turn stays due until a row about it has been read, unless the function wants to be asked later.
 
-        The turns of a world are decided by what is said of their rollouts (`reward.worlds`); the function is not asked about them.
+        The turns of a world are decided by their rollouts' verdicts (`reward.worlds`); the function is not asked about them.
 
         Raises BadConfig, Unloadable.
         """
@@ -95,12 +95,12 @@ class Deciding:
         return rows, complete
 
     def given_up(self, ledger: TurnLedger, now: float, upto: Cursor) -> list[Row]:
-        """Quarantines of the turns whose time is over, for when the function cannot be asked about all that are due."""
+        """Quarantines of the turns whose time is over, for when the function cannot be asked about every turn that is due."""
         late = (entry.facts for entry in ledger.open.values() if self._last_time(entry.facts) <= now)
         return [Quarantine(turn=facts.id, reason=UNASKED, at=now, upto=upto) for facts in late]
 
     def _said_of_world(self, ledger: TurnLedger, entry: OpenTurn, question: Question) -> Answer:
-        """The answer about a rollout's turn. It is nobody's if its group ended without a word about it."""
+        """The answer about a rollout's turn: its verdict, or NoReward if its group ended without a verdict about it."""
         found = verdict(question.turn, question.signals)
         if isinstance(found, Pending):
             return NoReward(reason=TORN) if entry.facts.unit in ledger.closed else found
@@ -130,7 +130,7 @@ class Deciding:
         return answer
 
     async def _questions(self, due: Sequence[OpenTurn], now: float) -> list[Question | None]:
-        """What the reward function is asked about each; None where the turn is not in the log any more."""
+        """The question about each turn; None where the turn is not in the log any more."""
         turns = {turn.id: turn for turn in await self._log.find(Turn, [(entry.facts.id,) for entry in due])}
         wanted = [(entry.facts.tenant, signal) for entry in due for _, signal, _ in entry.said]
         said = {(signal.tenant, signal.id): signal for signal in await self._log.find(Signal, wanted)}

@@ -1,10 +1,10 @@
 """The reward desk: reads turns and signals from the log, writes rewards, reasons and batches back, and gives the trainer samples.
 
-It owns no files but a saving of what the log adds up to (`reading.py`), and it learns of its own rows by reading them back, so a desk
+Its only file is a snapshot of its fold of the log (`reading.py`), and it learns of its own rows by reading them back, so a desk
 that was killed and started again decides exactly as one that was not.
 
-What decides about a turn is the order of the log: its reward rests on the signals that were written before row `Reward.upto`, the
-last that the desk had read. Whoever reads the log up to there, and asks the function, gets the same reward.
+The order of the log decides about a turn: its reward rests on the signals up to row `Reward.upto`, the last that the desk had
+read. Reading the log up to that row and calling the function again gives the same reward.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ CHUNK = 1000  # rows per append: a backlog after a restart must not become one g
 
 
 class RewardDesk:
-    """Turns the log into samples and accounts for every turn. One desk per log: the trainer's lock sees to it.
+    """Turns the log into samples and accounts for every turn. The trainer's lock ensures one desk per log.
 
     Args:
-        log: what is read and written.
+        log: the log to read and write.
         asker: asks the reward function.
         clock: Unix seconds.
         config: how rewards and credit are made.
         folds: where the desk's state is saved between starts; None: the log is read from its first row.
         numerics: the id of the only contract whose turns may be trained on; None: any.
-        gold: whose turns are never trained on.
-        taught: whether people's turns are, and how many groups of rollouts go into a step.
+        gold: the people whose turns are never trained on.
+        taught: whether people's turns are trained on, and how many groups of rollouts go into a step.
 
     Example::
 
@@ -89,7 +89,7 @@ class RewardDesk:
         return self._reading.ledger.last_step
 
     async def poll(self) -> None:
-        """Read what is new; write the rewards that are due, the reasons that are known, and what there is to be alarmed about.
+        """Read the new rows, and write the rewards, quarantines, holdbacks and alarms that are due.
 
         Raises:
             BadConfig: there is no such reward function, or its options do not suit it.
@@ -101,20 +101,21 @@ class RewardDesk:
     async def turns(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[Turn]:
         """The turns that a batch would be made of now: at least `size`, whole episodes and groups, the newest of each tenant.
 
-        [] if there are too few. For a trainer that took `steps` steps (and now goes back to `base`, if given). What is left over is
-        held back once it is too stale, ``stale:<lag>``, or if too few others came for a long time, ``too_few``. What was made under a
-        contract that may not be trained on is held back, ``numerics:<id>``: here and not when it is read, because a recorded batch
-        stays what it is when the trainer's own contract changes. So is silence that is not believed any more, ``coverage``, and
-        what is too long for a batch, ``too_long``: with long turns a batch has fewer than `size`.
+        [] if there are too few. For a trainer that took `steps` steps (and now goes back to `base`, if given). Turns left over are
+        held back once they are too stale, ``stale:<lag>``, or if too few others came for a long time, ``too_few``. Turns made under a
+        contract that may not be trained on are held back, ``numerics:<id>``: here and not when they are read, because a recorded
+        batch must not change when the trainer's own contract does. So are turns whose silence is no longer believed, ``coverage``,
+        and those that are too long for a batch, ``too_long``: with long turns a batch has fewer than `size`.
         """
         async with self._busy:
             return [turn for turn, _ in await self._fetch(steps, size, base)]
 
     async def ready(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[Facts]:
-        """As `turns`, without reading them from the log: for a trainer that may take no step now, however many are there.
+        """As `turns`, without reading the turns from the log: for a trainer that may take no step now, however many are ready.
 
-        Steps make what waits stale, so that it ends; without steps age has to: a unit that such a batch would not take is held back
-        ``untaken`` once its reward was due `batch_wait_s` ago. A trainer that takes steps loses nothing by its turns' age.
+        While steps are taken, waiting turns become stale, which ends their wait. Without steps their age must end it: a unit that such
+        a batch would not take is held back as ``untaken`` once its reward was due `batch_wait_s` ago. A trainer that takes steps loses
+        no turns to their age.
         """
         async with self._busy:
             chosen = await self._choose(steps, size, base)
@@ -127,11 +128,11 @@ class RewardDesk:
     ) -> TrainingBatch | None:
         """The samples of optimizer step `step` (from 1), recorded in the log before they are returned; None if too few are ready.
 
-        A step that the log already holds is returned as recorded: a killed step is taken again alike. The trainer's version
-        before step n is n - 1, which is what staleness is measured against, or `base` if the trainer goes back to that first.
+        A step that the log already holds is returned as recorded, so that a killed step is repeated identically. Staleness is
+        measured against the trainer's version before step n, which is n - 1, or `base` if the trainer goes back to that first.
 
         Raises:
-            NoSignal: the turns would teach nothing; they are held back as ``no_signal: <why>``, and the step can be asked again.
+            NoSignal: the turns would teach nothing; they are held back as ``no_signal: <why>``, and the step can be requested again.
             Conflict: a step is missing before this one, or another desk wrote this step.
         """
         async with self._busy:
@@ -156,12 +157,12 @@ class RewardDesk:
             yield batch
 
     async def save(self) -> None:
-        """Keep what the log added up to so far, so that the next start reads on from here. Raises StorageFull."""
+        """Save the fold of the log so far, so that the next start reads on from here. Raises StorageFull."""
         async with self._busy:
             await self._reading.save()
 
     async def close(self) -> None:
-        """Let go of the process that runs the reward function, if there is one, and save. A full disk costs the saving only."""
+        """Close the process that runs the reward function, if there is one, and save. If the disk is full only the snapshot is lost."""
         await self._asker.close()
         with contextlib.suppress(StorageFull):
             await self.save()
@@ -170,7 +171,7 @@ class RewardDesk:
 
     async def _poll(self) -> None:
         now = self._clock()
-        # after the look at the clock: a signal that the clock lets in must have been readable
+        # after the clock was read: a signal that this time admits must have been readable
         await self._reading.catch_up()
         await self._settle(now)
         ledger = self._reading.ledger
@@ -201,7 +202,7 @@ class RewardDesk:
     # ------------------------------------------------------------ batches
 
     async def _fetch(self, steps: int, size: int, base: PolicyVersion | None) -> list[tuple[Turn, Matured]]:
-        """What `_choose` chooses, with the turns themselves; those that are not in the log any more are held back."""
+        """The entries that `_choose` returns, with their turns; those whose turns are erased or not in the log any more are held back."""
         while entries := await self._choose(steps, size, base):
             turns = await self._log.find(Turn, [(entry.facts.id,) for entry in entries])
             there = {turn.id for turn in turns if not turn.redacted}
@@ -212,12 +213,12 @@ class RewardDesk:
         return []
 
     async def _choose(self, steps: int, size: int, base: PolicyVersion | None) -> list[Matured]:
-        """Hold back what cannot be learned from any more, and take of the rest what makes a batch. See `turns`."""
+        """Hold back the turns that cannot be learned from any more, and select a batch from the rest. See `turns`."""
         now, ledger = self._clock(), self._reading.ledger
         lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
         unfit = {turn: why for turn, entry in ledger.matured.items() if (why := self._unfit(entry, lineage, steps))}
         groups = {entry.facts.unit: unfit[turn] for turn, entry in ledger.matured.items() if turn in unfit}
-        unfit |= {  # a group of rollouts is never parted
+        unfit |= {  # a group of rollouts is never split
             turn: groups[entry.facts.unit]
             for turn, entry in ledger.matured.items()
             if entry.facts.unit[0] == "world" and entry.facts.unit in groups
@@ -241,8 +242,8 @@ class RewardDesk:
         return entries
 
     def _deal(self, parts: Sequence[Part], size: int) -> list[Matured]:
-        """People's turns, if there are enough of them, and groups of rollouts: as many as a step takes, or what there is beside
-        people's.
+        """People's turns, if there are enough of them, and groups of rollouts: as many as a step takes, or fewer if people's turns
+        are taken too.
         """
         served = dealt([part for part in parts if not part.world], size=size, config=self._config)
         first = {entry.facts.id for entry in served}
@@ -254,7 +255,7 @@ class RewardDesk:
         return sorted([*served, *simulated], key=lambda entry: entry.facts.seq)
 
     async def _give_up(self, kind: str, why: str, taken: Container[Unit] = ()) -> None:
-        """Hold back what has waited too long to be learned from, but for the units that a batch would take."""
+        """Hold back the turns that have waited too long to be learned from, except for the units that a batch would take."""
         now, ledger, wait = self._clock(), self._reading.ledger, self._config.batch_wait_s
         waiting = [entry for entry in ledger.matured.values() if entry.facts.unit not in taken]
         late = waited_in_vain(waiting, ledger.first_open, now=now, config=self._config)
@@ -314,7 +315,7 @@ class RewardDesk:
 
 
 def _useless(part: Part, config: RewardConfig) -> str | None:
-    """Why no batch takes a part that is ready; None if one may."""
+    """Why no batch takes this ready part; None if a batch may."""
     if part.flat and config.flat_groups == "hold_back":
         return f"{FLAT}: all {len({entry.facts.episode for entry in part.entries})} rollouts of the group are worth the same"
     most = longest_part(config, world=part.world)

@@ -1,10 +1,10 @@
-"""Reward functions: a turn and what people did about it -> one scalar. Pure; named in the config as "module:function".
+"""Reward functions: a turn and the signals about it -> one scalar. Pure; named in the config as "module:function".
 
-A reward function is asked again until it answers with a Reward or NoReward. It must give the same answer for the same set of
-signals, in whatever order and however often they arrived and however late it is asked; `considered` does that part for every
-function here. The signals are the turn's own tenant's.
+A reward function is called again until it returns a Reward or NoReward. It must return the same answer for the same set of
+signals, regardless of their order, of duplicates and of how late it is called; `considered` ensures this for every function
+here. All signals belong to the turn's own tenant.
 
-The functions here run inside the reward desk, so each must be seen to end: a loop over the signals and nothing else.
+The functions here run inside the reward desk, so each must evidently terminate: a loop over the signals and nothing else.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ACCEPTED = "accepted"
 REJECTED = frozenset({"rejected", "undone"})
 KEPT_A_DAY = "lines_kept_24h"
 KEPT = frozenset({"lines_kept_5m", "lines_kept_1h", "lines_kept_commit", KEPT_A_DAY})
-"""Which share of the lines that a turn wrote still stands, at several times."""
-_MOST_ERRORS = 3  # of a turn's calls that count against it
+"""The share of the lines written by a turn that is still in place, measured at several times."""
+_MOST_ERRORS = 3  # failed calls that count against a turn, at most
 
 Weight = Annotated[float, Field(ge=0, le=1)]
 
@@ -31,9 +31,9 @@ Weight = Annotated[float, Field(ge=0, le=1)]
 def considered(signals: Iterable[Signal], deadline: float) -> list[Signal]:
     """The signals that count: one per id, received by `deadline`, neither retracted nor retractions, by (occurred_at, id).
 
-    The cut is at the time of receipt, by the server's clock: what counts is then fixed once the deadline has passed, however late
-    somebody looks, and a client's clock cannot move it. A retraction counts only if it, too, came in time. It may come before
-    the signal that it names, and cannot itself be retracted.
+    The deadline applies to the time of receipt by the server's clock, so that the result is fixed once the deadline has passed,
+    however late it is computed, and a client's clock cannot change it. A retraction counts only if it, too, came in time. It may
+    come before the signal that it names, and cannot itself be retracted.
     """
     in_time = {signal.id: signal for signal in signals if signal.received_at <= deadline}
     forgotten = {signal.retracts for signal in in_time.values() if signal.retracts is not None}
@@ -53,9 +53,9 @@ def copilot(
     """Accepted 1 - t, rejected -t, ignored or nothing shown 0: it pays to show a suggestion iff P(accepted) > t.
 
     Source: the reward of Cursor's Tab (cursor.com/blog/tab-rl), whose figures 0.75, -0.25 and 0 are t = 0.25. The last of the
-    signals `accepted`, `rejected` and `undone` decides, so a suggestion that was accepted and then undone counts as rejected. One
-    of these with a value of 0 or less says that it did not happen: `accepted` with value 0 is a rejection, the others are void.
-    A turn about which nothing was said gets `silence`; None where saying nothing means nothing.
+    signals `accepted`, `rejected` and `undone` decides, so a suggestion that was accepted and then undone counts as rejected. A
+    value of 0 or less says that the event did not happen: `accepted` with value 0 is a rejection, the other two are ignored.
+    A turn without signals gets `silence` as its reward, or NoReward if that is None, for when silence means nothing.
 
     Nothing is decided before `window` seconds after `turn.ended_at`; `Reward.at` is that instant, not the time of the call.
 
@@ -92,14 +92,14 @@ def tab(
     window: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3600.0,
     nothing: Annotated[str, Field(min_length=1)] = "-",
 ) -> Reward | Pending | NoReward:
-    """As `copilot`, for a model that may say nothing: accepted 1 - t, rejected -t, and an answer that is empty or `nothing` 0.
+    """As `copilot`, for a model that may suggest nothing: accepted 1 - t, rejected -t, and an answer that is empty or `nothing` 0.
 
-    Whether something was suggested is read off the turn itself and not off what is missing in the log: a suggestion about which
-    nothing was said is `NoReward`, since a 0 would make lost feedback look like silence. What is said about an answer that
-    suggested nothing changes nothing. It pays to suggest iff P(accepted) > t; source as of `copilot`.
+    Whether something was suggested is read from the turn itself, not inferred from missing signals: a suggestion without signals
+    is `NoReward`, since a 0 would make lost feedback look like silence. Signals about an answer without a suggestion are
+    ignored. It pays to suggest iff P(accepted) > t; same source as `copilot`.
 
-    An answer that suggests nothing waits for the window like any other: were it decided at once, batches of the newest turns would
-    hold more of them than were served.
+    An answer without a suggestion waits for the window like any other: if it were decided at once, batches of the newest turns
+    would hold more of such answers than were served.
 
     Example: ``"-"`` answered at 10.0 with a window of 30 s -> ``Reward(turn="a:0", value=0.0, function="tab@1", signals=(), at=40.0)``
     """
@@ -114,7 +114,7 @@ def tab(
 
 @dataclass(frozen=True)
 class AgentWeights:
-    """What the parts of `agent` are worth; see `agent_parts`.
+    """The weights of the parts of `agent`; see `agent_parts`.
 
     Example: ``AgentWeights(tests=1.0)``
     """
@@ -145,10 +145,10 @@ def agent(
     interrupted: Weight = AgentWeights.interrupted,
     error: Weight = AgentWeights.error,
 ) -> Reward | Pending | NoReward:
-    """For a turn of a coding agent: the sum of `agent_parts`, within -1 and 1, `window` seconds after the turn ended.
+    """The reward of a coding agent's turn: the sum of `agent_parts`, clipped to [-1, 1], `window` seconds after the turn ended.
 
-    A turn about which nothing was said gets `silence`; None: `NoReward`, since whoever watches nothing hears nothing. Praise, a call that
-    ran and a conversation that goes on are worth 0: something was heard, and nobody is paid for being liked.
+    A turn without signals gets `silence`, or `NoReward` if that is None, since a client that observes nothing sends nothing. Praise, a
+    call that ran and a conversation that goes on are worth 0: they count as signals, but being liked is not rewarded.
 
     Example: half of its lines stand after an hour, and the tests passed -> 0.0 + 0.5
     """
@@ -165,12 +165,12 @@ def agent(
 
 
 def agent_parts(heard: Sequence[Signal], weights: AgentWeights) -> dict[str, float]:
-    """What each part of `agent` is worth, of signals that count, in order; parts that nothing was said of are left out.
+    """The value of each part of `agent`, from the signals that count, given in order; parts without signals are left out.
 
     ====================  ======================================================================================================
     Part                  Worth
     ====================  ======================================================================================================
-    `kept lines`          kept x (share of its lines that stand - t), after a day, else when last looked at (the commit, an hour, five
+    `kept lines`          kept x (share of its lines still in place - t), after a day, else as last measured (the commit, an hour, five
                           minutes): the mean over its calls. A share, so that more lines are not worth more
     `tests`               + tests if the last run after its edit passed, - tests if it failed
     `said`                + said if somebody accepted it, - said if they rejected or undid it, whichever was last
@@ -209,7 +209,7 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights) -> dict[str, flo
 
 
 def parts_of(reward: Reward, signals: Iterable[Signal], options: Mapping[str, Any]) -> dict[str, float]:
-    """What a reward is made of, where it is `agent`'s under these options; {} if it is another's, or was given under others."""
+    """The parts of a reward that `agent` gave under these options; {} if another function gave it, or other options applied."""
     if not reward.function.startswith("agent@"):
         return {}
     known = {field.name for field in fields(AgentWeights)}
@@ -219,7 +219,7 @@ def parts_of(reward: Reward, signals: Iterable[Signal], options: Mapping[str, An
 
 
 def _latest_shares(heard: Sequence[Signal]) -> list[float]:
-    """The shares of a turn's lines that stand, one for each call, as of the last look at them."""
+    """For each call of a turn, the share of its lines that is still in place, as last measured."""
     looks = [signal for signal in heard if signal.name in KEPT]
     names = [signal.name for signal in looks]
     last = KEPT_A_DAY if KEPT_A_DAY in names else names[-1] if names else ""
@@ -227,7 +227,7 @@ def _latest_shares(heard: Sequence[Signal]) -> list[float]:
 
 
 def _happened(heard: Sequence[Signal], *names: str) -> list[str]:
-    """The names of the signals, among these, that say that something happened."""
+    """The names of the signals among `names` whose value says that the event happened."""
     return [signal.name for signal in heard if signal.name in names and signal.value > 0]
 
 

@@ -1,4 +1,4 @@
-"""Recorded batches with their turns, read back from the log by name: no scan."""
+"""Reads recorded batches and their turns back from the log by id, without a scan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ostinato.reward.credit.origin import of_world
 
 
 async def recorded(log: Log, first: int, last: int) -> AsyncIterator[TrainingBatch]:
-    """The batches of steps `first` to `last`, in order. Raises Corrupt if one, or what it names, is not in the log."""
+    """The batches of steps `first` to `last`, in order. Raises Corrupt if a batch, or a turn or reward of it, is not in the log."""
     for step in range(first, last + 1):
         found = await log.find(Batch, [(step,)])
         if not found:
@@ -25,7 +25,7 @@ async def recorded(log: Log, first: int, last: int) -> AsyncIterator[TrainingBat
 
 
 def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward]) -> TrainingBatch:
-    """A batch's row with its samples, in the row's order. Raises Corrupt if a turn or a reward of it is missing."""
+    """A batch's row with its samples, in the row's order. Raises Corrupt if one of its turns or rewards is missing."""
     values = {reward.turn: reward.value for reward in rewards}
     known = {turn.id: turn for turn in turns if turn.id in values}
     missing = [turn_id for turn_id in batch.turns if turn_id not in known]

@@ -1,4 +1,4 @@
-"""The ledger kept up with the log: begun from its last saving, read on from there, saved again now and then."""
+"""Keeps the ledger up to date with the log: starts from its last snapshot, reads on from there, and saves it again regularly."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NAME = "desk"
 
 
 class Reading:
-    """A ledger, and how far in the log it has come.
+    """A ledger and its position in the log.
 
-    A saving is used only if the log still holds the row that it ended with, and all that came after: another log, or one that was
-    put back, is read anew, from the first row that it has.
+    A snapshot is used only if the log still holds the row that it ended with and all rows after that. Another log, or one restored
+    from a backup, is read anew from its first row.
 
     Args:
-        log: what is read.
-        config: how it is understood.
+        log: the log to read.
+        config: how its rows are interpreted.
         folds: where the ledger is saved; None: nowhere.
-        plan: names whom the open turns' next questions are planned for. Under another plan all are asked anew.
-        gold: whose turns are never learned from.
-        arms: whose may be, of the others.
+        plan: names the function and options that the open turns' next questions are planned for. Under another plan all are asked anew.
+        gold: the people whose turns are never learned from.
+        arms: the arms whose turns may be learned from, those people's excepted.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Reading:
         self._unsaved = 0
 
     async def catch_up(self, *, saving: bool = True) -> None:
-        """Read what is new, and save now and then. Raises Corrupt, StorageFull."""
+        """Read the new rows, and save every `fold_rows` rows. Raises Corrupt, StorageFull."""
         if not self._started:
             await self._start()
         async for seq, row in self._log.read(self.cursor, KINDS):
@@ -62,7 +62,7 @@ class Reading:
                 await self.save()
 
     async def save(self) -> None:
-        """Keep the ledger as it is. Raises StorageFull; what was kept before stays."""
+        """Save the ledger. Raises StorageFull; the previous snapshot is kept then."""
         if self._folds is not None and self._unsaved:
             state = {"ledger": snapshot(self.ledger), "last": self._last, "plan": self._plan}
             await self._folds.save(NAME, self.cursor, state)
@@ -76,7 +76,7 @@ class Reading:
         self._started = True
 
     async def _continues(self, cursor: Cursor, state: Mapping[str, Any], horizon: Cursor) -> bool:
-        """True if the log goes on where this saving ended."""
+        """True if the log continues where this snapshot ended."""
         if cursor <= horizon:
             return cursor == horizon
         found = await anext(aiter(self._log.read(cursor - 1, KINDS)), None)
@@ -86,7 +86,7 @@ class Reading:
         return seq == cursor and [type(row).__name__, *identity(row)] == state.get("last")
 
     def _restore(self, cursor: Cursor, state: Mapping[str, Any]) -> bool:
-        """Take a saving in. False if it is not of this version."""
+        """Restore a snapshot. False if it is not of this version."""
         ledger = _parsed(state, self._config, self._gold, self._arms)
         if ledger is None:
             return False
@@ -99,7 +99,7 @@ class Reading:
 def _parsed(
     state: Mapping[str, Any], config: RewardConfig, gold: Gold = nobody, arms: Collection[Arm] = TEACHING_ARMS
 ) -> TurnLedger | None:
-    """The ledger in a saving; None if it is not of this version, or not whole."""
+    """The ledger in a snapshot; None if it is not of this version or is incomplete."""
     if not isinstance(state.get("last"), list) or not isinstance(state.get("plan"), str):
         return None
     try:
@@ -109,10 +109,10 @@ def _parsed(
 
 
 async def needed_above(folds: Folds, config: RewardConfig, now: float) -> Cursor:
-    """The place in the log above which a desk that starts from its saving needs every row; 0 if there is none that it can use.
+    """The place in the log above which a desk that starts from its snapshot needs every row; 0 if it has no usable snapshot.
 
-    A turn that ended in the future, by a clock that was wrong, would wait until then: it holds nothing up, and where it is gone when
-    its time comes, its outcome says so.
+    A turn that ended in the future, by a wrong clock, would wait until then, so it does not keep rows in the log. If it is gone
+    when its time comes, its outcome says so.
     """
     found = await folds.load(NAME)
     ledger = None if found is None else _parsed(found[1], config)

@@ -14,13 +14,13 @@ from ostinato.reward.desk import RewardDesk
 class DeskSource:
     """Waits for turns whose rewards are known, and makes batches of them.
 
-    `base` is the release that the next step starts from, if not from the last one; whoever sends the trainer back sets it.
+    `base` is the release that the next step starts from, if not from the last one; it is set by the code that sends the trainer back.
 
     Args:
         desk: where turns become samples.
         live: the release that the KL penalty is measured against, looked up anew for each batch.
-        size: turns per batch, at least: whole episodes are taken; fewer only where no more fit into `reward.batch_tokens`.
-        poll_s: seconds between two looks at the log.
+        size: turns per batch, at least, since whole episodes are taken; fewer only where no more fit into `reward.batch_tokens`.
+        poll_s: seconds between two reads of the log.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class DeskSource:
             await asyncio.sleep(self._poll_s)
 
     async def look(self) -> int:
-        """For a trainer that may take no step now: give every turn the reward or outcome that is due. How many a batch would take."""
+        """For a trainer that may take no step now: write the rewards and outcomes that are due. Returns a batch's number of turns."""
         await self._desk.poll()
         return len(await self._desk.ready(self._desk.last_step, self._size, self.base))
 
     async def score(self, turns: Sequence[Turn]) -> TrainingBatch:
-        """A batch with its credits, in the log before it is returned: of these turns, or of newer ones. Raises NoSignal."""
+        """A batch of these turns, or of newer ones, with its credits, in the log before it is returned. Raises NoSignal."""
         step = self._desk.last_step + 1
         made = await self._desk.batch(step, self._size, await self._live(), self.base)
         if made is None:

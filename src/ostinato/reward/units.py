@@ -1,4 +1,4 @@
-"""Which turns go into the next batch, and for which there will be none: whole groups and episodes. Pure."""
+"""Selects the turns of the next batch, in whole groups and episodes, and those that no batch will take. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger.entries import Matured, Unit
 
-LEAST_PARTS = 4  # of a batch that is cut short: one of a single long talk would be a whole step on one person's word
+LEAST_PARTS = 4  # in a batch that is cut short: a batch of one long conversation would be a whole step on one person's word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Part:
 
     @property
     def tenant(self) -> str:
-        """Whose turns they are."""
+        """The tenant of the turns."""
         return self.entries[0].facts.tenant
 
     @property
@@ -39,7 +39,7 @@ class Part:
 
     @property
     def flat(self) -> bool:
-        """True if it is a group of a world's rollouts of which none was worth more than another: its advantages would all be 0."""
+        """True if it is a group of a world's rollouts whose returns are all equal, so that its advantages would all be 0."""
         returns: defaultdict[str, float] = defaultdict(float)
         for entry in self.entries:
             returns[entry.facts.episode] += entry.value
@@ -47,16 +47,17 @@ class Part:
 
 
 def longest_part(config: RewardConfig, *, world: bool = False) -> int:
-    """The tokens of a part at most: what is longer is in nobody's batch. A group of a world's rollouts is nobody's word: it may fill
-    one.
+    """The most tokens that a part may have; no batch takes a longer one. A group of a world's rollouts may fill a batch, since it is
+    not one person's word.
     """
     return config.batch_tokens if world else config.batch_tokens // LEAST_PARTS
 
 
 def costs(entries: Iterable[Matured]) -> Iterator[int]:
-    """How many tokens a trainer computes for the first, the first two, ... of these turns of one unit, at most.
+    """Upper bounds on the tokens that a trainer computes for the first, the first two, ... of these turns of one unit.
 
-    What a turn shares with its parent among them, or with one of the same prompt, is computed once: see `train.batch.packing`.
+    Tokens that a turn shares with its parent, if that precedes it here, or with a turn of the same prompt are computed once: see
+    `train.batch.packing`.
     """
     total, known, prompts = 0, dict[str, int](), set[str]()
     for facts in (entry.facts for entry in entries):
@@ -77,13 +78,12 @@ def ready_parts(
     config: RewardConfig,
     closed: Container[Unit] = (),
 ) -> list[Part]:
-    """What may be learned from now, and what is too long to be: a group, or a single turn, beyond `longest_part`.
+    """The parts that may be learned from now, and those that are too long for that: a group, or a single turn, beyond `longest_part`.
 
-    A unit is a group or else an episode. It is ready when none of its turns waits for a reward; a group of rollouts only when it is among
-    the `closed` ones, and another only after a while without new turns, since its members are not known in advance. An episode that goes
-    on is parted: once its oldest
-    decided turn has waited `episode_wait_s`, what was decided before its first open turn is ready. Never the other way round: a
-    later part that was learned from first would have taught the baseline what the earlier part's actions led to.
+    A unit is a group or else an episode. It is ready when none of its turns waits for a reward. A group of rollouts must also be among
+    the `closed` ones, and any other group must have had no new turn for a while, since its members are not known in advance. An episode
+    that goes on is split: once its oldest decided turn has waited `episode_wait_s`, the turns before its first open turn are ready. A
+    later part never comes first: it would teach the baseline what the earlier part's actions led to.
     """
     ready: list[Part] = []
     for unit, members in _units(matured).items():
@@ -106,11 +106,11 @@ def dealt(parts: Iterable[Part], *, size: int, config: RewardConfig) -> list[Mat
 
     Where people are served faster than the trainer learns, a queue would make every batch stale; so the newest parts are taken.
 
-    Tenants are dealt to in turn: next comes the part that leaves its tenant with the smallest share of the batch, in turns or in
+    Tenants take turns: next comes the part that leaves its tenant with the smallest share of the batch, in turns or in
     tokens, whichever is the larger (dominant resource fairness: Ghodsi et al., NSDI 2011). So a tenant gets more than another
-    only while that one has no part left that would leave it with less, whether its turns come as a flood, as one call with many
-    samples or with long prompts. A part that alone is more than `tenant_cap` of a batch comes after its tenant's others. A tenant
-    that is alone gets all, the newest first.
+    only while the other has no part left that would leave it with less. It does not help to send a flood of turns, one call with
+    many samples or long prompts. A part that alone exceeds `tenant_cap` of a batch comes after its tenant's other parts. A
+    tenant that is alone gets the whole batch, the newest parts first.
     """
     queues: dict[str, deque[Part]] = defaultdict(deque)
     for part in sorted(parts, key=lambda part: part.newest, reverse=True):
@@ -137,10 +137,10 @@ def dealt(parts: Iterable[Part], *, size: int, config: RewardConfig) -> list[Mat
 
 
 def gathered(parts: Iterable[Part], *, groups: int, tokens: int, fewer: bool) -> list[Matured]:
-    """So many groups of rollouts, the longest waiting first; fewer only if no more fit into `tokens`, or if `fewer` will do.
+    """The turns of `groups` groups of rollouts, the longest waiting first; fewer only if no more fit into `tokens`, or if `fewer` is true.
 
-    The oldest and not the newest, since whoever makes them waits for the trainer: none is left over, and what took long is not passed
-    over for what was quick.
+    The oldest and not the newest, since the process that makes them waits for the trainer: none is left over, and slow rollouts are not
+    passed over for quick ones.
     """
     taken, left, count = list[Matured](), tokens, 0
     for part in sorted(parts, key=lambda part: part.entries[0].facts.seq):
@@ -153,18 +153,18 @@ def gathered(parts: Iterable[Part], *, groups: int, tokens: int, fewer: bool) ->
 
 
 class _Share:
-    """What part of a batch each tenant has: of its turns or of its tokens, whichever is the larger."""
+    """Each tenant's share of a batch: of its turns or of its tokens, whichever is the larger."""
 
     def __init__(self, turns: int, tokens: int) -> None:
         self._turns, self._tokens = turns, tokens
         self._had: dict[str, tuple[int, int]] = {}
 
     def of(self, part: Part, had: tuple[int, int] = (0, 0)) -> float:
-        """The share of a part, and of so many turns and tokens besides."""
+        """The share of a part together with `had`, a number of turns and of tokens."""
         return max((had[0] + len(part.entries)) / self._turns, (had[1] + part.tokens) / self._tokens)
 
     def after(self, part: Part) -> tuple[float, Cursor, str]:
-        """How a part is compared with others': what it would leave its tenant with; of equals the newest is first."""
+        """The sort key of a part: the share that it would leave its tenant with, and the newest first among equals."""
         return self.of(part, self._had.get(part.tenant, (0, 0))), -part.newest, part.tenant
 
     def give(self, part: Part) -> None:
@@ -176,9 +176,9 @@ class _Share:
 def waited_in_vain(
     matured: Iterable[Matured], first_open: Callable[[Unit], Cursor | None], *, now: float, config: RewardConfig
 ) -> list[Matured]:
-    """The units, of these turns, whose last reward was due `batch_wait_s` ago. To be asked about turns that no batch would take now.
+    """The turns of the units whose last reward was due `batch_wait_s` ago or earlier. Pass only turns that no batch would take now.
 
-    A unit of which a turn waits for its reward goes on waiting, which ends: see `longest_wait_s`.
+    A unit with a turn that still waits for its reward goes on waiting, which `longest_wait_s` bounds.
     """
     found: list[Matured] = []
     for unit, members in _units(matured).items():

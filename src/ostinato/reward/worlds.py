@@ -1,7 +1,7 @@
-"""What a turn of a simulated world is worth: what its rollout's verdict says, as soon as it says so. Pure.
+"""The reward of a simulated world's turn: its rollout's verdict, as soon as that is in the log. Pure.
 
-There is no window, since a program and not a person speaks: what was graded is graded. Nobody else is believed: the signals are the turn's
-own tenant's, and of those only a program's count.
+There is no window, since the verdict comes from a program, not from a person, and is final. Nobody else is believed: the signals are the
+turn's own tenant's, and of those only a program's count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FUNCTION = "world@1"
 
 
 def verdict(turn: Turn, signals: Sequence[Signal]) -> Reward | NoReward | Pending:
-    """The first verdict of those, in the order of the log; Pending without end where there is none.
+    """The first verdict among the signals, in the order of the log; Pending forever if there is none.
 
     Example: graded 1.0 -> ``Reward(turn="a:0", value=1.0, function="world@1", signals=("graded:a:0",), at=12.5)``
     """

@@ -1,1 +1,1 @@
-"""The gate, as pure maths: what is drawn in a round, quality bars, the verdict, and what a suite can resolve."""
+"""The gate, as pure maths: the draws of a round, quality bars, the verdict, and a suite's resolution."""

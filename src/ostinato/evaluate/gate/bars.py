@@ -1,7 +1,7 @@
-"""Quality bars: what a candidate must reach by itself, whatever else is before users. Pure maths.
+"""Quality bars: absolute levels that a candidate must reach, whatever version serves users. Pure maths.
 
-All bars must be cleared, so none needs a correction for their number: a candidate below some bar passes them all with at most the
-probability with which it passes that one.
+All bars must be cleared, so no correction for their number is needed: a candidate below one of them passes all with at most the
+probability of passing that one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ BAR_ALPHA = 0.01
 
 
 def judge_bar(bar: BarConfig, suite: str, scores: Sequence[ItemScore]) -> BarResult:
-    """Hold one bar against a candidate's answers to one suite. Without a single answer the bar is not cleared.
+    """Judge a candidate's answers to one suite by one bar. Without a single answer the bar is not cleared.
 
-    A mean that must stay low (`at_most`) is judged as its complement: the bound and the value given are then upper ones.
+    A mean that must stay low (`at_most`) is judged as its complement; the value reported is then the mean and the bound an upper bound.
     """
     items: dict[str, list[float]] = {}
     for score in scores:
@@ -37,7 +37,7 @@ def judge_bar(bar: BarConfig, suite: str, scores: Sequence[ItemScore]) -> BarRes
 
 
 def _good(bar: BarConfig, score: ItemScore) -> float:
-    """In [0, 1], the higher the better."""
+    """An answer's value for the bar, in [0, 1], the higher the better."""
     if bar.axis == "latency":
         return float(score.seconds <= (bar.at_most or 0.0))
     value = score.score if bar.axis == "score" else float(score.formed)

@@ -1,4 +1,4 @@
-"""What a suite can resolve: the smallest loss that it can rule out, and the refusal to start with margins below it. Pure maths."""
+"""A suite's resolution: the smallest loss that it can rule out, and checks that refuse margins below it. Pure maths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.evaluate.gate.bars import BAR_ALPHA
 
 PASSING = 0.94
 """The share of equally good candidates whose bound must hold at the smallest margin. A few more are blocked because they look worse than
-live by chance, and live was itself chosen on these items: nine in ten ship, as benchmarks/release/gate.py plays it."""
+live by chance, and live was itself chosen on these items: nine in ten ship in the simulation of benchmarks/release/gate.py."""
 
 
 def assumed_error(items: int, gate: GateConfig) -> float:
@@ -33,7 +33,7 @@ def smallest_margin(error: float, level: float) -> float:
 
 
 def smallest_total_margin(items: int, gate: GateConfig) -> float:
-    """The smallest total margin for a suite of so many items in a round, by the assumed spreads.
+    """The smallest total margin for a suite with `items` items in a round, by the assumed spreads.
 
     Example: ``smallest_total_margin(500, GateConfig())`` is 0.044.
     """
@@ -46,7 +46,7 @@ def items_for(margin: float, level: float, gate: GateConfig) -> int:
 
 
 def check_margins(suite: str, items: int, gate: GateConfig) -> None:
-    """Raise BadConfig if equally good candidates would mostly be blocked for want of evidence: the suite is too small."""
+    """Raise BadConfig if a margin is below `smallest_margin`: the suite is too small, and too many equally good candidates are blocked."""
     looks = {"margin": gate.alpha_at(gate.max_draws), "total_margin": gate.total_alpha_at(gate.max_draws)}
     for name, level in looks.items():
         margin, smallest = getattr(gate, name), smallest_margin(assumed_error(items, gate), level)

@@ -1,7 +1,7 @@
-"""What one round of the gate draws: which items, which of them sealed, and from which seed. Pure; the same in every process.
+"""Chooses what one round of the gate draws: the items, the sealed ones among them, and the seed. Pure; the same in every process.
 
-Nothing is remembered: a killed worker that starts again draws the same numbers for the same candidate and round, so it repeats no look,
-and every other candidate or round gets numbers of its own.
+No state is kept: a killed worker that starts again draws the same numbers for the same candidate and round, so a restart gives no extra
+look, and every other candidate or round gets numbers of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Selection:
 
 
 def seed_of(suite: Suite, candidate_hash: str, round: int) -> int:
-    """What all draws of a suite for one candidate in one round start from; 63 bits."""
+    """The seed of all draws of a suite for one candidate in one round; 63 bits."""
     return _number(f"draws\0{suite.hash}\0{candidate_hash}\0{round}") >> 1
 
 
@@ -40,8 +40,8 @@ def sealed_ids(suite: Suite, share: float) -> frozenset[str]:
 
 
 def select(suite: Suite, gate: GateConfig, candidate_hash: str, round: int) -> Selection:
-    """The round's items: of the open ones `items_per_round`, which the seed picks, so that every round has others; and in each
-    `sealed_every`-th round the sealed ones as well.
+    """The round's items: `items_per_round` of the open items, picked by the seed so that rounds differ, and in every
+    `sealed_every`-th round the sealed items as well.
     """
     sealed = sealed_ids(suite, gate.sealed_share)
     opened = [item for item in suite.items if item.id not in sealed]
@@ -54,7 +54,7 @@ def select(suite: Suite, gate: GateConfig, candidate_hash: str, round: int) -> S
 
 
 def items_in_round(suite: Suite, gate: GateConfig) -> int:
-    """How many items every round has at least."""
+    """The least number of items that a round has."""
     opened = len(suite.items) - len(sealed_ids(suite, gate.sealed_share))
     return min(opened, gate.items_per_round or opened)
 

@@ -1,13 +1,13 @@
-"""The verdict: paired differences of a candidate and what stands, in; a `Report`, out. Pure maths.
+"""The verdict: paired differences between a candidate and its incumbents -> a `Report`. Pure maths.
 
 The rule is non-inferiority within stated margins, not "no significant difference": a small suite that finds nothing has proven nothing.
 A candidate ships only if it clears every bar, is not significantly worse than live, and rules out, on every suite, a loss of `margin`
 against live and of `total_margin` against the best release so far and against the anchor. Pairwise rules alone let many small losses add
-up; the best never falls, so here all releases together lose little more than `total_margin`.
+up. The best release so far never gets worse, so all releases together lose little more than `total_margin`.
 
-Every suite must hold, so the bounds need no correction for their number: a candidate that is too bad on one of them passes with at most
-that one's probability. Where one suite out of several is enough to say something, that it is worse or better, Holm's rule applies.
-Looks at growing numbers of draws share one error budget (Bonferroni), so extending does not buy luck.
+Every suite must hold, so the bounds need no correction for the number of suites: a candidate that is too bad on one of them passes with at
+most that suite's error probability. Where one suite out of several suffices for a conclusion, worse or better, Holm's rule applies.
+Looks at growing numbers of draws share one error budget (Bonferroni), so extending gives no extra chances.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HARM_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Who is compared on what, and how candidate and live scored. Of several suites, the first.
+    """The versions and the suite that are compared, and the mean scores of candidate and live. Of several suites, the first.
 
     Example: ``Match(suite="held-out", suite_hash="9f2c", candidate=v9, incumbents=incumbents, candidate_mean=0.5, live_mean=0.4)``
     """
@@ -45,7 +45,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Paired:
-    """Candidate minus one incumbent, item by item; `only_harm` for items on which nothing but a significant loss counts.
+    """Candidate minus one incumbent, item by item; `only_harm` for items on which only a significant loss counts.
 
     Example: ``Paired(suite="held-out", against=Incumbent.LIVE, policy=v7, differences_I=np.array([0.5, 0.0]), draws=2)``
     """
@@ -62,7 +62,7 @@ def pair_up(
     suite: str, candidate: Sequence[ItemScore], others: Mapping[Incumbent, tuple[PolicyVersion, Sequence[ItemScore]]],
     sealed: frozenset[str] = frozenset(),
 ) -> list[Paired]:  # fmt: skip
-    """A candidate's scores beside each incumbent's; sealed items, where there are any, stand beside live's once more by themselves.
+    """Pairs a candidate's scores with each incumbent's; sealed items, if there are any, are also paired with live's by themselves.
 
     Raises:
         ValueError: two sides do not hold the same (item, draw) pairs, or there are none.
@@ -88,7 +88,7 @@ def pair_up(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
-    """A verdict without its report: `why` in a few words, and whether what ships is proven better than the best so far.
+    """A verdict without its report: `why` in a few words, and whether a candidate that ships is proven better than the best so far.
 
     Example: ``Weighed(comparisons=comparisons, verdict=Verdict.SHIP, why="not worse than the margins", better=False)``
     """
@@ -100,7 +100,7 @@ class Weighed:
 
 
 def weigh(spreads: Sequence[tuple[Paired, Spread]], bars: Sequence[BarResult], config: GateConfig) -> Weighed:
-    """The rule itself, on what is known of each pair's differences (see `decide`)."""
+    """The decision rule, applied to the spread of each pair's differences (see `decide`)."""
     draws = min(pair.draws for pair, _ in spreads)
     comparisons = tuple(_compare(pair, found, config, draws) for pair, found in spreads)
     worse = _worse(spreads, config.alpha_at(draws) * HARM_SHARE)
@@ -222,7 +222,7 @@ def _level(found: Comparison, config: GateConfig) -> float:
 
 
 def _chance(found: Comparison, config: GateConfig) -> float:
-    """That an equally good candidate would have passed this comparison, at the spread seen here."""
+    """The probability that an equally good candidate would have passed this comparison, at the spread seen here."""
     assert found.margin is not None
     return power(found.items, found.error**2 * found.items, found.margin, alpha=_level(found, config))
 

@@ -1,1 +1,1 @@
-"""How answers are got for a measurement: with patience, from the version that is meant, in one answer or in a whole rollout."""
+"""Gets answers for a measurement, with retries and from the intended version, each a single answer or a whole rollout."""

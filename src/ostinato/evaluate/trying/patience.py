@@ -1,4 +1,4 @@
-"""Waiting for a gateway: it may be away for a while, and a slot may not serve yet what is to be measured."""
+"""Waits for a gateway, which may be down for a while, or whose slot may not serve the version under evaluation yet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_version(slot: str, policy: PolicyVersion, found: PolicyVersion | None)
 
 
 async def patiently(config: RunnerConfig, what: str, ask: Callable[[], Awaitable[_T]]) -> _T:
-    """Ask until it works; failures of transport and waiting for a version have separate budgets. Raises Unavailable."""
+    """Call `ask` until it succeeds; transport failures and waiting for a version have separate budgets. Raises Unavailable."""
     pause, failures, started = config.retry_pause_s, 0, time.monotonic()
     while True:
         try:
@@ -65,7 +65,7 @@ async def served_model(session: aiohttp.ClientSession, health: str, slot: str, p
 
 
 async def bounded(response: aiohttp.ClientResponse) -> bytes:
-    """A response's body. Raises Corrupt for one that no gateway sends."""
+    """A response's body. Raises Corrupt if it is longer than any gateway sends."""
     parts: list[bytes] = []
     size = 0
     async for part in response.content.iter_chunked(2**16):

@@ -1,7 +1,7 @@
-"""Runs a suite whose items are tasks of a simulated world: each draw is a whole rollout, by the task's harness, in the slot that is asked.
+"""Runs a suite whose items are tasks of a simulated world: each draw is a whole rollout by the task's harness, in the slot under test.
 
-Who works on a task, where, and how the outcome is graded is the world's business and comes through `TaskWorld`. As for a single answer, a
-draw starts from numbers that only suite, item and draw decide, so versions are paired by (item, draw).
+The world, passed as `TaskWorld`, decides who works on a task, where, and how the outcome is graded. As for a single answer, a draw's seed
+does not depend on the version, so versions are paired by (item, draw).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class WholeTry:
 
 
 TryOnce = Callable[[Item, int], Awaitable[WholeTry]]
-"""(item, seed of what is sampled first) -> the rollout. Raises Unavailable where another try may succeed."""
+"""(item, seed of the first call) -> the rollout. Raises Unavailable if a retry may succeed."""
 
 
 class TaskWorld(Protocol):
     """The world that the items' tasks live in."""
 
     def open(self, slot: str) -> AbstractAsyncContextManager[TryOnce]:
-        """All that rollouts need, for as long as the block lasts; the weights of `slot` answer."""
+        """A context that provides what rollouts need; their model calls are answered by the weights of `slot`."""
         ...
 
 
@@ -104,7 +104,7 @@ class RolloutRunner:
 
         async def checked(item: Item, draw: int) -> tuple[WholeTry, float]:
             began = time.monotonic()
-            # the draw goes into the hash: a rollout's later calls count on from its first seed
+            # the draw goes into the hash, since a rollout's later calls count up from its first seed
             tried = await try_once(item, item_seed(self.suite, item, self._config.seed, seed + draw))
             seconds = time.monotonic() - began
             if not tried.policies:

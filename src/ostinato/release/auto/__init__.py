@@ -1,1 +1,1 @@
-"""Auto: one model name that routes among arms by what people made of their answers."""
+"""Auto: one model name that routes among arms by people's reactions to their answers."""

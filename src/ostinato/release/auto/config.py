@@ -1,4 +1,4 @@
-"""How Auto moves its shares, as configuration. Which arms there are is the gateway's to say (`serve.auto`)."""
+"""Configuration of how Auto moves its shares. The arms are configured in the gateway (`serve.auto`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Metric = Literal["reward", "seconds"]
 
 
 class RouterConfig(BaseModel, frozen=True, extra="forbid"):
-    """What the router wants, and how fast it believes.
+    """The router's objective, and how fast it learns.
 
     Example: ``RouterConfig(floor=0.05, price=2.0)``
     """

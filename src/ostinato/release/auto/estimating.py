@@ -1,15 +1,15 @@
-"""What other shares would have earned, from the turns that Auto dealt: the estimates that come before a changed router is used.
+"""Estimates what other shares would have earned, from the turns that Auto dealt: to be looked at before a changed router is used.
 
-A failure is known at once, the reward of an answer often never, and of one arm more often than of another. So no turn is left out. With
+A failure is known at once, the reward of an answer often never, and for one arm more often than for another. So no turn is left out. With
 m_a the mean reward of arm a's rated answers, c_a the share of its answers that are rated, and l the least reward, turn i counts as
 
-    s_i + l                                  if it failed; s_i: what its time and money are worth
+    s_i + l                                  if it failed; s_i: the value of its time and money
     s_i + m_a + (1 / c_a) (r_i - m_a)        if it has the reward r_i
     s_i + m_a                                if it has none
 
-(Robins, Rotnitzky and Zhao 1994, augmented inverse probability weights, with the arm as all that is known). The estimates then are means
-over all turns, which were drawn with the odds that the log says, and the middle line carries the doubt about m_a into their intervals.
-It takes the rated answers of an arm to be like its others: if whoever says something differs from whoever does not, that stays.
+(Robins, Rotnitzky and Zhao 1994, augmented inverse probability weights, with the arm as the only covariate). The estimates are then means
+over all turns, which were drawn with the logged odds, and the middle line carries the uncertainty of m_a into their intervals.
+This assumes that an arm's rated answers are like its others: a bias in which answers get rated remains.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from ostinato.release.auto.offpolicy import (
     snips,
 )
 
-_FEW = 0.01  # below this share of the turns the estimates lean on hardly anything
-_EVEN = 1.1  # times as many turns as another arm: episodes that differ by more are another number under other draws
-_ALIKE = 0.8  # of the share of answers rated that the most rated arm has; an arm below it is rated by other people, or otherwise
+_FEW = 0.01  # of the turns: with a smaller effective number the estimates rest on hardly anything
+_EVEN = 1.1  # times as many turns an episode as another arm: if more, other draws would have made another number of turns
+_ALIKE = 0.8  # of the most rated arm's share of rated answers: an arm below it is rated by other people, or differently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """The mean utility per turn under other shares, estimated three ways, beside what was `earned` under those that were.
+    """The mean utility per turn under other shares, estimated three ways, beside what was `earned` under the actual ones.
 
     `ips` and `dr` are None where arms differ in how many turns an episode has: the odds are those of an episode's draw, and other draws
-    would have made another number of turns. `snips` divides by that number. Of `turns`, `rated` have a reward or failed. `advice` says
-    what speaks against believing it, "" if nothing does.
+    would have made another number of turns. `snips` divides by that number. Of `turns`, `rated` have a reward or failed. `advice` gives
+    the reasons to doubt the estimates, "" if there are none.
 
     Example: ``Prospect(shares={"live": 1.0}, turns=4000, rated=900, earned=PolicyValue(...), ips=..., snips=..., dr=..., advice="")``
     """
@@ -64,7 +64,7 @@ class Prospect:
 
 @dataclass(slots=True, kw_only=True)
 class _Dealt:
-    """A turn. `reward` is None while nothing is known of it; `spent` is what its time and money are worth."""
+    """A turn that Auto dealt. `reward` is None if it is not known; `spent` is the value of its time and money."""
 
     person: Person
     episode: tuple[str, str]
@@ -75,11 +75,11 @@ class _Dealt:
 
 
 async def prospect(log: Log, shares: Mapping[str, float], config: RouterConfig) -> Prospect:
-    """What `shares` would have earned per turn, of every turn in the log that Auto dealt.
+    """What `shares` would have earned per turn, estimated from every turn in the log that Auto dealt.
 
-    Where an arm could not be had, its share goes to the others in proportion, as it would have. An answer that failed counts as the least
-    reward. What an answer whose cost is not known cost is taken as nothing. An arm is what it was, whatever weights it had then.
-    One look at the log: the intervals do not hold for whoever looks until they like what they see.
+    Where an arm was not available, its share goes to the others in proportion, as it would have. An answer that failed counts as the least
+    reward. An unknown cost counts as 0. An arm is taken as one, whatever weights it had at the time.
+    The intervals hold for one look at the log, not for looking until the result pleases.
 
     Raises:
         BadConfig: shares that are negative, do not sum to 1, or name an arm that was never there.
@@ -153,7 +153,7 @@ def _estimated(dealt: Sequence[_Dealt], arms: Sequence[str], shares: Mapping[str
 
 
 def _utilities(dealt: Sequence[_Dealt], arms_N: Ints) -> Floats:
-    """What each turn counts as: the formulas above. Answers of an arm without any reward count as everybody's mean."""
+    """The utility of each turn, by the formulas above. Answers of an arm without any reward count as the mean over all arms."""
     failed_N = np.array([each.failed for each in dealt])
     rated_N = np.array([each.reward is not None for each in dealt]) & ~failed_N
     rewards_N = np.array([each.reward or 0.0 for each in dealt])
@@ -169,7 +169,7 @@ def _utilities(dealt: Sequence[_Dealt], arms_N: Ints) -> Floats:
 
 
 def _turns_per_episode(dealt: Sequence[_Dealt]) -> dict[str, float]:
-    """How many turns an episode of each arm has, on average."""
+    """The mean number of turns of an episode, by arm."""
     turns = Counter(each.pick.arm for each in dealt)
     episodes = Counter(arm for arm, _ in {(each.pick.arm, each.episode) for each in dealt})
     return {arm: count / episodes[arm] for arm, count in sorted(turns.items())}

@@ -1,4 +1,4 @@
-"""The router kept up with the log: begun from its last saving, read on from there, saved again now and then."""
+"""Keeps the router up to date with the log: starts from its last snapshot, reads on from there, and saves it again regularly."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _KINDS = {Turn, Reward}
 class FoldedRouter:
     """A router over a log. One writer: the process that serves.
 
-    A saving is used only if the log still holds the row that it ended with; else everything that the log has is read.
+    A snapshot is used only if the log still holds the row that it ended with; otherwise the whole log is read.
 
     Args:
-        log: what is read, and where an alarm goes if the propensities in it are refuted.
-        folds: where what is known is saved.
+        log: the log to read, and to write an alarm to if its propensities are refuted.
+        folds: where the router's state is saved.
         clock: Unix seconds, for alarms.
-        arms: their names.
-        config: what is wanted.
+        arms: the names of the arms.
+        config: the router's settings.
 
     Example::
 
@@ -49,7 +49,7 @@ class FoldedRouter:
         self._refuted: list[str] = []
 
     async def catch_up(self, *, telling: bool = True) -> None:
-        """Read what is new; with `telling`, save now and then and write alarms, as the one writer may. Raises Corrupt, StorageFull."""
+        """Read the new rows; with `telling`, also save regularly and write alarms, as the one writer may. Raises Corrupt, StorageFull."""
         if self._cursor is None:
             self._cursor = await self._start()
         async for seq, row in self._log.read(self._cursor, _KINDS):
@@ -63,13 +63,13 @@ class FoldedRouter:
             await self._tell()
 
     async def save(self) -> None:
-        """Keep what is known. Raises StorageFull; what was kept before stays."""
+        """Save the router's state. Raises StorageFull; the previous snapshot is kept then."""
         if self._unsaved and self._cursor is not None:
             await self._folds.save(NAME, self._cursor, {"router": self.router.state(), "last": self._last})
             self._unsaved = 0
 
     async def run(self) -> None:
-        """Until cancelled: keep up. What goes wrong is said and tried again; the odds then stay as they are."""
+        """Keep up with the log until cancelled. Errors are logged and retried; the odds then stay as they are."""
         while True:
             try:
                 await self.catch_up()
@@ -86,7 +86,7 @@ class FoldedRouter:
         return await self._log.horizon()
 
     async def _continues(self, cursor: Cursor, state: Mapping[str, Any]) -> bool:
-        """True if the log goes on where this saving ended."""
+        """True if the log continues where this snapshot ended."""
         found = await anext(aiter(self._log.read(cursor - 1, _KINDS)), None)
         if found is None:
             return False

@@ -1,4 +1,4 @@
-"""What a changed router would have earned, from turns that another router dealt. Pure maths.
+"""Estimates what a changed router would have earned, from turns that another router dealt. Pure maths.
 
     w_i = pi(a_i | x_i) / p_i(a_i)      how much more often the new router would choose what was chosen
     h_i = c (sum_a m_a / p_i(a))^(-1/2), m_a = mean over i of pi(a | x_i)^2      evaluation weights
@@ -6,24 +6,24 @@
     SNIPS  sum of h_i w_i r_i / sum of h_i w_i            Swaminathan and Joachims 2015
     DR     sum of h_i (sum_a pi(a | x_i) q(x_i, a) + w_i (r_i - q(x_i, a_i))) / sum of h_i         Dudík, Langford and Li 2011
 
-**Why h.** A router that learns gives little to an arm that began badly: its mean stays low, and the weights w of its few later turns grow.
-With h = 1 the estimate is skewed, and 95% intervals hold 90 to 93%. sum_a m_a / p_i(a) is how much one turn's score varies at the odds
-of its draw; dividing each by its root makes every turn add about as much variance, and that is what the central limit theorem of
-martingales asks for: Hadad, Hirshberg, Zhan, Wager and Athey 2021 (PNAS 118, arXiv 1911.02768); with contexts, as `StableVar`, Zhan,
+**Why h.** A router that learns gives few turns to an arm that began badly: its mean stays low, and the weights w of its few later turns
+grow. With h = 1 the estimate is skewed, and 95% intervals cover 90 to 93%. sum_a m_a / p_i(a) is how much one turn's score varies at the
+odds of its draw; dividing each score by its root makes every turn add about as much variance, as the central limit theorem of
+martingales requires: Hadad, Hirshberg, Zhan, Wager and Athey 2021 (PNAS 118, arXiv 1911.02768); with contexts, as `StableVar`, Zhan,
 Hadad, Hirshberg and Athey 2021 (arXiv 2106.02029); Bibaut et al. 2021 (arXiv 2106.00418) divide by the deviation itself. h follows
 from the odds, which were set before the draw, and is 1 where they never changed. c makes its mean 1 among the turns that had the same arms
 to choose from, so that none of these groups counts for more than its turns.
 
 **The interval** is mean ± t x error. The error is that of leaving out one user at a time (the jackknife: Tukey 1958; MacKinnon, Nielsen and
 Webb 2023 for clusters), because the turns of one user are alike. t is Student's with nu = (sum_u W_u^2)^2 / sum_u W_u^4 degrees of
-freedom, W_u the sum of h w over user u's turns: Satterthwaite 1946 for a sum of squares of which user u's is about W_u^2 large, as Bell
-and McCaffrey 2002 and Imbens and Kolesár 2016 use it; few users who weigh much leave few degrees of freedom.
+freedom, W_u the sum of h w over user u's turns: Satterthwaite 1946 for a sum of squares of which user u's is about W_u^2 large, as used by
+Bell and McCaffrey 2002 and Imbens and Kolesár 2016; if few users have most of the weight, few degrees of freedom are left.
 
-**Where it holds.** Rewards and users whose distribution does not change while the odds do; one look, at a number of turns that was fixed
-before: look as often as you like only at `propensities.PropensityTest`. `benchmarks/release/auto.py` measures the coverage. It falls short
-for few users, for skewed rewards (IPS first), and where the new router prefers an arm that a learning router had left with hardly
-any turns: `PolicyValue.turns` is then small. If rewards rise and fall with the hour, h weighs the hours, and only h = 1 would be unbiased.
-A turn takes the odds of its episode's draw.
+**Where it holds.** It needs rewards and users whose distribution does not change while the odds do, and one look at a number of turns that
+was fixed before; only `propensities.PropensityTest` may be looked at as often as you like. `benchmarks/release/auto.py` measures the
+coverage. It falls short for few users, for skewed rewards (IPS first), and where the new router prefers an arm that a learning router had
+left with hardly any turns: `PolicyValue.turns` is then small. If rewards rise and fall with the hour, h weights the hours, and only h = 1
+would be unbiased. A turn takes the odds of its episode's draw.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTurns:
-    """Turns, N of them, dealt among A arms: all of them, for the ones that were rated alone are no sample with these odds.
+    """N turns dealt among A arms: all turns, because the rated ones alone are not a sample with these odds.
 
-    `users_N` number the users, `arms_N` the arms that were drawn; `odds_NA` are the probabilities of the draws, 0 for an arm that could
-    not be had.
+    `users_N` number the users, `arms_N` the arms that were drawn; `odds_NA` are the probabilities of the draws, 0 for an arm that was
+    not available.
 
     Example: ``LoggedTurns(users_N=np.array([0, 0, 1]), arms_N=np.array([1, 1, 0]), odds_NA=..., rewards_N=...)``
 
     Raises:
-        ValueError: arrays of different lengths, fewer than two users, odds that do not sum to 1 or of an arm that was drawn all the same.
+        ValueError: arrays of different lengths, fewer than two users, odds that do not sum to 1, or odds of 0 for an arm that was drawn.
     """
 
     users_N: Ints
@@ -68,13 +68,13 @@ class LoggedTurns:
 
     @property
     def propensities_N(self) -> Floats:
-        """The probability of what was drawn."""
+        """The probability of the arm that was drawn."""
         return self.odds_NA[np.arange(len(self.arms_N)), self.arms_N]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyValue:
-    """The mean reward per turn under a router. `turns` is how many turns dealt by the router itself would say as much of it:
+    """The mean reward per turn under a router. `turns` is how many turns dealt by that router itself would tell as much:
     (sum h w)^2 / sum((h w)^2), Kish's effective size.
 
     Example: ``PolicyValue(mean=0.58, lower=0.55, upper=0.61, error=0.015, users=800, turns=2310.5)``
@@ -89,7 +89,7 @@ class PolicyValue:
 
 
 def earned(logged: LoggedTurns, confidence: float = 0.95) -> PolicyValue:
-    """What was earned under the odds that were: the plain mean."""
+    """The reward earned under the actual odds: the plain mean."""
     ones_N = np.ones_like(logged.rewards_N)
     mean = float(logged.rewards_N.mean())
     return _value(logged, mean, logged.rewards_N - mean, ones_N, ones_N, confidence)
@@ -99,7 +99,7 @@ def ips(logged: LoggedTurns, target_NA: Floats, confidence: float = 0.95) -> Pol
     """Inverse propensity scores. `target_NA` are the changed router's probabilities of every arm at each turn.
 
     Raises:
-        ValueError: probabilities that do not fit the turns, do not sum to 1, or are above 0 for an arm that could not be had.
+        ValueError: probabilities that do not fit the turns, do not sum to 1, or are above 0 for an arm that was not available.
     """
     weights_N, evaluation_N = _weights(logged, target_NA), evaluation_weights(logged, target_NA)
     return _mean_of(logged, weights_N * logged.rewards_N, weights_N, evaluation_N, confidence)
@@ -122,8 +122,8 @@ def snips(logged: LoggedTurns, target_NA: Floats, confidence: float = 0.95) -> P
 def doubly_robust(
     logged: LoggedTurns, target_NA: Floats, predicted_NA: Floats, confidence: float = 0.95
 ) -> PolicyValue:
-    """The model's prediction, corrected by what came. `predicted_NA` is the reward that each arm is expected to get at each turn; the
-    interval holds if no turn's prediction was made of rewards of the same user (`cross_fitted`).
+    """The model's prediction, corrected by the actual rewards. `predicted_NA` is the reward expected of each arm at each turn; the
+    interval holds if no turn's prediction uses rewards of the same user (`cross_fitted`).
 
     Raises:
         ValueError: as `ips`, or predictions of another shape or that are not finite.
@@ -137,7 +137,7 @@ def doubly_robust(
 
 
 def evaluation_weights(logged: LoggedTurns, target_NA: Floats) -> Floats:
-    """How much each turn counts, so that all add about as much variance: h of the formulas above. Raises ValueError as `ips`."""
+    """Weights with which all turns add about as much variance: h of the formulas above. Raises ValueError as `ips`."""
     _check_target(logged, target_NA)
     _, choices_N = np.unique(logged.odds_NA > 0.0, axis=0, return_inverse=True)
     evaluation_N = np.ones(len(choices_N))
@@ -151,10 +151,10 @@ def evaluation_weights(logged: LoggedTurns, target_NA: Floats) -> Floats:
 
 
 def cross_fitted(logged: LoggedTurns, contexts_N: Ints, arms: int, folds: int = 5) -> Floats:
-    """The simplest model: each arm's mean reward in each context, of the users of the other folds; shape [turns, arms].
+    """The simplest model: each arm's mean reward in each context, over the users of the other folds; shape [turns, arms].
 
-    Where an arm was not seen in a context, its mean over all contexts stands in, or else everybody's. `contexts_N` numbers the contexts
-    from 0. (Cross-fitting: Chernozhukov et al. 2018, arXiv 1608.00060.)
+    Where an arm was not seen in a context, its mean over all contexts is used, or else the mean over all arms. `contexts_N` numbers the
+    contexts from 0. (Cross-fitting: Chernozhukov et al. 2018, arXiv 1608.00060.)
 
     Raises:
         ValueError: fewer than two folds, or contexts of another length.
@@ -207,8 +207,8 @@ def _mean_of(
 def _value(
     logged: LoggedTurns, mean: float, residuals_N: Floats, shares_N: Floats, weights_N: Floats, confidence: float
 ) -> PolicyValue:
-    """Of a mean that is sum(values) / sum(shares), with residuals = values - mean x shares: without user u it would be less by
-    the sum of u's residuals over the sum of everybody else's shares.
+    """The value and interval of a mean sum(values) / sum(shares), with residuals = values - mean x shares: without user u the mean
+    would be less by the sum of u's residuals over the sum of everybody else's shares.
     """
     from scipy import special  # takes a quarter of a second to import
 
@@ -219,7 +219,7 @@ def _value(
     users, squares = shares_U.size, float(weights_N @ weights_N)
     if (
         others_U.min() <= 0.0 or weights_U.sum() <= 0.0
-    ):  # it rests on one user: nothing is known of how much users differ
+    ):  # it rests on one user: the variance between users is unknown
         error = half = math.inf
     else:
         left_out_U = np.bincount(cluster_N, weights=residuals_N) / others_U

@@ -1,14 +1,14 @@
-"""What is known of one arm's mean reward, a user counted once however much they say. Pure arithmetic over sums.
+"""The posterior of one arm's mean reward, a user counted once however much they say. Pure arithmetic over sums.
 
-Turns of one user are alike, so a user is one cluster. With n turns they weigh w(n) = n / (1 + (n - 1) rho): the turns that they would be
-worth if any two of their rewards correlated by rho (Kish 1965, *Survey Sampling*, section 5.4), never more than 1 / rho. The mean is
-m = sum(w_u y_u) / sum(w_u) over users' means y_u; its variance is the cluster-robust one,
+Turns of one user are alike, so a user is one cluster. A user with n turns has the weight w(n) = n / (1 + (n - 1) rho): the number of
+independent turns that they are worth if any two of their rewards correlate by rho (Kish 1965, *Survey Sampling*, section 5.4), never more
+than 1 / rho. The mean is m = sum(w_u y_u) / sum(w_u) over users' means y_u; its variance is the cluster-robust one,
 k / (k - 1) sum(w_u^2 (y_u - m)^2) / sum(w_u)^2 (Liang and Zeger 1986; Cameron and Miller 2015, section II). By the central limit theorem
 over users the posterior under a weak prior is about normal (Gelman et al., *Bayesian Data Analysis*, section 4.1).
 
 The prior is two made-up users of one turn each, one at either end of the range, as Agresti and Coull (1998) add successes and failures:
-with nobody yet the mean is the middle of the range, and the deviation half of it. Where one end is rare, as failures are, they may count
-for less than a turn each (`doubt`): a few users without a failure then are no evidence of many.
+with nobody yet the mean is the middle of the range, and the deviation half the range. Where one end is rare, as failures are, they may
+count for less than a turn each (`doubt`), so that a few users without a failure are no evidence of many failures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUMS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
-    """A normal distribution of an arm's mean, in units of the reward. `users` is how many it rests on, faded ones in part.
+    """A normal distribution of an arm's mean, in units of the reward. `users` is the number of users behind it, faded ones in part.
 
     Example: ``Belief(mean=0.61, deviation=0.02, users=412.0)``
     """
@@ -37,15 +37,15 @@ class Belief:
 
 
 class Posterior:
-    """Takes in rewards one by one; memory grows with the users that are remembered one by one, up to `most_users`.
+    """Takes in rewards one by one; memory grows with the users that are remembered individually, up to `most_users`.
 
-    A user who was forgotten stays in the sums, and counts as another one when they come back.
+    A user who was forgotten stays in the sums, and counts as another user when they come back.
 
     Args:
         low: the least reward; a lower one counts as this.
-        high: the most.
-        rho: how much two rewards of one user are taken to correlate. The larger, the less somebody who says much can move.
-        most_users: users that are remembered, the latest to say something first.
+        high: the most reward; a higher one counts as this.
+        rho: the assumed correlation of two rewards of one user. The larger, the less influence a user with many turns has.
+        most_users: users that are remembered: the latest to say something.
         doubt: the weight of each made-up user, in turns.
 
     Raises:
@@ -89,7 +89,7 @@ class Posterior:
             self._users.popitem(last=False)
 
     def belief(self) -> Belief:
-        """What is known now."""
+        """The posterior now."""
         users, w, wy, ww, wwy, wwyy = self._sums
         doubt = self._doubt
         count, weight = users + 2.0, w + 2.0 * doubt
@@ -102,7 +102,7 @@ class Posterior:
         )
 
     def fade(self, kept: float) -> None:
-        """Let what was said count for a share of what it did, because the arm is not quite what it was.
+        """Scale the weight of all rewards so far by `kept`, because the arm is not quite what it was.
 
         Raises ValueError for a share outside [0, 1].
         """
@@ -116,7 +116,7 @@ class Posterior:
         return {"sums": list(self._sums), "users": [[*person, *said] for person, said in self._users.items()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Be what `state` was taken of. Raises ValueError, TypeError or LookupError for something else."""
+        """The inverse of `state`. Raises ValueError, TypeError or LookupError for something else."""
         sums = [float(value) for value in state["sums"]]
         if len(sums) != _SUMS or not all(map(math.isfinite, sums)):
             raise ValueError(f"a posterior's state has {_SUMS} finite sums")

@@ -1,9 +1,9 @@
-"""Are the logged propensities what was done? A test that may be looked at after every draw. Pure maths.
+"""Are the logged propensities those of the actual draws? A test that may be looked at after every draw. Pure maths.
 
 If they are, E[1{arm is drawn} / p] = 1 for every arm that could be drawn, that is, the arm comes up with probability p. The test bets
 against that: against each of a few alternatives q, in which the arm's odds are r times what the log says, it multiplies its stake by q / p
-when the arm comes up and by (1 - q) / (1 - p) when it does not. While the propensities are right the stake is expected to stay where it is,
-so by Ville's inequality (1939) it ever reaches 1 / alpha with probability alpha at most, however often one looks and however the
+when the arm comes up and by (1 - q) / (1 - p) when it does not. While the propensities are right the expected stake stays constant, so by
+Ville's inequality (1939) the stake ever reaches 1 / alpha with probability alpha at most, however often it is looked at and however the
 propensities change from draw to draw (Waudby-Smith and Ramdas 2024, arXiv 2010.09686; a mixture as in Robbins 1970). Exact, not asymptotic.
 """
 
@@ -17,12 +17,12 @@ from typing import Any
 _TIMES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # the alternatives: the true odds are so many times the logged ones
 
 _NOTHING = [0.0] * (3 + len(_TIMES))
-_CERTAIN = 1e9  # the log of a stake
+_CERTAIN = 1e9  # the log of a stake that refutes at any level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """One arm's draws. `ratio` is the mean of 1{drawn} / p, about 1 if the propensities are right; `p_value` is always valid.
+    """One arm's draws. `ratio` is the mean of 1{drawn} / p, about 1 if the propensities are right; `p_value` is valid at any time.
 
     Example: ``Balance(arm="live", draws=4000, ratio=1.01, p_value=1.0)``
     """
@@ -34,7 +34,7 @@ class Balance:
 
 
 class PropensityTest:
-    """Hears every draw: which arm came up, and the logged probabilities of all that could have.
+    """Takes in every draw: which arm came up, and the logged probabilities of all arms that could have.
 
     Example::
 
@@ -49,7 +49,7 @@ class PropensityTest:
         ] = {}  # draws, sum of 1{drawn} / p, log stakes, the largest log of the mean stake
 
     def add(self, arm: str, odds: Mapping[str, float]) -> None:
-        """Count one draw, one for an episode. Odds that do not allow for it, or do not sum to 1, are refuted at once."""
+        """Count one draw, one per episode. Odds that exclude the drawn arm, or do not sum to 1, are refuted at once."""
         if odds.get(arm, 0.0) <= 0.0 or not math.isclose(math.fsum(odds.values()), 1.0, abs_tol=1e-6):
             draws, total, _, *stakes = self._arms.get(arm, _NOTHING)
             self._arms[arm] = [draws + 1.0, total, _CERTAIN, *stakes]
@@ -59,16 +59,16 @@ class PropensityTest:
                 self._bet(name, chance, name == arm)
 
     def balances(self) -> list[Balance]:
-        """Every arm so far, by name. An arm that was never in doubt has none."""
+        """The balance of every arm so far, by name. An arm whose draws were all certain has none."""
         return [
             Balance(arm=arm, draws=int(draws), ratio=total / draws, p_value=min(1.0, math.exp(-best)))
             for arm, (draws, total, best, *_) in sorted(self._arms.items())
         ]
 
     def wrong(self, alpha: float) -> list[str]:
-        """The arms whose propensities are refuted; while all are right there is ever one with probability `alpha` at most.
+        """The arms whose propensities are refuted; while all are right, any is ever refuted with probability `alpha` at most.
 
-        The arm that was heard of as the j-th may spend alpha / (j (j + 1)), which sums to alpha however many arms there come to be.
+        The j-th arm to appear may spend alpha / (j (j + 1)), which sums to alpha however many arms there come to be.
         """
         allowed = {arm: alpha / (j * (j + 1)) for j, arm in enumerate(self._arms, 1)}
         return [balance.arm for balance in self.balances() if balance.p_value <= allowed[balance.arm]]
@@ -78,7 +78,7 @@ class PropensityTest:
         return {arm: list(values) for arm, values in self._arms.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Be what `state` was taken of. Raises ValueError, TypeError or AttributeError for something else."""
+        """The inverse of `state`. Raises ValueError, TypeError or AttributeError for something else."""
         arms = {str(arm): [float(value) for value in values] for arm, values in state.items()}
         if any(len(values) != len(_NOTHING) for values in arms.values()):
             raise ValueError(f"every arm has {len(_NOTHING)} numbers")

@@ -1,4 +1,4 @@
-"""Auto's router: turns and rewards in, the probability of each arm out. A fold of the log: no clock, no IO, no chance of its own."""
+"""Auto's router: turns and rewards in, the probability of each arm out. A fold of the log: no clock, no IO, no randomness of its own."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ostinato.release.auto.posterior import Belief, Posterior
 from ostinato.release.auto.propensities import PropensityTest
 from ostinato.release.auto.thompson import Worth, drawn, probabilities, utility, with_failures
 
-_RELEASES = 16  # that are remembered beside those that an arm has: a rollback goes to one of the last few
+_RELEASES = 16  # releases remembered beside the arms' present ones: a rollback goes to one of the last few
 _FAILED = (
-    "failed"  # what is known of a release's failures, beside its metrics: 1 for a turn that failed, 0 for an answer
+    "failed"  # the posterior of a release's failures, beside its metrics': 1 for a turn that failed, 0 for an answer
 )
-_RARE = 0.1  # failures are: a made-up one counts for a tenth of a turn
-_FORMAT = 2  # of a saving; in the first, failures were among the rewards
-_EPISODES = 50_000  # whose draw is remembered, so that it is counted once
+_RARE = 0.1  # failures are rare: a made-up one counts for a tenth of a turn
+_FORMAT = 2  # of a snapshot; in format 1, failures were among the rewards
+_EPISODES = 50_000  # episodes whose draw is remembered, so that it is counted once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmView:
-    """What the router knows of an arm: the utility of the release that it has now; `cost` is the mean per turn, 0 while none is known, and
-    `failed` of its `turns` ended in an error, under all the releases that it had.
+    """What the router knows of an arm: the utility of its present release; `cost` is the mean per turn, 0 while none is known, and
+    `failed` of its `turns` ended in an error, over all releases that it had.
 
     Example: ``ArmView(arm="live", utility=Belief(mean=0.4, deviation=0.02, users=311.0), cost=0.0, turns=812, failed=3)``
     """
@@ -38,22 +38,22 @@ class ArmView:
 
 
 class Router:
-    """Moves shares to where the utility is: reward, less the price of money and time.
+    """Moves shares to the arms with the highest utility: reward, less the price of money and time.
 
-    A failed answer counts as the least reward. How often a release fails is learned of all its turns, and what its answers earn of those
-    that are rated: few are, and all failures are seen at once. Everybody without a name is one user, and so are, with
-    `users = "verified"`, all whom their tenant did not prove.
+    A failed answer counts as the least reward. A release's failure rate is learned from all its turns, and the reward of its answers from
+    the rated ones: few are rated, while all failures are seen at once. A tenant's people without a name are one user, and so are, with
+    `users = "verified"`, all whom the tenant did not prove.
 
-    What is known is known of a release, whichever arm has it: one that goes from canary to live takes it along, and after a rollback the
-    earlier one is again what it was. A new release begins with a share (`kept`) of what is known of the one that is live, or else of its
-    arm's last. A model outside is one release for ever.
+    The posteriors belong to a release, whichever arm has it: a release that goes from canary to live takes them along, and after a rollback
+    the earlier release has its own again. A new release begins with those of the live release, or else of its arm's last, weighted by
+    `kept`. An external model is one release for ever.
 
-    Not seen: that rewards rise and fall for everybody, at night say, while shares change; what was learned at another time speaks for
-    whoever had the larger share then.
+    Not modelled: rewards that rise and fall for everybody, at night say, while shares change. The rewards of such a time count mostly for
+    the arm that had the larger share then.
 
     Args:
-        arms: their names; what the log says of others is left aside.
-        config: what is wanted.
+        arms: the names of the arms; rows about other arms are ignored.
+        config: the router's settings.
 
     Example::
 
@@ -71,17 +71,17 @@ class Router:
         self.forget()
 
     def forget(self) -> None:
-        """Begin from nothing."""
+        """Start from scratch."""
         self.propensities = PropensityTest()
         self._arms = {arm: _Arm(arm) for arm in self._names}
         self._releases: OrderedDict[str, dict[str, Posterior]] = OrderedDict()  # by metric; the latest seen last
         self._live = ""
-        self._waiting: OrderedDict[str, tuple[str, Person]] = OrderedDict()  # by turn: the release, and who
+        self._waiting: OrderedDict[str, tuple[str, Person]] = OrderedDict()  # by turn: the release and the person
         self._drawn: OrderedDict[Person, Pick] = OrderedDict()  # by tenant and episode
         self._odds: dict[frozenset[str], dict[str, float]] = {}
 
     def odds(self, available: Collection[str]) -> Mapping[str, float]:
-        """The probabilities with which the arms that are available are to be drawn, in the order of the settings; {} if none is."""
+        """The probabilities with which to draw each available arm, in the order of the settings; {} if none is available."""
         known = frozenset(available).intersection(self._arms)
         if known and known not in self._odds:
             utilities = {arm: self._utility(arm) for arm in self._arms if arm in known}
@@ -102,7 +102,7 @@ class Router:
             self._measure(found[0], found[1], "reward", row.value)
 
     def measure(self, arm: str, person: Person, metric: Metric, value: float) -> None:
-        """Take in what a metric says of one turn that did not fail, of the release an arm has now. Without a weight it is not kept."""
+        """Take in a metric's value for one turn that did not fail, of the arm's present release. A metric without a weight is ignored."""
         release = self._arms[arm].release
         self._known(release)
         self._measure(release, person, metric, value)
@@ -110,7 +110,7 @@ class Router:
             self._measure(release, person, _FAILED, 0.0)
 
     def views(self) -> list[ArmView]:
-        """What is known of every arm."""
+        """The router's view of every arm."""
         return [
             ArmView(arm=name, utility=self._utility(name), cost=arm.mean_cost, turns=arm.turns, failed=arm.failed)
             for name, arm in self._arms.items()
@@ -132,9 +132,9 @@ class Router:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Be what `state` was taken of, as far as the same arms and metrics are still there; a new arm begins from nothing.
+        """The inverse of `state`, as far as the same arms and metrics still exist; a new arm starts from scratch.
 
-        Raises ValueError, TypeError, LookupError or AttributeError for something else; `forget` then.
+        Raises ValueError, TypeError, LookupError or AttributeError for something else; call `forget` then.
         """
         if state.get("format") != _FORMAT:
             raise ValueError(f"a saving of format {state.get('format', 1)}; this router reads format {_FORMAT}")
@@ -175,7 +175,7 @@ class Router:
         return blank
 
     def _known(self, release: str, like: str = "") -> dict[str, Posterior]:
-        """What is known of a release; of a new one, a share of what is known of one that it is like."""
+        """The posteriors of a release; a new one starts with those of the release `like`, faded."""
         if release not in self._releases:
             self._releases[release] = self._blank()
             for metric, posterior in self._releases.get(like, {}).items():
@@ -221,7 +221,7 @@ class Router:
         self._odds.clear()
 
     def _draw(self, episode: Person, pick: Pick) -> None:
-        """An episode is drawn for once, and once more whenever its arm was not to be had."""
+        """Count an episode's draw once, and once more whenever its arm was not available and another was drawn."""
         if self._drawn.get(episode) != pick:
             self.propensities.add(pick.arm, pick.odds)
         self._drawn[episode] = pick
@@ -231,7 +231,7 @@ class Router:
 
 
 class _Arm:
-    """One arm's sums, and the hash of the weights that answered its last turn; before the first, and outside, its own name."""
+    """One arm's sums, and the hash of the weights that answered its last turn (before the first, or for an external model, its name)."""
 
     def __init__(self, name: str) -> None:
         self.release = name

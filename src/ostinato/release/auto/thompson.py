@@ -1,12 +1,12 @@
 """Thompson sampling with known propensities: the probability that an arm is the best, computed and not sampled. Pure maths.
 
 Thompson (1933) plays each arm with the probability that it is the best. Drawing once from every arm's posterior does that without ever
-knowing the probability; here it is computed first, and the arm is drawn from it, so that what is logged is exactly what was done:
+knowing the probability; here it is computed first and the arm is drawn with it, so that the logged probability is exactly the one used:
 
     P(a is best) = integral of f_a(x) prod_{b != a} F_b(x) dx      f_a, F_a: the normal density and distribution of arm a's utility
 
-(Russo et al. 2018, *A Tutorial on Thompson Sampling*, section 3). The integral is Gauss and Legendre's rule of four points on each interval
-of a fixed grid, a quarter of a deviation of some arm wide at most, scaled so that the probabilities sum to one.
+(Russo et al. 2018, *A Tutorial on Thompson Sampling*, section 3). The integral is computed by four-point Gauss-Legendre quadrature on each
+interval of a fixed grid, at most a quarter of some arm's deviation wide, and scaled so that the probabilities sum to one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from ostinato.release.auto.posterior import Belief
 
-# each arm's own, in its deviations: beyond them a normal has no mass that a float shows
+# of each arm, in units of its deviation: beyond them a normal has no mass that a float shows
 _EDGES = np.linspace(-8.5, 8.5, 69)
 _POINTS, _SHARES = np.polynomial.legendre.leggauss(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """What the operator wants of an answer: how much each metric counts, and how much reward one unit of money is worth.
+    """What the operator values in an answer: how much each metric counts, and how much reward one unit of money is worth.
 
     Example: ``Worth(weights={"reward": 1.0}, price=2.0)``: an answer that costs a cent more must be better by 0.02.
     """
@@ -39,7 +39,7 @@ class Worth:
 def utility(beliefs: Mapping[str, Belief], cost: float, worth: Worth) -> Belief:
     """An arm's utility: its metrics times what each is worth, less the price times its mean cost per turn.
 
-    How metrics hang together is not known, so the deviation is the largest that it can be, the sum of theirs (the triangle inequality
+    The correlation of the metrics is not known, so the deviation is the largest possible one, the sum of theirs (the triangle inequality
     of standard deviations): with one metric it is exact, with several the router explores a little more than it must.
 
     Raises:
@@ -54,12 +54,12 @@ def utility(beliefs: Mapping[str, Belief], cost: float, worth: Worth) -> Belief:
 
 
 def with_failures(reward: Belief, failing: Belief, low: float) -> Belief:
-    """The reward per turn, f low + (1 - f) m: what an answer earns has mean m, and a share f of all turns fails and earns `low`.
+    """The reward per turn, f low + (1 - f) m: an answer earns m on average, and a share f of all turns fails and earns `low`.
 
-    m rests on the answers that were rated and f on all turns, so a failure weighs the same however few answers are. Both deviations count
-    users as clusters. To the first order (the delta method) the error is (1 - f) that of m less (m - low) that of f; how the two hang
-    together is not known, and the deviation is the largest that it can be: (1 - f) sd(m) + (m - low) sd(f). The users are those behind
-    either part, as much as it counts.
+    m rests on the rated answers and f on all turns, so a failure weighs the same however few answers are rated. Both deviations count
+    users as clusters. To first order (the delta method) the error is (1 - f) times that of m less (m - low) times that of f. The
+    correlation of the two is not known, so the deviation is the largest possible one: (1 - f) sd(m) + (m - low) sd(f). The users are the
+    mean of the two parts' users, weighted by f and 1 - f.
     """
     share, lost = failing.mean, reward.mean - low
     return Belief(
@@ -70,7 +70,7 @@ def with_failures(reward: Belief, failing: Belief, low: float) -> Belief:
 
 
 def best_probabilities(utilities: Sequence[Belief]) -> NDArray[np.float64]:
-    """The probability of each arm to be the best, independent normals taken; shape [arms], sums to 1.
+    """The probability that each arm is the best, for independent normal utilities; shape [arms], sums to 1.
 
     Raises:
         ValueError: no arm, or a mean or deviation that is not finite, or a deviation that is not above 0.
@@ -81,7 +81,7 @@ def best_probabilities(utilities: Sequence[Belief]) -> NDArray[np.float64]:
         raise ValueError("every arm needs a finite mean and a finite deviation above 0")
     if len(utilities) == 1:
         return np.ones(1)
-    from scipy import special  # takes a quarter of a second to import, which who never routes need not wait for
+    from scipy import special  # takes a quarter of a second to import, which processes that never route are spared
 
     means_A = np.array([each.mean for each in utilities])
     deviations_A = np.array([each.deviation for each in utilities])
@@ -98,7 +98,7 @@ def best_probabilities(utilities: Sequence[Belief]) -> NDArray[np.float64]:
 
 
 def probabilities(utilities: Mapping[str, Belief], floor: float) -> dict[str, float]:
-    """With which probability each arm is to be chosen: at least `floor` each, the rest by Thompson sampling.
+    """The probability with which to choose each arm: at least `floor` each, the rest by Thompson sampling.
 
     Raises:
         ValueError: no arm, or a floor that so many arms cannot all have.
@@ -111,7 +111,7 @@ def probabilities(utilities: Mapping[str, Belief], floor: float) -> dict[str, fl
 
 
 def drawn(odds: Mapping[str, float], place: float) -> str:
-    """The arm at a place in [0, 1), the arms laid side by side in the mapping's order. Raises ValueError without an arm.
+    """The arm at `place` in [0, 1), with the arms' odds laid side by side in the mapping's order. Raises ValueError without an arm.
 
     Example: ``drawn({"live": 0.7, "cheap": 0.3}, 0.71) == "cheap"``
     """

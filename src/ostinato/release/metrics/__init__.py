@@ -1,1 +1,1 @@
-"""What is measured of people: declared metrics, what each makes of a turn, and turns of the log with what was said about them."""
+"""Metrics of people's turns: their declarations, their values of a turn, and the log's turns joined with their signals."""

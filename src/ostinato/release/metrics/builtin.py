@@ -1,4 +1,4 @@
-"""Metrics that are there without being declared: what each is made of, and which of them every trial reads."""
+"""Built-in metrics: their definitions, and which of them every trial reads."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
     "suggestions_shown": {"direction": "higher", "numerator": ("turn.suggests",), "tolerance": 0.05},
     "feedback_coverage": {"direction": "higher", "numerator": ("turn.heard",), "tolerance": 0.05},
 }
-"""By name, the fields of its declaration."""
+"""By name of the metric, the fields of its declaration."""
 
 DEFAULT_GOAL = "acceptance"
-"""The goal of those who declare none."""
+"""The goal if none is declared."""
 
 DEFAULT_GUARDRAILS = (
     "failed",
@@ -75,5 +75,5 @@ DEFAULT_GUARDRAILS = (
     "feedback_coverage",
     "accepted_of_all",
 )
-"""Guardrails of every trial, unless a declaration of that name says otherwise. The last is there because acceptance is of the turns that
-somebody said something about: what makes the dissatisfied silent raises it, and cannot raise the share of all turns."""
+"""Guardrails of every trial, unless a declaration of that name says otherwise. The last is there because acceptance covers only turns with
+feedback: a version that silences dissatisfied users raises it, but cannot raise the accepted share of all turns."""

@@ -1,4 +1,4 @@
-"""Metrics as they are declared: [[release.metrics]]."""
+"""Declarations of metrics: [[release.metrics]]."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ostinato.release.metrics.facts import MEANINGS
 from ostinato.release.metrics.terms import parse
 
 RESERVED = "turn"
-"""Names of facts begin with it; no signal may."""
+"""The prefix of the names of facts; no signal's name may have it."""
 
 
 class MetricConfig(BaseModel, frozen=True, extra="forbid"):
-    """A ratio over turns: what a trial wants more of, or less, or will not have worse.
+    """A ratio over turns that a trial wants to raise or lower, or must not make worse.
 
-    The fields that a declaration leaves out are those of the built-in metric of its name, if there is one.
+    Fields that a declaration leaves out are taken from the built-in metric of its name, if there is one.
     """
 
     name: str = Field(
@@ -72,7 +72,7 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="before")
     @classmethod
     def _completed(cls, given: Any) -> Any:
-        """A built-in name brings its fields."""
+        """Fill in the fields of the built-in metric of that name."""
         if not isinstance(given, Mapping):
             return given
         declared = cast("Mapping[str, Any]", given)
@@ -114,10 +114,10 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 def completed(declared: Sequence[MetricConfig], signals: Collection[str]) -> tuple[MetricConfig, ...]:
-    """Declared metrics, with the goal of those who declare none and the guardrails of every trial before them.
+    """The declared metrics, after the default goal if none is declared, and before the guardrails of every trial.
 
     Raises:
-        ValueError: two have one name, none is a goal, or one names a signal that is neither built in nor in `signals`.
+        ValueError: two have the same name, none is a goal, or one names a signal that is neither built in nor in `signals`.
     """
     metrics = {metric.name: metric for metric in declared}
     names = [metric.name for metric in declared]
@@ -145,4 +145,4 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 DEFAULT_METRICS = completed((), ())
-"""What every trial reads where nothing is declared."""
+"""The metrics that every trial reads if none are declared."""

@@ -1,4 +1,4 @@
-"""What a turn says by itself, without anybody's signal: facts that metrics name with `turn.` before them. Pure."""
+"""Facts of a turn that need no signals; metrics name them with the prefix `turn.`. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ostinato.release.monitors.rates import broken_tool_call
 from ostinato.release.monitors.turn_text import take_apart
 
 HEARD = "turn.heard"
-"""1 if anybody said anything about it; the one fact that needs the signals."""
+"""1 if anybody said anything about the turn; the only fact that needs signals."""
 
 
 def _latency(turn: Turn) -> float | None:
-    """Seconds from the request to the end. None for an engine error; a turn that somebody stopped took at least so long."""
+    """Seconds from the request to the end. None for an engine error; a lower bound for a turn that somebody stopped."""
     return None if turn.finish is Finish.ERROR else max(0.0, turn.ended_at - turn.started_at)
 
 
@@ -42,11 +42,11 @@ MEANINGS: Mapping[str, str] = {
     SUGGESTS: "1 if it suggests something: the answer is neither empty nor `release.outcomes.nothing`",
     HEARD: "1 if anybody said anything about it",
 }
-"""Every fact, and what it is."""
+"""Every fact and its meaning."""
 
 
 def facts_of(turn: Turn, wanted: Collection[str], nothing: str) -> dict[str, float]:
-    """The facts of a turn among those that are wanted, without `HEARD`. `nothing` is the answer that suggests nothing.
+    """The facts of a turn that are in `wanted`, without `HEARD`. `nothing` is the answer that suggests nothing.
 
     Example: ``facts_of(turn, {"turn.failed", "turn.tokens"}, "-") == {"turn.failed": 0.0, "turn.tokens": 40.0}``
     """

@@ -1,4 +1,4 @@
-"""What was said about one turn: its signals, whatever the order in which they came."""
+"""The signals about one turn, independent of the order in which they arrive."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from ostinato.core.records import Signal
 
 MOST_SIGNALS = 100
-"""Of one turn, the first to be written."""
+"""The most signals kept of one turn: the first to be written."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A signal, of which a retraction may be known before it. Times are those of receipt, by the server's clock."""
+    """A signal, whose retraction may arrive before it. `received_at` and `retracted_at` are times of receipt by the server's clock."""
 
     name: str = ""
     value: float = math.nan
@@ -25,8 +25,8 @@ class _Kept:
 class Said:
     """The signals about one turn.
 
-    Of several with one name the last to have occurred counts, so a changed value replaces the one before, in whatever order they
-    came. A retracted signal was never said.
+    Of several signals with the same name the last to have occurred counts, so that a changed value replaces the earlier one, in
+    whatever order they arrive. A retracted signal does not count.
     """
 
     __slots__ = ("_by_id",)
@@ -39,7 +39,7 @@ class Said:
         return len(self._by_id)
 
     def hear(self, signal: Signal) -> None:
-        """One more. Beyond `MOST_SIGNALS` only those that are known already can be taken back."""
+        """Add a signal. Beyond `MOST_SIGNALS`, only retractions of known signals are taken."""
         about = signal.retracts or signal.id
         kept = self._by_id.get(about)
         if kept is None:
@@ -54,7 +54,7 @@ class Said:
             kept.occurred_at, kept.received_at = signal.occurred_at, signal.received_at
 
     def values(self, until: float = math.inf) -> dict[str, float]:
-        """By name, the value that stood at a time: what was received later, a retraction too, is not heard."""
+        """By name, the value that stood at `until`: signals and retractions received later are ignored."""
         standing = [
             (kept.occurred_at, id, kept)
             for id, kept in self._by_id.items()

@@ -12,14 +12,14 @@ from ostinato.release.metrics.terms import Term, parse
 Role = Literal["goal", "guardrail", "diagnostic"]
 
 Measured = tuple[float, float]
-"""What a turn adds to numerator and denominator: the first lies between 0 and the second, whatever the metric's own units."""
+"""What a turn adds to numerator and denominator, scaled so that the first lies between 0 and the second, whatever the metric's units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A ratio of sums over turns, brought to [0, 1]: `most` in the metric's own units is 1 here.
+    """A ratio of sums over turns, scaled to [0, 1]: `most` in the metric's own units is 1 here.
 
-    `sign` is -1 where lower is better. `tolerance` is in its own units.
+    `sign` is -1 where lower is better. `tolerance` is in the metric's own units.
 
     Example: ``Metric.of(MetricConfig(name="acceptance"), margin=0.02)``
     """
@@ -36,7 +36,7 @@ class Metric:
 
     @classmethod
     def of(cls, config: MetricConfig, margin: float) -> Metric:
-        """As declared; `margin` is the tolerance, where `most` is 1, of a goal that names none."""
+        """The metric of a declaration; `margin`, on the [0, 1] scale, is the tolerance of a goal that names none."""
         tolerated = config.tolerated
         return cls(
             name=config.name,
@@ -52,11 +52,11 @@ class Metric:
 
     @property
     def allowed(self) -> float:
-        """The tolerance, as a share."""
+        """The tolerance on the [0, 1] scale."""
         return self.tolerance / self.most
 
     def raw(self, known: Mapping[str, float]) -> float | None:
-        """The value of a turn of which `known` is known, before it is compared with anything; None where it says nothing."""
+        """The value of a turn with the facts and signals `known`, before any comparison; None where the turn has none."""
         found = [value for term in self.numerator if (value := term.value(known)) is not None]
         if any(term.happened(known) for term in self.unless):
             return 0.0
@@ -65,7 +65,7 @@ class Metric:
     def measure(self, known: Mapping[str, float], threshold: float | None = None) -> Measured | None:
         """What a turn adds; None where it adds nothing.
 
-        A metric with a quantile compares with `threshold`, and says nothing without one.
+        A metric with a quantile compares the value with `threshold`; without one a turn adds nothing.
 
         Example: a turn that was accepted, then undone: ``acceptance.measure({"accepted": 1.0, "undone": 1.0}) == (0.0, 1.0)``
         """

@@ -1,4 +1,4 @@
-"""What people did before a trial: what each of them is expected to do in it, what is slow, and which tenants stand alone. Pure."""
+"""People's turns before a trial, which give each person's expected values, the quantiles, and the tenants of their own stratum. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ostinato.release.metrics.metric import Metric
 
 _SHRINK = 6.0  # turns of an average user that a user's own past is mixed with
 _MOST_VALUES = 20_000
-_IN_THE_TAIL = 5.0  # values beyond a quantile that it takes to know where it lies
+_IN_THE_TAIL = 5.0  # values beyond a quantile that are needed to estimate it
 
 
 @dataclass(slots=True)
 class _History:
-    """A person: when last seen, and by metric the sums of numerator and denominator, and of how many turns."""
+    """A person: when last seen, and by metric the sums of numerator and denominator, and the number of turns."""
 
     seen: float
     sums_M: list[tuple[float, float, int]] = field(default_factory=list[tuple[float, float, int]])
@@ -25,7 +25,7 @@ class _History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What is expected of one unit of each metric's denominator, by person and of somebody unknown.
+    """The expected value of each metric per unit of its denominator, by person and, as `usual_M`, of an unknown person.
 
     Example: ``Expected(people={("default", "ann"): (0.71, 0.0)}, usual_M=(0.6, 0.01))``
     """
@@ -34,12 +34,12 @@ class Expected:
     usual_M: tuple[float, ...]
 
     def of(self, person: Person) -> tuple[float, ...]:
-        """By metric."""
+        """A person's expected values, by metric."""
         return self.people.get(person, self.usual_M)
 
 
 class Past:
-    """Adds up turns before they are compared. M metrics."""
+    """Adds up the turns from before a comparison. M metrics."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self._metrics = metrics
@@ -49,7 +49,7 @@ class Past:
         }
 
     def remember(self, person: Person, at: float, known: Mapping[str, float]) -> None:
-        """One turn, with the facts and signals that are known of it."""
+        """Add one turn, with the facts and signals that are known of it."""
         history = self._people.get(person)
         if history is None:
             history = self._people[person] = _History(at, [(0.0, 0.0, 0)] * len(self._metrics))
@@ -63,20 +63,20 @@ class Past:
                 history.sums_M[m] = over + measured[0], under + measured[1], turns + 1
 
     def forget(self, before: float) -> None:
-        """Drop people who were not seen since."""
+        """Drop people who were not seen after `before`."""
         self._people = {who: history for who, history in self._people.items() if history.seen > before}
 
     def active(self, since: float) -> set[Person]:
-        """People who were seen after a time."""
+        """People who were seen after `since`."""
         return {who for who, history in self._people.items() if history.seen > since}
 
     def tenants(self, least: float) -> tuple[str, ...]:
-        """Tenants of at least so many people, the largest first."""
+        """Tenants with at least `least` people, the largest first."""
         counts = Counter(tenant for tenant, _ in self._people)
         return tuple(tenant for tenant, count in counts.most_common() if count >= least)
 
     def expected(self) -> Expected:
-        """A person's own ratio, mixed with `_SHRINK` turns of the average; as it is now, whatever is remembered later."""
+        """Each person's own ratio, mixed with `_SHRINK` turns of the average; later turns do not change the result."""
         usual_M, mixed_M = zip(*(self._usual(m) for m in range(len(self._metrics))), strict=True)
         people = {
             who: tuple(
@@ -88,7 +88,7 @@ class Past:
         return Expected(people=people, usual_M=usual_M)
 
     def threshold(self, metric: Metric) -> float | None:
-        """Where a metric's quantile lies among the newest values; None for one without, or where too few are known to tell."""
+        """A metric's quantile among the newest values; None for a metric without one, or with too few values to estimate it."""
         if metric.quantile is None:
             return None
         values = self._values[metric.name]

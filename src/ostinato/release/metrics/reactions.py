@@ -1,6 +1,6 @@
-"""Turns of the log with what people made of them, taken out in slots of time once late reactions had their chance.
+"""Turns of the log with people's reactions, taken out by time slot once late reactions had their chance.
 
-What a tenant says about another tenant's turn is not heard. A turn is taken once: memory holds those that may still get a reaction.
+A tenant's signals about another tenant's turn are ignored. A turn is taken once: memory holds only turns that may still get a reaction.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _OUT_OF_ORDER_S = 60.0
 
 @dataclass(slots=True)
 class Reacted:
-    """One turn: who was served what, its facts, and what was said about it. `policy` is "" where it ended before its first token;
-    `dealt` says whether its user was dealt to the arm by chance. `over` is set once it was taken, or gave way.
+    """One turn: its person and version, its facts, and the signals about it. `policy` is "" where it ended before its first token;
+    `dealt` says whether its user was dealt to the arm by chance. `over` is set once it was taken or dropped.
     """
 
     turn: str
@@ -38,16 +38,16 @@ class Reacted:
     over: bool = False
 
     def known(self, until: float = math.inf) -> dict[str, float]:
-        """Facts and signals by name, with what was received by then."""
+        """Facts and signals by name, with the signals received by `until`."""
         values = self.said.values(until)
         return {**values, **self.facts, HEARD: float(bool(values))}
 
 
 def reacted(turn: Turn, wanted: Collection[str], nothing: str) -> Reacted | None:
-    """A turn that nobody reacted to yet, with the facts that are wanted; None for one that compares no versions.
+    """A turn without reactions yet, with the wanted facts; None for a turn that says nothing about one version.
 
-    Left out are evaluations, turns that mixed versions across a swap, and what Auto dealt: its shares follow the reward, so who got an
-    arm from it was not dealt at random.
+    Left out are evaluations, turns that mixed versions across a swap, and turns that Auto dealt: its shares follow the reward, so its
+    arms were not dealt at random.
     """
     hashes = {span.policy.hash for span in turn.spans}
     cut = turn.finish in (Finish.ERROR, Finish.ABORT)
@@ -65,9 +65,9 @@ def reacted(turn: Turn, wanted: Collection[str], nothing: str) -> Reacted | None
 
 
 class Reactions:
-    """Reads the log from a place on. `wanted` are the facts that metrics read.
+    """Reads the log from the place `after` on. `wanted` are the facts that metrics read.
 
-    Where more than `config.window` turns wait, the tenant that has most of them gives up its oldest: a flood costs who makes it.
+    When more than `config.window` turns wait, the oldest of the tenant that has most of them is dropped: a flood costs only its sender.
     """
 
     def __init__(self, log: Log, config: OutcomeConfig, wanted: Collection[str], after: Cursor) -> None:
@@ -81,7 +81,7 @@ class Reactions:
         self._early = EarlySignals(most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
 
     async def refresh(self, until: float = math.inf) -> list[Reacted]:
-        """Read what is new, up to a row that is clearly younger than `until`. Returns turns that gave way because too many wait."""
+        """Read the new rows, up to a row that is clearly younger than `until`. Returns the turns dropped because too many wait."""
         gave_way: list[Reacted] = []
         async for cursor, row in self._log.read(self._cursor, {Turn, Signal}):
             self._cursor = cursor
@@ -101,7 +101,7 @@ class Reactions:
         return gave_way
 
     def take(self, until: float) -> list[Reacted]:
-        """The turns that ended by then and were not taken before, in the log's order."""
+        """The turns that ended by `until` and were not taken before, in the log's order."""
         taken = [each for each in self._by_turn.values() if each.ended_at <= until]
         for each in taken:
             self._end(each)
@@ -111,7 +111,7 @@ class Reactions:
         return taken
 
     def people(self) -> set[Person]:
-        """Who made the turns that were not taken yet."""
+        """The people whose turns were not taken yet."""
         return {each.person for each in self._by_turn.values()}
 
     def _give_way(self) -> Reacted:

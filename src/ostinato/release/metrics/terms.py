@@ -1,4 +1,4 @@
-"""The terms that a metric is declared with: a signal or a fact of the turn, by name, and maybe a threshold. Pure."""
+"""The terms that a metric is declared with: a signal or a fact of the turn, by name, optionally with a threshold. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOLDS: Mapping[Comparison, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """A name, which stands for its value, or a name with a threshold, which is 1 where it holds and 0 where not.
+    """A name, which stands for its value, or a name with a threshold, which is 1 if the comparison holds and 0 if not.
 
     Example: ``Term(name="stars", comparison=">=", bound=4.0)`` is written ``stars >= 4``
     """
@@ -30,7 +30,7 @@ class Term:
     bound: float
 
     def value(self, known: Mapping[str, float]) -> float | None:
-        """What it says where the names of `known` have those values; None where its name has none."""
+        """The term's value, given the values of names in `known`; None if its name has none."""
         found = known.get(self.name)
         if found is None or self.comparison is None:
             return found
@@ -45,7 +45,7 @@ def parse(text: str) -> Term:
     """Read a term as it is written in the settings.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a term.
 
     Example: ``parse("turn.latency > 5") == Term(name="turn.latency", comparison=">", bound=5.0)``
     """

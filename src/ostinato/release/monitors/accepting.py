@@ -1,4 +1,4 @@
-"""A person takes what a monitor found for what is wanted: its alarm ends, and does not come again for as much."""
+"""A person accepts what a monitor found: its alarm ends, and is not raised again for a finding of that size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def acceptable(name: str) -> bool:
 
 
 def acceptance(raised: Alarm, by: str, at: float, why: str = "") -> Alarm:
-    """The row that says that what an alarm found is what is expected from now on.
+    """The row that makes what an alarm found the expected state from now on.
 
     Example: ``acceptance(alarm, "ann", clock(), "the new prompt asks for short answers")``
     """
@@ -35,7 +35,7 @@ def acceptance(raised: Alarm, by: str, at: float, why: str = "") -> Alarm:
 
 
 async def standing(log: Log) -> dict[str, Alarm]:
-    """The alarms that stand, by name, the one raised last at the end. Reads all alarms of the log: not to be called often."""
+    """The alarms that stand, by name, the one raised last at the end. Reads all alarms of the log, so do not call it often."""
     found: dict[str, Alarm] = {}
     async for _, row in log.read(await log.horizon(), {Alarm}):
         assert isinstance(row, Alarm)
@@ -46,7 +46,7 @@ async def standing(log: Log) -> dict[str, Alarm]:
 
 
 async def accept(log: Log, name: str, why: str, by: str, at: float, expected: str | None = None) -> Alarm:
-    """End an alarm that stands, by a person's word. `expected`: it must be the one that was raised by this id.
+    """End an alarm that stands, because a person accepts it. If `expected` is given, it must be the alarm raised with that id.
 
     Raises:
         Conflict: it ended, and was raised anew for something else.

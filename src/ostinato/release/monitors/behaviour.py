@@ -1,6 +1,6 @@
 """The monitor of behaviour: turns in, alarms out. Pure.
 
-    turn -> rates -> session of one person -> what is expected of it -> detectors -> alarm
+    turn -> rates -> session of one person -> expected range -> detectors -> alarm
 
 An alarm is about one rate on one arm. It stands until every group of people in which the rate had shifted is back.
 """
@@ -23,20 +23,20 @@ from ostinato.release.monitors.turn_text import take_apart
 
 REFERENCE = "monitor:reference"
 ANONYMOUS = "anonymous"
-"""Whom the gateway serves without a name: many people, of whom each conversation counts as one."""
+"""The user of turns that the gateway serves without a name: many people; each of their conversations counts as one."""
 _CANARY = Arm.CANARY.value
 _ENDS_A_CANARY = frozenset({"canary", "awaits_approval", "shipped", "blocked", "rolled_back"})
 
 
 class Behaviour:
-    """Everything that is known of behaviour.
+    """The state of the behaviour monitor.
 
-    `standing` are the alarms that stand. `failures` counts, by rate, turns on which a function raised or left [0, 1]; `turns` those
-    that were looked at.
+    `standing` are the alarms that stand. `failures` counts, by rate, turns on which a function raised or left [0, 1]; `turns` counts
+    those that were looked at.
 
     Args:
         config: the settings.
-        rates: what is watched (`loading.rates_of`).
+        rates: the rates to watch (`loading.rates_of`).
     """
 
     def __init__(self, config: MonitorsConfig, rates: tuple[Rate, ...]) -> None:
@@ -63,7 +63,7 @@ class Behaviour:
 
     @property
     def paused(self) -> bool:
-        """True while an alarm stands about a shift that does harm, or control is silent, so that none would be seen."""
+        """True while an alarm stands about a harmful shift, or control is silent, so that no shift would be seen."""
         return bool(self.standing.harmful) or (bool(self._rates) and self._expecting.blind)
 
     @property
@@ -72,7 +72,7 @@ class Behaviour:
         return [*self.standing.names, *([REFERENCE] if self._told_silent else [])]
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: the newest row about each alarm in the log, by name. What stands there stands on."""
+        """Begin without a state, from the newest row about each alarm in the log, by name. Alarms that stand there stay."""
         for name, row in alarms.items():
             if row.state is AlarmState.RAISED and name == REFERENCE:
                 self._told_silent = True
@@ -81,12 +81,12 @@ class Behaviour:
                 self.standing.heard(row)
 
     def turn(self, turn: Turn) -> Iterator[Alarm]:
-        """Take in a turn; the alarms that it raises or clears, without ids."""
+        """Take in a turn; yields the alarms that it raises or clears, without ids."""
         if not turn.arm.people or turn.redacted or turn.finish in (Finish.ABORT, Finish.ERROR):
             return
         if not self._expecting.uses(turn.arm.value):
             return
-        # they are all served by live: beside a reference arm they compare nothing, and anybody can send any number
+        # people without a name are all served by live, so beside a reference arm they compare nothing, and anybody can send any number
         if turn.user == ANONYMOUS and self._expecting.arm is not None:
             return
         self.turns += 1
@@ -103,7 +103,7 @@ class Behaviour:
             yield from self._close(session)
 
     def _close(self, session: TurnSession) -> Iterator[Alarm]:
-        """A session is whole: learn from it, or judge it."""
+        """Learn from a finished session, or judge it."""
         role = self._expecting.see(session.arm, session.ended_at)
         silent = bool(self._rates) and self._expecting.stale
         if self._told_silent != silent:
@@ -125,7 +125,7 @@ class Behaviour:
     def _judge(
         self, rate: Rate, decile: int | None, session: TurnSession, mean: float, values: Mapping[str, float]
     ) -> Iterator[Alarm]:
-        """One session's mean, as one of everybody's or of its decile's."""
+        """Judge one session's mean, as one of everybody's or of its decile's."""
         expected = self._expecting.expected(rate.name, session.arm, decile)
         if expected is None:
             return
@@ -135,7 +135,7 @@ class Behaviour:
             if way_back.observe(mean, expected, session.ended_at, self._comfort) and self.standing.back(name, decile):
                 yield self.standing.clear(name, "the rate is back where it is expected", session.ended_at)
             return
-        # while everybody has shifted, that a decile has too is no news
+        # while everybody has shifted, a decile's shift is no news
         if decile is not None and self.standing.way_back(name, None) is not None:
             return
         detector = self._detectors.setdefault(f"{session.arm}/{rate.name}/{decile}", Detector())
@@ -181,14 +181,14 @@ class Behaviour:
         return Alarm(id="", name=REFERENCE, state=AlarmState.RAISED, reason=why, at=at, detail=detail)
 
     def alarm(self, row: Alarm) -> None:
-        """A person has accepted a shift. All other rows about the monitors' alarms are their own."""
+        """Take in a person's acceptance of a shift. All other rows about the monitors' alarms are their own."""
         if row.detail.get(ACCEPTED) is True:
             for rate, arm, decile, gap in self.standing.gaps(row.name):
                 self._expecting.accept(rate, arm, decile, gap)
             self.standing.forget(row.name)
 
     def release(self, event: ReleaseEvent) -> Iterator[Alarm]:
-        """With a canary goes what was found about it: its arm will not say that it is back."""
+        """Take in a release event. The end of a canary clears its alarms, since its arm cannot show any more that a rate is back."""
         if event.action == "shipped":
             self._expecting.shipped()
         if event.action not in _ENDS_A_CANARY:
@@ -211,9 +211,9 @@ class Behaviour:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`, under the settings of now.
+        """The inverse of `snapshot`, under the current settings.
 
-        Raises AttributeError, LookupError, TypeError or ValueError for what is none; this is of no use then.
+        Raises AttributeError, LookupError, TypeError or ValueError for an invalid state; do not use this object then.
         """
         self._sessions.restore(state["sessions"])
         self._activity.restore(state["activity"])
@@ -225,5 +225,5 @@ class Behaviour:
 
 
 def _groups(session: TurnSession) -> tuple[int | None, ...]:
-    """Everybody; and on the live arm, where there are enough people, those of a like activity."""
+    """The groups of a session: everybody, and on the live arm, if there are enough people, its decile of activity."""
     return (None,) if session.decile is None or session.arm != Arm.LIVE else (None, session.decile)

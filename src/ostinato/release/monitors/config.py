@@ -1,4 +1,4 @@
-"""What is watched of the model's behaviour, as configuration."""
+"""Configuration of the monitors of the model's behaviour."""
 
 from __future__ import annotations
 

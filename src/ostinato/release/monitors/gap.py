@@ -1,8 +1,8 @@
 """Proxy against gold: does the model please people whose feedback it learns from more than people whose feedback it never sees? Pure.
 
-A reward stands for what people want, and is not the same. Where the model learns to please those who teach it and nobody else, their
-reward rises and that of *gold* people does not. Who is gold is decided by a hash, so without such learning both groups are the same on
-average, at any time and whatever happens to the product: the difference between them needs no reference and no past.
+A reward is a proxy for what people want. If the model learns to please only the people who teach it, their reward rises and that of
+*gold* people does not. Gold people are chosen by a hash, so without such learning both groups are the same on average, at any time and
+whatever happens to the product: the difference between them needs no reference and no past.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ostinato.release.trial.evidence import lower_bound
 NAME = "proxy_gap"
 """The name of the alarm that people who teach are pleased more than gold people."""
 
-LEAST_PEOPLE = 20  # effective ones, on each side
+LEAST_PEOPLE = 20  # effective people on each side
 LOOK_S = 3_600.0
 _SALT = "gold"
 
@@ -49,9 +49,9 @@ def gold_people(config: MonitorsConfig) -> Callable[[str, str], bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyGap:
-    """The share of turns with a positive reward, of people who teach minus that of gold people, in [-1, 1].
+    """The share of turns with a positive reward among people who teach minus that among gold people, in [-1, 1].
 
-    `lower` is above the truth at any look with the chance that was asked for. `taught_by` and `gold` count people.
+    `lower` is above the truth at any look with probability at most `alpha` (`proxy_gap`). `taught_by` and `gold` count people.
 
     Example: ``ProxyGap(taught_by=412, gold=41, mean=0.041, lower=0.022)``
     """
@@ -67,8 +67,8 @@ def proxy_gap(
 ) -> ProxyGap | None:
     """The gap among people who were served the same versions at the same time; None with fewer than 20 effective people on a side.
 
-    `outcomes` are each person's turns with a positive reward, and all turns with one. Clustered by person; the bound is that of a
-    confidence sequence (`release.trial.evidence`), so that one may look again and again.
+    `outcomes` has each person's number of turns with a positive reward, and of all turns with a reward. Clustered by person; the bound
+    is that of a confidence sequence (`release.trial.evidence`), which allows repeated looks.
     """
     people = [person for person, (_, turns) in outcomes.items() if turns > 0]
     treated_R = np.array([not gold(*person) for person in people], dtype=np.bool_)
@@ -99,10 +99,10 @@ class _Counted:
 
 
 class _Crowd:
-    """At most so many people, by tenant. Where there is no room, who came last of the tenant with the most people makes room for one of
-    a smaller tenant: who invents names takes places from nobody else.
+    """At most `most` people, by tenant. When it is full, the newest person of the largest tenant is dropped for one of a smaller tenant:
+    a tenant that invents names takes places from nobody else.
 
-    `full`: somebody was left out since the last `clear`.
+    `full`: a person was left out since the last `clear`.
     """
 
     def __init__(self, most: int) -> None:
@@ -114,7 +114,7 @@ class _Crowd:
         return (((tenant, user), each) for tenant, users in self._tenants.items() for user, each in users.items())
 
     def get(self, person: Person, day: int) -> _Counted | None:
-        """What is counted of a person, from now on if they are new; None where there is no room for them."""
+        """The counts of a person, added if they are new; None if there is no room for them."""
         tenant, user = person
         users = self._tenants.get(tenant, {})
         known = users.get(user)
@@ -124,13 +124,13 @@ class _Crowd:
         return known
 
     def put(self, person: Person, counted: _Counted) -> None:
-        """Somebody who is not there, without a look at the room."""
+        """Add a person who is not there yet, without checking for room."""
         tenant, user = person
         self._tenants.setdefault(tenant, {})[user] = counted
         self._size += 1
 
     def clear(self) -> None:
-        """Nobody is counted any more."""
+        """Drop everybody."""
         self._tenants.clear()
         self._size, self.full = 0, False
 
@@ -149,8 +149,8 @@ class _Crowd:
 class GoldWatch:
     """Rewards in, alarms about the gap out.
 
-    Both sides are counted for a week (`gold_s`), looked at hourly, and then counted anew; an alarm stands until a whole such time has
-    passed in which it was not found again, or until a person accepts it: then only what exceeds the gap that they accepted is told.
+    Both sides are counted for a week (`gold_s`), looked at hourly, and then counted anew; an alarm stands until a whole such period has
+    passed in which the gap was not found again, or until a person accepts it. After that only a gap larger than the accepted one raises it.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
@@ -166,7 +166,7 @@ class GoldWatch:
 
     @property
     def full(self) -> bool:
-        """True if somebody was not counted for want of room since both sides were counted anew."""
+        """True if a person was left out for want of room since the present count began."""
         return self._people.full
 
     @property
@@ -175,11 +175,11 @@ class GoldWatch:
         return [NAME] if self._stands else []
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: what the log says that stands, stands."""
+        """Begin without a state: the alarm stands if it stands in the log."""
         self._stands = NAME in alarms and alarms[NAME].state is AlarmState.RAISED
 
     def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
-        """Take in a reward, and whose turn it is about."""
+        """Take in a reward, with the owner of its turn; yields alarms."""
         if self._config.gold <= 0.0 or not self._config.enabled:
             if self._stands:
                 yield self._row(AlarmState.CLEARED, "there are no gold people any more (release.monitors.gold)", row.at)
@@ -198,7 +198,7 @@ class GoldWatch:
             yield from self._look(row.at)
 
     def alarm(self, row: Alarm) -> None:
-        """A person has accepted the gap as it was found last; or another reader's row is read back."""
+        """Take in a person's acceptance of the gap that was found last. Other rows are ignored."""
         if row.name == NAME and row.detail.get(ACCEPTED) is True:
             self._stands = False
             self._tolerated = max(self._tolerated, self._last_gap)
@@ -256,7 +256,7 @@ class GoldWatch:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for what is none."""
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._people.clear()
         for tenant, user, good, turns, day, today in state["people"]:
             self._people.put((str(tenant), str(user)), _Counted(float(good), float(turns), int(day), int(today)))

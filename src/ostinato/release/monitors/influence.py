@@ -1,7 +1,7 @@
 """Who teaches most: each person's and each tenant's share of what the last optimizer steps learned. Pure.
 
-The caps of `reward.credit` bound a share of one batch; a person who stands near the cap in batch after batch is nowhere in them. What a
-batch learns from a person is the sum over their turns of |advantage| over tokens, an episode's turns sharing one weight, as there.
+The caps of `reward.credit` bound the share of one batch; they do not show a person who is near the cap in batch after batch. What a
+batch learns from a person is the sum over their turns of |advantage| over tokens, an episode's turns sharing one weight, as in the caps.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ostinato.release.monitors.owners import TurnOwners
 BY_PERSON, BY_TENANT = "influence:person", "influence:tenant"
 """The names of the alarms."""
 
-FAIR_SHARES = 4.0  # times an equal share, which nobody is told of in a small crowd
+FAIR_SHARES = 4.0  # times an equal share, up to which no alarm is raised in a small crowd
 BACK = 0.75  # of the level, below which an alarm ends
 EXAMPLES = 20
-_FORGOTTEN = 1e-6  # a share that is not remembered any more
+_FORGOTTEN = 1e-6  # shares below this are forgotten
 
 
 class Shares:
-    """Exponentially weighted shares of some names over `memory` steps; plain means until there were so many.
+    """Exponentially weighted shares by name over `memory` steps; plain means until there were that many steps.
 
     Example: ``shares.observe({"acme": 0.7, "other": 0.3})``
     """
@@ -38,7 +38,7 @@ class Shares:
         self.by_name: dict[str, float] = {}
 
     def observe(self, shares: Mapping[str, float]) -> None:
-        """Take in a step's."""
+        """Take in the shares of a step."""
         self.steps = min(self.steps + 1, self._memory)
         part = 1.0 / self.steps
         names = self.by_name.keys() | shares.keys()
@@ -46,19 +46,19 @@ class Shares:
         self.by_name = {name: share for name, share in found.items() if share >= _FORGOTTEN}
 
     def largest(self) -> tuple[str, float]:
-        """Who has most, and how much; nobody and nothing before `memory` steps."""
+        """The name with the largest share, and that share; ("", 0.0) before `memory` steps."""
         if self.steps < self._memory or not self.by_name:
             return "", 0.0
-        # by name among equals: whoever reads the same rows comes to the same
+        # by name among equals, so that every reader of the same rows gets the same result
         return max(self.by_name.items(), key=lambda pair: (pair[1], pair[0]))
 
     def level(self, most: float) -> float:
-        """The share from which on an alarm is raised."""
+        """The share above which an alarm is raised."""
         return max(most, FAIR_SHARES / max(1, len(self.by_name)))
 
 
 class InfluenceWatch:
-    """Batches in, alarms out. An alarm names the turns of whoever has most, never the person."""
+    """Batches in, alarms out. An alarm names the turns of the largest share's person or tenant, never the person."""
 
     def __init__(self, config: MonitorsConfig) -> None:
         self._most = {BY_PERSON: config.influence_user, BY_TENANT: config.influence_tenant}
@@ -72,11 +72,11 @@ class InfluenceWatch:
         return [name for name, stands in self._stands.items() if stands]
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: what the log says that stands, stands."""
+        """Begin without a state: the alarms that stand in the log stand."""
         self._stands = {name: alarms[name].state is AlarmState.RAISED for name in self._most if name in alarms}
 
     def batch(self, row: Batch, owners: TurnOwners) -> Iterator[Alarm]:
-        """Take in a step's batch. Turns whose owner is not remembered are nobody's, and count to the whole."""
+        """Take in a step's batch. Turns whose owner is not remembered belong to nobody, but count in the total."""
         masses = _masses(row, owners)
         total = math.fsum(mass for _, mass in masses.values())
         if total <= 0.0:
@@ -91,7 +91,7 @@ class InfluenceWatch:
             yield from self._judge(name, row, masses)
 
     def alarm(self, row: Alarm) -> None:
-        """A person has accepted the share: only a larger one is told again."""
+        """Take in a person's acceptance of the share: only a larger one raises the alarm again."""
         if row.name in self._most and row.detail.get(ACCEPTED) is True:
             self._stands[row.name] = False
             self._accepted[row.name] = self._shares[row.name].largest()[1] / BACK
@@ -121,7 +121,7 @@ class InfluenceWatch:
         return {"shares": shares, "stands": self._stands, "accepted": self._accepted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`. Raises AttributeError, LookupError, TypeError or ValueError for what is none."""
+        """The inverse of `snapshot`. Raises AttributeError, LookupError, TypeError or ValueError for an invalid state."""
         for name, each in self._shares.items():
             steps, by_name = state["shares"][name]
             each.steps, each.by_name = int(steps), {str(who): float(share) for who, share in by_name.items()}
@@ -130,7 +130,7 @@ class InfluenceWatch:
 
 
 def _masses(row: Batch, owners: TurnOwners) -> dict[str, tuple[Person | None, float]]:
-    """By turn: whose it is, and how much of the batch it is, in any unit."""
+    """By turn: its person, and its mass in the batch, in arbitrary units."""
     found = {turn: owners.get(turn) for turn in row.turns}
     sizes = Counter((owner.person[0], owner.episode) for owner in found.values() if owner is not None)
     masses: dict[str, tuple[Person | None, float]] = {}
@@ -145,6 +145,6 @@ def _masses(row: Batch, owners: TurnOwners) -> dict[str, tuple[Person | None, fl
 
 
 def _key(name: str, person: Person) -> str:
-    """Whom a share is of: a tenant, or a person, whose tenant's length keeps two of them apart."""
+    """The key of a share: a tenant, or a person, with the tenant's length in front so that no two people have the same key."""
     tenant, user = person
     return tenant if name == BY_TENANT else f"{len(tenant)} {tenant} {user}"

@@ -16,10 +16,10 @@ def rates_of(off: Iterable[str], own: Mapping[str, str]) -> tuple[Rate, ...]:
     """The rates to watch. `own` maps a name to "module:function", whose function takes a `TurnText` and answers in [0, 1] or None.
 
     Importing runs the module's code: the name comes from the operator's config, never from a request. The function runs in the
-    release worker for each turn; it must end. A shift of it either way pauses shipping.
+    release worker for each turn; it must terminate. A shift of its rate in either direction pauses shipping.
 
     Raises:
-        BadConfig: an unknown name is switched off, a name is taken, or nothing callable stands there.
+        BadConfig: an unknown name is switched off, a name is taken, or a place names nothing callable.
 
     Example: ``rates_of(["praise"], {"emoji": "ours.rates:emoji"})``
     """

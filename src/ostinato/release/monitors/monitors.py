@@ -1,9 +1,9 @@
-"""All monitors as one fold of the log: rows in, alarms out. Pure: the same rows give the same alarms, wherever a reader begins again.
+"""All monitors as one fold of the log: rows in, alarms out. Pure: the same rows give the same alarms, wherever a reader restarts.
 
 - turns -> behaviour rates, in sessions: `monitor:<rate>`, `monitor:<rate>:<arm>`
-- rewards -> people who teach beside gold people: `proxy_gap`
+- rewards -> people who teach against gold people: `proxy_gap`
 - batches -> who teaches most: `influence:person`, `influence:tenant`
-- the release ledger -> what the gate saw of best-of-k: `best_of_k`
+- the release ledger -> the gate's results on best-of-k: `best_of_k`
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Watched = Turn | Alarm | ReleaseEvent | Reward | Batch
 
 
 class Monitors:
-    """Everything that the monitors know.
+    """The state of all monitors.
 
     Args:
         config: the settings.
-        rates: what is watched of behaviour (`loading.rates_of`).
+        rates: the behaviour rates to watch (`loading.rates_of`).
 
     Example::
 
@@ -52,7 +52,7 @@ class Monitors:
 
     @property
     def paused(self) -> bool:
-        """True while an alarm stands that pauses shipping: about behaviour only one whose shift does harm."""
+        """True while an alarm stands that pauses shipping: a behaviour alarm does so only if its shift is harmful."""
         return self.behaviour.paused or bool(self._others)
 
     @property
@@ -66,14 +66,14 @@ class Monitors:
         return self._gold.full
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: the newest row about each alarm in the log, by name. What stands there stands on."""
+        """Begin without a state, from the newest row about each alarm in the log, by name. Alarms that stand there stay."""
         for watch in (self.behaviour, self._gold, self._influence, self._narrowing):
             watch.begin(alarms)
 
     def apply(self, seq: Cursor, row: Watched) -> list[Alarm]:
-        """Take in a row of the log; the alarms that it raises or clears.
+        """Take in a row of the log; returns the alarms that it raises or clears.
 
-        Their ids hold `seq`, the row's place in the log: whoever reads the same rows again writes the same alarms.
+        Their ids hold `seq`, the row's place in the log, so that reading the same rows again writes the same alarms.
         """
         return [replace(alarm, id=f"{alarm.name}:{seq}.{n}") for n, alarm in enumerate(self._apply(row))]
 
@@ -113,9 +113,9 @@ class Monitors:
         }
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """The inverse of `snapshot`, under the settings of now; False for another version's.
+        """The inverse of `snapshot`, under the current settings; False for another version's.
 
-        Raises AttributeError, LookupError, TypeError or ValueError for what is no snapshot at all; this is of no use then.
+        Raises AttributeError, LookupError, TypeError or ValueError if `state` is not a snapshot at all; do not use this object then.
         """
         if state.get("format") != FORMAT:
             return False

@@ -1,6 +1,6 @@
-"""Is a candidate only surer of less? An alarm where the gate found that pass@1 rose and best-of-k fell. Pure.
+"""Is a candidate only surer of less? Raises an alarm if the gate found that pass@1 rose and best-of-k fell. Pure.
 
-Reinforcement learning can raise the first try by giving up the others, and what is given up does not come back by training on.
+Reinforcement learning can improve the first try at the expense of the others, and lost coverage does not come back with further training.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _OVER = frozenset({"blocked", "rolled_back"})
 class NarrowingWatch:
     """Lines of the release ledger in, alarms out.
 
-    The alarm is about a candidate that the gate lets pass: one on trial stays at its share, and where there are no trials, so that it is
-    live before the alarm is read, nothing ships on top of it. It stands until that candidate is taken back or refused, a later one is not
-    narrower, or a person accepts it.
+    The alarm is about a candidate that the gate lets pass. On trial, it stays at its share. Without trials it is live before the alarm is
+    read, and nothing ships on top of it. The alarm stands until that candidate is taken back or refused, a later one is not narrower, or a
+    person accepts it.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class NarrowingWatch:
         return [NAME] if self._stands else []
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
-        """Begin without a state: what the log says that stands, stands."""
+        """Begin without a state: the alarm stands if it stands in the log."""
         row = alarms.get(NAME)
         if row is not None and row.state is AlarmState.RAISED:
             self._stands, self._candidate = True, str(row.detail.get("candidate", ""))
@@ -59,7 +59,7 @@ class NarrowingWatch:
             yield self._clear(f"{event.policy} is not narrower", event.at)
 
     def alarm(self, row: Alarm) -> None:
-        """A person has accepted what was lost."""
+        """Take in a person's acceptance of the loss."""
         if row.name == NAME and row.detail.get(ACCEPTED) is True:
             self._stands, self._candidate = False, ""
 
@@ -86,12 +86,12 @@ class NarrowingWatch:
         return {"stands": self._stands, "candidate": self._candidate}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`. Raises LookupError or TypeError for what is none."""
+        """The inverse of `snapshot`. Raises LookupError or TypeError for an invalid state."""
         self._stands, self._candidate = bool(state["stands"]), str(state["candidate"])
 
 
 def _narrowed(change: Mapping[str, Any]) -> bool:
-    """As `core.report.Sharpening.narrowed`, of what the ledger holds of it."""
+    """As `core.report.Sharpening.narrowed`, for its form in the ledger."""
     return float(change["first"]["lower"]) > 0.0 > float(change["best"]["upper"])
 
 

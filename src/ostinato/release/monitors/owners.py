@@ -1,4 +1,4 @@
-"""Whose the newest turns were: rewards and batches name turns, and monitors speak of people. Pure."""
+"""The owners of the newest turns: rewards and batches name turns, while monitors are about people. Pure."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class TurnOwners:
         return len(self._owners)
 
     def see(self, turn: Turn) -> None:
-        """Remember whose it is. The oldest makes room."""
+        """Remember a turn's owner. Beyond `most` the oldest is dropped."""
         self._owners[turn.id] = Owner(person=turn.person, episode=turn.episode, live=turn.arm is Arm.LIVE)
         if len(self._owners) > self._most:
             self._owners.popitem(last=False)
 
     def get(self, turn: str) -> Owner | None:
-        """Whose it is; None if it is not remembered."""
+        """A turn's owner; None if it is not remembered."""
         return self._owners.get(turn)
 
     def snapshot(self) -> list[list[Any]]:
@@ -50,7 +50,7 @@ class TurnOwners:
         return [[turn, *owner.person, owner.episode, owner.live] for turn, owner in self._owners.items()]
 
     def restore(self, rows: Sequence[Sequence[Any]]) -> None:
-        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for what is none."""
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._owners = OrderedDict(
             (str(turn), Owner(person=(str(tenant), str(user)), episode=str(episode), live=bool(live)))
             for turn, tenant, user, episode, live in rows

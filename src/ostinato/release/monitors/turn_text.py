@@ -1,7 +1,7 @@
-"""A turn's answer, taken apart once for all behaviour rates. Pure, and linear in the text's length: the text is anybody's.
+"""A turn's answer, parsed once for all behaviour rates. Pure, and linear in the text's length, since the text is untrusted.
 
-Nothing here is a regular expression: whoever writes to the model chooses part of what it answers, and none of it may cost more than
-a look at each character.
+No regular expressions are used: people who write to the model choose part of what it answers, and no text may cost more than a look
+at each character.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class CodeBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnText:
-    """What a rate looks at: the recorded turn, and its text taken apart.
+    """The input of a rate: the recorded turn, and its parsed text.
 
-    `prose` is the text outside code and calls, a line each; `calls` are the well-formed tool calls, `edits` those that change a file, and
-    `broken_calls` counts the others; `code` are the lines of all code, those that edits write included; `patched` are the files that a
-    diff in the text names. `has_edit`: it offers or makes a change. `prompt` is the prompt's text where whoever watches can decode it.
+    `prose` are the lines of text outside code and calls; `calls` are the well-formed tool calls, `edits` those that change a file, and
+    `broken_calls` counts the malformed ones; `code` are the lines of all code, those that edits write included; `patched` are the files
+    that a diff in the text names. `has_edit`: it offers or makes a change. `prompt` is the prompt's text, if the watcher can decode it.
 
     Example: ``take_apart(turn).prose == ("Here it is:", "Anything else?")``
     """
@@ -66,7 +66,7 @@ class TurnText:
 
 
 def take_apart(turn: Turn, prompt: str | None = None) -> TurnText:
-    """Look at a turn's first 40,000 characters. Never raises, whatever the text."""
+    """Parse a turn's first 40,000 characters. Never raises, whatever the text."""
     text = turn.text[:LONGEST]
     calls, broken, rest = written_calls(text)
     lines = rest.splitlines()

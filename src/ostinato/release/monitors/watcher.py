@@ -1,4 +1,4 @@
-"""Keeps the monitors up with the log: reads what is new, writes their alarms, saves what they know."""
+"""Keeps the monitors up to date with the log: reads its new rows, writes their alarms, saves their state."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 NAME = "monitors"
 KINDS: set[type] = {Turn, Alarm, ReleaseEvent, Reward, Batch}
-_AT_ONCE = 128  # rows between two looks at the event loop
+_AT_ONCE = 128  # rows read before yielding to the event loop
 
 
 class MonitorWatcher:
     """Watches the log for reward hacking and says whether shipping pauses.
 
-    A reader that is killed goes on from its last saving: it reads the rows since then again, comes to the same alarms with the same ids,
-    and the log takes each once. Without a saving it reads the newest turns only; alarms that stand in the log stand on.
+    A reader that is killed goes on from its last snapshot: it reads the rows since then again, gets the same alarms with the same ids,
+    and the log stores each once. Without a snapshot it reads the newest turns only; alarms that stand in the log still stand.
 
     Args:
         log: where turns are read and alarms are written.
@@ -60,12 +60,12 @@ class MonitorWatcher:
 
     @property
     def paused(self) -> bool:
-        """True while an alarm stands about something that does harm, as of the last `refresh`."""
+        """True while an alarm stands that pauses shipping, as of the last `refresh`."""
         return self._monitors.paused
 
     @property
     def pauses_shipping(self) -> bool:
-        """True while nothing may ship because of such an alarm: the settings say whether one pauses at all (`pauses`)."""
+        """True while nothing may ship because of such an alarm; never if the setting `pauses` is off."""
         return self._config.pauses and self.paused
 
     @property
@@ -79,7 +79,7 @@ class MonitorWatcher:
         return self._monitors.behaviour.failures
 
     async def refresh(self) -> None:
-        """Read what is new in the log and write the alarms that follow. Raises StorageFull; the next call writes what is missing."""
+        """Read the log's new rows and write the alarms that follow. Raises StorageFull; the next call writes what is missing."""
         await self._write()
         if self._cursor is None:
             self._cursor = await self._start()
@@ -98,13 +98,13 @@ class MonitorWatcher:
         self._complain()
 
     async def save(self) -> None:
-        """Keep what is known. Raises StorageFull; what was kept before stays."""
+        """Save the monitors' state. Raises StorageFull; the previous snapshot is kept then."""
         if self._folds is not None and self._cursor is not None and self._unsaved:
             await self._folds.save(NAME, self._cursor, {"last": self._last, "monitors": self._monitors.snapshot()})
             self._unsaved = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Refresh until `stop` is set, then save. What fails is tried again; `trouble` says what."""
+        """Refresh until `stop` is set, then save. Failures are retried; `trouble` describes the last."""
         while not stop.is_set():
             try:
                 await self.refresh()
@@ -138,14 +138,14 @@ class MonitorWatcher:
         return start
 
     async def _continues(self, cursor: Cursor, state: Mapping[str, Any], horizon: Cursor) -> bool:
-        """True if this is the log that the saving was made of. What retention has dropped since then is missed, and that does no harm."""
+        """True if this is the log that the snapshot was made of. Rows that retention has dropped since are missed, which does no harm."""
         if cursor <= horizon:
             return True
         found = await anext(aiter(self._log.read(cursor - 1, KINDS)), None)
         return found is not None and [type(found[1]).__name__, *identity(found[1])] == state.get("last")
 
     def _restore(self, state: Mapping[str, Any]) -> bool:
-        """Take a saving in. False if it is not of this version, or not whole; then nothing is known."""
+        """Restore a snapshot. False if it is not of this version or is incomplete; the monitors are then empty."""
         try:
             if self._monitors.restore(state["monitors"]):
                 return True

@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001  # DeepSeek delimits with characters that look like others
-"""Calls of tools in an answer's text, as the families of models write them. Pure, and linear in the text's length.
+"""Tool calls in an answer's text, as the families of models write them. Pure, and linear in the text's length.
 
-The gateway reads calls by the format of the model that it serves. Whoever watches has texts of any model and looks for all families at
-once, plainly: a call is well-formed if it names a tool and its arguments can be read.
+The gateway reads calls by the format of the model that it serves. The monitors have texts of any model and look for the formats of all
+families at once, in a simple way: a call is well-formed if it names a tool and its arguments can be read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _TAGGED = (
     ("<parameter=", ">", "</parameter>"),
     ("<arg_key>", "</arg_key>", "</arg_value>"),
 )  # key's start and end, value's end
-_LLAMA, _LLAMA_ARGUMENTS = '{"name":', '"parameters"'  # without a mark, so that both are asked for
+_LLAMA, _LLAMA_ARGUMENTS = '{"name":', '"parameters"'  # this format has no marker, so both are required
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenCall:
-    """A call of a tool, as it was written. Example: ``WrittenCall(name="bash", arguments={"command": "ls"})``"""
+    """A tool call, as it was written. Example: ``WrittenCall(name="bash", arguments={"command": "ls"})``"""
 
     name: str
     arguments: Mapping[str, Any]
@@ -40,7 +40,7 @@ class WrittenCall:
 
 
 class _Markup(NamedTuple):
-    """What begins a call and what ends it; `open`: the answer's end does so, too. `inside` stands between its name and its arguments."""
+    """The markers that begin and end a call; with `open` the answer's end ends it, too. `inside` separates its name from its arguments."""
 
     begins: str
     ends: tuple[str, ...]
@@ -59,9 +59,9 @@ _MARKUPS = (
 
 
 def written_calls(text: str) -> tuple[list[WrittenCall], int, str]:
-    """The well-formed calls, the number of others, and the text without any of them. Of more than 64 the rest is text.
+    """The well-formed calls, the number of broken ones, and the text without any of them. Calls after the first 64 stay text.
 
-    A call without the end that its family writes is broken.
+    A call without the end marker of its family is broken.
 
     Example: ``written_calls('Look. <tool_call>{"name": "ls", "arguments": {}}</tool_call>')[1:] == (0, "Look. ")``
     """
@@ -84,7 +84,7 @@ def written_calls(text: str) -> tuple[list[WrittenCall], int, str]:
 
 
 def _regions(text: str) -> Iterator[tuple[int, int, _Markup, int | None]]:
-    """Start and end of each region, and where what it holds ends; None where it was not ended."""
+    """Start and end of each call's region, its markup, and where its content ends; None where the end marker is missing."""
     next_at = {markup: text.find(markup.begins) for markup in _MARKUPS}
     at = 0
     while True:
@@ -122,7 +122,7 @@ def _read(body: str, markup: _Markup) -> list[WrittenCall]:
 
 
 def _named(name: str, arguments: str) -> list[WrittenCall]:
-    """A call whose name stands before its arguments, with what each family adds to both."""
+    """A call whose name stands before its arguments, both stripped of what each family adds to them."""
     name = name.strip().removeprefix("functions.")
     if name == "function":  # DeepSeek R1: its name and its arguments in a fence
         name, _, arguments = arguments.partition("\n```json\n")
@@ -153,7 +153,7 @@ def _call(found: Any, arguments: str | None) -> WrittenCall:
 
 
 def _tagged(name: str, text: str) -> list[WrittenCall]:
-    """A call whose arguments are tags; each is taken as text. None if something stands between them."""
+    """A call whose arguments are tags; each is taken as text. No call if there is anything between the tags."""
     arguments: dict[str, str] = {}
     at = _bare(text, 0)
     while at < len(text):
@@ -172,7 +172,7 @@ def _tagged(name: str, text: str) -> list[WrittenCall]:
 
 
 def _bare(text: str, at: int) -> int:
-    """The first place from here on that is no white space."""
+    """The first place from `at` on that is not white space."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at

@@ -1,1 +1,1 @@
-"""How fast releases may follow each other: pauses after rollbacks, what the traffic can carry, what was risked. Pure."""
+"""How fast releases may follow each other: pauses after rollbacks, the pace that traffic supports, the recent risk. Pure."""

@@ -31,9 +31,9 @@ class Brake:
 
 
 def brake(rollbacks: Sequence[RolledBack], *, cooldown_s: float, a_day: int, now: float) -> Brake | None:
-    """What holds now, given the rollbacks since a person last shipped or approved something, oldest first; None: nothing does.
+    """The brake that holds now, given the rollbacks since a person last shipped or approved a version, oldest first; None if none does.
 
-    Once there were more than `a_day` by themselves within 24 hours, only a person ends it, however long ago they are by now.
+    Once there were more than `a_day` rollbacks without a person within 24 hours, only a person ends the brake, however long ago that was.
     """
     own = [each.at for each in rollbacks if each.by_itself]
     for first, last in zip(own, own[a_day:], strict=False):

@@ -1,4 +1,4 @@
-"""What the decisions of the last weeks may have got wrong, in expectation and at most. Pure."""
+"""Upper bounds on the expected number of wrong decisions in the last weeks. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.standing import StandingConfig
 
 WEEKS = 4
-"""So far back it is counted."""
+"""How far back decisions are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Errors of the last `WEEKS` weeks, in expectation, at most.
+    """Upper bounds on the expected errors of the last `WEEKS` weeks.
 
-    `false_ships`: candidates that shipped although they lose the margin, had every one lost it; by linearity of expectation the sum of
-    the levels at which `trials` and, where there are none, `verdicts` of the gate were decided. `false_stops`: comparisons before users
-    that ended as harmful, had none been: of trials, of releases with what they replaced, and of their later periods; `stops_allowed` is
+    `false_ships`: candidates that shipped although they lose the margin, if all candidates lose it; by linearity of expectation the sum
+    of the levels at which `trials`, or the gate's `verdicts` where candidates are not tried, were decided. `false_stops`: comparisons on
+    users that ended as harmful, if none is: trials, releases beside the version they replaced, and their later periods; `stops_allowed` is
     what `release.trial.false_stops` allows for as long, at `trials_a_week`. `false_rollbacks`: releases that were taken back by the
-    guard or beside the verified release, had none been worse.
+    guard or beside the verified release, if none is worse.
 
     Example: ``Spent(trials=12, verdicts=40, false_ships=0.6, false_stops=0.3, stops_allowed=2.0, false_rollbacks=0.24)``
     """
@@ -37,7 +37,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How fast releases may follow each other, and what was risked. `tried`: candidates are tried before users.
+    """How fast releases may follow each other, and the recent risk. `tried`: candidates are tried on users.
 
     Example: ``Pace(traffic=Traffic(...), cadence=Cadence(...), spent=Spent(...), tried=True)``
     """
@@ -58,9 +58,9 @@ def spent(
     guard: GuardConfig | None = None,
     standing: StandingConfig | None = None,
 ) -> Spent:
-    """Add up the levels. `tried`: candidates are tried before users; `gate_alpha`: the gate's level for one candidate.
+    """Add up the levels. `tried`: candidates are tried on users; `gate_alpha`: the gate's level for one candidate.
 
-    `guard` and `standing`: None where they do not run. The guard's alpha is a release's, which may have been live already `WEEKS` ago.
+    `guard` and `standing`: None where they do not run. The guard's alpha is per release, including the one live at the start of `WEEKS`.
     """
     since = now - WEEKS * WEEK
     trials = sum(each.at >= since for each in history.trials)

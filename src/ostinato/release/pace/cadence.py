@@ -1,4 +1,4 @@
-"""How many releases a week this traffic can verify, and what the ones of the last weeks may have let through. Pure.
+"""How many releases a week this traffic can verify. Pure.
 
 A trial ends once its evidence is large enough, so traffic sets the pace: a candidate that is as good as live ships, nine times in ten,
 once the variance V of the difference is so small that ``reach(V) + z(0.9) sqrt(V) = margin``, where ``reach`` is the half-width of the
@@ -18,17 +18,17 @@ from ostinato.release.trial.evidence import lower_bound
 
 WEEK = 7 * 86_400.0
 POWER = 0.9
-"""The chance with which a candidate that is as good as live shall have shipped by then."""
+"""The probability with which a candidate that is as good as live must have shipped by the computed end."""
 ALIKE = 0.15
-"""How alike the outcomes of one person are (intraclass correlation), where no trial has measured a variance yet."""
+"""The assumed intraclass correlation of one person's outcomes, where no trial has measured a variance yet."""
 ENOUGH = 3
-"""Trials from which on what they took says more than what was computed."""
+"""The number of passed trials from which on their measured durations replace the computed one."""
 _BISECTIONS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """A day of use: `turns` that have an outcome, of so many `people`, and the share of them that was `good`.
+    """A day of use: the number of `turns` that have an outcome, of `people` who made them, and the share of turns that was `good`.
 
     Example: ``Traffic(people=1040, turns=10_300, good=0.61)``
     """
@@ -40,9 +40,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
-    """What a trial takes, and how many of them go into a week. `trial_s` is None where no trial can end before `release.trial.limit_s`.
+    """How long a trial takes, and how many fit into a week. `trial_s` is None where no trial can end before `release.trial.limit_s`.
 
-    `measured` trials say so, or, where it is 0, the traffic does. `sees` is the smallest margin that a trial within that limit could hold.
+    It is from `measured` trials, or, where that is 0, from the traffic. `sees` is the smallest margin that a trial within that limit
+    could hold.
 
     Example: ``Cadence(a_week=7.3, trial_s=82_800.0, measured=5, sees=0.018, margin=0.02)``
     """
@@ -55,7 +56,7 @@ class Cadence:
 
 
 def needed_variance(margin: float, alpha: float) -> float:
-    """The variance of the difference at which an equally good candidate is past the margin with a chance of `POWER`."""
+    """The variance of the difference at which an equally good candidate passes the margin with probability `POWER`."""
     low, high = 0.0, margin
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
@@ -64,10 +65,10 @@ def needed_variance(margin: float, alpha: float) -> float:
 
 
 def variance_of(traffic: Traffic, days: float, most_turns_a_day: float) -> float:
-    """The variance of the difference of two halves of the users after so many days, in which the same people come back.
+    """The variance of the difference of two halves of the users after `days` days, in which the same people come back.
 
-    A person's turns are alike, so n of them say as much as n / (1 + (n - 1) ALIKE) of different people (Kish, Survey Sampling, 1965).
-    What `trial.contrast` gains by knowing people's past is left out: trials are shorter than this says, rarely longer.
+    A person's turns are alike, so n of them tell as much as n / (1 + (n - 1) ALIKE) of different people (Kish, Survey Sampling, 1965).
+    The gain of `trial.contrast` from people's past is left out: trials are shorter than this says, rarely longer.
     """
     each = min(traffic.turns / traffic.people, most_turns_a_day) * days
     effective = traffic.people * each / (1.0 + (max(each, 1.0) - 1.0) * ALIKE)
@@ -76,7 +77,7 @@ def variance_of(traffic: Traffic, days: float, most_turns_a_day: float) -> float
 
 
 def cadence(traffic: Traffic, ended: Sequence[TrialEnd], config: TrialConfig) -> Cadence:
-    """How many releases a week can be verified: by the median of the last trials that passed, or by the traffic where there are too few."""
+    """How many releases a week can be verified, from the median of the last trials that passed, or from the traffic if they are too few."""
     sees = _sees(traffic, config)
     passed = [each.seconds for each in ended if each.passed][-10:]
     if len(passed) >= ENOUGH:
@@ -107,5 +108,5 @@ def _trial_s(traffic: Traffic, config: TrialConfig, sees: float) -> float | None
 
 
 def _wants(variance: float, alpha: float) -> float:
-    """The margin that an equally good candidate passes with a chance of `POWER` at this variance."""
+    """The margin that an equally good candidate passes with probability `POWER` at this variance."""
     return -lower_bound(0.0, variance, alpha) + NormalDist().inv_cdf(POWER) * math.sqrt(variance)

@@ -1,4 +1,4 @@
-"""What the ledger's lines of the last weeks say of trials and verdicts. Pure."""
+"""The newest trials and verdicts, from the ledger's lines. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from ostinato.core.records import ReleaseEvent
 
 KEPT = 500
-"""The newest of each kind that are kept."""
+"""The number of newest entries kept of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialEnd:
-    """A trial that has ended. `passed`: its users showed what was asked; otherwise it was stopped, or had not enough evidence.
+    """A trial that has ended. `passed`: its users showed what was required; otherwise it was stopped, or had too little evidence.
 
     Example: ``TrialEnd(at=90_000.0, seconds=82_800.0, passed=True)``
     """
@@ -31,18 +31,18 @@ class Spans:
         self.open: float | None = None
 
     def begin(self, at: float) -> None:
-        """What was open is over."""
+        """End the open stretch, if any, and begin another."""
         self.end(at)
         self.open = at
 
     def end(self, at: float) -> None:
-        """Nothing is open from now on."""
+        """End the open stretch, if any."""
         if self.open is not None:
             self.over.append((self.open, at))
         self.open = None
 
     def periods(self, seconds: float, since: float, now: float) -> int:
-        """How many periods of that length, counted from each beginning anew, were under way since then; begun ones count."""
+        """How many periods of length `seconds`, counted from each stretch's beginning, were under way after `since`; begun ones count."""
         spans = [*self.over, *([] if self.open is None else [(self.open, now)])]
         return sum(
             int((end - began) // seconds) - int((max(began, since) - began) // seconds) + 1
@@ -59,16 +59,16 @@ class History:
         self.verdicts: deque[float] = deque(maxlen=KEPT)
         """When the gate came to a verdict."""
         self.moved: deque[float] = deque(maxlen=KEPT)
-        """When something else than the starting model was put live for the first time, or again."""
+        """When a version other than the starting model was put live for the first time, or a version was put live again."""
         self.trying = Spans()
-        """Comparisons of a candidate with live, and of live with what it replaced."""
+        """Comparisons of a candidate with live, and of live with the version it replaced."""
         self.standing = Spans()
         """Comparisons of live with the verified release, if there is an arm of it."""
         self._begun: tuple[str, float] | None = None
         self._tried: str | None = None
 
     def apply(self, event: ReleaseEvent) -> None:
-        """One more line."""
+        """Take in one more line."""
         self._compared(event)
         verdict = str(event.detail.get("report", {}).get("verdict", ""))
         if event.action == "evaluated" and verdict in ("SHIP", "BLOCK"):
@@ -77,7 +77,7 @@ class History:
             self._begun = (event.policy.hash, event.at)
         elif self._begun is not None and event.action in _ENDS and event.policy.hash == self._begun[0]:
             began, self._begun = self._begun[1], None
-            # a person's word ends a trial, but says nothing of what it takes
+            # a trial that a person ended does not tell how long trials take
             if "actor" not in event.detail:
                 passed = event.action != "blocked"
                 self.trials.append(TrialEnd(at=event.at, seconds=event.at - began, passed=passed))

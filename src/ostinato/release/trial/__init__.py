@@ -1,1 +1,1 @@
-"""A version before users: what the arms did side by side, how sure one may be of it at any moment, and what follows. Pure maths."""
+"""A trial on users: the arms' outcomes side by side, evidence that is valid at any moment, and the decisions. Pure maths."""

@@ -1,6 +1,6 @@
 """Were people dealt to the arms in the shares that were set? If not, the arms differ in who is in them, and no outcome means anything.
 
-The test may be asked at any time: a Bayes factor whose chance of ever reaching B, if the shares are right, is at most 1/B
+The test is valid at any time: a Bayes factor whose probability of ever reaching B, if the shares are right, is at most 1/B
 (Lindon and Malek, arXiv 2011.03567).
 """
 
@@ -10,13 +10,13 @@ import math
 from collections.abc import Sequence
 
 _CONCENTRATION = 1000.0
-"""How near to the set shares the alternatives lie: with 1,000, a 50% arm that gets 52% is found in 20,000 people nine times in ten."""
+"""How near to the set shares the alternatives lie: with 1,000, a 50% arm that gets 52% is detected in 20,000 people nine times in ten."""
 
 
 class Balance:
     """Counts people at their first turn of a trial, by arm, under the shares in force then.
 
-    Each change of shares begins a new factor; their product is judged, so a ramp hides nothing.
+    Each change of shares begins a new factor; the product of all factors is judged, so a ramp hides nothing.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Balance:
         """`newcomers` by arm, while `shares` were in force (they sum to 1; an arm of share 0 must get nobody and is left out).
 
         Raises:
-            ValueError: as many numbers of newcomers as shares are needed, and shares that sum to 1.
+            ValueError: `newcomers` and `shares` differ in length, or the shares do not sum to 1.
         """
         if len(newcomers) != len(shares) or abs(sum(shares) - 1.0) > 1e-9:
             raise ValueError(f"{len(newcomers)} arms with shares {tuple(shares)}: one share each, 1 in all")

@@ -1,4 +1,4 @@
-"""When a candidate that is before users goes on, goes live, or goes back, as configuration."""
+"""Configuration of when a candidate on trial advances, goes live, or is taken back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Require = Literal["no_loss", "win"]
 
 
 class TrialConfig(BaseModel, frozen=True, extra="forbid"):
-    """One candidate's way from its first per cent of users to the verdict about it."""
+    """One candidate's trial, from its first per cent of users to the verdict about it."""
 
     slot_s: float = Field(
         default=HOUR / 2, gt=0.0, description="Length of the slots of time in which the arms are compared, in seconds."

@@ -1,10 +1,10 @@
-"""One arm minus another over the same hours: a mean of turns, with a variance that knows that turns come from people.
+"""One arm minus another over the same hours: a difference of means over turns, with a variance that is clustered by person.
 
 Three things make it several times as informative as two pooled shares (`benchmarks.release.path` measures it):
 
-- What a person was expected to do, from the week before the trial, is taken off first; it varies far more than versions do.
-- Each slot of time is compared with itself, so neither the hour of the day nor a ramp that moves people between arms biases it.
-- A person's turns beyond so many a day do not count: one busy program is not an arm.
+- A person's expected outcome, from the week before the trial, is subtracted first; it varies far more than versions do.
+- Arms are compared within each time slot, so neither the hour of the day nor a ramp that moves people between arms biases it.
+- A person's turns beyond a daily limit do not count, so that one busy program does not make up an arm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 _ROUNDING = 1e-18
 _EXACT = 1e-12
-_LEAST = 1e-9  # turns, or units of a metric's denominator, below which a side said nothing
+_LEAST = 1e-9  # turns, or units of a metric's denominator, below which a side counts as empty
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -26,10 +26,10 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """What the people of two arms did in one slot of time; R rows, at most one per person and arm.
+    """The outcomes of two arms' people in one time slot; R rows, at most one per person and arm.
 
-    `people_R` are small integers that stand for people; `turns_R` their turns that have an outcome, `units_R` what the metric's
-    denominator made of those (None: each turn is one), `good_R` the sum of the outcomes (at most 1 a unit), `expected_R` the outcome
+    `people_R` are small integers that stand for people; `turns_R` their numbers of turns with an outcome, `units_R` the metric's
+    denominator summed over those (None: each turn is one), `good_R` the sum of the outcomes (at most 1 a unit), `expected_R` the outcome
     that was expected of one unit before the trial began, `treated_R` the arm. `day` is any number that changes at midnight.
 
     Example::
@@ -49,8 +49,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """Treated minus comparator. `variance` is infinite until both sides have people; `people` is the smaller side's effective number,
-    `freedom` that behind the variance as a whole: a side that hardly adds to it need not have many (Welch and Satterthwaite).
+    """Treated minus comparator. `variance` is infinite until both sides have people; `people` is the smaller side's effective number of
+    people, `freedom` the effective number behind the whole variance: a side that hardly adds to it need not have many people (Welch and
+    Satterthwaite).
 
     Example: ``Effect(difference=-0.021, variance=1.1e-4, people=61.0, freedom=88.2, turns=1204)``
     """
@@ -63,7 +64,7 @@ class Effect:
 
 
 NOTHING = Effect(difference=0.0, variance=float("inf"), people=0.0, freedom=0.0, turns=0.0)
-"""Nobody has said anything."""
+"""The effect before there is any outcome."""
 
 
 class Contrast:
@@ -73,10 +74,10 @@ class Contrast:
     ``psi_u = sum_j +-w_j (r_uj - n_uj mean r_j) / n_arm,j``: a person who comes back is one person (the delta method for a ratio of
     sums, clustered by person; Deng et al., arXiv 1803.06336). Each side is corrected by k / (k - 1) for its k effective people,
     ``k = (sum psi^2)^2 / sum psi^4``. A side whose people all said the same has no spread of its own: it gets that of Agresti and Caffo
-    (The American Statistician 54, 2000), one more good and one more bad person.
+    (The American Statistician 54, 2000), with one more good and one more bad person.
 
     Args:
-        most_turns_a_day: of one person; what goes beyond counts in proportion.
+        most_turns_a_day: turns of one person and day that count; a slot that goes beyond is scaled down in proportion.
     """
 
     def __init__(self, most_turns_a_day: float = 20.0) -> None:
@@ -92,7 +93,7 @@ class Contrast:
         self._good = [0.0, 0.0]
 
     def add(self, slot: Slot) -> None:
-        """One more slot, of any length. What is seen in one arm only tells nothing about a difference and is not used."""
+        """Add a slot, of any length. A slot with people in only one arm tells nothing about a difference and is not used for it."""
         if not len(slot.people_R):
             return
         self._grow(int(slot.people_R.max()) + 1)
@@ -117,7 +118,7 @@ class Contrast:
         self._treated_U[slot.people_R[slot.treated_R]] = True
 
     def effect(self) -> Effect:
-        """What the slots so far say."""
+        """The effect over the slots so far."""
         if self._weight <= 0.0:
             return NOTHING
         variances, people = zip(*(self._spread(index) for index in (0, 1)), strict=True)
@@ -130,16 +131,16 @@ class Contrast:
         )
 
     def _spread(self, index: int) -> tuple[float, float]:
-        """The variance that one side (0: treated) adds, and its effective people. Who was on both sides counts as treated."""
+        """The variance that one side (0: treated) adds, and its effective people. A person on both sides counts as treated."""
         side_U = self._came_U & (self._treated_U if index == 0 else ~self._treated_U)
         influence_U = self._influence_U[side_U]
         largest = float(np.abs(influence_U).max(initial=0.0))
-        # in units of the largest: fourth powers of something tiny would be nothing
+        # in units of the largest: fourth powers of tiny numbers would underflow
         square_U = (influence_U / largest) ** 2 if largest else influence_U
         total, fourth = float(square_U.sum()) * largest**2, float((square_U**2).sum())
         units, good = self._units[index], self._good[index]
         alike = good <= 0.0 or good >= units * (1.0 - _EXACT)
-        # what rounding leaves of people who all said the same is no spread, nor is that of what was expected of them
+        # where all said the same, neither rounding errors nor differences of the expected outcomes are a spread
         if total > _ROUNDING * self._weight**2 and not alike:
             people = float(square_U.sum()) ** 2 / fourth
             spread = total / self._weight**2
@@ -149,7 +150,7 @@ class Contrast:
         return share * (1.0 - share) / (people + 2.0), people
 
     def _capped(self, slot: Slot) -> tuple[Floats, Floats, Floats]:
-        """Turns, units and outcomes, scaled down for people who had their number of turns today."""
+        """Turns, units and outcomes, scaled down for people who are past their daily limit of turns."""
         if slot.day != self._day:
             self._today_U[:] = 0.0
             self._day = slot.day
@@ -163,7 +164,7 @@ class Contrast:
     def _grow(self, people: int) -> None:
         more = people - len(self._influence_U)
         if more > 0:
-            more += len(self._influence_U)  # doubled, so that a run of new people is linear
+            more += len(self._influence_U)  # doubled, so that adding people one by one takes linear time
             self._influence_U = np.concatenate([self._influence_U, np.zeros(more)])
             self._today_U = np.concatenate([self._today_U, np.zeros(more)])
             none_U = np.zeros(more, dtype=np.bool_)
@@ -172,7 +173,7 @@ class Contrast:
 
 
 def _freedom(variances: Sequence[float], people: Sequence[float]) -> float:
-    """The two sides' effective people, each weighed by what it adds to the variance (Welch 1938, Satterthwaite 1946)."""
+    """The two sides' effective people combined, by what each side adds to the variance (Welch 1938, Satterthwaite 1946)."""
     total = sum(variances)
     if not math.isfinite(total) or min(people) <= 0.0:
         return 0.0

@@ -1,8 +1,8 @@
-"""How sure one may be that one version is better or worse than another, at any moment and however often one looked before.
+"""Evidence that one version is better or worse than another, valid at any moment and however often it was looked at before.
 
-The evidence is an e-process: under "no difference" its mean never exceeds 1, so the chance that it *ever* reaches 1/alpha is at most
-alpha (Ville's inequality). It mixes half-normal priors of several scales, and treats the estimate as a normal one whose variance is
-known: that is asymptotic, and the callers ask for a number of effective users first (Waudby-Smith et al., arXiv 2103.06476).
+The evidence is an e-process: under "no difference" its mean never exceeds 1, so the probability that it *ever* reaches 1/alpha is at most
+alpha (Ville's inequality). It mixes half-normal priors of several scales, and treats the estimate as normal with a known variance. That
+holds asymptotically, so the callers require a number of effective users first (Waudby-Smith et al., arXiv 2103.06476).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Side = Literal[-1, 1]
 """-1: evidence that the difference is below 0; +1: that it is above."""
 
 SCALES = (0.01, 0.03, 0.10)
-"""Standard deviations of the mixed priors: differences of about one, three and ten points are found soonest."""
+"""Standard deviations of the mixed priors: differences of about one, three and ten points are detected soonest."""
 
 _NEWTON_STEPS = 60
 _PRECISE = 1e-13
@@ -37,18 +37,18 @@ def log_evidence(difference: float, variance: float, side: Side) -> float:
 
 
 def lower_bound(difference: float, variance: float, alpha: float) -> float:
-    """The lower end of the one-sided confidence sequence: it is above the truth at *any* look with a chance of at most `alpha`."""
+    """The lower end of the one-sided confidence sequence: it is above the truth at *any* look with probability at most `alpha`."""
     return difference - _reach(variance, alpha)
 
 
 def upper_bound(difference: float, variance: float, alpha: float) -> float:
-    """The upper end, likewise."""
+    """The upper end of the one-sided confidence sequence, likewise."""
     return difference + _reach(variance, alpha)
 
 
 @lru_cache(maxsize=64)
 def _reach(variance: float, alpha: float) -> float:
-    """The difference at which the evidence is just 1/alpha.
+    """The difference at which the evidence is exactly 1/alpha.
 
     Newton's method: the logarithm of the evidence rises with the difference and is convex (its second derivative is that of
     z^2 / 2 + log Phi(z), which is positive, and the logarithm of a sum of exponentials of convex functions is convex), so that from the
@@ -93,7 +93,7 @@ def _one_scale(difference: float, variance: float, scale: float, side: Side) -> 
 
 
 def _log_normal_cdf(z: float) -> float:
-    """Log Phi(z); far down, where erfc underflows, the first terms of its asymptotic series."""
+    """Log Phi(z); for very negative z, where erfc underflows, the first terms of its asymptotic series."""
     if z > -30.0:
         return math.log(0.5 * math.erfc(-z / math.sqrt(2.0)))
     return -0.5 * z * z - math.log(-z * math.sqrt(2.0 * math.pi)) + math.log1p(-1.0 / (z * z))

@@ -1,7 +1,7 @@
-"""What people did lately, apart from all they did since a trial began. Pure.
+"""Recent outcomes, apart from all outcomes since a trial began. Pure.
 
-What is new may please for a day and harm afterwards: over the whole trial the first days would hide the later ones. So every metric is
-also added up in periods that begin anew, and what was called better is tested again on the period that follows.
+A new version may please for a day and harm afterwards: over the whole trial the first days would hide the later ones. So every metric is
+also added up in successive periods, and a release that was called better is tested again on the period that follows.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from ostinato.release.trial.contrast import Contrast, Effect, Slot
 
 
 class Lately:
-    """Periods of `period_s`, in seconds since the trial began; one begins, too, once something is called better.
+    """Periods of `period_s`, in seconds since the trial began; another one begins once the release is called better.
 
     Args:
-        metrics: their names.
+        metrics: the names of the metrics.
     """
 
     def __init__(self, metrics: Sequence[str], period_s: float, most_turns_a_day: float) -> None:
@@ -26,10 +26,10 @@ class Lately:
         self.since_s = 0.0
         self._contrasts = {name: Contrast(most_turns_a_day) for name in metrics}
         self.afterwards: Mapping[str, Effect] | None = None
-        """The first whole period after something was called better."""
+        """The effects of the first whole period after the release was called better."""
 
     def add(self, outcomes: Mapping[str, Mapping[str, Slot]], ended_s: float, better_s: float | None) -> None:
-        """A slot that ended at `ended_s`; `better_s` is when the release was called better, if it was."""
+        """Add a slot that ended at `ended_s`; `better_s` is when the release was called better, if it was."""
         began_s, self._upto_s = self._upto_s, max(ended_s, self._upto_s)
         anew = -math.inf if better_s is None or began_s < better_s else better_s
         if self.since_s < anew or began_s - self.since_s >= self._period_s:
@@ -43,5 +43,5 @@ class Lately:
             self.afterwards = self.effects()
 
     def effects(self) -> dict[str, Effect]:
-        """What the period says so far."""
+        """The effects of the present period so far."""
         return {name: contrast.effect() for name, contrast in self._contrasts.items()}

@@ -1,7 +1,7 @@
-"""The way of releases: which version each share of users gets, trial after trial, and when live goes back to the best.
+"""The sequence of releases: which version each share of users gets, trial after trial, and when live goes back to the best.
 
-Pure: outcomes go in as slots of time, what to do comes out. It is the controller's way without refs or a ledger, for the simulations in
-`benchmarks.release`: the controller drives the same `Trial` and `StandingWatch`, and is told by its ledger what stands here.
+Pure: outcomes go in as time slots, decisions come out. It is the controller's logic without refs or a ledger, for the simulations in
+`benchmarks.release`. The controller drives the same `Trial` and `StandingWatch`, and keeps the state that is kept here in its ledger.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ V = TypeVar("V")
 
 
 class PathConfig(BaseModel, frozen=True, extra="forbid"):
-    """How candidates come before users."""
+    """How candidates are released to users."""
 
     trial: TrialConfig = Field(default=TrialConfig(), description="One candidate against live.")
     standing: StandingConfig = Field(default=StandingConfig(), description="Live against the best release.")
@@ -42,7 +42,7 @@ class PathConfig(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deal(Generic[V]):
-    """Who gets what: `standing` of all users stay on `best`; of the others, `share` get `treated` and the rest `other`.
+    """Which users get which version: `standing` of all stay on `best`; of the others, `share` get `treated` and the rest `other`.
 
     Example: ``Deal(best=v3, standing=0.05, treated=v9, share=0.25, other=v8)``
     """
@@ -56,7 +56,7 @@ class Deal(Generic[V]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step(Generic[V]):
-    """Something that happened on the way. `what`: a trial's decision, "better", "return_to_best" or "best"; `version` is live after it.
+    """An event on the path. `what`: a trial's decision, "better", "return_to_best" or "best"; `version` is live after it.
 
     Example: ``Step(what="ship", version=v9, reason="not worse than 2.0 pp: +0.4 pp [-1.1, +1.9]", decision=Decision(...))``
     """
@@ -87,17 +87,17 @@ class ReleasePath(Generic[V]):
         self._standing = StandingWatch(config.standing, most_turns_a_day=config.trial.most_turns_a_day)
 
     def ready(self, now: float) -> bool:
-        """True if the next candidate may come before users: none is on trial or still being proven, and no rollback was just made."""
+        """True if the next candidate may go on trial: none is on trial or still being proven, and no rollback was just made."""
         return self.candidate is None and now >= self._quiet_until
 
     def begin(self, candidate: V, now: float) -> None:
-        """Put a candidate that passed the gate on trial. It ends the proving of what is live."""
+        """Put a candidate that passed the gate on trial. This ends the proving of the live version."""
         self.candidate, self.previous, self._began = candidate, self.live, now
         active = self._active * (1.0 - self._config.standing.share)
         self.trial = Trial(self._config.trial, active=active)
 
     def deal(self) -> Deal[V]:
-        """Who gets what from here on."""
+        """Which users get which version from now on."""
         trial, standing = self.trial, self._config.standing.share
         if trial is None or trial.over:
             return Deal(best=self.best, standing=standing, treated=self.live, share=0.0, other=self.live)

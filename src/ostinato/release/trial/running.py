@@ -1,4 +1,4 @@
-"""The trial that the ledger names, fed from the log: who is compared with whom, in which slots, under which shares, by which metrics."""
+"""Feeds the ledger's trial from the log: chooses which people are compared, in which slots, under which shares, by which metrics."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _REMEMBERED_S = 7 * _DAY
 
 
 class RunningTrial:
-    """Adds up the slots of the ledger's trial. A restarted one reads the log from the trial's start and comes to the same numbers.
+    """Adds up the slots of the ledger's trial. After a restart it reads the log from the trial's start and gets the same numbers.
 
-    A turn is read `maturity_s` after its slot, and what was received later is not heard, so it does not matter when somebody looks. People
-    count who were dealt to an arm by chance. Each metric is compared tenant by tenant; tenants that had fewer than `tenant_people` people
+    A turn is read `maturity_s` after its slot, and signals received later are ignored, so the time of a look does not matter. Only people
+    who were dealt to an arm by chance count. Each metric is compared tenant by tenant; tenants that had fewer than `tenant_people` people
     in the week before the trial are compared as one.
     """
 
@@ -57,19 +57,19 @@ class RunningTrial:
         self._answering = False
         self._thresholds: dict[str, float | None] = {}
         self.missed = 0
-        """Turns of trials that more came at once than are held, and that were not judged."""
+        """The number of trial turns that were dropped without being judged, because more came at once than are held."""
 
     async def first_share(self, now: float) -> float:
-        """What the next trial should begin with, by how many users came in the last day."""
+        """The share that the next trial should begin with, given the number of users of the last day."""
         self._record = None
         await self._read()
         return Trial(self._config, active=self._active(now)).share
 
     async def look(self, record: TrialRecord, after: Cursor, now: float) -> Decision | None:
-        """What follows from the slots that are over, or None if none has ended since the last look.
+        """The decision after the slots that are over, or None if none has ended since the last look.
 
-        `after` is the place in the log of the trial's first line. Raises Unavailable while the trial's start is yet to come: the clock
-        was ahead when it began.
+        `after` is the place in the log of the trial's first line. Raises Unavailable while the trial's start lies in the future, because
+        the clock was ahead when it began.
         """
         if record.began > now + self._config.slot_s:
             ahead = (record.began - now) / HOUR
@@ -87,7 +87,7 @@ class RunningTrial:
         self._trial.better_s, self._trial.retested = record.better_s, record.retested
         ended = 0
         while (end := self._next_end(record)) + self._outcomes.maturity_s <= now:
-            # no further than the slot needs: whoever reads a whole trial at once holds no more of it than whoever followed it
+            # no further than the slot needs: reading a whole trial at once holds no more of it in memory than following it
             await self._read(end + self._outcomes.maturity_s, self._upto)
             self._add(record, end)
             self._upto = end
@@ -97,11 +97,11 @@ class RunningTrial:
         return self._trial.look(self._upto - record.began) if ended else None
 
     async def _begin(self, record: TrialRecord, after: Cursor) -> None:
-        """What happened before it began is the past that users are judged by."""
+        """Begin a trial. The turns before it are the past from which users' expected outcomes come."""
         since = 0
         async for _ in self._log.read(after, {Turn}):
             since += 1
-        # always from the log, also where the trial before it was followed: a restarted worker knows the same past
+        # always from the log, even if the trial before it was followed, so that a restarted worker knows the same past
         self._past = Past(self._metrics)
         self._reactions = self._from(await self._log.before_last(self._outcomes.past + since, Turn))
         await self._read(record.began, record.began)
@@ -114,7 +114,7 @@ class RunningTrial:
         self._trial = Trial(self._config, active=self._active(record.began), metrics=self._metrics)
 
     async def _read(self, until: float = math.inf, past: float = math.inf) -> None:
-        """Read the log up to a time. What ended after `past` and gives way because too many wait is missed, what is older remembered."""
+        """Read the log up to `until`. If too many turns wait, those dropped count as missed if they ended after `past`, else as past."""
         if self._reactions is None:
             self._reactions = self._from(await self._log.before_last(self._outcomes.window, Turn))
         for each in await self._reactions.refresh(until):
@@ -122,12 +122,12 @@ class RunningTrial:
                 self._miss()
                 continue
             self._past.remember(each.person, each.ended_at, each.known(each.ended_at + self._outcomes.maturity_s))
-            if each.ended_at - self._forgot >= _DAY:  # without a trial for weeks, people would only become more
+            if each.ended_at - self._forgot >= _DAY:  # otherwise the people would only grow in number in weeks without a trial
                 self._past.forget(each.ended_at - _REMEMBERED_S)
                 self._forgot = each.ended_at
 
     def _miss(self) -> None:
-        """A turn of the trial gave way: too many came at once. Said aloud at powers of ten."""
+        """Count a turn of the trial that was dropped because too many came at once. Warns at powers of ten."""
         self.missed += 1
         if math.log10(self.missed).is_integer():
             logger.warning(
@@ -138,7 +138,7 @@ class RunningTrial:
         return Reactions(self._log, self._outcomes, self._wanted, after)
 
     def _take(self, until: float, heard: float) -> list[tuple[Reacted, dict[str, float]]]:
-        """The turns that ended by a time and were not taken before, with what was received about each until another."""
+        """The turns that ended by `until` and were not taken before, each with its facts and the signals received by `heard`."""
         assert self._reactions is not None
         taken = [(each, each.known(heard)) for each in self._reactions.take(until)]
         for each, known in taken:
@@ -150,7 +150,7 @@ class RunningTrial:
         return float(len(self._past.active(now - _DAY) | self._reactions.people()))
 
     def _next_end(self, record: TrialRecord) -> float:
-        """A slot ends on the grid, or where a new share came into force: within a slot the shares are one."""
+        """The end of the next slot: on the grid, or where a new share came into force, so that shares are constant within a slot."""
         grid = record.began + self._config.slot_s * (math.floor((self._upto - record.began) / self._config.slot_s) + 1)
         return min([grid, *(at for at, _ in record.shares if at > self._upto)])
 
@@ -158,7 +158,7 @@ class RunningTrial:
         assert self._trial is not None
         self._fix_thresholds()
         shipped = record.shipped and end > record.shares[-1][0]
-        # the same two versions all the way: before it ships the candidate is the canary, afterwards what it replaced is `previous`
+        # the same two versions throughout: before it ships the candidate is the canary, afterwards the version it replaced is `previous`
         arms = (Arm.LIVE, Arm.PREVIOUS) if shipped else (Arm.CANARY, Arm.LIVE)
         sides = {(arms[0], record.candidate.hash): True, (arms[1], record.against.hash): False}
         # a turn that ended before its first token names no version
@@ -185,7 +185,7 @@ class RunningTrial:
         self._trial.add(came.slot(day), outcomes, end - record.began)
 
     def _fix_thresholds(self) -> None:
-        """Before the trial, or, where too little was known then, before the first slot that can be compared; then they stay."""
+        """Set each threshold before the first slot, or, if too little was known then, before a later one; then it stays."""
         assert self._trial is not None
         for metric in self._metrics:
             if self._thresholds.get(metric.name) is None:

@@ -1,7 +1,7 @@
-"""Live against the best release that users ever proved: the watch that small losses, each too small to see, add up under.
+"""Live against the best release that users ever proved: a watch in which losses that are each too small to see add up.
 
 Each release is compared with the one before it, so a staircase of losses below what one comparison can see would pass. A share of users
-stays on the best release; live is compared with them all the time, whatever live is by then.
+stays on the best release; live, whatever version that is, is compared with them all the time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StandingConfig(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How live stands against the best: `effect` of all that was live since the period began, `gain` of what is live now.
+    """How live compares with the best: `effect` is of all versions live since the period began, `gain` of the present live version.
 
     Example: ``Standing(effect=Effect(...), gain=Effect(...), worse=False, better=True)``
     """
@@ -52,8 +52,8 @@ class Standing:
 class StandingWatch:
     """Begins anew every `period_s`, and whenever the best release changes.
 
-    Losses of one live version after the other add up, whichever is live by then. What is live now becomes the best release by its own
-    users only: it does not inherit what the version before it was worth.
+    The losses of successive live versions add up. The present live version becomes the best release by its own users only: it does not
+    inherit the gains of the version before it.
     """
 
     def __init__(self, config: StandingConfig, *, most_turns_a_day: float = 20.0) -> None:
@@ -62,7 +62,7 @@ class StandingWatch:
         self.restart(-math.inf)
 
     def restart(self, now: float) -> None:
-        """Forget what was seen: the best is another version."""
+        """Forget all outcomes: another period begins, or the best is another version."""
         self._all, self._since = Contrast(self._most), now
         self.shipped(now)
 
@@ -71,11 +71,11 @@ class StandingWatch:
         self._own, self._own_since = Contrast(self._most), now
 
     def over(self, now: float) -> bool:
-        """True if a slot that ends now is the first of another period, in which nobody is known yet."""
+        """True if a slot that ends at `now` is the first of another period, in which no person is known yet."""
         return now - self._since >= self._config.period_s
 
     def add(self, slot: Slot, now: float, own: Slot | None = None) -> Standing:
-        """One more slot, treated is live; `now` is its end. `own` has of live only the version that is live now; without it, all are."""
+        """Add a slot that ended at `now`; its treated side is live. `own` has only the present live version there (default: `slot`)."""
         if self.over(now):
             self.restart(now)
         self._all.add(slot)

@@ -1,4 +1,4 @@
-"""One slot of time as a contrast wants it: rows of one person and arm each, tenant by tenant. Pure."""
+"""Builds one time slot for a contrast: one row per person and arm, tenant by tenant. Pure."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from ostinato.release.trial.contrast import Slot
 
 POOLED = ""
 """The stratum of tenants that have too few people to be compared by themselves."""
-_APART = 5  # people on each side of a slot from which on a tenant is compared by itself in it
+_APART = 5  # people that a tenant needs on each side of a slot to be compared by itself in it
 
 
 class SlotTally:
-    """Adds up what turns of a slot say of one metric. A stratum is a tenant, or `POOLED`."""
+    """Adds up one metric over the turns of a slot. A stratum is a tenant, or `POOLED`."""
 
     def __init__(self) -> None:
         self._strata: dict[str, dict[tuple[int, bool], list[float]]] = {}
 
     def add(self, stratum: str, person: int, treated: bool, measured: Measured, expected: float) -> None:
-        """One turn of a person; `expected` of one unit of the denominator, alike in all of a person's turns."""
+        """Add a person's turn; `expected` is of one unit of the denominator, and the same for all turns of a person."""
         row = self._strata.setdefault(stratum, {}).setdefault((person, treated), [0.0, 0.0, 0.0, expected])
         row[0] += 1.0
         row[1] += measured[1]
         row[2] += measured[0]
 
     def slots(self, day: int) -> Mapping[str, Slot]:
-        """By stratum; arms are compared within each.
+        """One slot per stratum; arms are compared within each.
 
-        Who is alone on a side does not differ from its mean, and of m people there is only (m - 1) / m of the spread: strata with fewer
-        than `_APART` on either side are compared as one. Without that the variance of 40 tenants of 60 people was too small by a factor
-        of 2.4.
+        A person who is alone on a side does not differ from its mean, and m people show only (m - 1) / m of the spread. So strata with
+        fewer than `_APART` people on either side are compared as one. Without that the variance of 40 tenants of 60 people was too small
+        by a factor of 2.4.
         """
         made: dict[str, dict[tuple[int, bool], list[float]]] = {}
         for stratum, rows in self._strata.items():
@@ -42,7 +42,7 @@ class SlotTally:
         return {stratum: _slot(rows, day) for stratum, rows in made.items()}
 
     def slot(self, day: int) -> Slot:
-        """All strata as one."""
+        """One slot of all strata together."""
         return _slot({key: row for rows in self._strata.values() for key, row in rows.items()}, day)
 
 

@@ -1,7 +1,7 @@
 """One trial: a candidate on a growing share of users, then live beside a share that stays on the release before it.
 
 It holds no clock and no refs: slots of outcomes go in, decisions come out. The same slots give the same decisions, so a restarted
-worker that reads the log again is where it was, and nobody pays for having looked.
+worker that reads the log again is where it was, and repeated looks cost nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NO_THRESHOLDS: Mapping[str, float | None] = MappingProxyType({})
 
 
 class Trial:
-    """From the first per cent of users until the next trial begins. Shares are of the users who take part: who is on another arm does not.
+    """From the first per cent of users until the next trial begins. Shares are of the users who take part; those on other arms do not.
 
-    Before it ships, the candidate's arm is compared with live; after that, live with those who stay behind. It is one comparison of
-    the same two versions, and one error budget, all the way.
+    Before it ships, the candidate's arm is compared with live; after that, live with the users who stay behind. It is one comparison
+    of the same two versions, with one error budget, throughout.
 
     Args:
         active: users of an ordinary day who take part; the first share reaches `first_people` of them.
-        metrics: what is compared, goals first (`metrics_of`). Without any, acceptance is the goal and nothing else is watched.
+        metrics: the metrics to compare, goals first (`metrics_of`). Without any, acceptance is the goal and nothing else is watched.
     """
 
     def __init__(self, config: TrialConfig, *, active: float, metrics: Sequence[Metric] = ()) -> None:
@@ -57,12 +57,12 @@ class Trial:
         self.better_s: float | None = None
         """When it was called better, in seconds after the start."""
         self.retested: bool | None = None
-        """Whether that held in the period after it; None before it is over."""
+        """Whether that held in the period after it; None until that period is over."""
 
     def add(self, came: Slot, outcomes: Mapping[str, Mapping[str, Slot]], ended_s: float) -> None:
-        """What people did while the candidate's share was `share`: who came, and by metric each stratum's outcomes of the same time.
+        """Add a slot in which the candidate's share was `share`: the people who came, and by metric each stratum's outcomes.
 
-        A stratum is a tenant, or `POOLED`; arms are compared within each, and a person stands in one of them. The slot ended
+        A stratum is a tenant, or `POOLED`; arms are compared within each, and a person belongs to one of them. The slot ended
         `ended_s` seconds after the start.
         """
         for name, slots in outcomes.items():
@@ -73,7 +73,7 @@ class Trial:
         self._deal(came)
 
     def look(self, elapsed_s: float) -> Decision:
-        """What follows now, `elapsed_s` after the start. The share that it names is in force from here on."""
+        """The decision `elapsed_s` after the start. The share that it names is in force from here on."""
         effects = {name: contrast.effect() for name, contrast in self._contrasts.items()}
         readings = read(effects, self._metrics, self._config)
         goals = [readings[goal.name] for goal in self._goals]
@@ -87,14 +87,14 @@ class Trial:
         return replace(decision, reading=replace(decision.reading, metrics=self._told(readings)))
 
     def _add_tenant(self, name: str, stratum: str, slot: Slot) -> None:
-        """Keep goals apart by tenant, too, for the first so many: to be looked at, not to decide."""
+        """Also add up goals by tenant, for the first `_MOST_TENANTS` tenants: for display, not for decisions."""
         by_tenant = self._by_tenant.get(name)
         if by_tenant is None or (stratum not in by_tenant and len(by_tenant) >= _MOST_TENANTS):
             return
         by_tenant.setdefault(stratum, Contrast(self._config.most_turns_a_day)).add(slot)
 
     def _told(self, readings: Mapping[str, Reading]) -> Mapping[str, Mapping[str, Any]]:
-        """Every metric for people; of goals, what each tenant says where there are several."""
+        """Every metric's reading for people; for goals also each tenant's bounds, where there are several tenants."""
         every: dict[str, Mapping[str, Any]] = {}
         for metric in self._metrics:
             own = self._by_tenant.get(metric.name, {})
@@ -144,7 +144,7 @@ class Trial:
         return Decision(next=Next.WAIT, share=self.share, reason=why, reading=goals[0])
 
     def _retest(self, goals: Sequence[Reading]) -> Decision:
-        """Whether any goal is better by what people did in the period after that was said alone."""
+        """Whether any goal is better in the period after the release was called better, by that period alone."""
         assert self._lately.afterwards is not None
         since = read(self._lately.afterwards, self._metrics, self._config)
         again = [since[goal.name] for goal in self._goals]
@@ -158,7 +158,7 @@ class Trial:
         return Decision(next=Next.FADED, share=self.share, reason=why, reading=goals[0])
 
     def _harmed_lately(self) -> Reading | None:
-        """A goal or guardrail that is worse by the newest period alone; the first period is the whole trial, which was looked at."""
+        """A goal or guardrail that is worse by the newest period alone; the first period is the whole trial, which `look` has judged."""
         if self._lately.since_s <= 0.0:
             return None
         readings = read(self._lately.effects(), self._metrics, self._config)
@@ -166,7 +166,7 @@ class Trial:
         return next((readings[name] for name in watched if readings[name].worse), None)
 
     def _gained(self, goals: Sequence[Reading], elapsed_s: float) -> list[Reading]:
-        """The goals that are better. What is new may please for a while: it takes more than evidence."""
+        """The goals that are better, after `better_after_s`: a new version may please for a while, so evidence alone is not enough."""
         return [goal for goal in goals if goal.better] if elapsed_s >= self._config.better_after_s else []
 
     def _lost(self, goals: Sequence[Reading]) -> Decision | None:
@@ -183,7 +183,7 @@ class Trial:
         return all(goal.enough and share * max(-goal.lower, 0.0) <= self._config.risk for goal in goals)
 
     def _beyond(self, readings: Mapping[str, Reading]) -> Reading | None:
-        """A guardrail that looks worse than is tolerated, though nothing is proven: with it nothing goes live."""
+        """A guardrail that looks worse than is tolerated, though that is not proven; it keeps the candidate from going live."""
         guardrails = (metric for metric in self._metrics if metric.role == "guardrail")
         found = ((metric, readings[metric.name]) for metric in guardrails)
         return next((each for metric, each in found if each.effect.difference < -metric.allowed), None)
@@ -257,7 +257,7 @@ class Trial:
         return f"{reading.metric} looks worse by more than {tolerated} ({self._change(reading)}) and may not be"
 
     def _unheard(self, readings: Mapping[str, Reading]) -> str:
-        """Guardrails of which nothing is known: no data is no pass, and is said."""
+        """Names the guardrails without data, for the reason: no data is not a pass."""
         names = [
             metric.name
             for metric in self._metrics
@@ -266,7 +266,7 @@ class Trial:
         return f"; nothing is known of {', '.join(names)}" if names else ""
 
     def _undecided(self, goals: Sequence[Reading]) -> str:
-        """About the goal that holds it up: one of which nothing is known, else the one that is known least."""
+        """A reason about the goal that holds the decision up: one without data, else the one that is known least."""
         least = max(goals, key=lambda goal: goal.sees)
         if not math.isfinite(least.sees):
             about = f" by {least.metric}" if len(self._goals) > 1 else ""

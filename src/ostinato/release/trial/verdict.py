@@ -1,13 +1,14 @@
-"""What the evidence of a trial allows to say, and what happens next. Pure.
+"""The conclusions that a trial's evidence allows, and what happens next. Pure.
 
-How the errors are shared. *Stopping* a release that harms nothing has one budget for the whole trial: half of it is the goals', half
-the guardrails', in equal parts, and by the union bound no more than all of it is ever spent. *Going live* asks every goal to be not
-worse than its tolerance, each at `ship_alpha`: who loses on one goal passes with at most that chance, so nothing is divided. *Better* is
-said of the goals that Holm's procedure leaves (Holm 1979), on e-values: 1/e is a p-value that holds at every look. Holm and not a fixed
-sequence, because the order of a list in a settings file should not decide what is tested first, and a gain on any goal is one.
+How the error budgets are shared. *Stopping* a harmless release has one budget for the whole trial: half of it is split equally among the
+goals, half among the guardrails, and by the union bound no more than all of it is ever spent. *Going live* requires every goal to be not
+worse than its tolerance, each at `ship_alpha`: a candidate that loses on one goal passes with at most that probability, so nothing is
+divided. *Better* are the goals that Holm's procedure selects (Holm 1979), on e-values: 1/e is a p-value that is valid at every look. Holm
+and not a fixed sequence, because the order of a list in a settings file should not decide what is tested first, and a gain on any goal
+is one.
 
-What goes on for longer than `retest_s` is also stopped by what people did in the newest such period: each has the budget of a trial anew,
-and `false_stops` holds for a week as long as trials and later periods together are no more than `trials_a_week`.
+A trial that goes on for longer than `retest_s` is also stopped by the outcomes of the newest such period. Each period has the budget of a
+trial anew, and `false_stops` holds for a week as long as trials and later periods together are no more than `trials_a_week`.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from ostinato.release.trial.evidence import log_evidence, lower_bound, upper_bou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A look at one metric of a trial, turned so that more is better, in shares.
+    """One metric of a trial at a look, in shares, with the sign turned so that more is better.
 
-    Bounds are one-sided and hold at every look together; nothing may be said while `enough` is False. `sees` is the smallest loss
-    that this many people could show by now. `metrics` is what a look says of every metric, JSON-ready, in their own units (`told`).
+    Bounds are one-sided and hold at all looks together; no conclusion is allowed while `enough` is False. `sees` is the smallest loss
+    that this many people could show by now. `metrics` has the readings of every metric, JSON-ready, in their own units (`told`).
 
-    How far the bounds hold with few people: they treat the estimate as normal with a known variance. In simulations with users who differ
+    How well the bounds hold with few people: they treat the estimate as normal with a known variance. In simulations with users who differ
     and come back (`benchmarks.release.coverage`) the normal 95% interval of one look covers the truth in 88, 93 and 94% of the runs with
     20, 50 and 200 users in both arms together, Student's t on the effective users in 95% or more. These sequences are wider than either:
-    looked at after every slot, one of level 5% is beyond the truth in 2, 1 and 1% of the runs. Below `min_people` nothing is decided.
+    looked at after every slot, a bound of level 5% is beyond the truth in 2, 1 and 1% of the runs. Below `min_people` nothing is decided.
 
     Example: ``Reading(metric="acceptance", effect=Effect(...), enough=True, lower=-0.014, upper=0.031, worse=False, not_worse=True,
     better=False, sees=0.02)``
@@ -53,7 +54,7 @@ class Reading:
 
 
 def read(effects: Mapping[str, Effect], metrics: Sequence[Metric], config: TrialConfig) -> dict[str, Reading]:
-    """Judge the effects of all metrics, by name: of goals and guardrails together, as the head of this file says."""
+    """Judge the effects of all metrics, by name: goals and guardrails together, as described at the head of this file."""
     harm_alphas = _harm_alphas(metrics, config)
     better = _better(effects, metrics, config)
     return {
@@ -83,13 +84,13 @@ def _read(effect: Effect, metric: Metric, config: TrialConfig, harm_alpha: float
 
 
 def _enough(effect: Effect, metric: Metric, config: TrialConfig) -> bool:
-    """A guardrail is often a rare event, which the comparator may hardly have: what counts is how sure the difference is."""
+    """A guardrail is often a rare event that the comparator may hardly have: the effective people behind the difference count."""
     people = effect.people if metric.role == "goal" else effect.freedom
     return people >= config.min_people and effect.turns >= config.min_turns
 
 
 def _harm_alphas(metrics: Sequence[Metric], config: TrialConfig) -> dict[str, float]:
-    """By role, the chance of a false stop that one metric may spend. A diagnostic stops nothing: it is read at a goal's."""
+    """By role, the probability of a false stop that one metric may spend. A diagnostic stops nothing: it is read at a goal's level."""
     total = min(0.05, config.false_stops / config.trials_a_week)
     goals, guardrails = (sum(metric.role == role for metric in metrics) for role in ("goal", "guardrail"))
     half = total / 2.0 if guardrails else total
@@ -116,7 +117,7 @@ def _better(effects: Mapping[str, Effect], metrics: Sequence[Metric], config: Tr
 def told(reading: Reading, metric: Metric, threshold: float | None) -> dict[str, Any]:
     """A reading for people, in the metric's own units and direction: treated minus comparator, with None for what is not known yet.
 
-    `threshold` is the value that a metric with a quantile counts turns above; `people` are effective ones.
+    `threshold` is the value above which a metric with a quantile counts turns; `people` is their effective number.
 
     Example: ``{"role": "guardrail", "direction": "lower", "estimate": 0.012, "lower": 0.001, "upper": 0.023, "people": 61.0,
     "turns": 1204.0, "tolerance": 0.01, "enough": True, "worse": False, "not_worse": False, "better": False, "threshold": 4.1}``
@@ -136,7 +137,7 @@ def told(reading: Reading, metric: Metric, threshold: float | None) -> dict[str,
 
 
 def bounds_of(effect: Effect, metric: Metric, config: TrialConfig) -> dict[str, float | None]:
-    """An effect that decides nothing, as `told` has it: estimate, lower, upper, people."""
+    """The bounds of an effect that decides nothing, in the form of `told`: estimate, lower, upper, people."""
     return _bounds(_read(effect, metric, config, config.ship_alpha, better=False), metric)
 
 
@@ -153,7 +154,7 @@ def _bounds(reading: Reading, metric: Metric) -> dict[str, float | None]:
 
 
 class Next(StrEnum):
-    """What follows from a look."""
+    """The action that follows from a look."""
 
     WAIT = "wait"
     RAMP = "ramp"
@@ -167,7 +168,7 @@ class Next(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What follows, and why, in a sentence for people. `share` is the candidate's share of users from now on.
+    """The action that follows, and why, in a sentence for people. `share` is the candidate's share of users from now on.
 
     Example: ``Decision(next=Next.RAMP, share=0.25, reason="a loss of more than 4.1 pp is ruled out", reading=Reading(...))``
     """

@@ -1,8 +1,8 @@
 """The process that runs a reward function: questions in, one line of JSON each, answers out in the same order.
 
-Started by `isolated.py`, which kills it and all that it started when an answer is late. It does the same itself when its input
-ends, whatever the function is doing: a thread of its own reads, so that a desk that was killed leaves nothing running. What the
-function prints goes to standard error.
+Started by `isolated.py`, which kills it and all processes that it started when an answer is late. It kills them and itself when its
+input ends, whatever the function is doing, since a separate thread reads the input: a desk that was killed leaves nothing running.
+The function's output goes to standard error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ostinato.reward.asking.wire import READY, answer_line, read_question
 
 
 def main() -> None:
-    """Load what the first line names, then answer until the input ends."""
+    """Load the function that the first line names, then answer until the input ends."""
     questions, answers = _take_over()
     hello = json.loads(questions.readline())
     sys.path[:] = hello["path"]
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _take_over() -> tuple[BinaryIO, BinaryIO]:
-    """Standard input and output for this protocol alone: the function finds an empty input, and its output is standard error."""
+    """Reserve standard input and output for this protocol: the function gets an empty input, and its output goes to standard error."""
     questions = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -9,10 +9,10 @@ from ostinato.reward.asking.question import Answer, Question, answered
 
 
 class Inline:
-    """Implements `Asker`. What the function raises stays with its turn; a function that never returns would stop the desk.
+    """Implements `Asker`. An exception affects only its turn's answer; a function that never returns would stop the desk.
 
-    The functions in `ostinato.reward.functions` may be asked like this: each loops over a turn's signals and nothing else, and
-    of those there are at most `reward.max_signals`.
+    The functions in `ostinato.reward.functions` may be asked like this: each loops only over a turn's signals, of which there are
+    at most `reward.max_signals`.
 
     Example: ``await Inline(copilot, max_abs=100.0).ask([question])``
     """
@@ -22,11 +22,11 @@ class Inline:
         self._max_abs = max_abs
 
     async def open(self) -> None:
-        """It is here."""
+        """Nothing to start."""
 
     async def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
         """An answer to each question."""
         return [answered(self._fn, question, self._max_abs) for question in questions]
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""

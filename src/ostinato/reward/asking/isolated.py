@@ -18,11 +18,11 @@ from ostinato.reward.asking.wire import READY, question_line, read_answer
 
 LOSSES = 2  # processes that one round may cost: a function that always hangs must not hold the desk for hours
 LONGEST_LINE = 1 << 20  # bytes of an answer
-GRACE_S = 0.2  # a desk that was itself held up looks once more before it calls the function late
+GRACE_S = 0.2  # a desk that was itself held up reads once more before it calls the function late
 
 
 class _Lost(Exception):
-    """The process is gone; `failure` is the fault of the turn that it was busy with."""
+    """The process is lost; `failure` is the answer about the turn that it was busy with."""
 
     def __init__(self, failure: Failure) -> None:
         self.failure = failure
@@ -40,7 +40,7 @@ class Isolated:
         answer_s: seconds for one answer.
         load_s: seconds for starting a process and importing the module.
         max_abs: the largest absolute reward that is believed.
-        memory_bytes: private memory of the process; beyond it the function meets a MemoryError.
+        memory_bytes: private memory of the process; beyond it the function gets a MemoryError.
 
     Example: ``await Isolated("yours:kept", {}, answer_s=5.0, load_s=60.0, max_abs=100.0, memory_bytes=1 << 30).ask([question])``
     """
@@ -88,7 +88,7 @@ class Isolated:
                     answers.append(lost.failure)
                     losses += 1
         except asyncio.CancelledError:
-            await self.close()  # what it would still answer must not be taken for an answer to the next question
+            await self.close()  # an answer still to come must not be taken for one to the next question
             raise
         return answers + [None] * (len(questions) - len(answers))
 
@@ -105,7 +105,7 @@ class Isolated:
             await process.stdin.wait_closed()
         output = None if self._transport is None else self._transport.get_pipe_transport(1)
         if output is not None:
-            output.close()  # what the function left running may hold its other end, and the wait below is for that, too
+            output.close()  # a process left running may hold its other end, which the wait below would wait for
         await process.wait()
 
     async def _start(self) -> Process:
@@ -138,7 +138,7 @@ class Isolated:
         return Unloadable(text) if self._loaded else BadConfig(text)
 
     async def _converse(self, process: Process, questions: Sequence[Question], answers: list[Answer | None]) -> None:
-        """Ask what is left, and add each answer as it comes. Raises _Lost."""
+        """Ask the remaining questions, and add each answer as it comes. Raises _Lost."""
         rest = questions[len(answers) :]
         sending = asyncio.ensure_future(_send(process, [question_line(question) for question in rest]))
         try:
@@ -155,7 +155,7 @@ class Isolated:
 
 
 async def _send(process: Process, lines: Sequence[bytes]) -> None:
-    """Write while there is room in the pipe. A process that is gone shows when its answer is awaited."""
+    """Write the lines as the pipe has room. That the process is gone is noticed when its answer is awaited."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         for line in lines:

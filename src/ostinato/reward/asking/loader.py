@@ -22,7 +22,7 @@ def load(name: str, options: Mapping[str, Any] | None = None) -> RewardFn:
     Importing runs the module's code: the name comes from the operator's config, never from a request.
 
     Raises:
-        BadConfig: the name is malformed, nothing callable stands there, or an option is unknown, missing or of the wrong type.
+        BadConfig: the name is malformed or names nothing callable, or an option is unknown, missing or of the wrong type.
 
     Example: ``load("ostinato.reward.functions:copilot", {"t": 0.25, "window": 30.0})``
     """

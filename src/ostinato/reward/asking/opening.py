@@ -1,4 +1,4 @@
-"""Which way the configured reward function is asked."""
+"""Chooses how the configured reward function is asked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BUILT_IN = "ostinato.reward.functions:"
 
 
 def asker_of(config: RewardConfig) -> Asker:
-    """Our own functions run in this process; anybody else's in one that can be killed. Raises BadConfig for a bad option of ours."""
+    """Built-in functions run in this process, others in one that can be killed. Raises BadConfig for a bad option of a built-in one."""
     if config.function.startswith(BUILT_IN):
         return Inline(load(config.function, config.options), max_abs=config.max_abs)
     return Isolated(

@@ -19,7 +19,7 @@ LONGEST_DETAIL = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is one turn worth, by these of its signals, at `now` (Unix seconds)?
+    """Asks for one turn's reward, given these signals, at `now` (Unix seconds).
 
     Example: ``Question(turn=turn, signals=(accepted,), now=41.0)``
     """
@@ -49,10 +49,10 @@ class Unloadable(OstinatoError):
 
 
 class Asker(Protocol):
-    """Asks the reward function about many turns. Whatever the function does, each turn's answer is its own."""
+    """Asks the reward function about many turns. A failure of the function affects only the answer about that turn."""
 
     async def open(self) -> None:
-        """Load the function now, so that one that is not there is known at once. Raises as `ask`."""
+        """Load the function now, so that a missing one is noticed at once. Raises as `ask`."""
         ...
 
     async def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
@@ -60,17 +60,17 @@ class Asker(Protocol):
 
         Raises:
             BadConfig: there is no such function, or its options do not suit it.
-            Unloadable: there was one, but no more.
+            Unloadable: the function could be loaded before, but no longer.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of what runs the function. Idempotent; it may be asked again."""
+        """Release what runs the function. Idempotent; `ask` may be called again afterwards."""
         ...
 
 
 def answered(fn: RewardFn, question: Question, max_abs: float) -> Answer:
-    """What the function says, or how it failed. It is the caller's matter that it ends at all."""
+    """The function's answer, or its failure. The caller must make sure that the function terminates."""
     try:
         return checked(fn(question.turn, question.signals, question.now), question, max_abs)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the function may raise anything
@@ -78,7 +78,7 @@ def answered(fn: RewardFn, question: Question, max_abs: float) -> Answer:
 
 
 def failed(error: BaseException | str) -> Failure:
-    """The function raised this, or took its process with it."""
+    """The failure of a function that raised this or ended its process."""
     if isinstance(error, BaseException):
         try:
             error = f"{type(error).__name__}: {error}"
@@ -88,10 +88,10 @@ def failed(error: BaseException | str) -> Failure:
 
 
 def checked(answer: object, question: Question, max_abs: float) -> Answer:
-    """The answer if it can be used; otherwise what is wrong with it.
+    """The answer if it is valid; otherwise a Failure that says what is wrong with it.
 
-    A reward must be about this turn, a number of at most `max_abs`, and rest on signals that the question held. `Pending` must
-    name a later time. `NoReward` must give a short reason.
+    A reward must be about this turn, be a number of magnitude at most `max_abs`, and rest on signals that the question held.
+    `Pending` must name a later time. `NoReward` must give a short reason.
     """
     match answer:
         case Reward():
@@ -142,5 +142,5 @@ def _number(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    text = " ".join(str(value).encode(errors="replace").decode().split())  # what the log can keep
+    text = " ".join(str(value).encode(errors="replace").decode().split())  # only text that the log can store
     return text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}..."

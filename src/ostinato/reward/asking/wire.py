@@ -23,7 +23,7 @@ _answers: dict[str, TypeAdapter[Any]] = {
 
 
 def question_line(question: Question) -> bytes:
-    """One question."""
+    """One question as a line of JSON."""
     return _question.dump_json((question,)) + b"\n"
 
 
@@ -33,7 +33,7 @@ def read_question(line: bytes) -> Question:
 
 
 def answer_line(answer: Answer) -> bytes:
-    """One answer, with its kind before it."""
+    """One answer as a line of JSON, preceded by its kind."""
     kind = type(answer).__name__
     return b'["%s",%s]\n' % (kind.encode(), _answers[kind].dump_json((answer,)))
 

@@ -1,4 +1,4 @@
-"""The learned baseline b(x, user): what reward a turn was expected to get before anything was sampled. Pure."""
+"""The learned baseline b(x, user): the reward expected of a turn before anything was sampled. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 
 def counted_as(turn: Turn, users: Users) -> Person:
-    """Whom a turn counts for: its user, or, where only verified users count, one common person for a tenant's unverified ones.
+    """The person that a turn counts for: its user, or, where only verified users count, one common person for a tenant's unverified ones.
 
     Example: ``counted_as(turn, "verified") == ("acme", "")`` for an unverified user of acme.
     """
@@ -31,7 +31,7 @@ def counted_as(turn: Turn, users: Users) -> Person:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """All that a baseline looks at: what was known of a turn before its first token was sampled. `prompt` is a hash of its ids.
+    """A baseline's inputs, all known before the turn's first token was sampled. `prompt` is a hash of the prompt's ids.
 
     Example: ``Context(person=("default", "ann"), prompt="5f0c...", length=120, started_at=9.0)``
     """
@@ -43,7 +43,7 @@ class Context:
 
 
 def context_of(turn: Turn, users: Users = "declared") -> Context:
-    """What a baseline may know of a turn."""
+    """The context of a turn."""
     ids = np.asarray(turn.prompt_ids, dtype="<i4").tobytes()
     return Context(
         person=counted_as(turn, users),
@@ -54,10 +54,11 @@ def context_of(turn: Turn, users: Users = "declared") -> Context:
 
 
 class Deviations:
-    """How far each key's rewards lie from the overall mean of their time, shrunk: sum(r - overall) / (n + k).
+    """The deviation of each key's rewards from the overall mean at their time, shrunk: sum(r - overall) / (n + k).
 
-    A key is a tenant with something of that tenant's: nothing is learned of one tenant from another's. Added to the overall mean
-    this is the shrunk mean (sum(r) + k * overall) / (n + k), and it stays right when all rewards rise because the policy learns.
+    A key is a tenant and one of its users or prompts, so nothing is learned about one tenant from another's turns. Added to the
+    overall mean the deviation is the shrunk mean (sum(r) + k * overall) / (n + k), and it stays right when all rewards rise
+    because the policy learns.
     """
 
     def __init__(self, shrinkage: float, max_keys: int) -> None:
@@ -71,7 +72,7 @@ class Deviations:
         return total / (count + self._shrinkage)
 
     def add(self, key: tuple[str, str], difference: float) -> None:
-        """Count one observation; the key that was longest unseen makes room."""
+        """Count one observation; beyond `max_keys` the least recently seen key is dropped."""
         total, count = self._sums.pop(key, (0.0, 0.0))
         self._sums[key] = (total + difference, count + 1.0)
         if len(self._sums) > self._max_keys:
@@ -109,11 +110,11 @@ class Baseline:
         self._weights_F: Floats | None = None
 
     def predict(self, context: Context) -> float:
-        """What is expected in this context. Call for a whole batch before observing any of it."""
+        """The return expected in this context. Call for a whole batch before observing any of it."""
         return float(self._features(context) @ self._solved())
 
     def observe(self, context: Context, value: float) -> None:
-        """Learn from what came of one turn. A value beyond `LARGEST` counts as that."""
+        """Learn from the return of one turn. Its absolute value is clipped at `LARGEST`."""
         value = min(LARGEST, max(-LARGEST, value))
         features_F = self._features(context)
         forget = self._config.forget
@@ -138,7 +139,7 @@ class Baseline:
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Be the baseline that `snapshot` was taken of."""
+        """The inverse of `snapshot`."""
         self._total = float(snapshot["total"])
         self._count = float(snapshot["count"])
         self._moments_FF = np.array(snapshot["moments"], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""How much of a batch one person, or one tenant, may be. Pure."""
+"""Caps on the share of a batch that one person, or one tenant, may have. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ ROUNDING = 1e-12
 
 
 def capped(masses: Mapping[Person, float], *, user_cap: float, tenant_cap: float) -> dict[Person, float]:
-    """For each person with any mass, the factor in (0, 1] that makes nobody's share of the sum too large.
+    """For each person with any mass, the factor in (0, 1] that keeps all shares of the sum within the caps.
 
     A person keeps at most the share max(user_cap, 2 / persons): the cap in a batch of many, twice an equal share in a small one,
     no cap for one or two. A tenant keeps at most max(tenant_cap, 2 / tenants), or more where the others' persons, each at its own
-    cap, could not fill the rest. Who is over is scaled down as a whole, and nobody is scaled up: of all such answers this is the
-    one that takes least away.
+    cap, could not fill the rest. A person or tenant over the cap is scaled down as a whole, and nobody is scaled up: of all such
+    solutions this is the one that takes least away.
 
     Both caps are shares of what is left after capping, M: M is the largest solution of M = f(M), where f(M) is the sum of the
     masses cut at user_share * M and then, per tenant, at tenant_share * M. f is concave and piecewise linear, so that Newton's
-    steps from above end exactly.
+    method from above reaches M exactly.
 
     Example: ``capped({("t", "a"): 7.0, ("t", "b"): 1.0, ("t", "c"): 1.0, ("t", "d"): 1.0}, user_cap=0.1, tenant_cap=0.5)`` brings
     a down to 3.0, half of the new sum.
@@ -48,7 +48,7 @@ def _factor(most: float, mass: float) -> float:
 
 
 def _least_tenant_share(tenants: Mapping[str, list[float]], user_share: float) -> float:
-    """The smallest cap on tenants that tenants with so few users can fill a batch under."""
+    """The smallest cap on tenants under which tenants with so few users can still fill a batch."""
     rest = 1.0
     smallest_first = sorted(user_share * len(theirs) for theirs in tenants.values())
     for index, most in enumerate(smallest_first):

@@ -1,4 +1,4 @@
-"""Turns as episodes: who belongs together, what part of its episode a turn is, and what followed it. Pure."""
+"""Turns as episodes: which turns belong together, and each turn's weight and return within its episode. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ostinato.core.samples import Episode
 
 
 def by_episode(turns: Iterable[Turn]) -> list[Episode]:
-    """The episodes that these turns, given oldest first, are of; in order of their first turns."""
+    """The episodes of these turns, which are given oldest first, in order of their first turns."""
     found: dict[tuple[str, str], list[Turn]] = {}
     for turn in turns:
         found.setdefault((turn.tenant, turn.episode), []).append(turn)
@@ -23,7 +23,7 @@ def by_episode(turns: Iterable[Turn]) -> list[Episode]:
 def parts_of_episodes(turns: Sequence[Turn]) -> list[float]:
     """The weight of each turn in a batch of these: an episode's weights sum to 1, so that twenty turns count no more than one.
 
-    The price: where the policy decides how many turns there are, a bad long episode is held less against each of them than a bad short one.
+    The price: where the policy decides how many turns there are, a turn of a bad long episode is penalised less than one of a short one.
 
     Example: two turns of one episode and one of another: ``[0.5, 0.5, 1.0]``
     """
@@ -32,7 +32,7 @@ def parts_of_episodes(turns: Sequence[Turn]) -> list[float]:
 
 
 def returns(rewards: Sequence[float], discount: float) -> list[float]:
-    """What each turn of an episode led to: its own reward and, discounted, all that came after. G_t = r_t + discount * G_t+1.
+    """The return of each turn of an episode: its own reward plus the discounted later ones. G_t = r_t + discount * G_t+1.
 
     Example: ``returns([0.0, 0.0, 1.0], 0.5) == [0.25, 0.5, 1.0]``
     """

@@ -1,10 +1,10 @@
 """Credit where each prompt was answered many times: an episode's return minus the mean of its group's. Pure.
 
-Dr. GRPO (arXiv:2503.20783), as Composer 2's report (arXiv:2603.24477, section 4.1) has it: not divided by the group's standard
+Dr. GRPO (arXiv:2503.20783), as in Composer 2's report (arXiv:2603.24477, section 4.1): not divided by the group's standard
 deviation, which would make the easiest and the hardest tasks count most, nor by any length. Every token of every turn of an episode
 gets the episode's advantage, and the loss adds them up (`Sample.summed`): sum A grad log p(token) over all tokens of an episode is
-A grad log p(episode), the policy gradient itself. With a share of 1 / turns instead, a failure of twenty turns would be held against each
-of them less than one of two turns is, and a policy that fails would learn to fail slowly.
+A grad log p(episode), the policy gradient itself. With a weight of 1 / turns instead, each turn of a failure of twenty turns would be
+penalised less than each turn of a failure of two, and a policy that fails would learn to fail slowly.
 
 The mean includes the episode itself, so that the expected gradient is (n - 1) / n of the exact one in a group of n.
 """
@@ -23,7 +23,7 @@ from ostinato.core.samples import Episode
 class GroupRelative:
     """Implements `core.seams.Credit`. An episode without a group is a group of one.
 
-    Nothing is learned from a group of one, nor from one whose returns are all equal: its advantages are exactly 0.
+    Nothing is learned from a group of one, nor from a group whose returns are all equal: its advantages are exactly 0.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Credit of a batch that holds both what people were answered and rollouts of simulated worlds. Pure."""
+"""Credit for a batch that holds both people's episodes and rollouts of simulated worlds. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def of_world(turn: Turn) -> bool:
 class ByOrigin:
     """Implements `core.seams.Credit`: worlds' episodes by one rule, people's by another.
 
-    A group that a client names for itself is credited as people's episodes are: it must be no way around the caps. Where one of the two
-    teaches nothing its advantages are 0 and the other is learned from.
+    A group that a client names itself is credited like people's episodes, so that it is no way around the caps. If one of the two rules
+    finds nothing to learn, its advantages are 0 and the other's are learned from.
 
     Example: ``ByOrigin(people=SingleRollout(config, baseline), worlds=GroupRelative())``
     """

@@ -1,7 +1,7 @@
-"""How much of what the last steps learned came from each person, and how much of the next batch may. Pure.
+"""Each person's share of the last steps' batches, and the share of the next batch that each may have. Pure.
 
-A cap on one batch does not bound what somebody teaches who stands just below it in batch after batch: of a thousand people, ten at fifty
-times the others' traffic are a third of every batch. Over many batches a person may have an equal share.
+A cap on one batch does not bound the influence of a person who stays just below it in batch after batch: of a thousand people, ten with
+fifty times the others' traffic are a third of every batch. Over many batches a person may have an equal share.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ostinato.core.records import Person
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.caps import FAIR_SHARES, capped
 
-NEW = 10.0  # steps whose equal shares somebody new may have at once
-BEYOND = 0.5  # of an equal share, for who had more than one: it must not stay so, and must not make anybody mute
-_FORGOTTEN = 1e-6  # a share that is not remembered any more
+NEW = 10.0  # steps whose equal shares a new person may have at once
+BEYOND = 0.5  # of an equal share, for a person who had more than one: the excess must shrink, but nobody may be silenced
+_FORGOTTEN = 1e-6  # shares below this are forgotten
 
 
 class RecentShares:
-    """Exponentially weighted shares of the last `memory` steps by person; plain means until there were so many. With a
-    memory of 0 nothing is remembered and everything allowed.
+    """Exponentially weighted shares of the last `memory` steps by person; plain means until there were that many steps. With a
+    memory of 0 nothing is remembered and everything is allowed.
 
-    A share is what was kept of a person, divided by the batch as it was *before* the cuts, which is what `allowed` is a share of, too. In
-    shares of what is left, everybody's would grow with all that is cut: whoever is below the level would be cut for that, and who is
-    beyond it would get more than the level.
+    A share is the mass kept of a person, divided by the batch's mass *before* the cuts, as is the share that `_allowed` returns. If shares
+    were taken of the mass left after the cuts, every cut would raise everybody's share: people below the level would be cut because of
+    it, and people beyond it would get more than the level.
 
-    Who is new may have ten steps' equal shares at once, or one episode, and the rest as the steps go by: to come late buys nothing.
+    A new person may have ten steps' equal shares at once, or one episode, and the rest as the steps go by: coming late gains nothing.
 
     Example: ``recent.observe({("t", "ann"): 3.0, ("t", "bob"): 1.0}, {("t", "ann"): 0.5, ("t", "bob"): 1.0})``
     """
@@ -39,20 +39,20 @@ class RecentShares:
         self._shares: dict[Person, float] = {}
         self._missed: dict[
             Person, float
-        ] = {}  # of those of `_shares` who came late: what they may not catch up with any more
+        ] = {}  # for people in `_shares` who came late: the share that they may no longer catch up on
         self._level = math.inf
 
     @property
     def level(self) -> float:
-        """The share that a person may have over many steps, an equal one; infinite before the first step."""
+        """The equal share, which a person may have over many steps; infinite before the first step."""
         return self._level
 
     def share(self, person: Person) -> float:
-        """What a person had of the last steps."""
+        """A person's share of the last steps."""
         return self._shares.get(person, 0.0)
 
     def observe(self, masses: Mapping[Person, float], scales: Mapping[Person, float] | None = None) -> None:
-        """Take in a step: how many episodes it had of each person, and by what factor each was cut (`scales_of`; None: by none)."""
+        """Take in a step: each person's number of episodes, and the factor by which each was cut (`scales_of`; None: nobody was cut)."""
         total = math.fsum(masses.values())
         if total <= 0.0 or not self._memory:
             return
@@ -69,9 +69,9 @@ class RecentShares:
         self._level = equal_share(self._shares)
 
     def cut(self, masses: Mapping[Person, float]) -> dict[Person, float]:
-        """What is left of each person's mass in the next batch, in episodes: what brings them to the level and no further; half of
-        an equal share of those who are beyond. In the first batch, which says all that is known
-        of how people share, two equal shares of it.
+        """Each person's mass in the next batch after the cut, in episodes: at most what brings them to the level, or half of an equal
+        share for people beyond it. In the first batch, which is all that is known about how people share, at most two equal shares
+        of it.
         """
         total = math.fsum(masses.values())
         if not self._memory:
@@ -82,7 +82,7 @@ class RecentShares:
         return {person: min(mass, self._allowed(person, total) * total) for person, mass in masses.items()}
 
     def _allowed(self, person: Person, total: float) -> float:
-        """The share of the next batch, of so many episodes, that may be theirs."""
+        """The share of the next batch, of `total` episodes, that a person may have."""
         steps = min(self._steps + 1, self._memory)  # as `observe` will count them
         if person in self._shares:
             counted = (1.0 - 1.0 / steps) * (self._shares[person] + self._missed.get(person, 0.0))
@@ -91,7 +91,7 @@ class RecentShares:
         return max(BEYOND * self._level, (self._level - counted) * steps)
 
     def _missed_by_new(self, steps: int, total: float) -> float:
-        """What counts as had of who comes first when so many steps are remembered, to a batch of so many episodes."""
+        """The share counted as used for a person who is new when `steps` steps are remembered, in a batch of `total` episodes."""
         if math.isinf(self._level):
             return 0.0
         return max(0.0, self._level - max(NEW * self._level, 1.0 / total) / steps)
@@ -113,9 +113,9 @@ class RecentShares:
 
 
 def equal_share(masses: Mapping[Person, float]) -> float:
-    """1 / n with n the effective number of people, ``(sum m)^2 / sum m^2``; infinite of nobody.
+    """1 / n with n the effective number of people, ``(sum m)^2 / sum m^2``; infinite if there is nobody.
 
-    Names that somebody invents hold too little each to change it, while a mere count would let them shrink everybody else's.
+    Invented names hold too little mass each to change it, while with a mere count they would shrink everybody else's share.
 
     Example: ``equal_share({ann: 1.0, bob: 1.0}) == 0.5``
     """
@@ -124,7 +124,7 @@ def equal_share(masses: Mapping[Person, float]) -> float:
 
 
 def masses_of(turns: Sequence[tuple[Person, str]]) -> dict[Person, float]:
-    """By person, the weight of what a batch has of them: 1 for an episode, which its turns share. Given are each turn's person and episode.
+    """By person, the weight of their turns in a batch: 1 per episode, shared by its turns. Takes each turn's person and episode.
 
     Example: ``masses_of([(ann, "e1"), (ann, "e1"), (ann, "e2"), (bob, "e3")]) == {ann: 2.0, bob: 1.0}``
     """
@@ -136,7 +136,7 @@ def masses_of(turns: Sequence[tuple[Person, str]]) -> dict[Person, float]:
 
 
 def scales_of(masses: Mapping[Person, float], recent: RecentShares, config: RewardConfig) -> dict[Person, float]:
-    """The factor in (0, 1] by which each person's part of a batch is cut: to what they may have after the last steps, then by the caps."""
+    """The factor in (0, 1] by which each person's part of a batch is cut: first by `RecentShares.cut`, then by the caps."""
     kept = recent.cut(masses)
     scales = capped(kept, user_cap=config.user_cap, tenant_cap=config.tenant_cap)
     return {person: scale * kept[person] / masses[person] for person, scale in scales.items()}

@@ -1,6 +1,6 @@
 """Credit where each prompt was answered once: return minus a learned baseline, normalised over the batch, capped. Pure.
 
-A_t = (G_t - b(x_t, user_t)) / RMS, with G_t what the turn led to within its episode (`episodes.returns`). Any b that does not
+A_t = (G_t - b(x_t, user_t)) / RMS, with G_t the turn's return within its episode (`episodes.returns`). Any b that does not
 depend on what was sampled leaves the policy gradient unbiased (Williams 1992, section 6); a good one lowers its variance. Dividing
 by the root mean square rather than by the standard deviation keeps the sign of a lone reward: one turn with reward +1 gets +1, not
 0. Global rather than per-prompt normalisation follows REINFORCE++ (arXiv:2501.03262).
@@ -27,12 +27,12 @@ LEAST_RMS = 1e-8
 class SingleRollout:
     """Implements `core.seams.Credit`. All of a turn's tokens get the same advantage.
 
-    An episode's reward reaches its earlier turns, discounted; the reward of a turn that is not in the batch reaches nobody. The
-    RMS is over episodes, whose turns share one weight, and so are the shares that are capped: a person's mass is the weight of their
-    episodes. It is not the size of their advantages: what went well and what went badly differ in that, and a cap that cuts one of them
-    more bends what is learned. `recent` says how much each person may have after what the last steps learned of them.
+    A reward reaches the earlier turns of its episode, discounted; the reward of a turn outside the batch reaches none. The RMS
+    is over episodes, whose turns share one weight, and so are the capped shares: a person's mass is the weight of their episodes. It is
+    not the size of their advantages, which differs between good and bad turns: a cap that cut one kind more would bias what is learned.
+    `recent` says how much each person may have, given their share of the last steps.
 
-    `baseline` and `recent` are read, never taught: who folds the log teaches them.
+    `baseline` and `recent` are only read here; the fold of the log updates them.
 
     Example::
 
@@ -68,7 +68,7 @@ class SingleRollout:
         }
 
     def _residuals(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> tuple[Floats, float]:
-        """Returns minus baseline, and the unit they are in: no square overflows in it, and the RMS takes it out again."""
+        """Returns minus baseline, and the unit they are in: with it no square overflows, and dividing by the RMS cancels it."""
         turns = [turn for episode in episodes for turn in episode.turns]
         expected_N = np.array([self._baseline.predict(context_of(turn, self._config.users)) for turn in turns])
         largest = max(float(np.abs(expected_N).max()), *(abs(rewards[turn.id]) for turn in turns))

@@ -23,9 +23,9 @@ class _Alarm:
 
 
 class Alarms:
-    """Folds what bears on alarms. An alarm stands from its row in the log on, for whoever reads the log.
+    """Folds the events that bear on alarms. An alarm stands from its row in the log on, for every reader of the log.
 
-    `coverages` are the tenants' feedback; `due` names what has to be written next. Rows are numbered from `start`, the place in the
+    `coverages` holds each tenant's feedback; `due` yields the rows to write next. Rows are numbered from `start`, the place in the
     log that the fold began after: there were fewer alarms than rows before it, so that no number comes twice.
     """
 
@@ -33,8 +33,8 @@ class Alarms:
         self._config = config
         self._start = start
         self._known: dict[str, _Alarm] = {}
-        self._failure = ""  # the last since an alarm's row
-        self._sound = 0  # rewards in a row since
+        self._failure = ""  # the last failure since the alarm's last row
+        self._sound = 0  # rewards in a row since then
         self.coverages: dict[str, Coverage] = {}
 
     def standing(self) -> list[str]:
@@ -47,7 +47,7 @@ class Alarms:
         return alarm is not None and alarm.standing
 
     def decided(self, tenant: str, *, heard: bool) -> None:
-        """A turn that somebody got has matured, with or without anything having been said about it."""
+        """Count a delivered turn whose reward was decided, with feedback (`heard`) or without."""
         coverage = self.coverages.setdefault(tenant, Coverage())
         coverage.see(heard, standing=self.silenced(tenant), config=self._config)
 
@@ -60,7 +60,7 @@ class Alarms:
         self._failure, self._sound = reason, 0
 
     def apply(self, row: Alarm) -> None:
-        """Take in an alarm of the desk's; others' are left alone."""
+        """Take in a row about one of the desk's alarms; other alarms are ignored."""
         if row.name != FUNCTION and not row.name.startswith(COVERAGE):
             return
         known = self._known.setdefault(row.name, _Alarm())
@@ -83,7 +83,7 @@ class Alarms:
     def row(
         self, name: str, state: AlarmState, reason: str, at: float, detail: Mapping[str, Any] | None = None
     ) -> Alarm:
-        """The next row about `name`; whoever writes it from the same rows of the log gives it the same id."""
+        """The next row about `name`; its id is determined by the rows of the log before it."""
         number = self._start + self._known.get(name, _Alarm()).rows + 1
         return Alarm(id=f"{name}:{number}", name=name, state=state, reason=reason, at=at, detail=detail or {})
 

@@ -1,13 +1,13 @@
-"""How much feedback is usual, and whether there is too little of it to believe that silence means anything. Pure.
+"""How much feedback is usual, and whether there is too little of it for silence to mean anything. Pure.
 
-Per tenant, over turns in the order in which their rewards were decided: was anything said about it? The usual share of turns that
-something is said about is an exponentially weighted mean. Against it stands a sequential test (CUSUM: Page 1954, Biometrika 41):
-S = max(0, S + log likelihood ratio) of "nearly nothing arrives" (a twentieth of the usual share) against "at least half of what is
-usual arrives"; the alarm is due when S reaches log N. If each turn has its own chance of at least half the usual share, turns
-pass between two false alarms N on average, or more (Lorden 1971, Ann. Math. Stat. 42). That the null is half of what is usual
-leaves room for the estimate's error and for users who say little. What is usual is learned of turns up to the last time that S was
-0, so that the silence that is tested does not count as usual; while the alarm stands it is frozen, and the same test the other way
-round says when feedback is back.
+Each tenant's turns are observed in the order in which their rewards were decided, each with feedback or without. The usual share of
+turns with feedback is an exponentially weighted mean. A sequential test (CUSUM: Page 1954, Biometrika 41) watches for a drop:
+S = max(0, S + log likelihood ratio) of "nearly nothing arrives" (a twentieth of the usual share) against "at least half of the usual
+share arrives"; the alarm is due when S reaches log N. If each turn has feedback with its own probability of at least half the usual
+share, two false alarms are N turns apart on average, or more (Lorden 1971, Ann. Math. Stat. 42). A null of half the usual share
+leaves room for the estimate's error and for users who say little. The usual share is learned from turns up to the last time that S was
+0, so that the silence under test does not count as usual; while the alarm stands it is frozen, and the same test with its hypotheses
+exchanged detects when feedback is back.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ostinato.reward.config import CoverageConfig
 MEMORY = 2000.0  # turns
 LEAST_COVERED = 20.0  # turns with feedback that the usual share must rest on
 STILL_USUAL, NEARLY_NOTHING = 0.5, 0.05  # parts of the usual share: the test's two hypotheses
-FALSE_COMFORT = 5e3  # silent turns between two times that the all-clear is wrong, at least and on average
+FALSE_COMFORT = 5e3  # silent turns between two false all-clears, at least and on average
 
 
 @dataclass(slots=True, kw_only=True)
 class Coverage:
-    """One tenant's feedback. `turns` counts all that matured, `silent` the last ones in a row about which nothing was said.
+    """One tenant's feedback. `turns` counts all matured turns, `silent` the latest turns in a row without feedback.
 
-    `weight` and `covered` are the weighted counts of turns and of those that something was said about; `recent` and `recent_heard`
-    are turns that are not in them yet, because they may be an outage's.
+    `weight` and `covered` are the weighted counts of turns and of turns with feedback; `recent` and `recent_heard` count the turns
+    that are not included in them yet, because they may belong to an outage.
     """
 
     turns: int = 0
@@ -44,7 +44,7 @@ class Coverage:
 
     @property
     def usual(self) -> float:
-        """The share of turns that something is usually said about."""
+        """The usual share of turns with feedback."""
         return self.covered / self.weight if self.weight else 0.0
 
     def see(self, heard: bool, *, standing: bool, config: CoverageConfig) -> None:
@@ -63,7 +63,7 @@ class Coverage:
                 self._learn()
 
     def fallen_silent(self, config: CoverageConfig) -> bool:
-        """True if feedback has stopped, as far as anyone can tell."""
+        """True if the test says that feedback has stopped."""
         return self.falling >= math.log(config.false_alarm_turns)
 
     def is_back(self) -> bool:
@@ -71,7 +71,7 @@ class Coverage:
         return self.rising >= math.log(FALSE_COMFORT)
 
     def settle(self) -> None:
-        """An alarm was raised or cleared: begin anew with both tests, and take what led to it for no part of what is usual."""
+        """An alarm was raised or cleared: restart both tests, and leave the turns that led to it out of the usual share."""
         self.falling = self.rising = 0.0
         self.recent = self.recent_heard = 0
 

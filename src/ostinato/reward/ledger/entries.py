@@ -1,4 +1,4 @@
-"""Turns as the desk remembers them while their outcome is open: what deciding needs, and no tokens."""
+"""Turns as the desk remembers them while their outcome is open: the facts needed to decide, without tokens."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ostinato.reward.credit.baseline import Context, context_of
 from ostinato.reward.credit.origin import of_world
 
 Unit = tuple[str, str, str]
-"""Turns that go into one batch together: ("world", "group" or "episode", tenant, name); "world" is a group of rollouts in one."""
+"""Turns that go into one batch together: (kind, tenant, name), with kind "world" (a group of a world's rollouts), "group" or "episode"."""
 
 Said = tuple[Cursor, str, str | None]
-"""A signal about a turn: its place in the log, its id, and the id of the signal that it takes back, if it does."""
+"""A signal about a turn: its place in the log, its id, and the id of the signal that it retracts, if any."""
 
 LEARNING_ARMS = frozenset({Arm.LIVE, Arm.CANARY})
-"""What serves people and may be learned from."""
+"""The arms that serve people and may be learned from."""
 
 TEACHING_ARMS = LEARNING_ARMS | {Arm.WORLD}
-"""Whatever some desk may have learned from: who only reads what a desk wrote need not know what that one does."""
+"""All arms that a desk may have learned from: a reader of a desk's rows need not know that desk's own arms."""
 
 Gold = Callable[[str, str], bool]
-"""Tenant and user -> whether nothing that this person says is ever learned from: they show what those who teach do not see."""
+"""Tenant and user -> whether this person's turns are never learned from: such a holdout shows what the people who teach do not see."""
 
 
 def nobody(tenant: str, user: str) -> bool:
@@ -37,7 +37,7 @@ def nobody(tenant: str, user: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taught:
-    """Whose turns are learned from: people's, and so many `groups` of a simulated world's rollouts in each step (0: none are).
+    """Whose turns are learned from: people's, and in each step `groups` groups of a simulated world's rollouts (0: none).
 
     Example: ``Taught(people=False, groups=8)``
     """
@@ -64,17 +64,17 @@ def untrainable(
 ) -> str | None:
     """Why a turn can never be trained on, known from the turn alone; None if it can. The first reason that applies is given.
 
-    ``finish:<x>``: cut by something other than the policy. ``arm:<x>``: control and evaluation teach nothing, nor does whatever else is
-    not in `arms`. ``empty``: nothing
-    was sampled. ``greedy``: temperature 0 explores nothing, and the log-probabilities are not those of the choice made. ``top_p``:
-    the log-probabilities are those of the whole distribution, the tokens were drawn from its head: even praise for everything
-    would then move the policy. ``cold``: sampled below the lowest temperature that is learned from. ``purpose:<x>``: not the task itself.
+    ``finish:<x>``: cut by something other than the policy. ``arm:<x>``: control, evaluation and any other arm that is not in `arms`
+    teach nothing. ``empty``: nothing was sampled. ``greedy``: temperature 0 explores nothing, and the log-probabilities are not those
+    of the choice made. ``top_p``: the log-probabilities are those of the whole distribution, but the tokens were drawn from its head,
+    so that even praise for everything would move the policy. ``cold``: sampled below the lowest temperature that is learned from.
+    ``purpose:<x>``: not one of `purposes`.
     """
     if not turn.finish.trainable:
         return f"finish:{turn.finish}"
     if turn.arm not in arms:
         return f"arm:{turn.arm}"
-    if not turn.sampled_ids and not turn.redacted:  # erased since: decided then by what it was
+    if not turn.sampled_ids and not turn.redacted:  # an erased turn was judged before its erasure
         return "empty"
     if turn.sampling.temperature == 0:
         return "greedy"
@@ -89,8 +89,8 @@ def untrainable(
 class Facts:
     """A turn without its tokens. `hold` is why it will not be trained on, None if nothing speaks against it yet.
 
-    `world`: a rollout's, in a simulated world. `tokens` counts its prompt and what was sampled; all tokens of the turn `parent` are the
-    beginning of its prompt.
+    `world`: it belongs to a rollout in a simulated world. `tokens` counts its prompt and the sampled tokens; its prompt begins with all
+    tokens of the turn `parent`.
 
     Example: ``Facts(seq=12, id="a:0", tenant="default", episode="e1", parent=None, group=None, tokens=128, oldest=7, numerics="",
     ended_at=10.0, hold=None, context=Context(...))``
@@ -131,7 +131,7 @@ class Facts:
 
     @property
     def unit(self) -> Unit:
-        """What goes into a batch with it."""
+        """The unit that goes into a batch with this turn."""
         if self.group is None:
             return ("episode", self.tenant, self.episode)
         return ("world" if self.world else "group", self.tenant, self.group)
@@ -139,7 +139,7 @@ class Facts:
 
 @dataclass(slots=True, kw_only=True)
 class OpenTurn:
-    """A turn whose reward is not known. `said` is in the order of the log; `ask_at` None: it was never asked about."""
+    """A turn whose reward is not known. `said` is in the order of the log; `ask_at` is when to ask again, None if never asked about."""
 
     facts: Facts
     said: list[Said] = field(default_factory=list[Said])

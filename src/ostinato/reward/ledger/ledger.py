@@ -1,12 +1,12 @@
 """What the log says about every turn: a fold over its rows, in order, that a restart repeats exactly.
 
 Two things are kept apart. A turn's *reward* is what people thought of it. Its *outcome* is what became of it: trained on, or
-held back for a recorded reason. Every turn that a person was served and the policy ended gets a reward row or a quarantine row that
-says why not, the control arm included, because releases are judged by it; a turn that was cut short or drawn by an evaluation gets
-neither. Every turn gets exactly one outcome, and until then it is waiting.
+held back for a recorded reason. Every turn that was served to a person and ended by the policy gets a reward row, or a quarantine
+row that says why not. This includes the control arm, because releases are judged by it; a turn that was cut short or drawn by an
+evaluation gets neither. Every turn gets exactly one outcome, and until then it is waiting.
 
-Nothing here reads a clock or the log: the rows alone decide. Only the open turns are held, and of the others as many ids as the
-config allows.
+Nothing here reads a clock or the log: the rows alone decide. Only the open turns are held in memory, and of the others as many ids
+as the config allows.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT = "no_signal", "too_few", "too_long"
 WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT})  # holdbacks of whole units
 STALE = "stale"
 UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which nobody can have said anything
-GROUPS = 10_000  # groups that have their outcome, remembered so that none is parted
+GROUPS = 10_000  # groups with an outcome that are remembered, so that none is split
 LATE_GROUP = "late_group"
 GOLD = "gold"
 
 
 def kind_of(reason: str) -> str:
-    """A reason as it is counted. Example: ``kind_of("no_signal: all 4 rewards are 0") == "no_signal"``"""
+    """The kind under which a reason is counted. Example: ``kind_of("no_signal: all 4 rewards are 0") == "no_signal"``"""
     return reason.partition(": ")[0]
 
 
 class TurnLedger:
-    """The open turns and the baseline, as the rows seen so far leave them. `apply` rows in the order of the log.
+    """The open turns and the baseline after the rows seen so far. `apply` rows in the order of the log.
 
     `start` is the place in the log that the fold began after; above 0, rows may be about turns that it never saw. The turns of `gold`
-    people get a reward and are held back as ``gold``, those of another arm than `arms` as ``arm:<x>``. Who only reads what a desk wrote
-    need not know who they are.
+    people get a reward and are held back as ``gold``, those of another arm than `arms` as ``arm:<x>``. A mere reader of a desk's rows
+    need not know either.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class TurnLedger:
         self.recent = RecentShares(config.user_steps)
         self.lineage = Lineage()
         self.last_step = 0
-        self.last_batch: Batch | None = None  # None also where only its step is known, after a start from a fold
-        self.time = 0.0  # the latest that a row named
+        self.last_batch: Batch | None = None  # None also after a start from a snapshot, where only its step is known
+        self.time = 0.0  # the latest time in any row so far
         self.open: dict[str, OpenTurn] = {}  # reward due, not yet in the log
         self.touched: dict[str, None] = {}  # open turns with news since they were last asked about
         self.matured: dict[str, Matured] = {}  # reward known, outcome open
         self.to_hold: dict[str, str] = {}  # turn -> reason: outcome due, not yet in the log
         self.groups: OrderedDict[Unit, None] = OrderedDict()
-        self.closed: dict[Unit, None] = {}  # groups of rollouts that have all ended, and have no outcome yet
+        self.closed: dict[Unit, None] = {}  # groups whose rollouts have all ended, and which have no outcome yet
         self.settled = Settled(config.remember)
         self.orphans = Orphans(most=config.max_orphans, most_bytes=config.orphan_bytes, seconds=config.orphan_s)
         self.alarms = Alarms(config.coverage, start)
@@ -168,7 +168,7 @@ class TurnLedger:
             self._close(entry.facts.unit, signal)
 
     def _close(self, unit: Unit, signal: Signal) -> None:
-        """Where all rollouts of a group have ended, those of its turns that no verdict was read about are asked about for the last time."""
+        """When all rollouts of a group have ended, those of its turns that still have no verdict are asked about for the last time."""
         if unit[0] != "world" or signal.name != CLOSED or signal.source is not Source.CODE:
             return
         if unit not in self.groups:
@@ -190,7 +190,9 @@ class TurnLedger:
             self._late(matured, signal.retracts, trained=known[1] is Fate.TRAINED)
 
     def _late(self, matured: Matured | None, retracts: str | None, *, trained: bool = False) -> None:
-        """Something was said after its turn was decided. What it takes back is not learned from, if that has not happened yet."""
+        """Count a signal that came after its turn was decided. If it retracts a signal that the reward of a turn not yet trained on
+        rests on, the turn is held back.
+        """
         self.counts["late"] += 1
         self.counts["retracted"] += trained and retracts is not None
         if matured is not None and retracts in matured.signals:
@@ -199,7 +201,7 @@ class TurnLedger:
     # ------------------------------------------------------------ what was decided
 
     def _decided(self, seq: Cursor, row: Reward | Quarantine) -> None:
-        """The first row about a turn decides; another desk's is left alone."""
+        """The first row about a turn decides; a later one, from another desk, is ignored."""
         entry = self.open.pop(row.turn, None)
         self.touched.pop(row.turn, None)
         if entry is None:
@@ -223,7 +225,7 @@ class TurnLedger:
     def _rewarded(self, row: Reward, facts: Facts, heard: bool) -> tuple[str | None, Matured]:
         self.counts["rewarded"] += 1
         self.alarms.answered()
-        since = min(max(row.at, facts.ended_at), facts.ended_at + self.config.longest_wait_s)  # whatever `at` says
+        since = min(max(row.at, facts.ended_at), facts.ended_at + self.config.longest_wait_s)  # bounded, whatever `at` says
         matured = Matured(facts=facts, value=row.value, silent=not heard, signals=row.signals, since=since)
         return self._unbelievable(row), matured
 
@@ -235,7 +237,7 @@ class TurnLedger:
         return row.reason
 
     def _unbelievable(self, reward: Reward) -> str | None:
-        """Rewards that were written under a wider bound are not learned from."""
+        """Why a reward that was written under a wider bound is not learned from; None if it is within the present bound."""
         if abs(reward.value) <= self.config.max_abs:
             return None
         return f"reward_nonsense: {reward.value:g} is beyond reward.max_abs"
@@ -288,7 +290,7 @@ class TurnLedger:
         return None
 
     def _close_group(self, facts: Facts) -> None:
-        """Members that are still to come are too late."""
+        """Close the turn's group: members that are still to come are too late."""
         if facts.group is not None:
             self.groups[facts.unit] = None
             self.closed.pop(facts.unit, None)
@@ -303,7 +305,7 @@ class TurnLedger:
                 del self._open_in[facts.unit]
 
     def _pass(self, at: float) -> None:
-        """Time goes on, as the rows tell it."""
+        """Advance the time to that of a row."""
         if at > self.time:
             self.time = at
             self.orphans.expire(at)

@@ -1,4 +1,4 @@
-"""Signals about turns that are not in the log yet: remembered by id, for a while, and not without bound. Pure."""
+"""Signals about turns that are not in the log yet: remembered by id, for a limited time and in limited number. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Held:
-    """One tenant's: by turn, oldest first, when the first signal came, and all."""
+    """One tenant's signals: by turn, oldest first, the time of the first signal and all signals."""
 
     turns: OrderedDict[str, tuple[float, list[Said]]] = field(
         default_factory=OrderedDict[str, tuple[float, list[Said]]]
@@ -29,10 +29,10 @@ class _Held:
 
 
 class Orphans:
-    """Ids of signals by the turn that they are about; `expired` and `dropped` count what was forgotten.
+    """Ids of signals by the turn that they are about; `expired` and `dropped` count those that were forgotten.
 
-    Where there are too many, the oldest of the tenant that holds most make room: nobody's flood costs another tenant its own.
-    Time is the log's own: the latest time that any row named so far. So whoever reads the same rows forgets the same signals.
+    When there are too many, the oldest of the tenant that holds most are dropped, so that no flood costs another tenant its signals.
+    Time is the latest time in any row so far, so that every reader of the same rows forgets the same signals.
 
     Args:
         most: signals held at most.
@@ -58,12 +58,12 @@ class Orphans:
             self.dropped += len(self._forget((tenant, next(iter(most.turns)))))
 
     def claim(self, tenant: str, turn: str) -> list[Said]:
-        """What was said about a turn that has come, in order; it is held no longer."""
+        """The signals about a turn that has come, in order; they are held no longer."""
         held = self._tenants.get(tenant)
         return [] if held is None or turn not in held.turns else self._forget((tenant, turn))
 
     def expire(self, now: float) -> None:
-        """Forget what has waited too long."""
+        """Forget the signals of turns that have been awaited too long."""
         for tenant, held in list(self._tenants.items()):
             while held.turns:
                 turn, (since, _) = next(iter(held.turns.items()))

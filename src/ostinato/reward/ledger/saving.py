@@ -1,4 +1,4 @@
-"""A ledger as JSON's types and back: bit for bit the same decisions afterwards. Pure."""
+"""A ledger as JSON's types and back; the restored ledger makes bit for bit the same decisions. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT = "ledger@5"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:
-    """Everything that a ledger knows."""
+    """The whole state of a ledger."""
     return {
         "format": FORMAT,
         "start": ledger.start,
@@ -46,9 +46,9 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
 def restored(
     state: Mapping[str, Any], config: RewardConfig, gold: Gold = nobody, arms: Collection[Arm] = TEACHING_ARMS
 ) -> TurnLedger | None:
-    """The ledger that `snapshot` was taken of, with the config of now; None for another version's snapshot.
+    """The ledger that `snapshot` was taken of, with the current config; None for another version's snapshot.
 
-    Raises AttributeError, LookupError, TypeError or ValueError for what is no snapshot at all.
+    Raises AttributeError, LookupError, TypeError or ValueError if `state` is not a snapshot at all.
     """
     if state.get("format") != FORMAT:
         return None

@@ -1,4 +1,4 @@
-"""Turns that are decided, remembered for a while to know what came too late. Pure."""
+"""Decided turns, remembered for a while to recognise signals that come too late. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from enum import StrEnum
 class Fate(StrEnum):
     """What became of a turn."""
 
-    MOOT = "moot"  # no person was served it, or it was cut: nothing said about it ever counts
+    MOOT = "moot"  # an evaluation's, or cut short: no signal about it ever counts
     DECIDED = "decided"  # its reward, or why it has none, is written; its outcome may be open
     TRAINED = "trained"
     HELD = "held"
 
 
 class Settled:
-    """The last turns to be decided, by id; the longest decided make room. `forgot`: some have."""
+    """The most recently decided turns, by id; the oldest are dropped. `forgot`: some were."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -29,7 +29,7 @@ class Settled:
         return self._fates.get(turn)
 
     def put(self, turn: str, tenant: str, fate: Fate) -> None:
-        """Remember a turn, or what further became of it."""
+        """Remember a turn's fate, or update it."""
         self._fates[turn] = (tenant, fate)
         if len(self._fates) > self._most:
             self._fates.popitem(last=False)
@@ -39,7 +39,7 @@ class Settled:
         return len(self._fates)
 
     def snapshot(self) -> list[list[str]]:
-        """[turn, tenant, fate], the longest decided first."""
+        """[turn, tenant, fate], the earliest decided first."""
         return [[turn, tenant, fate.value] for turn, (tenant, fate) in self._fates.items()]
 
     def restore(self, rows: Sequence[Sequence[str]], *, forgot: bool) -> None:

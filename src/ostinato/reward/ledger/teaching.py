@@ -1,4 +1,4 @@
-"""What the baseline learns of the log: the returns of the turns that were learned from, or would have been had they differed. Pure."""
+"""Teaches the baseline from the log: the returns of turns that were trained on, or would have been had their rewards differed. Pure."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from ostinato.reward.ledger.entries import Matured, matured_turns
 class Teaching:
     """Teaches the baseline in the order of the log.
 
-    Turns that were held back together because nothing told them apart teach it too: they say how good things are. A baseline that
-    saw only batches with contrast would expect too little once all are praised, and measure the next batch against that.
+    Turns that were held back together because their rewards did not differ teach it too: they show the level of rewards. A baseline
+    that saw only batches with contrast would expect too little once all turns are praised, and measure the next batch against that.
     """
 
     def __init__(self, baseline: Baseline, discount: float) -> None:
         self._baseline = baseline
         self._discount = discount
         self._flat: list[Matured] = []
-        self._flat_name: tuple[float, str] | None = None  # what its rows have in common
+        self._flat_name: tuple[float, str] | None = None  # the time and reason that its rows share
 
     def batch(self, entries: Sequence[Matured]) -> None:
-        """Turns that were learned from together, oldest first."""
+        """Learn from the turns of a batch, oldest first."""
         self.catch_up()
         self._observe(entries)
 
     def flat(self, row: Holdback, entry: Matured) -> None:
-        """One of the turns that were held back together."""
+        """Add one of the turns that were held back together."""
         if self._flat_name != (row.at, row.reason):
             self.catch_up()
             self._flat_name = (row.at, row.reason)
         self._flat.append(entry)
 
     def catch_up(self) -> None:
-        """Learn of what was held back last. Call before the baseline is asked."""
+        """Learn from the turns that were held back last. Call before using the baseline."""
         entries, self._flat, self._flat_name = self._flat, [], None
         self._observe(entries)
 
     def snapshot(self) -> dict[str, Any]:
-        """What the baseline has yet to be told, as JSON's types."""
+        """The turns that the baseline has not learned from yet, as JSON's types."""
         return {"flat": matured_turns.dump_python(self._flat, mode="json"), "name": self._flat_name}
 
     def restore(self, state: Mapping[str, Any]) -> None:

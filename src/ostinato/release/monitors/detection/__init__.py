@@ -1,1 +1,1 @@
-"""Sessions, what is expected of them, and when they have left it. Pure."""
+"""Sessions, the ranges expected of them, and the tests that they have left those. Pure."""

@@ -1,17 +1,17 @@
 """A betting e-detector for the mean of a bounded behaviour rate. Pure.
 
-For each direction a gambler bets, session by session, that the mean has left the range that is expected of it. With x the mean of a
-session's events, bets l and the range's upper end p0,
+For each direction a gambler bets, session by session, that the mean has left its expected range. With x the mean of a session's events,
+bets l and the range's upper end p0,
 
     M_l <- (1 + M_l) (1 + l (x - p0)),        alarm when log mean_l M_l > h.
 
 While E[x | past] <= p0 each factor has mean at most 1, whatever the distribution and however events depend on each other within a
 session. So M_l, the Shiryaev-Roberts sum of the products over all starts, grows by 1 a session at most on average, a mixture of such
 sums is an e-detector, and the sessions between two alarms are exp(h) on average or more (Shin, Ramdas and Rinaldo 2023, "E-detectors",
-doi 10.51387/23-NEJSDS51, sections 2 and 3). The largest of the products in place of their sum, a CUSUM, keeps the same promise and finds
-a shift later; it only says when the evidence began to grow. Downwards the same with p0 - x and the range's lower end.
+doi 10.51387/23-NEJSDS51, sections 2 and 3). The largest of the products instead of their sum, a CUSUM, has the same guarantee and detects
+a shift later; it is used only to tell when the evidence began to grow. Downwards the same with p0 - x and the range's lower end.
 
-Bets: a shift of c standard deviations of x is met quickest by about l = c / (sd (1 + c^2)), the first step towards the bet that
+Bets: a shift of c standard deviations of x is detected soonest with about l = c / (sd (1 + c^2)), the first step towards the bet that
 maximises E log(1 + l (x - p0)); several c are played at once, which costs log(len(EFFECTS)) of evidence at most.
 """
 
@@ -28,9 +28,9 @@ from ostinato.release.monitors.rates import Shift
 EFFECTS = (0.25, 0.5, 1.0)  # standard deviations of a session's mean
 EXAMPLES = 20
 MOST_PEOPLE = 20
-SETTLED = 10  # sessions after an alarm from which on they say how far the rate has shifted
-EVERYBODY = 0.9  # of the false alarms, may be about everybody; the rest about people of a like activity
-HARM = 0.8  # of them, about a shift that does harm, where only one does
+SETTLED = 10  # sessions after an alarm that are enough to tell how far the rate has shifted
+EVERYBODY = 0.9  # of the false alarms may be about everybody; the rest about deciles of activity
+HARM = 0.8  # of either may be about the harmful direction, where only one is harmful
 _BOLDEST = 0.9  # of the bet that could lose everything
 _SMALLEST = 1e-6
 _NOTHING_LEFT = 40.0  # above it 1 + exp(x) is exp(x) to the last bit
@@ -39,12 +39,12 @@ _NOTHING_LEFT = 40.0  # above it 1 + exp(x) is exp(x) to the last bit
 def thresholds(
     false_alarm_sessions: float, rates: int, harmful: Collection[Shift], *, everybody: bool
 ) -> dict[Shift, float]:
-    """The h of both shifts of a rate, in the sessions of everybody or in those of a like activity, such that all monitors together raise
-    at most one false alarm in so many sessions on average, if what is expected is right.
+    """The h of both shifts of a rate, in the sessions of everybody or in those of a decile of activity, such that all monitors together
+    raise at most one false alarm in `false_alarm_sessions` sessions on average, if the expected ranges are right.
 
     A session feeds a test of each rate in both groups and directions, each of which is wrong at most once in exp(h) sessions (module's
-    docstring). Each may be wrong in its part of the whole, and the parts add up to 1: h = log(sessions x rates / part). Most of it is
-    spent where harm would be found first.
+    docstring). Each test has its part of the false alarms, and the parts add up to 1: h = log(sessions x rates / part). The largest parts
+    go where harm would be found first.
 
     Example: ``thresholds(125_000, 16, {Shift.UP}, everybody=True)`` is 14.8 upwards and 16.2 downwards; for a decile 17.0 and 18.4.
     """
@@ -73,8 +73,8 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shifted:
-    """What an alarm says: the mean of the `sessions` (with so many `events`) since the evidence began to grow, and which way it lies of
-    what is expected. `turns` are up to 20 of the newest that show it.
+    """What an alarm reports: the mean of the `sessions` (with `events` events) since the evidence began to grow, and on which side of the
+    expected range it lies. `turns` are up to 20 of the newest turns that show it.
 
     Example: ``Shifted(shift=Shift.UP, observed=0.09, expected=0.03, sessions=61, events=488, turns=("a:0", "c:0"))``
     """
@@ -89,10 +89,10 @@ class Shifted:
 
 @dataclass(slots=True, kw_only=True)
 class Gambler:
-    """One direction's bets, and what was seen since none of them was winning.
+    """One direction's bets, and the sessions since no bet was winning.
 
     `sums` are the log(1 + M_l), `wins` the logs of the largest products. `turns` are the newest turns that showed the shift, `people`
-    some of those whose turns did.
+    some of the people whose turns did.
     """
 
     sums: list[float] = field(default_factory=lambda: [0.0] * len(EFFECTS))
@@ -105,7 +105,7 @@ class Gambler:
 
     @property
     def wins_any(self) -> bool:
-        """True if some bet has won more than it lost, of all since some session."""
+        """True if some bet has won more than it lost over all sessions since some start."""
         return max(self.wins) > 0.0
 
     def passes(self, h: float) -> bool:
@@ -128,7 +128,7 @@ class Gambler:
             self.wins[index] = max(0.0, self.wins[index]) + won
 
     def note(self, mean: float, turns: Mapping[str, float], beyond: float, sign: float, person: str) -> None:
-        """Remember the session's mean, and whose and which turns lie beyond what is expected."""
+        """Remember the session's mean, its turns beyond the expected range, and its person if there are any."""
         self.sessions, self.events, self.total = self.sessions + 1, self.events + len(turns), self.total + mean
         shown = [turn for turn, value in turns.items() if sign * (value - beyond) > 0.0]
         self.turns.extend(shown)
@@ -159,7 +159,7 @@ class Gambler:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for what is none."""
+        """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for an invalid state."""
         sums, wins = ([float(each) for each in state[key]] for key in ("sums", "wins"))
         if not len(sums) == len(wins) == len(EFFECTS):
             raise ValueError(f"{len(sums)} and {len(wins)} bets where {len(EFFECTS)} are played")
@@ -192,18 +192,18 @@ class Detector:
         person: str = "",
         people: int = 1,
     ) -> Shifted | None:
-        """Take in one session's mean in [0, 1] with its turns' values; what has shifted, if the evidence passes its h. Then it begins
+        """Take in one session's mean in [0, 1] with its turns' values; returns the shift if the evidence passes its h, and then begins
         anew.
 
-        `expected` must not depend on this session. So many people must have shown the shift: sessions of one person are not
-        independent, and what nobody did before is much evidence each time that somebody does it.
+        `expected` must not depend on this session. At least `people` people must have shown the shift: sessions of one person are not
+        independent, and a behaviour that nobody showed before is strong evidence each time that it occurs.
         """
         found: Shifted | None = None
         for shift, gambler in self._gamblers.items():
             up = shift is Shift.UP
             gain = mean - expected.high if up else expected.low - mean
             gambler.bet(gain, expected.high if up else 1.0 - expected.low, expected.deviation)
-            # so it is after most sessions: nothing speaks for a shift, and nothing of them needs to be remembered
+            # the usual case: nothing speaks for a shift, and nothing of the sessions needs to be remembered
             if not gambler.wins_any:
                 continue
             gambler.note(mean, turns, expected.high if up else expected.low, 1.0 if up else -1.0, person)
@@ -231,17 +231,17 @@ class Detector:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for what is none."""
+        """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for an invalid state."""
         detector = cls()
         detector._gamblers = {shift: Gambler.from_json(state[shift.value]) for shift in Shift}
         return detector
 
 
 class WayBack:
-    """After an alarm: is the rate back? The same bets the other way, that it has come down to the nearest third of the way.
+    """Tests after an alarm whether the rate is back: the same bets in the other direction, that it has come back to a third of the gap.
 
-    `gap` is the observed rate minus the expected one, with its sign. It is overstated, because the moment of the alarm was one at which
-    the rate looked extreme: hence a third and not a half. Sessions up to `since` (Unix seconds) are older than the alarm.
+    `gap` is the observed rate minus the expected one, with its sign. It is overstated, because the rate looked extreme at the moment of
+    the alarm: hence a third and not a half. Sessions up to `since` (Unix seconds) are older than the alarm.
     """
 
     def __init__(self, gap: float, since: float = -math.inf) -> None:
@@ -251,7 +251,7 @@ class WayBack:
 
     @property
     def gap(self) -> float:
-        """How far the rate is from what is expected now: by the newest sessions since the alarm, once there are enough to say."""
+        """How far the rate is from the expected one now, by the newest sessions since the alarm once there are enough of them."""
         return self._gap if self._sessions < SETTLED else self._away
 
     def observe(self, mean: float, expected: Expected, at: float, h: float) -> bool:
@@ -273,7 +273,7 @@ class WayBack:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for what is none."""
+        """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for an invalid state."""
         found = cls(float(state["gap"]), -math.inf if state["since"] is None else float(state["since"]))
         found._gambler = Gambler.from_json(state["gambler"])
         found._sessions, found._away = int(state["sessions"]), float(state["away"])

@@ -1,4 +1,4 @@
-"""Which arm says what is usual, and what it says of each rate. Pure."""
+"""Chooses the reference arm, and gives the range that is expected of each rate. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ostinato.release.monitors.detection.detector import Expected
 from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level
 
 JUDGED = frozenset({Arm.LIVE.value, Arm.CANARY.value})
-"""The arms whose release ships or has just shipped. Others hold an earlier release or another's model, which no pause would mend."""
+"""The arms whose release ships or has just shipped. Others hold an earlier release or an external model, which no pause would mend."""
 
 ACCEPTED_DOUBT = 0.1
-"""An accepted shift is known to a tenth of itself; and where the reference hardly varies, the shifted rate varies by half of it."""
+"""The uncertainty of an accepted shift, as a part of it. The deviation of the shifted rate is taken as at least half of the shift."""
 
 BACK = 10
 """Sessions without a new silence after which an arm that was silent counts as heard again."""
 
 
 class Role(StrEnum):
-    """What a session is for: it is judged, it says what is usual, or neither."""
+    """How a session is used: it is judged, it is learned from as the reference, or neither."""
 
     WATCHED = "watched"
     REFERENCE = "reference"
@@ -32,10 +32,10 @@ class Role(StrEnum):
 
 
 class Expecting:
-    """What is expected of each rate, by group of sessions: a decile of activity, or everybody (None).
+    """The range expected of each rate, by group of sessions: a decile of activity, or everybody (None).
 
-    `arm` is the reference arm, the first of `reference` in the settings that was seen and is not silent; None: what the live arm did
-    while it was learned is what is expected. `stale`: the reference arm is silent, and nothing is expected.
+    `arm` is the reference arm, the first of `reference` in the settings that was seen and is not silent; None: the expected range is that
+    of the live arm while it was learned. `stale`: the reference arm is silent, and nothing is expected.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
@@ -50,23 +50,23 @@ class Expecting:
 
     @property
     def blind(self) -> bool:
-        """True while nobody says what is usual, though control once did. Other arms have people only while a release is proven:
-        whoever waited for one of them to ship would wait for ever.
+        """True while no arm serves as reference, though control once did. Other arms have people only while a release is proven, so
+        waiting for one of them before shipping would never end.
         """
         return self.stale and Arm.CONTROL.value in self._heard_at
 
     def silent(self, arm: object, *, blind: bool) -> None:
-        """Begin without a state, where the log says that this arm is silent, and whether control is."""
+        """Begin without a state, if the log says that this arm is silent; `blind`: control was heard before."""
         if isinstance(arm, str) and arm in self._config.reference:
             heard = {arm, Arm.CONTROL.value} if blind else {arm}
             self.arm, self.stale, self._heard_at = arm, True, dict.fromkeys(heard & {*self._config.reference}, 0.0)
 
     def uses(self, arm: str) -> bool:
-        """True if turns on this arm are judged or may say what is usual."""
+        """True if turns on this arm are judged or may serve as reference."""
         return arm in JUDGED or arm in self._config.reference
 
     def see(self, arm: str, at: float) -> Role:
-        """A session on this arm has ended: what it is for."""
+        """The role of a session on this arm that has ended."""
         ranks = self._config.reference
         if not self.uses(arm):
             return Role.UNUSED
@@ -89,7 +89,7 @@ class Expecting:
     def _notice_silence(self, at: float) -> None:
         if self.arm is None or self._silent_for <= self._config.stale_sessions:
             return
-        # so many sessions alone say little: anybody can send them
+        # the number of sessions alone says little: anybody can send them
         speaking = [
             arm for arm in self._config.reference if at - self._heard_at.get(arm, -math.inf) <= self._config.stale_s
         ]
@@ -99,14 +99,14 @@ class Expecting:
             self._hear(speaking[0])
 
     def learn(self, rate: str, mean: float, decile: int | None) -> None:
-        """A session of the reference arm."""
+        """Take in a session of the reference arm."""
         reference = self._arms.get(rate)
         if reference is None:
             reference = self._arms[rate] = ArmReference(level=Level(memory=self._config.reference_sessions))
         reference.observe(mean, decile)
 
     def expected(self, rate: str, arm: str, decile: int | None) -> Expected | None:
-        """What is expected of a session of everybody (None) or of a decile; None while nothing can be said."""
+        """The range expected of a session of everybody (None) or of a decile; None while it is not known."""
         if self.arm is None:
             fixed = self._fixed.get(_key(rate, decile))
             found = None if fixed is None else fixed.expected()
@@ -128,7 +128,7 @@ class Expecting:
         )
 
     def learn_fixed(self, rate: str, mean: float, decile: int | None, at: float) -> None:
-        """A session of the live arm, to learn from while no reference arm is there."""
+        """Take in a session of the live arm, which is learned from while there is no reference arm."""
         key = _key(rate, decile)
         fixed = self._fixed.get(key)
         if fixed is None:
@@ -136,12 +136,12 @@ class Expecting:
         fixed.observe(mean, at, sessions=self._config.learn_sessions, seconds=self._config.learn_s)
 
     def accept(self, rate: str, arm: str, decile: int | None, gap: float) -> None:
-        """From now on so much more is expected of a rate than the reference says; where it is of everybody, of each decile too."""
+        """From now on, expect `gap` more of a rate than the reference says; a gap of everybody applies to each decile too."""
         key = f"{arm}/{_key(rate, decile)}"
         self._accepted[key] = self._accepted.get(key, 0.0) + gap
 
     def shipped(self) -> None:
-        """A release is live: a reference arm that moves with releases shows what was accepted by itself."""
+        """A release went live: drop the accepted gaps if the reference arm moves with releases, since it then shows them itself."""
         if self.arm not in (None, Arm.CONTROL.value):
             self._accepted.clear()
 
@@ -161,7 +161,7 @@ class Expecting:
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`; an arm that is no reference any more is forgotten.
 
-        Raises LookupError, TypeError or ValueError for what is no snapshot.
+        Raises LookupError, TypeError or ValueError for an invalid state.
         """
         self._fixed = {key: FixedReference.from_json(each) for key, each in state["fixed"].items()}
         self._accepted = {key: float(each) for key, each in state["accepted"].items()}

@@ -1,12 +1,12 @@
-"""What a rate is expected to be: the mean of people on another release at the same time, or what it was while the monitors learned. Pure.
+"""The expected range of a rate: by people on another release at the same time, or by the rate itself while the monitors learned. Pure.
 
-An arm that stays on an earlier release swings with the day as the watched one does, so its weighted mean is the reference: all means
-that it may well be an estimate of. Where there is no such arm the reference is fixed: the range that the rate's short mean went through
-while it was learned, which should be a whole day. A fixed reference knows nothing of a weekend.
+An arm that stays on an earlier release swings with the day as the watched one does, so its weighted mean gives the reference: the range
+of all means that it may well be an estimate of. Without such an arm the reference is fixed: the range that the rate's short mean went
+through while it was learned, which should be a whole day. A fixed reference knows nothing of a weekend.
 
-The detectors keep their promise if the truth lies in the range that they are given. A mean that is off stays so for hundreds of sessions,
-and at the heights that the thresholds have nearly all false alarms come of that: of means that were low by chance, and late in the day's
-swing. So the range's width is what the promise rests on, and simulation says how wide it must be.
+The detectors' guarantee holds if the truth lies in the range that they are given. A mean that is off stays so for hundreds of sessions,
+and with thresholds as high as these nearly all false alarms come from that: from means that were low by chance, or that lag behind the
+day's swing. So the guarantee rests on the range's width, which is chosen by simulation.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, Self
 
 from ostinato.release.monitors.detection.detector import Expected
 
-DOUBT = 1.25  # standard errors between a mean and what it may be an estimate of; by simulation
-SLACK = 1.0  # standard errors by which a fixed reference is widened beyond where its mean was
-SLOW = 10.0  # times as many sessions as the mean remembers: how a decile differs from everybody
+DOUBT = 1.25  # standard errors between a mean and the true means that it may be an estimate of; by simulation
+SLACK = 1.0  # standard errors by which a fixed reference is widened beyond the range of its mean
+SLOW = 10.0  # times as many sessions as the mean remembers, for how a decile differs from everybody
 DECILE_SLACK = 2.0  # standard errors; there are ten times as many deciles to be wrong about
 DECILE_LEAST = 2.0  # times as many sessions as the mean remembers, before anything is expected of a decile
 _UNSEEN = 1 / 2  # dispersion of a behaviour that was never seen
@@ -54,7 +54,7 @@ class Level:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean. A weighted mean of memory n is worth 2n - 1 plain ones; that it is late takes up the rest."""
+        """Standard error of the mean. A weighted mean of memory n is worth 2n - 1 plain ones; only n are counted, to allow for its lag."""
         return self.deviation / math.sqrt(max(1.0, self.weight))
 
     @property
@@ -71,7 +71,7 @@ class Level:
 
     @classmethod
     def from_json(cls, state: list[float]) -> Self:
-        """The inverse of `to_json`. Raises TypeError or ValueError for what is none."""
+        """The inverse of `to_json`. Raises TypeError or ValueError for an invalid state."""
         memory, weight, mean, variance = map(float, state)
         return cls(memory=memory, weight=weight, mean=mean, variance=variance)
 
@@ -80,9 +80,9 @@ class Level:
 class ArmReference:
     """The rate among people on the reference arm: of all, and how each decile differs from all.
 
-    A decile's own sessions are too few to follow the day, so the day is taken from all and the difference from longer ago. Nothing is
-    expected before the mean's memory is full: of few sessions a rare behaviour may show nothing, which looks like proof that there is none.
-    `long` says how much sessions differ: it does not follow the day, and of few sessions it would be low where the mean is.
+    A decile's own sessions are too few to follow the day, so the day's swing is taken from all and the difference from a longer memory.
+    Nothing is expected before the mean's memory is full: in few sessions a rare behaviour may not occur, which looks like proof that there
+    is none. `long` tells how much sessions differ: it does not follow the day, and from few sessions it would be low where the mean is.
     """
 
     level: Level
@@ -101,7 +101,7 @@ class ArmReference:
         self.level.observe(mean)
 
     def expected(self, decile: int | None) -> Expected | None:
-        """What is expected of everybody (None) or of a decile; None while too little was seen."""
+        """The range expected of everybody (None) or of a decile; None while too little was seen."""
         level = self.level
         if level.weight < level.memory:
             return None
@@ -121,7 +121,7 @@ class ArmReference:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for what is none."""
+        """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for an invalid state."""
         deciles = {int(key): Level.from_json(each) for key, each in state["deciles"].items()}
         found = cls(level=Level.from_json(state["level"]), deciles=deciles)
         found.long = Level.from_json(state["long"])
@@ -130,7 +130,7 @@ class ArmReference:
 
 @dataclass(slots=True, kw_only=True)
 class FixedReference:
-    """The rate of a group of the watched sessions while it was learned: the range of its short mean, from then on fixed.
+    """The rate of a group of the watched sessions while it was learned: the range of its short mean, fixed from then on.
 
     `short` is the weighted mean whose range is `low` to `high`; `sessions` and `since` (Unix seconds) say how much was seen.
     """
@@ -143,7 +143,7 @@ class FixedReference:
     learned: bool = False
 
     def observe(self, mean: float, at: float, *, sessions: int, seconds: float) -> None:
-        """Take in a session, unless enough was learned: so many sessions in at least so much time."""
+        """Take in a session, unless enough was learned: `sessions` sessions in at least `seconds` seconds."""
         if self.learned:
             return
         self.sessions, self.since = self.sessions + 1, min(self.since, at)
@@ -154,7 +154,7 @@ class FixedReference:
             self.learned = self.sessions >= sessions and at - self.since >= seconds
 
     def expected(self) -> Expected | None:
-        """What is expected; None while it is being learned."""
+        """The expected range; None while it is being learned."""
         if not self.learned:
             return None
         return Expected(low=max(0.0, self.low), high=min(1.0, self.high), deviation=self.short.deviation)
@@ -172,7 +172,7 @@ class FixedReference:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for what is none."""
+        """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for an invalid state."""
         low, high = state["range"] or (math.inf, -math.inf)
         return cls(
             short=Level.from_json(state["short"]),
@@ -185,14 +185,14 @@ class FixedReference:
 
 
 def plausible(mean: float, events: float, errors: float) -> tuple[float, float]:
-    """The means in [0, 1] of which `mean` would lie within so many standard errors *of theirs*: Wilson's (1927) score interval.
+    """The range of true means in [0, 1] from which `mean` lies within `errors` of *their* standard errors: Wilson's (1927) score interval.
 
-    A mean's own error says too little of a rare behaviour: where few were seen by chance, it is small for the same reason.
+    A mean's own error is misleading for a rare behaviour: if few events were seen by chance, it is small for the same reason.
 
     Args:
-        mean: of `events` independent zeros and ones, or what is worth as many.
-        events: how many.
-        errors: standard errors of a mean of so many.
+        mean: of `events` independent zeros and ones, or of evidence that is worth as many.
+        events: the number of events.
+        errors: the number of standard errors of a mean of so many events.
 
     Example: ``plausible(0.0, 100.0, 1.25)`` is about (0.0, 0.015), where 1.25 errors of a mean of 0 are 0.
     """

@@ -1,7 +1,7 @@
 """Turns grouped into sessions of one person, and people into deciles of activity, in bounded memory. Pure.
 
-A session is up to so many turns of one person on one arm without a long pause. What a person does in it is correlated, so a session
-and not a turn is what is bet on. Of one person so many turns a day count, so that nobody moves a rate alone.
+A session is a limited number of turns of one person on one arm without a long pause. A person's turns in it are correlated, so the bets
+are on sessions and not on turns. Of one person a limited number of turns count a day, so that nobody moves a rate alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TurnSession:
     turns: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
 
     def values(self, rate: str) -> dict[str, float]:
-        """A rate's value of each turn that it says something about."""
+        """A rate's values, of the turns that have one."""
         return {turn: values[rate] for turn, values in self.turns.items() if rate in values}
 
     def to_json(self) -> list[Any]:
@@ -45,12 +45,12 @@ class TurnSession:
 
 
 class OpenSessions:
-    """The sessions that may still grow, at most so many.
+    """The sessions that may still grow, at most `most`.
 
     Args:
-        turns: a session closes with so many turns.
-        pause_s: or after so many seconds without one, by the turns' own times.
-        most: beyond this many the one that is silent for longest is closed.
+        turns: the number of turns that closes a session.
+        pause_s: the seconds without a turn after which one is closed, by the turns' own times.
+        most: open sessions at most; beyond that the one that is silent for longest is closed.
     """
 
     def __init__(self, *, turns: int, pause_s: float, most: int) -> None:
@@ -64,7 +64,7 @@ class OpenSessions:
     def add(
         self, person: Person, arm: str, decile: int | None, turn: str, values: Mapping[str, float], at: float
     ) -> Iterator[TurnSession]:
-        """Take in a turn; the sessions that are closed by it."""
+        """Take in a turn; yields the sessions that it closes."""
         yield from self.advance(at)
         key = (*person, arm)
         session = self._open.get(key)
@@ -80,7 +80,7 @@ class OpenSessions:
             yield self._open.popitem(last=False)[1]
 
     def advance(self, at: float) -> Iterator[TurnSession]:
-        """Time goes on: the sessions that are over by now. A time before the latest is taken for the latest."""
+        """Advance the time; yields the sessions that are over by then. A time before the latest is taken for the latest."""
         self._time = max(self._time, at)
         while self._open and self._time - next(iter(self._open.values())).ended_at > self._pause_s:
             yield self._open.popitem(last=False)[1]
@@ -91,7 +91,7 @@ class OpenSessions:
         return {"time": time, "open": [session.to_json() for session in self._open.values()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for what is none."""
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._time = -math.inf if state["time"] is None else float(state["time"])
         self._open.clear()
         for tenant, user, arm, decile, ended_at, turns in state["open"]:
@@ -110,10 +110,10 @@ class _Known:
 
 
 class Activity:
-    """How active each person is among those seen last, and how many turns of theirs count today.
+    """How active each person is among those seen last, and whether their turns still count today.
 
     Args:
-        most: people remembered; who is unseen for longest goes first.
+        most: people remembered at most; those unseen for longest are dropped first.
         a_day: turns of one person that count in a day.
     """
 
@@ -127,7 +127,7 @@ class Activity:
         return len(self._people)
 
     def see(self, person: Person, at: float) -> tuple[bool, int | None]:
-        """A turn of theirs: whether it counts, and their decile among the people known (0: least active); None while few are."""
+        """Take in a person's turn: whether it counts, and the person's decile among those known (0: least active), None while few are."""
         day, now = int(at // DAY), at / _REMEMBERED
         known = self._people.get(person)
         if known is None:
@@ -150,7 +150,7 @@ class Activity:
         return {"people": people, "cuts": self._cuts, "until": self._until_cuts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for what is none."""
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._people = OrderedDict(
             ((tenant, user), _Known(float(score), int(day), int(today)))
             for tenant, user, score, day, today in state["people"]
@@ -158,7 +158,7 @@ class Activity:
         self._cuts, self._until_cuts = [float(cut) for cut in state["cuts"]], int(state["until"])
 
     def _recut(self) -> None:
-        """Where the deciles part: looked up anew after as many turns as there are people, so that it costs little a turn."""
+        """Recompute the deciles' boundaries, after as many turns as there are people, so that it costs little per turn."""
         self._until_cuts -= 1
         if self._until_cuts > 0 or len(self._people) < _FEW_PEOPLE:
             return

@@ -24,7 +24,7 @@ def alarm_name(rate: str, arm: str) -> str:
 
 
 def is_about_a_rate(name: str) -> bool:
-    """True for the name of such an alarm."""
+    """True for the name of an alarm about a rate."""
     return name.startswith(PREFIX)
 
 
@@ -49,7 +49,7 @@ class _Shift:
 
 
 class StandingShifts:
-    """By alarm: the groups in which its rate has shifted, and whether that does harm. A group is a decile, or everybody (None)."""
+    """By alarm: the groups in which its rate has shifted, and whether that is harmful. A group is a decile, or everybody (None)."""
 
     def __init__(self) -> None:
         self._shifts: dict[str, _Shift] = {}
@@ -61,7 +61,7 @@ class StandingShifts:
 
     @property
     def harmful(self) -> list[str]:
-        """Those of them that pause shipping."""
+        """The standing alarms that pause shipping."""
         return [name for name, shift in self._shifts.items() if shift.harmful]
 
     def way_back(self, name: str, decile: int | None) -> WayBack | None:
@@ -70,7 +70,7 @@ class StandingShifts:
         return None if shift is None else shift.groups.get(_group(decile))
 
     def add(self, name: str, decile: int | None, shifted: Shifted, *, harmful: bool) -> bool:
-        """A group has shifted. True if that is news: nothing stood about this rate, or nothing that does harm."""
+        """Note that a group has shifted. True if that is news: no alarm stood about this rate, or the shift is the first harmful one."""
         known = self._shifts.get(name)
         news = known is None or (harmful and not known.harmful)
         shift = self._shifts.setdefault(name, _Shift(harmful=False))
@@ -79,24 +79,24 @@ class StandingShifts:
         return news
 
     def back(self, name: str, decile: int | None) -> bool:
-        """A group is back. True if it was the last one."""
+        """Note that a group is back. True if it was the last one."""
         groups = self._shifts[name].groups
         groups.pop(_group(decile), None)
         return not groups
 
     def clear(self, name: str, why: str, at: float) -> Alarm:
-        """It stands no longer; the row that says so, without an id."""
+        """End an alarm; returns the row that says so, without an id."""
         self.forget(name)
         return Alarm(id="", name=name, state=AlarmState.CLEARED, reason=why, at=at)
 
     def forget(self, name: str) -> None:
-        """It stands no longer."""
+        """End an alarm, without a row."""
         self._shifts.pop(name, None)
 
     def heard(self, row: Alarm) -> None:
-        """The log says that an alarm stands, and what was known of it was lost: take it as it was written.
+        """Take over an alarm that stands in the log, whose state was lost, from its row.
 
-        Where it says too little to tell whether the rate is back, it stands until a person accepts it.
+        If the row says too little to tell whether the rate is back, the alarm stands until a person accepts it.
         """
         observed, reference, decile = (row.detail.get(key) for key in ("observed", "reference", "decile"))
         shift = self._shifts[row.name] = _Shift(harmful=row.detail.get("pauses") is not False)
@@ -105,7 +105,7 @@ class StandingShifts:
             shift.groups[group] = WayBack(float(observed) - float(reference), row.at)
 
     def gaps(self, name: str) -> Iterator[tuple[str, str, int | None, float]]:
-        """Rate, arm, group, and by how much it has shifted: a decile beyond everybody, where they have too."""
+        """Rate, arm, group, and how far the group has shifted; for a decile, beyond everybody's shift if there is one."""
         rate, arm = _parts(name)
         shift = self._shifts.get(name)
         groups = {} if shift is None else shift.groups
@@ -118,7 +118,7 @@ class StandingShifts:
         return [name for name in self._shifts if _parts(name)[1] == arm]
 
     def unwatched(self, rates: Container[str], arms: Container[str]) -> list[tuple[str, str]]:
-        """The alarms about rates or arms that are not among these, and why they end."""
+        """The alarms about a rate that is not in `rates` or an arm that is not in `arms`, and why they end."""
         found: list[tuple[str, str]] = []
         for name in self._shifts:
             rate, arm = _parts(name)
@@ -133,7 +133,7 @@ class StandingShifts:
         return {name: shift.to_json() for name, shift in self._shifts.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for what is none."""
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._shifts = {name: _Shift.from_json(shift) for name, shift in state.items()}
 
 
