@@ -117,7 +117,8 @@ class ReleaseController:
         manifest = await self._versions.manifest_of(base)
         async with self._lock:
             for ref in ("live", "control"):
-                if await self._store.read_ref(ref) is None:  # read first: a store that releases elsewhere may be read-only
+                # read first: a store that releases elsewhere may be read-only
+                if await self._store.read_ref(ref) is None:
                     with suppress(Conflict):  # another process was quicker: the same outcome
                         await self._store.move_ref(ref, None, manifest)
             await self._reconcile()

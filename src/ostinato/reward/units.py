@@ -12,7 +12,8 @@ from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger.entries import Matured, Unit
 
-LEAST_PARTS = 4  # in a batch that is cut short: a batch of one long conversation would be a whole step on one person's word
+# in a batch that is cut short: a batch of one long conversation would be a whole step on one person's word
+LEAST_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

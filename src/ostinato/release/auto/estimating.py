@@ -37,7 +37,8 @@ from ostinato.release.auto.offpolicy import (
 )
 
 _FEW = 0.01  # of the turns: with a smaller effective number the estimates rest on hardly anything
-_EVEN = 1.1  # times as many turns an episode as another arm: if more, other draws would have made another number of turns
+# times as many turns an episode as another arm: if more, other draws would have made another number of turns
+_EVEN = 1.1
 _ALIKE = 0.8  # of the most rated arm's share of rated answers: an arm below it is rated by other people, or differently
 
 

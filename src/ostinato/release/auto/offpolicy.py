@@ -217,9 +217,7 @@ def _value(
     weights_U = np.bincount(cluster_N, weights=weights_N)
     others_U = shares_U.sum() - shares_U
     users, squares = shares_U.size, float(weights_N @ weights_N)
-    if (
-        others_U.min() <= 0.0 or weights_U.sum() <= 0.0
-    ):  # it rests on one user: the variance between users is unknown
+    if others_U.min() <= 0.0 or weights_U.sum() <= 0.0:  # it rests on one user: the variance between users is unknown
         error = half = math.inf
     else:
         left_out_U = np.bincount(cluster_N, weights=residuals_N) / others_U

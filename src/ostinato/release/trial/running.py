@@ -122,7 +122,8 @@ class RunningTrial:
                 self._miss()
                 continue
             self._past.remember(each.person, each.ended_at, each.known(each.ended_at + self._outcomes.maturity_s))
-            if each.ended_at - self._forgot >= _DAY:  # otherwise the people would only grow in number in weeks without a trial
+            # otherwise the people would only grow in number in weeks without a trial
+            if each.ended_at - self._forgot >= _DAY:
                 self._past.forget(each.ended_at - _REMEMBERED_S)
                 self._forgot = each.ended_at
 

@@ -16,7 +16,8 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.caps import FAIR_SHARES, capped
 
 NEW = 10.0  # steps whose equal shares a new person may have at once
-BEYOND = 0.5  # of an equal share, for a person who had more than one: the excess must shrink, but nobody may be silenced
+# of an equal share, for a person who had more than one: the excess must shrink, but nobody may be silenced
+BEYOND = 0.5
 _FORGOTTEN = 1e-6  # shares below this are forgotten
 
 

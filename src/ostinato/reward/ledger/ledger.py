@@ -225,7 +225,8 @@ class TurnLedger:
     def _rewarded(self, row: Reward, facts: Facts, heard: bool) -> tuple[str | None, Matured]:
         self.counts["rewarded"] += 1
         self.alarms.answered()
-        since = min(max(row.at, facts.ended_at), facts.ended_at + self.config.longest_wait_s)  # bounded, whatever `at` says
+        # bounded, whatever `at` says
+        since = min(max(row.at, facts.ended_at), facts.ended_at + self.config.longest_wait_s)
         matured = Matured(facts=facts, value=row.value, silent=not heard, signals=row.signals, since=since)
         return self._unbelievable(row), matured
 
