@@ -13,10 +13,11 @@ from ostinato.corpus.document import Document
 
 SHINGLE = 5  # words
 _PERMUTATIONS = 128  # the estimate's standard error at a similarity of 0.7 is 0.04
+# weights of false positives and false negatives: each candidate is compared, so a false positive is cheap
 _MISSES = (
     0.1,
     0.9,
-)  # weights of false positives and false negatives: each candidate is compared, so a false positive is cheap
+)
 _WORDS = re.compile(r"\w+")
 
 

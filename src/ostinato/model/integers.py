@@ -141,9 +141,8 @@ def is_exact(library: str, most: int, inputs: int) -> bool:
     weight = _drawn(_OUTPUTS, inputs, WEIGHT_LEVELS, seed=inputs)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", UserWarning
-            )  # torch announces once that it will change how such tensors are made
+            # torch announces once that it will change how such tensors are made
+            warnings.simplefilter("ignore", UserWarning)
             matrix = LIBRARIES[library](weight.to(torch.int8))
         for rows in _ROWS:
             levels = _drawn(rows, inputs, most, seed=rows)

@@ -66,9 +66,8 @@ def judge(
         "mean_weight": found.mean_weight,
         "drift_k3": found.k3,
         "trust": found.scale,
-        "entropy_proxy": -float(
-            torch.cat([item.logprobs_M for item in work]).mean()
-        ),  # mean surprise of the sampled tokens
+        # mean surprise of the sampled tokens
+        "entropy_proxy": -float(torch.cat([item.logprobs_M for item in work]).mean()),
     }
     return metrics | _groups(work, turns_M, held, config) | _release(work)
 

@@ -163,9 +163,8 @@ def _take(view: Tensor, array: NDArray[np.float32]) -> None:
     if view.is_cpu:
         np.copyto(view.numpy(), array)
     else:
-        view.copy_(
-            torch.from_numpy(np.array(array))
-        )  # a copy: the array that was read is not writable, and torch would warn
+        # a copy: the array that was read is not writable, and torch would warn
+        view.copy_(torch.from_numpy(np.array(array)))
 
 
 class _Sink:

@@ -141,9 +141,8 @@ class TorchEngine:
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(48)
         chunks: asyncio.Queue[Chunk] = asyncio.Queue()  # bounded by n * max_tokens
         submitted: list[Stream] = []
-        worker.post(
-            lambda: submitted.append(worker.submit(request, seed, chunks.put_nowait, editor, until))
-        )  # may raise Unavailable
+        # may raise Unavailable
+        worker.post(lambda: submitted.append(worker.submit(request, seed, chunks.put_nowait, editor, until)))
         missing = request.n
         self._open += request.n
         try:

@@ -50,9 +50,8 @@ class Fleet:
         self.pauses: list[float] = []
         self._want, self._draining, self._running, self._lost = want, draining, running, lost
         self._rolling = asyncio.Lock()  # one `load` at a time
-        self._loading = (
-            asyncio.Lock()
-        )  # servers change over one after another; it is not held during downloads or while waiting for them
+        # servers change over one after another; it is not held during downloads or while waiting for them
+        self._loading = asyncio.Lock()
         self._promised = dict[Replica, str]()  # replica -> the slot whose version it fetches, unless that failed
 
     def candidates(self, slot: str) -> list[Replica]:

@@ -96,9 +96,8 @@ async def watch_learning(log: RowLog, folds: Folds, ledger: ReleaseLedger, numbe
             numbers.ledger = await ledger.refresh()
             newest, kept = await asyncio.to_thread(log.newest), await folds.load(FOLD)
             if kept is not None and kept[0] <= newest:  # a summary of a longer log is another log's
-                with contextlib.suppress(
-                    KeyError, TypeError, ValueError
-                ):  # written by another version: a new one is on its way
+                # written by another version: a new one is on its way
+                with contextlib.suppress(KeyError, TypeError, ValueError):
                     if numbers.summary is None or numbers.summary.cursor != kept[0]:
                         # takes up to 70 ms with 20,000 open turns, so it must not run between two tokens of a stream
                         numbers.summary = await asyncio.to_thread(Summary.of, *kept)

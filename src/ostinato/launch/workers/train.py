@@ -31,9 +31,8 @@ from ostinato.reward.asking.question import Asker
 
 logger = logging.getLogger(__name__)
 
-_LEAVING_S = (
-    3.0  # a worker must end within `supervise.stop_s`; so many of these seconds are kept for what follows the clean-up
-)
+# a worker must end within `supervise.stop_s`; so many of these seconds are kept for what follows the clean-up
+_LEAVING_S = 3.0
 _LEAST_CLEANING_S = 1.0
 
 

@@ -51,9 +51,8 @@ class PostgresSegment(PackedRows):
         self.newest = first - 1
         self.size = 0  # bytes
         self.dictionaries = 1
-        self._pending: list[
-            tuple[sql.SQL | sql.Composed, list[Any]]
-        ] = []  # statements that `commit` sends, and their values
+        # statements that `commit` sends, and their values
+        self._pending: list[tuple[sql.SQL | sql.Composed, list[Any]]] = []
         self._bytes = 0  # approximate bytes of these values
         self._table = table_of(first)
         super().__init__(f"{name}, segment {first}", ring)

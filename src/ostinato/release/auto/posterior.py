@@ -70,9 +70,8 @@ class Posterior:
             raise ValueError(f"the doubt {doubt} must lie above 0")
         self._rho, self._doubt = rho, doubt
         self._most = most_users
-        self._users: OrderedDict[Person, tuple[int, float]] = (
-            OrderedDict()
-        )  # turns, and the sum of their scaled rewards
+        # turns, and the sum of their scaled rewards
+        self._users: OrderedDict[Person, tuple[int, float]] = OrderedDict()
         self._sums = [0.0] * _SUMS  # over users: 1, w, w y, w^2, w^2 y, w^2 y^2
 
     def add(self, person: Person, reward: float) -> None:

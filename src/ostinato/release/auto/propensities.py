@@ -44,9 +44,8 @@ class PropensityTest:
     """
 
     def __init__(self) -> None:
-        self._arms: dict[
-            str, list[float]
-        ] = {}  # draws, sum of 1{drawn} / p, log stakes, the largest log of the mean stake
+        # draws, sum of 1{drawn} / p, log stakes, the largest log of the mean stake
+        self._arms: dict[str, list[float]] = {}
 
     def add(self, arm: str, odds: Mapping[str, float]) -> None:
         """Count one draw, one per episode. Odds that exclude the drawn arm, or do not sum to 1, are refuted at once."""

@@ -14,9 +14,8 @@ from ostinato.release.auto.propensities import PropensityTest
 from ostinato.release.auto.thompson import Worth, drawn, probabilities, utility, with_failures
 
 _RELEASES = 16  # releases remembered beside the arms' present ones: a rollback goes to one of the last few
-_FAILED = (
-    "failed"  # the posterior of a release's failures, beside its metrics': 1 for a turn that failed, 0 for an answer
-)
+# the posterior of a release's failures, beside its metrics': 1 for a turn that failed, 0 for an answer
+_FAILED = "failed"
 _RARE = 0.1  # failures are rare: a made-up one counts for a tenth of a turn
 _FORMAT = 2  # of a snapshot; in format 1, failures were among the rewards
 _EPISODES = 50_000  # episodes whose draw is remembered, so that it is counted once

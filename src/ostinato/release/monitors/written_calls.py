@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, cast
 
 MOST_CALLS = 64
 _PATHS = ("path", "file_path", "file", "filename", "target_file")
+# key's start and end, value's end
 _TAGGED = (
     ("<parameter=", ">", "</parameter>"),
     ("<arg_key>", "</arg_key>", "</arg_value>"),
-)  # key's start and end, value's end
+)
 _LLAMA, _LLAMA_ARGUMENTS = '{"name":', '"parameters"'  # this format has no marker, so both are required
 
 

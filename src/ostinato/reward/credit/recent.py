@@ -38,9 +38,8 @@ class RecentShares:
         self._memory = memory
         self._steps = 0
         self._shares: dict[Person, float] = {}
-        self._missed: dict[
-            Person, float
-        ] = {}  # for people in `_shares` who came late: the share that they may no longer catch up on
+        # for people in `_shares` who came late: the share that they may no longer catch up on
+        self._missed: dict[Person, float] = {}
         self._level = math.inf
 
     @property

@@ -213,9 +213,8 @@ def _qwen_call(attributes: Attributes) -> Sequence[_Said]:
         said.append(_decided(accepted=True, by_person=False))
     elif decision == "accept":
         said.append(_decided(accepted=True, by_person=True))
-    elif (
-        decision == "reject" and not ok
-    ):  # the client also writes "reject" for answers it does not know, after which the tool runs
+    # the client also writes "reject" for answers it does not know, after which the tool runs
+    elif decision == "reject" and not ok:
         said.append(_decided(accepted=False, by_person=True))
     if ok or (decision != "reject" and _word(attributes, "status") != "cancelled"):
         said.append(_ended(ok=ok))

@@ -12,9 +12,8 @@ from ostinato.core.conversation import Conversation, Role
 
 INTERRUPTION = "[Request interrupted by user"  # Claude Code's note when a person pressed Escape
 _OF_A_CALL = f"{INTERRUPTION} for tool use"  # its note when a tool call was refused or stopped
-_TAG = re.compile(
-    r"<(?P<closes>/?)(?P<name>[a-z][a-z_-]{0,63})>"
-)  # of reminders, environments, instructions, a command's output
+# of reminders, environments, instructions, a command's output
+_TAG = re.compile(r"<(?P<closes>/?)(?P<name>[a-z][a-z_-]{0,63})>")
 _FENCE = "```"
 _MOST_CHARS = 2_000  # most characters of typed text that are kept
 _MOST_SENT = 50_000  # characters of a message that are searched

@@ -207,9 +207,8 @@ class Attempts:
         for (selected, outcome), alone in zip(needed, plain, strict=True):
             sure = tuple(test for test in selected.tests if alone is not None and test in alone.passed)
             failing = frozenset(outcome.failed) if outcome is not None and (outcome.stopped or outcome.failed) else None
-            took = (
-                selected.seconds if alone is None else alone.cpu
-            )  # a change that takes twice as long counts as endless
+            # a change that takes twice as long counts as endless
+            took = selected.seconds if alone is None else alone.cpu
             found.append(replace(selected, tests=sure, seconds=took, lazy=failing))
         return found, left_out
 

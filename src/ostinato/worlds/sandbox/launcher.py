@@ -96,10 +96,11 @@ def compiled(name: str, sources: Mapping[str, str]) -> Path:
             (Path(scratch) / file).write_text(text)
         files = [file for file in sources if file.endswith(".c")]
         command = [compiler, *_FLAGS, *files, "-o", str(made)]
+        # the compiler looks for its linker there
         environment = {
             **os.environ,
             "PATH": os.environ.get("PATH") or os.defpath,
-        }  # the compiler looks for its linker there
+        }
         result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch, env=environment)
         if result.returncode:
             raise SandboxRefused(f"the sandbox's {name} does not compile with {compiler}: {result.stderr[-1500:]}")

@@ -126,12 +126,13 @@ class ModelRelay:
         except Unavailable as error:
             self._fail(error)
             return _said(503, "the model cannot be reached")
+        # of the agent's own connection
         except (
             aiohttp.ClientError,
             web.RequestPayloadError,
             ConnectionError,
             TimeoutError,
-        ):  # of the agent's own connection
+        ):
             return _said(400, "the request or its reader went away")
 
     async def _call(self, request: web.BaseRequest) -> web.StreamResponse:

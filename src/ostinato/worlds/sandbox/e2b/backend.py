@@ -76,9 +76,8 @@ class E2BBoxes:
 
         Raises BadRequest for files that do not fit, BadConfig for a template that cannot be used, SandboxRefused, Unavailable.
         """
-        owner = 100_000 + secrets.randbelow(
-            1 << 20
-        )  # a uid of its own, so that per-user limits count no other processes
+        # a uid of its own, so that per-user limits count no other processes
+        owner = 100_000 + secrets.randbelow(1 << 20)
         archive = await asyncio.to_thread(parcel, spec, owner)
         try:
             machine = await self._account.machine()

@@ -81,6 +81,7 @@ RULES: dict[str, tuple[Argument, ...]] = {
 """Allowed by argument: all of a call's conditions must hold. `setsockopt` is in bpf.py, because its two arguments depend on each other."""
 
 SOCKET_LEVEL, TCP_LEVEL = 1, 6
+# filters in classic and extended BPF, their lock, forced buffer sizes
 SOCKET_OPTIONS = (
     26,
     27,
@@ -90,7 +91,7 @@ SOCKET_OPTIONS = (
     50,
     51,
     52,
-)  # filters in classic and extended BPF, their lock, forced buffer sizes
+)
 TCP_OPTIONS = (13, 19, 31)  # congestion control by name (loads modules), repair, upper-layer protocol
 
 NAMES = sorted({*PLAIN, *ANSWERED, *RULES, "setsockopt"})

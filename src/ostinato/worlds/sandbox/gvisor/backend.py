@@ -31,10 +31,11 @@ from ostinato.worlds.sandbox.starting import (
 )
 
 _START_S = 30.0
+# how gVisor intercepts system calls, the faster first; releases before 2023 have only the second
 _PLATFORMS = (
     "systrap",
     "ptrace",
-)  # how gVisor intercepts system calls, the faster first; releases before 2023 have only the second
+)
 _INSTALL = (
     'sandbox.backend = "gvisor" needs runsc, which is not on the PATH. To get it: apt-get install runsc (Debian, Ubuntu), or a release '
     'from https://gvisor.dev/docs/user_guide/install; or set sandbox.backend = "namespaces"'

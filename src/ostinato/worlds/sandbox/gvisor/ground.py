@@ -56,9 +56,8 @@ class Ground:
         self.root, self.state = self.place / "root", self.place / "state"
         self.state.mkdir(0o700)
         self._count = 0
-        self._closed: dict[
-            str, list[str]
-        ] = {}  # host directory -> the paths in it that only root may read, searched for once
+        # host directory -> the paths in it that only root may read, searched for once
+        self._closed: dict[str, list[str]] = {}
         self._build()
 
     def _build(self) -> None:

@@ -22,9 +22,8 @@ from kernel import MS_BIND, MS_RDONLY, call, mount, step
 BOX = "/.box"
 OWN, BASE = f"{BOX}/own", f"{BOX}/base"
 GROUPS, PROC = f"{BOX}/pids", f"{BOX}/proc"
-FILE = struct.Struct(
-    "<IIQ"
-)  # as `pack_files` in ../../starting.py writes them: length of the name, mode, length of the file
+# as `pack_files` in ../../starting.py writes them: length of the name, mode, length of the file
+FILE = struct.Struct("<IIQ")
 NO_AUTOMOUNT, STATX = 0x800, {"x86_64": 332, "aarch64": 291}
 
 

@@ -69,9 +69,8 @@ class Programs:
         self.settings, self._selector, self._answered = settings, selector, answered
         self._running: dict[int, Program] = {}
         self._left: list[Group] = []  # groups whose program ended
-        self.others: dict[
-            int, Callable[[int], None]
-        ] = {}  # children other than programs, with the function to call when they end
+        # children other than programs, with the function to call when they end
+        self.others: dict[int, Callable[[int], None]] = {}
         self._kills, self._dying = 0, set[int]()  # killed for lack of memory
         self._meminfo = os.open(f"{PROC}/meminfo", os.O_RDONLY)
         self._base = self._in_use()
