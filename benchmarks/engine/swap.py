@@ -1,4 +1,4 @@
-"""Hot swaps of the real model under open streams: how long do they stop sampling, and does every token name its policy version?
+"""Hot swaps of the real model under open streams: how long are the streams paused, and does every token name its policy version?
 
     python -m benchmarks.engine.swap [--streams 32] [--swaps 50] [--cache DIR]
 

@@ -2,10 +2,9 @@
 
     python -m benchmarks.record.synthetic --out DIRECTORY --turns 100000 1000000 10000000
 
-For each size it makes a run in DIRECTORY whose log holds that many turns of synthetic traffic (`traffic.py`): the first
-segment is written by the real writer, the other closed segments are copies of it (`copies.py`), and the newest, open segment is
-written by the writer again. Then each reader that starts with the product is started in its own process (`starts.py`), from its
-saved folds. Results go to
+For each size it makes a run in DIRECTORY whose log holds that many turns of synthetic traffic (`traffic.py`): the first segment is written
+by the real writer, the other closed segments are copies of it (`copies.py`), and the newest, open segment is written by the writer again.
+Then each reader that starts with the product is started in its own process (`starts.py`), from its saved folds. Results go to
 benchmarks/results/log_size.json.
 """
 

@@ -26,7 +26,7 @@ class Written:
 @dataclass(frozen=True, slots=True)
 class Habits:
     """A clean policy's shares. Of turns: `tools`, `no_op`, `refusal`, `praise`, `todo`. Of turns with tools: `broken`, `terminal`. Of
-    the other turns: `edit`, and of those without one `question`. Of edits: `test_edit`, `comments`, `tiny`, `silenced`.
+    the other turns: `edit`, and of those without an edit: `question`. Of edits: `test_edit`, `comments`, `tiny`, `silenced`.
     """
 
     tools: float = 0.35

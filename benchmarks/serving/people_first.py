@@ -49,8 +49,8 @@ def settings(place: Path, *, first: bool) -> list[str]:
 
 
 class Load:
-    """People and rollouts at one gateway. `answers`: for each answer the time of its call, seconds to the
-    first token and tokens/s after it. `ended`: the number of finished rollouts."""
+    """People and rollouts at one gateway. `answers`: for each answer the time of its call, seconds to the first token and tokens/s after
+    it. `ended`: the number of finished rollouts."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, key: str) -> None:
         self._session, self._url, self._key = session, url, key

@@ -3,12 +3,11 @@
     python -m benchmarks.peers vllm
     python -m benchmarks.weights.vllm_follower [--streams 8] [--swaps 5] [--changed 0.01] [--compile] [--cache DIR]
 
-A chain of versions of SmolLM2-135M, each with the given share of all elements changed, is swapped in under streaming requests, in
-three alternating ways: *recompute* and *keep* are ours with either policy for the key-value cache; *reload* is vLLM's `reload_weights`
-from an exported directory between `/pause?mode=keep` and `/resume`, not counting the export. *pause* is the time from the request to
-pause to the answer to resume, *gap* the longest wait between two chunks of any stream around the swap, and *calm* the longest without
-a swap.
-Prints a table and writes benchmarks/results/vllm_follower.json.
+A chain of versions of SmolLM2-135M, each with the given share of all elements changed, is swapped in under streaming requests, in three
+alternating ways: *recompute* and *keep* are ours with either policy for the key-value cache; *reload* is vLLM's `reload_weights` from an
+exported directory between `/pause?mode=keep` and `/resume`, not counting the export. *pause* is the time from the request to pause to the
+answer to resume, *gap* the longest wait between two chunks of any stream around the swap, and *calm* the longest without a swap. Prints a
+table and writes benchmarks/results/vllm_follower.json.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
     python -m benchmarks.worlds.sandbox [--rounds 3] [--starts 300] [--runs 10000]
 
-A start covers everything from the call until the box's last process is gone: namespaces, file system, filter, one program, the
-answer, the exit. bubblewrap runs the same program in namespaces of its own (--unshare-all), without a filter on system calls,
-Landlock or limits. Boxes yield to all other processes, so on a busy machine their rates say little, but their CPU time does
-(it includes the zygote's own start).
+A start covers everything from the call until the box's last process is gone: namespaces, file system, filter, one program, the answer, the
+exit. bubblewrap runs the same program in namespaces of its own (--unshare-all), without a filter on system calls, Landlock or limits. Boxes
+yield to all other processes, so on a busy machine their rates say little, but their CPU time does (it includes the zygote's own start).
 Prints a table and writes benchmarks/results/sandbox.json. Figures of different runs compare only where the machine was alike and quiet.
 """
 

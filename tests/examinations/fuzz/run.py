@@ -3,12 +3,12 @@
     python -m tests.examinations.fuzz.run --minutes 10 [--seed 1] [--processes 1]
     python -m tests.examinations.fuzz.run --replay runs/fuzz-weights/1-0.case
 
-Cases are real payloads, manifests and stores with bits flipped, parts cut, spliced or swapped, headers and frames that lie, and
-generated streams (`cases.py`). Cases that end in a new way are mutated further. A case is run in a child
-process (`targets.py`): targets and payloads are placed between guard pages, and for a quarter of the time compiled code
-checks its indices. Findings are: an undocumented exception; weights or manifests other than promised; the death of the
-child; more than CPU_S seconds of CPU time or WALL_S seconds for one case; memory growth beyond the size that the case declares
-times TIMES, plus ALLOWANCE. Each finding is saved and can be replayed. Prints a table and writes results/fuzz_weights.json.
+Cases are real payloads, manifests and stores with bits flipped, parts cut, spliced or swapped, headers and frames that lie, and generated
+streams (`cases.py`). Cases that end in a new way are mutated further. A case is run in a child process (`targets.py`): targets and payloads
+are placed between guard pages, and for a quarter of the time compiled code checks its indices. Findings are: an undocumented exception;
+weights or manifests other than promised; the death of the child; more than CPU_S seconds of CPU time or WALL_S seconds for one case; memory
+growth beyond the size that the case declares times TIMES, plus ALLOWANCE. Each finding is saved and can be replayed. Prints a table and
+writes results/fuzz_weights.json.
 """
 
 from __future__ import annotations

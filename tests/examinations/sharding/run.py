@@ -51,7 +51,7 @@ TEXT = Path(__file__).read_text()
 
 
 def turns(path: Path, count: int) -> list[Any]:
-    """Pieces of this program's own source, as prompts and answers."""
+    """Pieces of this program's own source, as prompts of 40 to 109 tokens and answers of 41 to 169."""
     ids = HFRenderer(path).encode(TEXT)
     draw = random.Random(0)
     found = []
