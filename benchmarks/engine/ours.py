@@ -147,7 +147,7 @@ def main() -> None:
     engine = make_engine(args.model, args.mode, kv_tokens=kv_tokens, rows=args.streams, stops=False)
     loop.run_until_complete(engine.start())
     first = first_snapshot(args.model)
-    swaps = [_load(loop, engine, first, number) for number in range(2)]  # the first load also tries the forms of the model
+    swaps = [_load(loop, engine, first, number) for number in range(2)]  # the first load tries the model's forms
     about = {"version": ostinato.__version__, "torch": torch.__version__, "mode": args.mode, "load_s": swaps[-1]}
     about["resident_mb"] = _resident_mb()
     serve(about, lambda command: loop.run_until_complete(run(engine, command)), answers)

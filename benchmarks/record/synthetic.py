@@ -37,7 +37,7 @@ BULK = 64  # rows per append
 NEWEST = 2_000  # turns that the open segment holds
 BYTES_A_TURN = 1_500  # a generous estimate, for the check of free disk space
 SEGMENT_ROWS = RecordConfig().segment_rows
-PATIENT = RecordConfig(append_s=3600.0, segment_hours=1e6)  # the machine may be busy, and the log's clock is the traffic's
+PATIENT = RecordConfig(append_s=3600.0, segment_hours=1e6)  # the machine may be busy; the clock is the traffic's
 
 
 async def write(log: SqlLog, shape: Shape, traffic: Traffic, turns: int, rows: int, progress: Progress) -> None:

@@ -31,7 +31,7 @@ class Fixed(Router):
 
 CONTEXTS = 2  # short and long questions: each arm is better at one kind than at the other
 TILT = {"small": (0.08, -0.08), "live": (0.0, 0.0), "large": (-0.06, 0.06)}
-NEW = np.array([[0.6, 0.2, 0.2], [0.1, 0.2, 0.7]])  # the changed router's odds: a row per context; columns small, live, large
+NEW = np.array([[0.6, 0.2, 0.2], [0.1, 0.2, 0.7]])  # the changed router's odds by context: small, live, large
 
 
 USUAL, LITTLE, MUCH = (300, 500), (100, 150), (1_000, 2_000)  # users and turns of a log

@@ -43,7 +43,7 @@ class Loop:
         self._engine = make_engine(
             path,
             settings["mode"],
-            kv_tokens=min(blocks * BLOCK, EngineConfig().kv_tokens),  # long rollouts wait for free memory, as in the product
+            kv_tokens=min(blocks * BLOCK, EngineConfig().kv_tokens),  # long rollouts wait for memory, as in the product
             rows=rows,
             stops=False,
         )

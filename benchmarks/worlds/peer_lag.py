@@ -73,7 +73,7 @@ def main() -> None:
 
     def graded(completions: list[Any], **_: Any) -> list[float]:
         nonlocal count
-        time.sleep(max(duration(f"{seed:.0f}.{count + n}") for n in range(len(completions))))  # all rollouts continue concurrently
+        time.sleep(max(duration(f"{seed:.0f}.{count + n}") for n in range(len(completions))))  # rollouts overlap
         count += len(completions)
         found = [float(re.match(LIKED, said[0]["content"]) is not None) for said in completions]
         rewards.append(statistics.fmean(found))

@@ -151,7 +151,7 @@ async def test_what_people_keep_gets_credit_and_what_they_undo_loses_it(tmp_path
     assert all((credit[turn] > 0) == kept for turn, kept in edits.items())
     before = {turn.parent: kept for turn in turns for edit, kept in edits.items() if turn.id == edit}
     assert len(before) == REPOSITORIES
-    assert all((credit[turn] > 0) == kept for turn, kept in before.items())  # the turn that led to the edit shares its credit
+    assert all((credit[turn] > 0) == kept for turn, kept in before.items())  # the turns before edits share in it
 
     trainer = PolicyTrainer(path, TrainConfig(compute="bf16", publish="bf16", warmup_steps=0), arithmetic)
     chosen = [turn for turn in turns if turn.id in edits]

@@ -26,7 +26,7 @@ class _Stopping:
     def execute(self, statement, *rest, **options):
         if statement == "COMMIT":
             self._connection.pgconn.flush()
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # sent to this thread, so that it stops right here
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # sent to this thread, so that it stops here
         return self._connection.execute(statement, *rest, **options)
 
 

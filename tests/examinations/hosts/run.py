@@ -165,7 +165,7 @@ def settle(staging: Staging) -> dict[str, Any]:
         staging.crews[name].send(signal.SIGTERM)
     for name in ("trainer-1", "trainer-2", "release"):
         staging.crews.pop(name).wait(60)
-    staging.audit("refs")  # from now on the operator's directory names the run's log, without which no command finds the run
+    staging.audit("refs")  # so that the operator's directory names the run's log; without it no command finds the run
     try:
         told = staging.ostinato("rollback", "--reason", "the examination's last act")
     except RuntimeError as error:  # nothing was released
