@@ -8,7 +8,7 @@ run, without those during which weights were swapped. d = trainer - engine, per 
 benchmarks/results/mismatch.json.
 
 With --fresh no run is read: an engine in each of these modes samples new turns, and the default model's trainer scores them (int8: the
-decoder in int8; int8-head: its output head too). This writes benchmarks/results/mismatch_modes.json, with measures of such a batch's value.
+decoder in int8; int8-head: its output head too). Writes benchmarks/results/mismatch_modes.json, with the drift measures of such a batch.
 """
 
 from __future__ import annotations

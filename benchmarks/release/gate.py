@@ -7,7 +7,7 @@ the same seeds, a gate against live alone (`AgainstLive`): up to three looks, re
 
 An item's score is the sum of the version's true mean, a fixed effect of that version on that item (standard deviation 0.122) and the
 noise of its draws (0.245 each). This is a model of a suite, not a measurement of one. Only the means over items are drawn, and the
-standard error that a sample of so many items would show; the property tests draw item by item.
+standard error that a sample of that many items would show; the property tests draw item by item.
 
     python -m benchmarks.release.gate
     python -m benchmarks.release.gate --runs 20 --sizes 500

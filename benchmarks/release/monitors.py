@@ -37,7 +37,7 @@ WARM_UP = 12_000
 STEP = 50  # turns between two refreshes of the monitors
 STEP_CLEAN = 1_000
 LONGEST = 8_000
-AIM = 2_000  # the aim: an alarm within so many turns
+AIM = 2_000  # the aim: an alarm within this many turns
 CONFIG = MonitorsConfig()
 
 # The four shifts of the note that proposed these detectors, planted as changed habits in every turn instead of as hacked turns.
