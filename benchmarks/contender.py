@@ -1,7 +1,7 @@
-"""Long-lived subprocesses that answer one JSON line per command, so that peers in other environments can be measured in turn.
+"""Long-lived subprocesses that answer one JSON line per command, so that peers in other environments can be measured alternately.
 
-Standard library only: both sides of the line use it, and the far side may run in an environment that has none of ours.
-A contender that is not asked is stopped (SIGSTOP, its children too): a spinning thread pool of one cannot slow another.
+It uses the standard library only, because the subprocess imports it too and may run in an environment without our packages.
+A contender is stopped (SIGSTOP, with its children) while it is idle, so that a spinning thread pool cannot slow the others.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ THREADS = 2
 
 
 def end_on_sigterm() -> None:
-    """Turn SIGTERM into an ordinary exit, so that contenders are ended too: a stopped one cannot end by itself."""
+    """Turn SIGTERM into an ordinary exit, so that contenders are closed as well: a stopped process cannot exit by itself."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 class Contender:
-    """One subprocess. `ask` blocks until it has answered; between two questions it does not run at all."""
+    """One subprocess. `ask` blocks until it has answered. Between two calls of `ask` the subprocess is stopped."""
 
     def __init__(self, name: str, command: list[str], *, log: Path, env: dict[str, str] | None = None) -> None:
         self.name, self._log = name, log
@@ -57,7 +57,7 @@ class Contender:
         return self._answer()
 
     def close(self) -> None:
-        """End it and its children."""
+        """Terminate the subprocess and its children."""
         for sign in (signal.SIGCONT, signal.SIGTERM):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, sign)
@@ -81,26 +81,26 @@ class Contender:
 
 
 def serve(about: dict[str, Any], handler: Handler, answers: Any) -> None:
-    """The far side: say what this is, then answer one line per line until the input ends. See `quiet_stdout`."""
+    """The subprocess's main loop: print `about`, then one answer per line of input until the input ends. See `quiet_stdout`."""
     print(json.dumps(about), file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(handler(json.loads(line))), file=answers, flush=True)
 
 
 def quiet_stdout() -> Any:
-    """The true standard output, for answers only; what libraries print goes to standard error from now on."""
+    """Return the real standard output, for answers only. From now on whatever libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
 
 
 def reward(sampled_ids: Sequence[int]) -> float:
-    """A trivial reward that every side computes alike: the share of even token ids."""
+    """A trivial reward that every contender computes in the same way: the share of even token ids."""
     return sum(token % 2 == 0 for token in sampled_ids) / max(1, len(sampled_ids))
 
 
 def texts(count: int, characters: int, seed: int) -> list[str]:
-    """Distinct windows of real English: the language reference that comes with Python. Each starts at a word."""
+    """Distinct windows of real English, from the language reference that comes with Python. Each starts at a word."""
     from pydoc_data import topics
 
     whole = " ".join(" ".join(topics.topics[name] for name in sorted(topics.topics)).split())
@@ -113,7 +113,7 @@ def texts(count: int, characters: int, seed: int) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were taken on, and how busy it was."""
+    """The machine that the figures were measured on, and its load."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
     return {"cpu": model, "cores": os.cpu_count(), "threads": THREADS, "load": [round(x, 2) for x in os.getloadavg()]}

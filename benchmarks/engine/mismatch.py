@@ -3,12 +3,12 @@
     python -m benchmarks.engine.mismatch [RUN_DIRECTORY] [--turns 1000]
     python -m benchmarks.engine.mismatch --fresh exact fast int8 int8-head [--turns 64]
 
-RUN_DIRECTORY is what `ostinato demo` or `ostinato up` left behind (default: the newest in runs/).
-Turns are spread over the run; those that met a swap are left
-out. d = trainer - engine, per sampled token, in nats. Prints a table and writes benchmarks/results/mismatch.json.
+RUN_DIRECTORY is the directory of a run of `ostinato demo` or `ostinato up` (default: the newest in runs/). Turns are spread evenly over the
+run, without those during which weights were swapped. d = trainer - engine, per sampled token, in nats. Prints a table and writes
+benchmarks/results/mismatch.json.
 
-With --fresh no run is asked: an engine of each of these modes samples anew, and the default model's trainer scores it (int8: the decoder in
-whole numbers; int8-head: its output head too). Then benchmarks/results/mismatch_modes.json, with what a batch of such turns is worth.
+With --fresh no run is read: an engine in each of these modes samples new turns, and the default model's trainer scores them (int8: the
+decoder in int8; int8-head: its output head too). Writes benchmarks/results/mismatch_modes.json, with the drift measures of such a batch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RESULT = RESULTS / "mismatch.json"
 
 
 async def chosen(log: RowLog, count: int) -> dict[PolicyVersion, list[Turn]]:
-    """`count` turns of one version each, evenly spread over the log, by version."""
+    """`count` turns, evenly spread over the log and grouped by version. Each was sampled from a single version."""
     whole = [
         row
         async for _, row in log.read(0, {Turn})

@@ -1,4 +1,4 @@
-"""Our engine as a contender of engine.py, and the one place where the benchmarks choose how engine and trainer are set up."""
+"""Our engine as a contender of throughput.py, and the only place where the benchmarks set up the engine and the trainer."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.version.content import weights_root
 
 Mode = Literal["exact", "fast", "int8"]
-"""int8: as fast, and the engine's decoder in whole numbers."""
+"""int8: like fast, with the engine's decoder in int8."""
 BLOCK = EngineConfig().block
-COMPUTE = ostinato.model.config.quick_dtype()  # as model.compute = "auto" has it; weights are in bf16
+COMPUTE = ostinato.model.config.quick_dtype()  # as with model.compute = "auto"; weights are in bf16
 
 
 def make_engine(
     path: Path, mode: Mode, *, kv_tokens: int, rows: int = 128, stops: bool = True, head: bool = False
 ) -> TorchEngine:
-    """An engine of one mode for `rows` streams at once; without `stops` no token ends a stream. `head`: in whole numbers, too."""
+    """An engine in one mode for `rows` concurrent streams. Without `stops` no token ends a stream. `head`: output head in int8, too."""
     renderer = HFRenderer(path)
     if not stops:
         renderer.stop_ids = frozenset  # type: ignore[method-assign] # every stream is to be of full length
@@ -68,7 +68,7 @@ def _with_head(make: Callable[[Weights], PreTrainedModel], integers: Integers) -
 
 
 def make_trainer(path: Path, mode: Mode, **settings: Any) -> PolicyTrainer:
-    """A trainer of one mode. The thread count is the process's: call `torch.set_num_threads` before."""
+    """A trainer in one mode. The thread count belongs to the process: call `torch.set_num_threads` first."""
     compute = "bf16" if COMPUTE.itemsize == 2 else "fp32"
     config = TrainConfig(threads=THREADS, compute=compute, kl_beta=0.0, **settings)
     return PolicyTrainer(path, config, contract=arithmetic(path, mode))
@@ -76,7 +76,7 @@ def make_trainer(path: Path, mode: Mode, **settings: Any) -> PolicyTrainer:
 
 @cache
 def arithmetic(path: Path, mode: Mode) -> Contract:
-    """Under what both compute; in exact mode the self-test finds the row rule, the same bits at one thread and at all."""
+    """The numerics contract of engine and trainer. In exact mode the self-test finds the row rule with equal bits at 1 and 2 threads."""
     rows, quantisation = 1, whole(path).name if mode == "int8" else "none"
     if mode == "exact":
         found = examine(path, COMPUTE, (1, THREADS), prepack)
@@ -89,7 +89,7 @@ def arithmetic(path: Path, mode: Mode) -> Contract:
 
 @cache
 def whole(path: Path) -> Integers:
-    """What the engine multiplies by in whole numbers."""
+    """The integer kernels that the engine's int8 products use."""
     return find(shape.inputs for shape in shapes_of(empty_model(path, torch.float32, shallow=True).base_model))
 
 
@@ -99,7 +99,7 @@ def first_snapshot(path: Path) -> Snapshot:
 
 
 def _load(loop: asyncio.AbstractEventLoop, engine: TorchEngine, first: Snapshot, number: int) -> float:
-    """Seconds of bringing these weights in as a version of their own: building, laying out, rounding, exchanging."""
+    """Seconds to load these weights as a new version: building the model, packing, rounding and swapping."""
     version = Snapshot(policy=PolicyVersion(number=number, hash=f"{first.policy.hash}.{number}"), weights=first.weights)
     began = time.perf_counter()
     loop.run_until_complete(engine.load("live", version))
@@ -107,14 +107,14 @@ def _load(loop: asyncio.AbstractEventLoop, engine: TorchEngine, first: Snapshot,
 
 
 def _resident_mb() -> float:
-    """This process's memory, with what it no longer needs and the allocator keeps."""
+    """This process's resident memory, including freed memory that the allocator keeps."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 async def stream(engine: TorchEngine, request: Generate, started: float) -> tuple[float, int]:
-    """Seconds to the first token, and how many tokens came."""
+    """Seconds to the first token, and the number of tokens received."""
     first, count = 0.0, 0
     async for chunk in engine.generate(request):
         first = first or time.perf_counter() - started
@@ -147,7 +147,7 @@ def main() -> None:
     engine = make_engine(args.model, args.mode, kv_tokens=kv_tokens, rows=args.streams, stops=False)
     loop.run_until_complete(engine.start())
     first = first_snapshot(args.model)
-    swaps = [_load(loop, engine, first, number) for number in range(2)]  # the first one tries forms of the model
+    swaps = [_load(loop, engine, first, number) for number in range(2)]  # the first load tries the model's forms
     about = {"version": ostinato.__version__, "torch": torch.__version__, "mode": args.mode, "load_s": swaps[-1]}
     about["resident_mb"] = _resident_mb()
     serve(about, lambda command: loop.run_until_complete(run(engine, command)), answers)

@@ -1,4 +1,4 @@
-"""transformers' `generate` as a contender of engine.py: one left-padded batch, bf16, scaled-dot-product attention, sampling."""
+"""transformers' `generate` as a contender of throughput.py: one left-padded batch, bf16, scaled-dot-product attention, sampling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 
 
 class Clock(BaseStreamer):
-    """When the first sampled token came. The library puts the prompt first, then one token per row and step."""
+    """Records when the first sampled token arrived. The library calls `put` with the prompt, then with one token per row at each step."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

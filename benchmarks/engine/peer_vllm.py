@@ -1,6 +1,6 @@
-"""vLLM's CPU build as a contender of engine.py; runs in the peers' environment. `python -m benchmarks.peers` makes it.
+"""vLLM's CPU build as a contender of throughput.py. It runs in an environment that `python -m benchmarks.peers` makes.
 
-Offline `LLM.generate`, its fastest way in: all requests are there at once, and nothing is detokenised or streamed.
+It uses offline `LLM.generate`, vLLM's fastest entry point: all requests are submitted together, and nothing is detokenised or streamed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
         max_num_seqs=args.streams,
         enforce_eager=not args.compile,
         enable_prefix_caching=args.share,
-        disable_log_stats=False,  # the times of first tokens are in there
+        disable_log_stats=False,  # these hold the times of first tokens
     )
 
     def run(command: dict[str, Any]) -> dict[str, Any]:

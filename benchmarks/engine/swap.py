@@ -1,8 +1,8 @@
-"""Hot swaps of the real model under open streams: how long is nobody served, does every token name its weights?
+"""Hot swaps of the real model under open streams: how long are the streams paused, and does every token name its policy version?
 
     python -m benchmarks.engine.swap [--streams 32] [--swaps 50] [--cache DIR]
 
-Two versions of SmolLM2-135M (the second differs in one weight) are swapped in turn while all streams sample. Prints the pause, the
+Two versions of SmolLM2-135M (the second differs in one weight) are swapped alternately while all streams sample. Prints the pause, the
 longest gap between two tokens of any stream with and without swaps, and writes benchmarks/results/swap.json.
 """
 

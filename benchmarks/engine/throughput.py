@@ -4,8 +4,8 @@
     python -m benchmarks.engine.throughput [--streams 1 8 32 128] [--repeats 5] [--contenders ...] [--cache DIR]
 
 All get the same prompts (about 64 tokens of real English, all different, new ones each round; with --group, that many samples of
-each), make the same number of tokens at temperature 1, and have the same two threads. Rounds alternate, A B C A B C, and whoever
-is not asked is stopped. Prints medians, and writes benchmarks/results/engine.json. In whole numbers against the engine's usual forms:
+each), sample the same number of tokens at temperature 1, and use the same two threads. Rounds alternate, A B C A B C, and an idle
+contender is stopped. Prints medians, and writes benchmarks/results/engine.json. To compare int8 with the engine's other modes:
 
     python -m benchmarks.engine.throughput --contenders ours-exact ours-fast ours-int8 [vllm] --out benchmarks/results/engine_int8.json
 """
@@ -29,20 +29,20 @@ from ostinato.model.load import resolve
 from ostinato.model.renderer import HFRenderer
 
 NAMES = ("ours-exact", "ours-fast", "ours-int8", "generate", "vllm")
-CHARACTERS = 8  # more than a token of English has
+CHARACTERS = 8  # more than an English token has
 
 
 def prompts(renderer: HFRenderer, streams: int, tokens: int, seed: int) -> list[list[int]]:
-    """Distinct prompts of `tokens` tokens, give or take an eighth."""
+    """Distinct prompts of `tokens` tokens, plus or minus an eighth."""
     draw = random.Random(seed)
     found = [renderer.encode(text) for text in texts(streams, tokens * CHARACTERS, seed)]
     return [ids[: draw.randint(tokens - tokens // 8, tokens + tokens // 8)] for ids in found]
 
 
 def vllm_environment(python: Path, args: argparse.Namespace) -> dict[str, str]:
-    """What vLLM's guide for CPUs asks for: cores named, the allocator and the OpenMP runtime preloaded, a bounded KV cache.
+    """The settings that vLLM's CPU guide asks for: explicit cores, allocator and OpenMP runtime preloaded, a bounded KV cache.
 
-    By default vLLM keeps one core free for its scheduler, which on two cores would halve it: all cores are named instead.
+    By default vLLM keeps one core free for its scheduler, which would halve its speed on two cores, so all cores are listed instead.
     """
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:THREADS])
     preload = [str(path) for path in args.vllm_preload]
@@ -81,11 +81,11 @@ def start(name: str, model: Path, args: argparse.Namespace, logs: Path) -> Conte
 
 
 def measure(contenders: list[Contender], renderer: HFRenderer, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every single run: who, how many streams, seconds, tokens, and the seconds to each stream's first token."""
+    """Every single run: contender, number of streams, seconds, tokens, and the seconds to each stream's first token."""
     runs: list[dict[str, Any]] = []
     for streams in args.streams:
         group = min(args.group, streams)
-        for each in contenders:  # kernels are chosen and caches filled
+        for each in contenders:  # warm-up: kernels are chosen and caches filled
             first = prompts(renderer, streams // group, args.prompt, seed=streams)
             each.ask(prompts=first, tokens=8, group=group)
         for repeat in range(max(args.repeats, args.generate_repeats)):

@@ -1,8 +1,8 @@
-"""Closed segments in bulk: a segment that the writer wrote, again under other names, times and places.
+"""Closed segments in bulk: copies of a segment that the writer wrote, with other names, times and sequence numbers.
 
-A copy holds as many rows as its pattern, in the same order, with the same tokens and log-probabilities; every name and hash is
-another one, times and places in the log go on where the segment before ended, and so do steps and version numbers. It is the file
-that the writer would have written of those rows, made in a fraction of the time.
+A copy holds as many rows as its pattern, in the same order, with the same tokens and log-probabilities. Every name and hash is
+replaced. Times, sequence numbers, steps and version numbers continue where the previous segment ended. The copy is the file
+that the writer would have written for those rows, made in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ostinato.record.segments.segment import KEYS, Segment
 from ostinato.record.sqlite import sync_directory
 
 _TIMES = frozenset({"started_at", "ended_at", "at", "occurred_at", "received_at"})
-_WITHOUT = 1  # the first byte of what was packed without a dictionary
+_WITHOUT = 1  # first byte of a value packed without a dictionary
 _POLICIES = frozenset({"policy", "previous", "reference", "base"})
 
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """What a copy adds to its pattern's places, times, steps and version numbers."""
+    """Offsets that a copy adds to its pattern's sequence numbers, times, steps and version numbers."""
 
     place: int
     seconds: float
@@ -45,9 +45,9 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row with gaps for what a copy changes besides names.
+    """A row with gaps for the values that a copy changes, other than names.
 
-    `plain`: what its key is the hash of. `early`: it was packed before the segment had a dictionary.
+    `plain`: the fields that its key hashes. `early`: it was packed before the segment had a dictionary.
     """
 
     seq: int
@@ -62,9 +62,9 @@ class _Row:
 
 
 class Pattern:
-    """A closed segment, read into memory. Its rows are small ones and turns, none of them encrypted or with a comment.
+    """A closed segment, read into memory. Its rows are small rows and turns, none of them encrypted or with a comment.
 
-    `rows`, `turns`, `steps`, `numbers`: how many rows, turns, steps and policy versions it holds. Names are made of `LETTERS`.
+    `rows`, `turns`, `steps`, `numbers`: how many rows, turns, steps and policy versions it holds. Names consist of `LETTERS`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +90,7 @@ class Pattern:
 
 
 def copy(pattern: Pattern, directory: LogDirectory, offsets: Offsets, seed: int) -> Path:
-    """Write the copy of a pattern that begins `offsets.place` rows after it. Its names depend on `seed` alone."""
+    """Write a copy of a pattern that begins `offsets.place` rows after it. Its names depend only on `seed`."""
     letters = list(LETTERS)
     random.Random(seed).shuffle(letters)
     renamed = bytes.maketrans(LETTERS.encode(), "".join(letters).encode())
@@ -127,7 +127,7 @@ def _insert_extras(segment: Segment, pattern: Pattern, offsets: Offsets, renamed
 
 
 def _insert_rows(segment: Segment, pattern: Pattern, offsets: Offsets, renamed: bytes) -> Sequence[int]:
-    """Write the rows, the identities in the order of their rows, as the writer does; returns the keys."""
+    """Write the rows, and their identities in row order as the writer does. Returns the keys."""
     early, later = Shrinker(dict), segment.shrinker
     identities: list[tuple[int, int]] = []
     for kind, rows in pattern.kinds.items():
@@ -146,7 +146,7 @@ def _insert_rows(segment: Segment, pattern: Pattern, offsets: Offsets, renamed: 
 
 
 def _key(kind: Kind, row: _Row, offsets: Offsets, renamed: bytes) -> int:
-    """As `codec.kinds.key_of`, which a test compares it with."""
+    """Like `codec.kinds.key_of`, which a test compares it with."""
     parts = [str(int(row.plain[0]) + offsets.step).encode()] if kind.identity == ("step",) else row.plain
     plain = b"\0".join([kind.table.encode(), *(part.translate(renamed) for part in parts)])
     return int.from_bytes(blake2b(plain, digest_size=8).digest(), "big") >> 1 & KEYS
@@ -182,7 +182,7 @@ def _rows(segment: Segment, kind: Kind) -> list[_Row]:
 
 
 def _part(name: str, value: Any) -> tuple[bytes, list[tuple[str, Any]]]:
-    """A field of a row's JSON, with gaps for what a copy changes."""
+    """A field of a row's JSON, with gaps for the values that a copy changes."""
     if name in _TIMES:
         return b"%r", [("time", value)]
     if name in ("upto", "step"):

@@ -1,8 +1,8 @@
-"""The start of each reader of the log that starts with the product, one in a process: seconds, and the most memory it held.
+"""Start-up time and peak memory of each component that reads the log when the product starts, one component per process.
 
     python -m benchmarks.record.starts desk DIRECTORY
 
-Seconds begin when the interpreter and the modules are loaded, which does not depend on the log.
+The clock starts once the interpreter and the modules are loaded, since that time does not depend on the log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ostinato.testing.renderer import ByteRenderer
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a start took. `peak_mb`: of the whole process, the interpreter and the modules included."""
+    """The cost of a start. `peak_mb`: peak of the whole process, including the interpreter and the modules."""
 
     seconds: float
     cpu_seconds: float
@@ -54,7 +54,7 @@ def config_of(run: Path) -> Config:
 
 
 async def desk(config: Config) -> None:
-    """The training worker's reward desk: its fold, and what came after."""
+    """The training worker's reward desk: its fold, and the rows after it."""
     plan = f"{config.reward.function} {sorted(config.reward.options.items())}"
     with open_log(config) as log:
         await Reading(log, config.reward, open_folds(config), plan).catch_up()
@@ -104,11 +104,11 @@ READERS: Mapping[str, Callable[[Config], Coroutine[Any, Any, None]]] = {
 }
 
 
-# ---------------------------------------------------------------- the folds that starts begin with
+# ---------------------------------------------------------------- the folds that the readers start from
 
 
 class _Since:
-    """A log as retention would leave it that dropped all up to a row; what is read from it goes into a summary too."""
+    """A log as if retention had dropped all rows up to `horizon`. Rows read from it are added to a summary too."""
 
     def __init__(self, log: RowLog, horizon: Cursor, seen: Callable[[int], None]) -> None:
         self.summary = summary.Summary(cursor=horizon)
@@ -142,7 +142,7 @@ class _Since:
 
 
 async def folded(run: Path, figures: Mapping[str, float], turns: int, seen: Callable[[int], None]) -> dict[str, float]:
-    """Save the desk's fold and the summary, made of at most so many of the newest turns; what reading them took."""
+    """Save the desk's fold and the summary, made from at most `turns` of the newest turns. Returns the cost of reading them."""
     config = config_of(run)
     plan = f"{config.reward.function} {sorted(config.reward.options.items())}"
     with open_log(config) as log:
@@ -163,7 +163,7 @@ async def folded(run: Path, figures: Mapping[str, float], turns: int, seen: Call
 
 
 def _peak_mb() -> float:
-    """Of this program: what `getrusage` tells includes the process that started it."""
+    """This program's peak memory. `getrusage` is not used because it includes the process that started this one."""
     told = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in told.splitlines() if line.startswith("VmHWM")) / 1024
 

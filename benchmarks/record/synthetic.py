@@ -1,10 +1,10 @@
-"""How large a log gets, and how fast every reader of it starts.
+"""The size of the log, and the start-up time of each of its readers.
 
     python -m benchmarks.record.synthetic --out DIRECTORY --turns 100000 1000000 10000000
 
-For each size it makes a run in DIRECTORY whose log holds that many turns of made-up traffic (`traffic.py`): one segment through the
-real writer, the closed ones after it as copies of that (`copies.py`), and the newest, open one through the writer again. Then each
-reader that starts with the product is started in a process of its own (`starts.py`), from the folds that it keeps. Results go to
+For each size it makes a run in DIRECTORY whose log holds that many turns of synthetic traffic (`traffic.py`): the first segment is written
+by the real writer, the other closed segments are copies of it (`copies.py`), and the newest, open segment is written by the writer again.
+Then each reader that starts with the product is started in its own process (`starts.py`), from its saved folds. Results go to
 benchmarks/results/log_size.json.
 """
 
@@ -33,15 +33,15 @@ from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
 from ostinato.record.segments.directory import LogDirectory
 
-BULK = 64  # rows of an append
+BULK = 64  # rows per append
 NEWEST = 2_000  # turns that the open segment holds
-BYTES_A_TURN = 1_500  # with room to spare: what is free is compared with it
+BYTES_A_TURN = 1_500  # a generous estimate, for the check of free disk space
 SEGMENT_ROWS = RecordConfig().segment_rows
-PATIENT = RecordConfig(append_s=3600.0, segment_hours=1e6)  # the machine may be busy, and the clock is the traffic's
+PATIENT = RecordConfig(append_s=3600.0, segment_hours=1e6)  # the machine may be busy; the clock is the traffic's
 
 
 async def write(log: SqlLog, shape: Shape, traffic: Traffic, turns: int, rows: int, progress: Progress) -> None:
-    """Append traffic until it has so many turns, or fills a segment of so many rows; what is begun is finished then."""
+    """Append traffic until it has `turns` turns or nearly fills a segment of `rows` rows, then wait for the pending appends."""
     task = progress.add_task("written", total=min(turns, rows // 4))
     block: list[Row] = []
     waiting: set[asyncio.Future[int]] = set()
@@ -62,7 +62,7 @@ async def write(log: SqlLog, shape: Shape, traffic: Traffic, turns: int, rows: i
 
 
 async def made_pattern(out: Path, shape: Shape, progress: Progress) -> dict[str, float]:
-    """Have the segment that the others are copies of, through the writer; figures about how it was written."""
+    """Write the segment that the others are copies of, unless it exists. Returns figures on the writer's speed."""
     told = out / "pattern.json"
     if not told.exists():
         shutil.rmtree(out / "pattern", ignore_errors=True)
@@ -84,7 +84,7 @@ async def made_pattern(out: Path, shape: Shape, progress: Progress) -> dict[str,
 
 
 def made_copies(out: Path, pattern: Pattern, span: float, count: int, progress: Progress) -> float:
-    """Have so many copies of the pattern; CPU microseconds that a turn took, 0 if all were there."""
+    """Make the missing ones of `count` copies of the pattern. Returns CPU microseconds per turn, 0 if none were missing."""
     place, partial = LogDirectory(out / "segments"), LogDirectory(out / f"partial-{os.getpid()}")
     place.prepare()
     partial.prepare()
@@ -104,7 +104,7 @@ def offsets_of(pattern: Pattern, span: float, index: int) -> Offsets:
 
 
 async def make(out: Path, turns: int, shape: Shape, progress: Progress) -> dict[str, float]:
-    """The log of a run of this many turns: links to segments that all sizes share, and an open one of its own."""
+    """Make the log of a run with this many turns: hard links to segments that all sizes share, and an open segment of its own."""
     run = out / str(turns)
     shutil.rmtree(run, ignore_errors=True)
     figures = await made_pattern(out, shape, progress)
@@ -127,12 +127,12 @@ async def make(out: Path, turns: int, shape: Shape, progress: Progress) -> dict[
 
 
 def size(directory: Path) -> int:
-    """Bytes of all files of a log, as the disk holds them."""
+    """Bytes that a log's files occupy on disk."""
     return sum(path.stat().st_blocks * 512 for path in directory.iterdir())
 
 
 def started(reader: str, run: Path) -> Start:
-    """What a reader says that its start took, in a process of its own."""
+    """Start a reader in a process of its own, and return the cost that it reports."""
     command = [sys.executable, "-m", "benchmarks.record.starts", reader, str(run)]
     said = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     return Start(**json.loads(said.splitlines()[-1]))

@@ -1,11 +1,11 @@
-"""Made-up traffic, as rows of the log: conversations, what people made of them, and what the desk and the release worker wrote.
+"""Synthetic traffic, as rows of the log: conversations, people's feedback, and the rows of the reward desk and the release worker.
 
 People (`users` of `tenants`) hold conversations of `episode` turns; each turn's new message has about `prompt` tokens, its answer
-`tokens`, a tenant's system prompt stands before all, and the tokens of earlier turns stand before a later one's. Some calls ask for
-several answers. Token ids are drawn one by one from a Zipf distribution, so they hold no phrases that a compressor could find, and
-log-probabilities are random floats of which half lie near 0: real traffic is smaller.
+`tokens`. Each prompt begins with the tenant's system prompt, followed by the tokens of the earlier turns. Some calls ask for
+several answers. Token ids are drawn independently from a Zipf distribution, so they hold no phrases that a compressor could find,
+and log-probabilities are random floats of which half lie near 0. Real traffic therefore compresses better.
 
-Every turn is delivered, some get a signal, all get a reward when they are mature, and each ends in a batch or held back.
+Every turn is delivered, some get a signal, all get a reward when they are mature, and each ends in a batch or is held back.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from ostinato.core.records import (
 )
 
 VOCABULARY = 49_152
-DRAWN = 200_000  # numbers that are drawn at once
+DRAWN = 200_000  # random numbers drawn per block
 START = 1_760_000_000.0
 OPEN_TALKS = 500
 REACTION_S, MATURE_S = 20.0, 31.0  # after the call
 CALL_S = 0.05  # between two calls
 RELEASE_EVERY = 20_000  # turns
 LETTERS = "ABCDEFGHIJKLMNOP"
-"""What names and hashes are made of, four bits a letter, and nothing else in a row is: so names can be replaced in its bytes."""
+"""The alphabet of names and hashes, four bits per letter. Nothing else in a row uses it, so names can be replaced in the row's bytes."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the traffic is like. Token counts are means."""
+    """The traffic's parameters. Token counts are means."""
 
     tenants: int = 10
     users: int = 10_000
@@ -95,7 +95,7 @@ class Draws:
         return self._random.bytes(letters // 2).hex().translate(_TO_LETTERS)
 
     def length(self, mean: int) -> int:
-        """Around the mean: from half of it to one and a half."""
+        """A random length from half the mean to one and a half times the mean."""
         return int(self._random.integers(mean // 2, mean + mean // 2 + 1)) if mean else 0
 
     def below(self, bound: int) -> int:
@@ -110,7 +110,7 @@ _TO_LETTERS = str.maketrans("0123456789abcdef", LETTERS)
 
 @dataclass(slots=True)
 class Talk:
-    """A conversation that goes on."""
+    """An open conversation."""
 
     tenant: str
     user: str
@@ -121,7 +121,7 @@ class Talk:
 
 
 class Traffic:
-    """One stretch of traffic. `rows` counts what was handed out, `now` is the time of the last call.
+    """One stretch of traffic. `rows` counts the rows handed out, and `now` is the time of the last call.
 
     Example: ``for rows in Traffic(Shape(), Draws(0)).calls(1000): ...``
     """
@@ -140,14 +140,14 @@ class Traffic:
         self._ready: list[Turn] = []
 
     def calls(self, turns: int) -> Iterator[list[Row]]:
-        """Calls until there are so many turns more, each with the rows that are written about it and meanwhile."""
+        """Yield calls until there are `turns` more turns. Each call comes with its own rows and the other rows due by then."""
         end = self.turns + turns
         while self.turns < end:
             self.now += CALL_S
             yield self._counted([*self._call(), *self._due(self.now)])
 
     def finish(self) -> Iterator[list[Row]]:
-        """What is still to be said about all turns; they end in a batch, or held back."""
+        """Yield the remaining rows about all turns, until each is in a batch or held back."""
         self.now += 2 * MATURE_S
         while rows := self._due(self.now, most=500):
             yield self._counted(rows)
@@ -158,7 +158,7 @@ class Traffic:
         self.rows += len(rows)
         return rows
 
-    # ------------------------------------------------------------ what is served
+    # ------------------------------------------------------------ serving
 
     def _call(self) -> list[Row]:
         shape, draws = self._shape, self._draws
@@ -230,7 +230,7 @@ class Traffic:
     def _soon(self, seconds: float) -> float:
         return self.now + seconds + self._draws.below(1 << 20) / 1e6
 
-    # ------------------------------------------------------------ what is made of it
+    # ------------------------------------------------------------ signals, rewards and batches
 
     def _due(self, now: float, most: int = 1 << 30) -> list[Row]:
         rows: list[Row] = []
@@ -242,7 +242,7 @@ class Traffic:
         return rows
 
     def _waits(self, now: float) -> bool:
-        """True while a signal that was received by now is not written yet: rewards come after it."""
+        """True while a signal received by `now` is not yet written. Rewards must come after it."""
         return bool(self._signals) and self._signals[0].received_at <= now
 
     def _decided(self, turn: Turn, said: tuple[str, ...], at: float, upto: int) -> list[Row]:

@@ -1,11 +1,11 @@
-"""Auto on simulated users: what finding the best arm costs, whether a wrong propensity is caught, whether intervals hold what they promise.
+"""Auto on simulated users: the regret of finding the best arm, the detection of wrong propensities, and the coverage of intervals.
 
     python -m benchmarks.release.auto            # about ten minutes of one core
     python -m benchmarks.release.auto --quick    # does it run? writes nothing
 
-*Regret* of a turn is how much likelier the best fixed arm's answer was to be liked by that user than that of the arm that was dealt, in
-points (hundredths). Rewards reach the router 100 turns late, 50 turns at once. *Coverage*: of 1,000 runs, in how many the 95% interval
-held the true value of the changed router; the truth is known, because the users are simulated (`benchmarks/release/crowd.py`).
+The *regret* of a turn is the probability that the user likes the best fixed arm's answer minus that of the arm that was dealt, in
+points (hundredths). Rewards reach the router 100 turns late, 50 turns at once. *Coverage* is the share of 1,000 runs in which the 95%
+interval contained the changed router's true value. The truth is known because the users are simulated (`benchmarks/release/crowd.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CURVE = (250, 500, 1_000, 2_000, 5_000)
 
 
 def learned(served: Iterable[Served], router: Router, *, clustered: bool = True) -> list[Served]:
-    """All turns, after the router heard of each and, `LATE` turns on, of its reward."""
+    """All turns, after feeding the router each turn and, `LATE` turns later, its reward."""
     feed, all_turns = Feed(router, late=LATE, every=EVERY, clustered=clustered), list[Served]()
     for each in served:
         feed.take(each)
@@ -60,7 +60,7 @@ def regrets(served: list[Served], qualities: Mapping[str, float]) -> np.ndarray:
 
 
 def regret_of(make: Callable[[], Router], runs: int, turns: int, *, clustered: bool = True) -> dict[str, Any]:
-    """Mean regret per turn up to each point of the curve, over all turns, and of the last tenth; with the spread over runs."""
+    """Mean regret per turn: up to each point of the curve, over all turns, and over the last tenth, with the spread over runs."""
     rows: list[np.ndarray] = []
     shares: list[float] = []
     for seed in range(runs):
@@ -82,7 +82,7 @@ def regret_of(make: Callable[[], Router], runs: int, turns: int, *, clustered: b
 
 
 def entering(runs: int, turns: int) -> dict[str, Any]:
-    """A release that is better by five points becomes an arm beside two that are known: its share, and what was lost until then."""
+    """A release that is better by five points joins arms that the router already knows: its share of turns, and the regret per turn."""
     after = {**QUALITIES, "canary": 0.65}
     shares: list[list[float]] = []
     lost: list[float] = []
@@ -107,7 +107,7 @@ def _parts(served: list[Served], parts: int) -> list[list[Served]]:
 
 
 def loud_user(runs: int) -> dict[str, float]:
-    """What a thousand upvotes of one user do to an arm's mean (in points) and to its share, among 1,000 users' 5,000 turns."""
+    """The effect of one user's thousand upvotes on an arm's mean (in points) and on its share, among 1,000 users' 5,000 turns."""
     moved: list[tuple[float, float]] = []
     for seed in range(runs):
         rng, router = np.random.default_rng([3, seed]), Fixed({"a": 0.5, "b": 0.5})
@@ -140,19 +140,19 @@ FAULTS: dict[str, Mapping[str, float]] = {
 
 
 def caught(true: Mapping[str, float], runs: int, draws: int, alpha: float, seed: int) -> dict[str, Any]:
-    """In how many runs an alarm came, looked at after every draw, and after how many draws in the median of those."""
+    """The share of runs in which an alarm was raised at any draw, and the median number of draws until then."""
     when: list[int] = []
     for run in range(runs):
         rng, test = np.random.default_rng([4, seed, run]), PropensityTest()
         for number, place in enumerate(rng.random(draws).tolist(), 1):
             test.add(drawn(true, place), ODDS)
-            if number % 10 == 0 and test.wrong(alpha):  # it keeps the worst look: none is missed
+            if number % 10 == 0 and test.wrong(alpha):  # the test keeps its worst value, so that no alarm is missed
                 when.append(number)
                 break
     return {"caught": len(when) / runs, "median draws": float(np.median(when)) if when else None}
 
 
-# ---------------------------------------------------------------- all of it
+# ---------------------------------------------------------------- the whole benchmark
 
 
 SIZES = {"runs": 10, "turns": 5_000, "coverage runs": 1_000, "propensity runs": 100}
@@ -160,7 +160,7 @@ QUICK = {"runs": 2, "turns": 1_000, "coverage runs": 10, "propensity runs": 4}
 
 
 def sections(runs: int, turns: int, many: int, draws: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The figures, part by part."""
+    """Yield the figures, section by section."""
     yield (
         "propensities",
         {
@@ -184,7 +184,7 @@ def sections(runs: int, turns: int, many: int, draws: int) -> Iterator[tuple[str
 
 
 def covered(many: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The coverage so far, each time that there is more of it."""
+    """Yield the coverage figures so far after each new case."""
     few, found = max(1, many // 2), dict[str, Any]()
     for name, learns, size, kind, runs, wanted_XA in (
         *((f"learning router, {kind}", True, USUAL, kind, many, NEW) for kind in REWARDS),

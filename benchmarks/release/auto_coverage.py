@@ -1,4 +1,4 @@
-"""Do the intervals of a changed router's value hold what they promise? Logs of simulated users whose truth is known."""
+"""Coverage of the intervals for a changed router's value, on logs of simulated users where the true value is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.release.auto.router import Router
 
 QUALITIES = {"small": 0.50, "live": 0.55, "large": 0.60}
 LATE = 100  # turns until a reward is known
-EVERY = 50  # turns between two looks of the router at the log
+EVERY = 50  # turns between two reads of the log by the router
 SETTINGS = RouterConfig(low=0.0, high=1.0)
 
 
@@ -29,16 +29,16 @@ class Fixed(Router):
         return self._fixed
 
 
-CONTEXTS = 2  # short and long questions: an arm is better at some than at others
+CONTEXTS = 2  # short and long questions: each arm is better at one kind than at the other
 TILT = {"small": (0.08, -0.08), "live": (0.0, 0.0), "large": (-0.06, 0.06)}
-NEW = np.array([[0.6, 0.2, 0.2], [0.1, 0.2, 0.7]])  # of the changed router: by context, small, live, large
+NEW = np.array([[0.6, 0.2, 0.2], [0.1, 0.2, 0.7]])  # the changed router's odds by context: small, live, large
 
 
 USUAL, LITTLE, MUCH = (300, 500), (100, 150), (1_000, 2_000)  # users and turns of a log
 FIXED = {"small": 0.2, "live": 0.3, "large": 0.5}
 LOSER = np.array(
     [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
-)  # all to the worst arm, which a learning router has hardly any turns of
+)  # all turns to the worst arm, to which a learning router deals hardly any
 
 
 def liked(mean: float, rng: np.random.Generator) -> float:
@@ -46,18 +46,18 @@ def liked(mean: float, rng: np.random.Generator) -> float:
 
 
 def skewed(mean: float, rng: np.random.Generator) -> float:
-    """Log-normal: the largest tenth of the rewards is worth four tenths of all."""
+    """Log-normal: the largest tenth of the rewards makes up four tenths of their sum."""
     return mean * float(np.exp(rng.normal() - 0.5))
 
 
 def wild(mean: float, rng: np.random.Generator) -> float:
-    """Student's t of three degrees of freedom, which has no third moment."""
+    """Student's t with three degrees of freedom, which has no third moment."""
     return mean + 0.4 * float(rng.standard_t(3))
 
 
 @dataclass(frozen=True)
 class Rewards:
-    """How a turn's reward comes of its mean, and the range that the router is told."""
+    """How a turn's reward is drawn from its mean, and the range that the router is given."""
 
     of: Callable[[float, np.random.Generator], float]
     low: float
@@ -80,7 +80,7 @@ class Logged:
 
 
 def log_of(router: Router, size: tuple[int, int], rewards: Rewards, rng: np.random.Generator) -> Logged:
-    """Turns of new users, dealt by a router, which hears of them if it can learn."""
+    """Turns of new users, dealt by a router. A router that learns is fed these turns."""
     users, turns = size
     crowd, arms = Crowd(users, rng), list(QUALITIES)
     by_context = [{arm: crowd.chances(QUALITIES[arm] + TILT[arm][x]) for arm in arms} for x in range(CONTEXTS)]
@@ -99,7 +99,7 @@ def log_of(router: Router, size: tuple[int, int], rewards: Rewards, rng: np.rand
 
 
 def true_value(wanted_XA: np.ndarray) -> float:
-    """Of a changed router, over all users that there could be."""
+    """The true value of a changed router, in expectation over users."""
     qualities_XA = np.array([[QUALITIES[arm] + TILT[arm][x] for arm in QUALITIES] for x in range(CONTEXTS)])
     return float((wanted_XA * qualities_XA).sum(axis=1).mean())
 
@@ -117,7 +117,7 @@ def estimates(log: Logged, wanted_XA: np.ndarray) -> dict[str, PolicyValue]:
 def coverage(
     learns: bool, size: tuple[int, int], kind: str, runs: int, wanted_XA: np.ndarray = NEW
 ) -> dict[str, dict[str, float]]:
-    """How often each estimator's interval held the truth, and on which side of it the others lay."""
+    """How often each estimator's interval contained the truth, and on which side the other intervals lay."""
     rewards, truth = REWARDS[kind], true_value(wanted_XA)
     config = SETTINGS.model_copy(update={"low": rewards.low, "high": rewards.high})
     found: list[dict[str, PolicyValue]] = []
@@ -126,7 +126,7 @@ def coverage(
         log = log_of(router, size, rewards, np.random.default_rng([5, size[1], run]))
         try:
             found.append(estimates(log, wanted_XA))
-        except ValueError:  # no turn at all that the changed router would have chosen: there is no estimate
+        except ValueError:  # the changed router would have chosen none of the turns, so there is no estimate
             continue
     return {name: _covered([run[name] for run in found], truth, runs) for name in ("IPS", "SNIPS", "DR")}
 

@@ -1,9 +1,9 @@
-"""How often a trial's intervals hold with few users: at one look, and at every look together.
+"""How often a trial's intervals hold with few users: at a single look, and at all looks jointly.
 
     python -m benchmarks.release.coverage             # about half an hour on one core
 
 Users differ in taste (beta) and in how much they ask (log-normal, many times more for some), come back slot after slot, and half of them
-are treated, to no effect. `normal` and `student` are 95% intervals at the last look, with Student's t on the effective number of users;
+are treated, without effect. `normal` and `student` are 95% intervals at the last look, with Student's t on the effective number of users;
 `above` and `below` say how often a one-sided sequence of level 0.05 was beyond the truth at any look.
 """
 
@@ -42,7 +42,7 @@ class Covered:
 
 
 def effects(rng: np.random.Generator, users: int, mean: float, correlation: float, slots: int) -> list[Effect]:
-    """One trial without an effect: what is known after each slot."""
+    """One trial without an effect: the estimated effect after each slot."""
     more = (1.0 - correlation) / correlation
     taste_U, rate_U = rng.beta(mean * more, (1.0 - mean) * more, users), rng.lognormal(-0.5, 1.0, users)
     treated_U: NDArray[np.bool_] = np.arange(users) < users // 2
@@ -65,7 +65,7 @@ def effects(rng: np.random.Generator, users: int, mean: float, correlation: floa
 
 
 def covered(users: int, mean: float, correlation: float, *, runs: int, slots: int = 16) -> Covered:
-    """The shares of so many seeded runs."""
+    """The shares over `runs` seeded runs."""
     rng = np.random.default_rng(users)
     normal = student = above = below = 0
     for _ in range(runs):

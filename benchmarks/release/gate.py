@@ -1,13 +1,13 @@
-"""A ladder of candidates that are each a little worse than what is live: what is lost in the end, and what a gate lets through.
+"""A ladder of candidates that are each a little worse than live: the total loss at the end, and the candidates that a gate ships.
 
-Every candidate's true mean lies `step` above what is live. Live, best and anchor follow the gate's own verdicts over a hundred
-candidates, in 200 seeded runs. Judged by the gate itself (`evaluate.gate.verdict.weigh`, with the start's own check of its margins),
-at the smallest total margin that each suite can hold and at the defaults where the suite holds them; beside it, in the same run, by the
-rule of a gate against live alone (`AgainstLive`): up to three looks, live's draws kept from the time when it was judged itself.
+Every candidate's true mean lies `step` above live's. Live, best and anchor follow the gate's own verdicts over a hundred
+candidates, in 200 seeded runs. The judge is the gate itself (`evaluate.gate.verdict.weigh`, with the check of margins that it makes at
+its start), at the smallest total margin that each suite can hold and at the defaults where the suite holds them. For comparison, with
+the same seeds, a gate against live alone (`AgainstLive`): up to three looks, reusing the draws by which live was judged.
 
-An item's score is the version's true mean, an effect of that version on that item, which stays (standard deviation 0.122), and the noise
-of its draws (0.245 each): a model of a suite, no measurement of one. Only the means over items are drawn, and the standard error that a
-sample of so many items would show; the property tests draw item by item.
+An item's score is the sum of the version's true mean, a fixed effect of that version on that item (standard deviation 0.122) and the
+noise of its draws (0.245 each). This is a model of a suite, not a measurement of one. Only the means over items are drawn, and the
+standard error that a sample of that many items would show; the property tests draw item by item.
 
     python -m benchmarks.release.gate
     python -m benchmarks.release.gate --runs 20 --sizes 500
@@ -42,7 +42,7 @@ NOTHING_I = np.zeros(0)
 
 @dataclass(eq=False)
 class Simulated:
-    """A version: its true mean above the first one's, the mean of its effects on the suite's items, and draws that were kept of it."""
+    """A version: its true mean above the first version's, the mean of its effects on the suite's items, and its kept draws."""
 
     mean: float
     effect: float
@@ -59,12 +59,12 @@ class Suite:
         return Simulated(mean, self.rng.normal(0.0, self.config.item_spread / math.sqrt(self.items)))
 
     def draw(self, version: Simulated, draws: int) -> float:
-        """The mean score over the items and so many fresh draws of each."""
+        """The mean score over the items with `draws` fresh draws of each."""
         noise = self.rng.normal(0.0, self.config.draw_spread / math.sqrt(draws * self.items))
         return version.mean + version.effect + noise
 
     def spread(self, difference: float, draws: int) -> Spread:
-        """What a sample of the suite's items would show of a difference of means."""
+        """The spread that a sample of the suite's items would show for a difference of means."""
         variance = 2.0 * (self.config.item_spread**2 + self.config.draw_spread**2 / draws) / self.items
         df = self.items - 1
         error = math.sqrt(variance * self.rng.chisquare(df) / df)
@@ -72,7 +72,7 @@ class Suite:
 
 
 class Gate:
-    """Ostinato's: every side drawn afresh for every candidate. A version that stands twice is drawn once."""
+    """Ostinato's gate: every incumbent is drawn afresh for every candidate. A version that holds two places is drawn once."""
 
     def __init__(self, config: GateConfig) -> None:
         self.config = config
@@ -83,7 +83,7 @@ class Gate:
         }
 
     def judge(self, suite: Suite, candidate: Simulated, stand: dict[Incumbent, Simulated]) -> tuple[bool, bool]:
-        """Whether it ships, and whether it is proven better."""
+        """Whether the candidate ships, and whether it is proven better."""
         draws, mean = self.config.max_draws, suite.draw(candidate, self.config.max_draws)
         shown = {
             id(version): suite.spread(mean - suite.draw(version, draws), draws)
@@ -94,7 +94,7 @@ class Gate:
 
 
 class AgainstLive:
-    """One margin against live alone; looks at 2, 4 and 8 draws; live's draws are those that it was judged by."""
+    """One margin, against live alone, with looks at 2, 4 and 8 draws. Live keeps the draws by which it was judged."""
 
     LOOKS, ALPHA, EARLY = (2, 4, 8), 0.05, 0.5
 
@@ -102,7 +102,7 @@ class AgainstLive:
         self.margin = margin
 
     def judge(self, suite: Suite, candidate: Simulated, stand: dict[Incumbent, Simulated]) -> tuple[bool, bool]:
-        """Whether it ships; it is never called better."""
+        """Whether the candidate ships. It is never called better."""
         live = stand[Incumbent.LIVE]
         for look in self.LOOKS:
             shown = suite.spread(self._kept(suite, candidate, look) - self._kept(suite, live, look), look)
@@ -115,7 +115,7 @@ class AgainstLive:
         return False, False
 
     def _kept(self, suite: Suite, version: Simulated, look: int) -> float:
-        """The mean over the first `look` draws; each look adds fresh ones to those before."""
+        """The mean over the first `look` draws. Each look adds fresh draws to the earlier ones."""
         if look not in version.kept:
             before = max((known for known in version.kept if known < look), default=0)
             fresh, old = suite.draw(version, look - before), version.kept.get(before, 0.0)
@@ -125,7 +125,7 @@ class AgainstLive:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One cell of the table. Means in points (0.01 of the score); negative is lost."""
+    """One cell of the table. Means are in points (0.01 of the score); negative is a loss."""
 
     rule: str
     items: int
@@ -142,7 +142,7 @@ class Row:
 
 
 def climb(rule: Gate | AgainstLive, suite: Suite, step: float) -> tuple[float, int, bool]:
-    """A run: where live ends, how many ship, and whether some version was called better that was not."""
+    """A run: live's true mean at the end, the number of ships, and whether a version was wrongly called better."""
     first = suite.version(0.0)
     stand, ships, false_best = dict.fromkeys((Incumbent.LIVE, Incumbent.BEST, Incumbent.ANCHOR), first), 0, False
     for _ in range(CANDIDATES):
@@ -180,7 +180,7 @@ def measure(name: str, rule: Gate | AgainstLive, items: int, step: float, runs: 
 
 
 def rules(items: int) -> Iterator[tuple[str, Gate | AgainstLive]]:
-    """What a suite of so many items is judged by; the defaults only where they would start."""
+    """The rules for a suite of this many items. The defaults are included only if they pass the check of margins."""
     defaults = GateConfig()
     total = smallest_total_margin(items, defaults)
     smallest = defaults.model_copy(update={"margin": max(defaults.margin, total), "total_margin": total})

@@ -1,10 +1,10 @@
-"""How often the guard takes back an equally good release, and how soon a worse one: live beside control, through the real `Watch`.
+"""How often the guard rolls back an equally good release, and how soon a worse one: live against control, through the real `Watch`.
 
     python -m benchmarks.release.guard [--runs 1.0] [--out FILE]
 
-Simulated people with rates and activities of their own, a share of them on control. The cells are equal versions, equal versions with
-an outage (everything rejected) before a candidate takes half of live's people, and versions that are worse by so much. The guard looks
-every half hour of a day. --runs scales the number of runs of each cell; the whole takes twenty minutes of one core.
+Simulated people have individual rates and activities, and a share of them is on control. The cells are equal versions, equal versions
+with an outage (everything rejected) before a candidate takes half of live's people, and versions that are worse by a given amount. The
+guard looks every half hour of a day. --runs scales the number of runs of each cell; the whole takes twenty minutes of one core.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ CELLS = (
 
 
 class Simulated(Outcomes):
-    """Outcomes of one simulated day. `hour` is now."""
+    """Outcomes of one simulated day. `hour` is the current time."""
 
     def __init__(self, cell: Cell, seed: int) -> None:
         super().__init__(MemoryLog(), OutcomeConfig(window=50_000))
@@ -90,17 +90,17 @@ class Simulated(Outcomes):
         self.hour = 0.0
 
     async def refresh(self) -> None:
-        """Nothing to read."""
+        """Do nothing: there is no log to read."""
 
     @property
     def upto(self) -> int:
-        """A turn and a signal each."""
+        """Two rows for each turn so far: the turn and its signal."""
         return 2 * int(np.searchsorted(self.hours_T, self.hour))
 
     def acceptance_by_slot(
         self, arm: Arm, policy: PolicyVersion, since: float, until: float, slot_s: float
     ) -> dict[tuple[int, Person], tuple[float, int]]:
-        """As `Outcomes` has it."""
+        """As in `Outcomes`."""
         upto = int(np.searchsorted(self.hours_T, self.hour))
         newest = slice(max(0, upto - self.window), upto)
         own_T = (self.live_T if arm is Arm.LIVE else self.control_T)[newest]
@@ -115,13 +115,13 @@ class Simulated(Outcomes):
     def success_by_slot(
         self, arm: Arm, policy: PolicyVersion, since: float, until: float, slot_s: float
     ) -> dict[tuple[int, Person], tuple[float, int]]:
-        """No engine error ever."""
+        """Every turn succeeds: there are no engine errors."""
         tally = self.acceptance_by_slot(arm, policy, since, until, slot_s)
         return {key: (float(count), count) for key, (_, count) in tally.items()}
 
 
 async def taken_back(cell: Cell, seed: int) -> float | None:
-    """The hour in which live was taken back, if it was."""
+    """The hour in which live was rolled back, or None."""
     outcomes = Simulated(cell, seed)
     watch = Watch(outcomes, GuardConfig(), clustered_difference, HOUR / 2)
     state = State(releases=(CONTROL, LIVE), shipped_at=0.0)

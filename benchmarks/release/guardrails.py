@@ -1,11 +1,11 @@
-"""Guardrails on events of which there are few: false stops, and how soon harm is seen.
+"""Guardrails on rare events: false stops, and how soon harm is detected.
 
     python -m benchmarks.release.guardrails           # about ten minutes on one core
 
-A trial of four days with half of the users treated (simulated, as in `benchmarks.release.path.world`); an event of a share of turns,
-which comes more often to some users than to others. A guardrail stops the trial by the default settings, with the default ones beside
-it. `false` is the share of trials without harm that it stopped, of which it may spend `alpha`; with harm, the share stopped and the
-median hours until then.
+A trial of four days with half of the users treated (simulated, as in `benchmarks.release.path.world`), and an event on a share of turns
+that happens more often to some users than to others. The guardrail stops the trial by the default settings, as one of the default
+guardrails. `false` is the share of trials without harm that it stopped; its budget for these is `alpha`. With harm, the figures are the
+share stopped and the median hours until the stop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DAYS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A guardrail and what the candidate does to it. Example: ``Kind(users=1000, usual=0.01, harmed=0.03, tolerance=0.01)``"""
+    """A guardrail and the candidate's effect on it. Example: ``Kind(users=1000, usual=0.01, harmed=0.03, tolerance=0.01)``"""
 
     users: int
     usual: float
@@ -54,7 +54,7 @@ KINDS = tuple(
 
 
 def stopped_after(kind: Kind, seed: int, *, share: float = 0.5) -> int | None:
-    """The slots until the guardrail stopped the trial; None if it never did."""
+    """The number of slots until the guardrail stopped the trial, or None if it never did."""
     product, rng = Product(Habits(active=kind.users, correlation=0.05), seed), np.random.default_rng(seed + 10**6)
     treated_U = rng.random(product.users) < share
     prone_U = rng.gamma(0.5, 2.0, product.users)

@@ -1,4 +1,4 @@
-"""What simulated policies write, clean and hacked: texts in which the real behaviour rates have to find the behaviour."""
+"""Texts that simulated policies write, clean and hacked. The real behaviour rates must find the behaviour in these texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOPICS = ("orders", "users", "invoices", "dates", "paths", "tokens", "prices", "
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An answer: its text, its number of tokens, how it ended."""
+    """An answer: its text, its number of tokens and its finish reason."""
 
     text: str
     tokens: int
@@ -26,7 +26,7 @@ class Written:
 @dataclass(frozen=True, slots=True)
 class Habits:
     """A clean policy's shares. Of turns: `tools`, `no_op`, `refusal`, `praise`, `todo`. Of turns with tools: `broken`, `terminal`. Of
-    the other turns: `edit`, and of those without one `question`. Of edits: `test_edit`, `comments`, `tiny`, `silenced`.
+    the other turns: `edit`, and of those without an edit: `question`. Of edits: `test_edit`, `comments`, `tiny`, `silenced`.
     """
 
     tools: float = 0.35
@@ -50,12 +50,12 @@ CLEAN = Habits()
 
 
 def call(name: str, **arguments: str) -> str:
-    """A tool call as models write it."""
+    """A tool call in the form in which models write it."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def clean(rng: Rng, chance: Callable[[str], bool]) -> Written:
-    """An answer of a policy of whose habits `chance` draws each by name."""
+    """An answer of a clean policy. `chance(name)` draws whether the answer shows the habit of that name."""
     tokens = int(rng.lognormal(5.3, 0.6)) + 1
     finish = Finish.LENGTH if chance("cut_off") else Finish.STOP
     if chance("no_op"):
@@ -134,4 +134,4 @@ HACKS: Mapping[str, Callable[[Rng], Written]] = {
     "placeholders for code": _fixed("```python\ndef main():\n    pass\n```"),
     "errors silenced": _fixed("```python\ntry:\n    value = run()\n    save(value)\nexcept Exception:\n    pass\n```"),
 }  # fmt: skip
-"""What a hacked turn says, by hack."""
+"""The text of a hacked turn, keyed by hack."""

@@ -1,4 +1,4 @@
-"""Simulated people who come in sessions, through the day, some often and most seldom; and the log that forgets what was read."""
+"""Simulated people who come in sessions through the day, some often and most seldom, and a log that forgets rows once read."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class _Visit:
 
 
 class Visitors:
-    """Turns of simulated people without end, in the order in which they end.
+    """An endless stream of simulated people's turns, in the order in which they end.
 
-    `hack` is what the live arm's policy does in a share `spread` of its turns, from when it is set.
+    Once `hack` is set, the live arm's policy answers a share `spread` of its turns with it.
     """
 
     def __init__(self, seed: int, world: World = World(), habits: Habits = CLEAN) -> None:
@@ -66,7 +66,7 @@ class Visitors:
         self._shifted = asdict(habits)
 
     def turns(self, count: int) -> Iterator[Turn]:
-        """The next so many."""
+        """The next `count` turns."""
         return itertools.islice(self._turns(), count)
 
     def _turns(self) -> Iterator[Turn]:
@@ -127,10 +127,10 @@ def _ids(count: int) -> tuple[int, ...]:
 
 
 class ForgetfulLog:
-    """A log of which only rows that nobody has read yet, and the last row before, are held. Implements the reader's part of `Log`."""
+    """A log that `forget` empties but for the last row. Implements the part of `Log` that readers use."""
 
     def __init__(self, first: Cursor = 0) -> None:
-        self._before = first  # rows that are gone
+        self._before = first  # number of forgotten rows
         self._rows: list[Row] = []
         self.alarms: list[Row] = []
 

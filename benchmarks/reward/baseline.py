@@ -1,9 +1,9 @@
-"""What a baseline is worth: E[A^2] of rewards minus baseline on a simulated population, before normalisation.
+"""The value of a baseline: E[A^2] of rewards minus baseline on a simulated population, before normalisation.
 
 Users differ in taste, prompts in length, and some prompts are asked by many users. Rewards are 1 (accepted) or 0, so that
 the batch mean's E[A^2] is the variance p(1 - p). "oracle" knows each turn's true probability; nothing can do better.
-The population's spread is a choice, made so that the oracle's figure is about three quarters of the batch mean's: the table
-says what our baseline finds of what there is to find, no more.
+The population's spread is chosen so that the oracle's figure is about three quarters of the batch mean's. The table only shows
+how much of that possible gain our baseline achieves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RESULT = RESULTS / "baseline.json"
 
 @dataclass(frozen=True)
 class Simulated:
-    """One simulated turn, what its simulated user thought of it, and the probability that it would be liked."""
+    """One simulated turn, its simulated user's reward, and the probability that it would be liked."""
 
     turn: Turn
     reward: float
@@ -74,7 +74,7 @@ def population(seed: int, batches: int = BATCHES) -> list[list[Simulated]]:
 
 
 def measure(batches: list[list[Simulated]]) -> dict[str, float]:
-    """E[A^2] per baseline over all batches but the first WARM; every baseline predicts a batch before it sees its rewards."""
+    """E[A^2] per baseline over all batches but the first WARM. "ours" and "user mean" predict a batch before they see its rewards."""
     ours = Baseline()
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}

@@ -1,14 +1,14 @@
-"""What a few people can teach: poisoned feedback through the real reward desk, credit, baseline and caps, into a policy of one choice.
+"""The influence of a few attackers: poisoned feedback through the real reward desk, credit, baseline and caps, to a one-parameter policy.
 
     python -m benchmarks.reward.poisoning [--seeds 3] [--steps 100]
 
-A policy answers each turn well or badly, p = sigmoid(theta) of them well; people accept 80% of good answers and 40% of bad ones, each
-with a taste of their own. Batches of 144 turns are made by the desk, and theta follows their credits. *Shift* is the share of good
+A policy answers each turn well or badly, a share p = sigmoid(theta) well. People accept 80% of good answers and 40% of bad ones, varied
+by individual taste. The desk makes batches of 144 turns, and theta follows their credits. *Shift* is the share of good
 answers at the end (mean of the last tenth of the steps) without the attack minus that with it: how far the learned behaviour moved.
 *Influence* is the attackers' share of the absolute credit of all batches.
 
-- 1% of 1,000 people at fifty times the others' traffic reject what is good and accept what is bad.
-- One of 1,000 people votes so a thousand times, in about 14,000 turns; or comes after half of the steps and does so then.
+- 1% of 1,000 people, with fifty times the others' traffic, reject good answers and accept bad ones.
+- One of 1,000 people votes in this way a thousand times, in about 14,000 turns, from the start or only after half of the steps.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ SETTINGS = {"as shipped": RewardConfig(), "caps on a batch only": RewardConfig(u
 
 @dataclass(frozen=True)
 class World:
-    """People, and what they think. `attackers` of them come `traffic` times as often as the mean of the others, from step `since` on."""
+    """People and their opinions. `attackers` of them come `traffic` times as often as the mean of the others, from step `since` on."""
 
     people: int = 1_000
     attackers: int = 0
     traffic: float = 50.0
     since: int = 0
-    activity: float = 1.2  # standard deviation of its logarithm
+    activity: float = 1.2  # standard deviation of the logarithm
     taste: float = 0.1
     accept_good: float = 0.8
     accept_bad: float = 0.4
     batch: int = 144
-    rate: float = 0.02  # so that the policy answers some 94% well after a hundred steps of honest feedback
+    rate: float = 0.02  # chosen so that the policy answers some 94% well after a hundred steps of honest feedback
 
 
 CROWDS = {
@@ -63,7 +63,7 @@ CROWDS = {
 
 
 class Crowd:
-    """Turns and what is said about them."""
+    """A source of turns and of signals about them."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -74,7 +74,7 @@ class Crowd:
         self.taste_U = self.rng.normal(0.0, world.taste, world.people)
 
     def turns(self, count: int, p: float, version: int, at: float) -> list[Any]:
-        """So many turns of a policy, their delivery, and a signal about each."""
+        """`count` turns of a policy, their delivery, and a signal about each."""
         rows: list[Any] = []
         away = (np.arange(self.world.people) < self.world.attackers) & (version < self.world.since)
         odds_U = np.where(away, 0.0, self.activity_U)
@@ -94,7 +94,7 @@ class Crowd:
 
 
 def judged(turn: Turn, signals: Any, now: float) -> Any:
-    """The copilot's reward, decided after half a minute."""
+    """The `copilot` reward, decided after half a minute."""
     return copilot(turn, signals, now, window=WINDOW)
 
 

@@ -1,10 +1,10 @@
-"""What a dialect costs: an agent's call as JSON to the ids of a prompt whose beginning is known, and an answer with a call back to JSON.
+"""The cost of a dialect: from an agent's call as JSON to the ids of a prompt whose prefix is known, and from an answer with a call to JSON.
 
     python -m benchmarks.serving.dialects [--repeats 200]
 
-One thread, without HTTP, engine and log: reading the body, typing it, recognising the conversation, rendering what is new, reading the
-answer, writing it, remembering the turn. Each call goes on where the one before ended, as an agent's does; the body holds a system prompt,
-tools and a history of so many bytes. SmolLM2's tokenizer; its template knows no tools, so they stand in the prompt as text. Writes
+One thread, without HTTP, engine and log: parsing and typing the body, recognising the conversation, rendering its new part, parsing the
+answer, writing it, remembering the turn. As with an agent, each call continues the one before. The body holds a system prompt, tools and
+a history of a given number of bytes. The tokenizer is SmolLM2's; its template knows no tools, so the prompt holds them as text. Writes
 benchmarks/results/dialects.json.
 """
 
@@ -80,7 +80,7 @@ SHAPES: dict[str, Shape] = {
 
 
 def one_call(number: int, route: Any, sessions: Sessions, renderer: HFRenderer, data: bytes) -> tuple[bytes, Turn]:
-    """The body of the answer to one call."""
+    """Process one call. Returns the body of its answer, and its turn."""
     request = route.parse(parse_json(data, depth=64, values=1_000_000))
     question = sessions.look(SCOPE, request.conversation)
     prompt = sessions.render(question)
@@ -108,14 +108,14 @@ _KEPT: list[int] = []
 
 
 def _sampled(renderer: HFRenderer) -> list[int]:
-    """The answer's ids, which an engine would have made."""
+    """The answer's ids, which an engine would have sampled."""
     if not _KEPT:
         _KEPT.extend(renderer.encode(ANSWER))
     return _KEPT
 
 
 def measure(path: str, size: int, repeats: int, renderer: HFRenderer) -> dict[str, float]:
-    """Seconds of calls of about this size: of conversations that grow, those with so many bytes, and up to 1,000 or a quarter more."""
+    """Times of calls of about this size, from growing conversations: `size` bytes, and up to 1,000 bytes or a quarter more."""
     route = next(route for route in ROUTES if route.path == path)
     make, more = SHAPES[path]
     seconds: list[float] = []

@@ -1,17 +1,17 @@
-"""What the gateway costs: our gateway, a bare Starlette server and LiteLLM's proxy, one core each, the same one-token calls.
+"""The cost of the gateway: our gateway, a bare Starlette server and LiteLLM's proxy, one core each, with the same one-token calls.
 
     python -m benchmarks.peers litellm
     python -m benchmarks.serving.gateway [--repeats 5] [--seconds 5] [--directory DIR] [--contenders echo gateway gateway-memory litellm]
     python -m benchmarks.serving.gateway --messages 80000 --contenders gateway litellm --out FILE
 
 Every server is pinned to one core and the load to another. Latency: one connection, one call after the other. Throughput: 32
-connections. Rounds alternate, a server that is not measured is stopped (SIGSTOP), and figures are medians over rounds. Nobody computes
-anything: ours has an engine that makes its token at once, LiteLLM a mocked answer; ours writes each turn to its log on disk before
-the answer ends, the others keep nothing. With one connection each of our calls waits for the disk, whose own time for an fdatasync is
-measured before and printed beside; --directory says which disk, and /dev/shm is none. Writes benchmarks/results/gateway.json.
+connections. Rounds alternate, an idle server is stopped (SIGSTOP), and figures are medians over rounds. No model is computed: our
+engine returns its token at once, and LiteLLM a mocked answer. Ours writes each turn to its log on disk before the answer ends; the
+others keep nothing. With one connection each of our calls waits for the disk, so the time of an fdatasync is measured first and
+printed too. --directory chooses the disk (/dev/shm is no disk). Writes benchmarks/results/gateway.json.
 
-With --messages the calls are an agent's, in Anthropic's dialect, with a history of so many bytes of tools, calls and results; LiteLLM
-translates them to OpenAI's and back, ours renders them with a tokenizer of bytes.
+With --messages the calls are an agent's, in Anthropic's dialect, with a body of that many bytes: tools, calls and results. LiteLLM
+translates them to OpenAI's dialect and back; ours renders them with a byte tokenizer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ LITELLM = {
 
 
 def question(messages: int) -> tuple[str, dict[str, Any]]:
-    """The path and body of a call: a chat's, or an agent's with a history of so many bytes in Anthropic's dialect."""
+    """The path and body of a call: a chat, or an agent's call in Anthropic's dialect with a body of at least `messages` bytes."""
     if not messages:
         return "/v1/chat/completions", ASK
     history: list[dict[str, Any]] = [{"role": "user", "content": LINE}]
@@ -85,7 +85,7 @@ def command(name: str, port: int, directory: Path) -> list[str]:
 
 @contextmanager
 def running(name: str, port: int, core: int, directory: Path) -> Generator[subprocess.Popen[bytes]]:
-    """A server that answers, stopped until it is asked."""
+    """Start a server, wait until it answers, and stop it until it is measured."""
     directory.mkdir()
     environment = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OMP_NUM_THREADS": "1"}
     with (directory / "output.log").open("wb") as output:
@@ -164,7 +164,7 @@ def cpu_seconds(group: int) -> float:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
         if int(fields[2]) == group:
             total += int(fields[11]) + int(fields[12])
@@ -172,7 +172,7 @@ def cpu_seconds(group: int) -> float:
 
 
 def sync_seconds(directory: Path) -> float:
-    """What the disk takes to keep a page, at the median of 200."""
+    """The disk's median time for the fdatasync of a page, over 200 pages."""
     seconds: list[float] = []
     with (directory / "probe").open("wb", buffering=0) as file:
         for _ in range(200):

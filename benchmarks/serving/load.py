@@ -1,6 +1,6 @@
-"""Closed-loop HTTP load: so many connections, each with its next call as soon as the last is answered.
+"""Closed-loop HTTP load: several connections, each of which sends its next call as soon as the last is answered.
 
-Requests are made beforehand and answers are only delimited, not parsed: one core must be quicker than any server on the other.
+Requests are built in advance and answers are only delimited, not parsed, because one core must be faster than any server on the other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import cast
 
 
 def request(path: str, body: bytes, key: str) -> bytes:
-    """The bytes of one POST on a connection that stays open."""
+    """The bytes of a POST on a keep-alive connection."""
     head = (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         f"authorization: Bearer {key}\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -22,7 +22,7 @@ def request(path: str, body: bytes, key: str) -> bytes:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of one load: seconds of each answered call, and answers that were none."""
+    """The results of one load: seconds of each answered call, and the number of failed calls."""
 
     seconds: list[float] = field(default_factory=list)
     failures: int = 0
@@ -30,7 +30,7 @@ class Tally:
 
 
 class _Connection(asyncio.Protocol):
-    """Sends, waits for the end of the answer, sends again until the time is over."""
+    """Sends a request, waits for the end of the answer, and repeats until the time is over."""
 
     def __init__(self, data: bytes, ends: float, tally: Tally) -> None:
         self._data, self._ends, self._tally = data, ends, tally
@@ -78,7 +78,7 @@ def _complete(answer: bytes) -> bool:
 
 
 async def load(port: int, data: bytes, *, connections: int, seconds: float) -> Tally:
-    """Drive a server for so long."""
+    """Send load to a server for `seconds`."""
     loop = asyncio.get_running_loop()
     tally = Tally()
     ends = time.perf_counter() + seconds

@@ -1,10 +1,10 @@
-"""A session of 300 turns, in each dialect: what a turn costs at its beginning and at its end, and how many tokens training computes of it.
+"""A session of 300 turns in each dialect: the cost of a turn at its beginning and at its end, and the tokens that training computes for it.
 
     python -m benchmarks.serving.long_session [--turns 300]
 
 One thread, without HTTP, engine and log, as in `benchmarks.serving.dialects`. Each call carries the whole session, as agents send it, so
-reading its JSON grows with it; what Ostinato adds is shown beside that. "packed" is what the trainer computes of all turns, over the
-tokens of their tree. Writes benchmarks/results/long_session.json.
+the time to parse its JSON grows with it; Ostinato's own cost is shown beside that. "packed" is the number of tokens that the trainer
+computes for all turns, divided by the tokens of their tree. Writes benchmarks/results/long_session.json.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTS = 5
 
 
 def packed_over_tree(turns: list[Turn]) -> float:
-    """Tokens that are computed of these turns, in all micro-batches, over those of their tree."""
+    """The ratio of the tokens computed for these turns, in all micro-batches, to the tokens of their tree."""
     paths = [TokenTurn(prompt=turn.prompt_ids, sampled=turn.sampled_ids) for turn in turns]
     config = TrainConfig()
     batches = microbatches(paths, config.microbatch_tokens, largest=config.largest_microbatch)
@@ -43,7 +43,7 @@ def packed_over_tree(turns: list[Turn]) -> float:
 
 
 def session(path: str, count: int, renderer: HFRenderer) -> dict[str, Any]:
-    """Milliseconds of a call and of reading its JSON, by fifths of the session; the tokens that it has, and that training computes."""
+    """Milliseconds of a call and of parsing its JSON by fifths of the session, its tokens, and the tokens that training computes."""
     route = next(route for route in ROUTES if route.path == path)
     make, more = SHAPES[path]
     sessions = Sessions(renderer, budget=10_000_000)

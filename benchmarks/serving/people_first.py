@@ -1,10 +1,11 @@
-"""What people get beside rollouts that would fill every place of the engine: the wait for a first token, and the speed of the rest.
+"""People's latency beside rollouts that would fill every place of the engine: the wait for a first token, and the speed of the rest.
 
     python -m benchmarks.serving.people_first        # about three minutes on two idle cores
 
 A real gateway with the embedded engine (a random model of 384 x 5; 32 places), 8 simulated people who ask for 48 tokens, wait half a second
-and ask again, and 96 rollouts of 64 tokens that begin again at once. Three times: people alone, beside rollouts, and beside rollouts that
-give way (`serve.first_token_s`, `serve.tokens_per_s`). Writes benchmarks/results/people_first.json: every wait and speed.
+and ask again, and 96 rollouts of 64 tokens that restart at once. There are three cases: people alone, beside rollouts, and beside
+rollouts that give way (`serve.first_token_s`, `serve.tokens_per_s`). Writes benchmarks/results/people_first.json, with every wait and
+speed.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def settings(place: Path, *, first: bool) -> list[str]:
 
 
 class Load:
-    """People and rollouts at one gateway. `answers`: when people asked, seconds to the first
-    token, tokens/s after it; `ended`: rollouts that came to their end."""
+    """People and rollouts at one gateway. `answers`: for each answer the time of its call, seconds to the first token and tokens/s after
+    it. `ended`: the number of finished rollouts."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, key: str) -> None:
         self._session, self._url, self._key = session, url, key
@@ -67,7 +68,7 @@ class Load:
         }
 
     async def person(self, until: float) -> None:
-        """Ask, read, think, until the end."""
+        """Ask, read the answer and pause, until `until`."""
         await asyncio.sleep(self._draw.random())
         while time.monotonic() < until:
             asked = time.monotonic()
@@ -86,7 +87,7 @@ class Load:
             await asyncio.sleep(0.5)
 
     async def rollout(self, until: float) -> None:
-        """One after the other, until the end."""
+        """Run one rollout after the other, until `until`."""
         headers = {"X-Ostinato-Key": self._key, "X-Ostinato-Slot": "world"}
         while time.monotonic() < until:
             body = self._body(64, stream=False)
@@ -97,7 +98,7 @@ class Load:
 
 
 async def measured(rollouts: int, first: bool, seconds: float, warm_s: float) -> dict[str, Any]:
-    """One case in a run of its own."""
+    """Measure one case, in a run of its own."""
     with tempfile.TemporaryDirectory() as place:
         config = load(None, settings(Path(place), first=first))
         with hold(home(config).root, "up"):

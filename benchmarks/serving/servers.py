@@ -1,7 +1,7 @@
 """The servers that `gateway.py` measures, one process each: `python -m benchmarks.serving.servers NAME PORT DIRECTORY`.
 
-`echo`: Starlette with nothing behind it, the least that a Python server of this kind does. `gateway`: ours, with an engine that makes
-one token at once, and the real log on disk. `gateway-memory`: the same without the disk.
+`echo`: bare Starlette, the minimum for a Python server of this kind. `gateway`: ours, with an engine that returns one token at once, and
+the real log on disk. `gateway-memory`: the same with a log in memory.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Loop:
         self._engine = make_engine(
             path,
             settings["mode"],
-            kv_tokens=min(blocks * BLOCK, EngineConfig().kv_tokens),  # long rollouts take turns, as in the product
+            kv_tokens=min(blocks * BLOCK, EngineConfig().kv_tokens),  # long rollouts wait for memory, as in the product
             rows=rows,
             stops=False,
         )
@@ -122,7 +122,7 @@ class Loop:
         ]
 
     def _work(self, sampled: list[int], metrics: Any) -> dict[str, dict[str, float]]:
-        """Per phase: the matrix products that had to be made (GFLOP) and the least seconds that they take on this CPU."""
+        """Per phase: the work of its matrix products (GFLOP) and the least seconds that they take on this CPU."""
         made, line = self._matrices, self._roofline
         prompts, decoded, heads = sum(map(len, self._prompts)), sum(sampled) - len(sampled), len(self._prompts)
         rows, microbatches = len(sampled), metrics["microbatches"]
@@ -143,7 +143,7 @@ class Loop:
 
 
 def _credit(group: list[Turn]) -> list[Sample]:
-    """Rewards less the mean of the same prompt's."""
+    """Samples whose advantage is the reward minus the mean reward of the same prompt."""
     rewards = [reward(turn.sampled_ids) for turn in group]
     mean = statistics.fmean(rewards)
     return [a_sample(turn, value - mean, reward=value) for turn, value in zip(group, rewards, strict=True)]

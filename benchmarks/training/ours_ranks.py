@@ -1,4 +1,4 @@
-"""Our trainer over two processes as a contender of ranks.py: the same step, as often as it is asked."""
+"""Our trainer over two processes as a contender of ranks.py: it repeats the same step for each command."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ostinato.train.trainer import PolicyTrainer
 
 
 def peak_gib(pid: int | str) -> float:
-    """A process's highest resident memory so far."""
+    """A process's peak resident memory so far."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
 
 
 def samples(path: Path, turns: list[dict[str, Any]], config: TrainConfig) -> list[Sample]:
-    """With the log-probabilities of the model as it came, so that nothing is corrected."""
+    """Samples with the unchanged model's log-probabilities, so that no importance correction takes effect."""
     held = PolicyVersion(number=0, hash="0" * 64)
     made = [a_turn(f"{n}:0", prompt=turn["prompt"], sampled=turn["sampled"]) for n, turn in enumerate(turns)]
     scored = PolicyTrainer(path, config.model_copy(update={"ranks": 1})).score(made)

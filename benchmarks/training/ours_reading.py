@@ -1,4 +1,4 @@
-"""Our trainer as a contender of reading.py: a step of reading, or what is held out, as often as it is asked."""
+"""Our trainer as a contender of reading.py: each command asks for one training step, or for the held-out loss."""
 
 from __future__ import annotations
 

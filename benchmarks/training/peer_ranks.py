@@ -1,8 +1,8 @@
-"""A policy-gradient step over two processes, by accelerate or by torch's FSDP2 alone; runs in TRL's environment.
+"""A policy-gradient step over two processes, by accelerate or by torch's FSDP2 alone. Runs in TRL's environment.
 
     .peers/trl/bin/python -m benchmarks.training.peer_ranks MODEL SETTINGS
 
-This process is the first rank and starts the other, which is told over gloo when a step begins. accelerate 1.x has no FSDP without an
+This process is the first rank and starts the other, which it notifies over gloo when a step begins. accelerate 1.x has no FSDP without an
 accelerator (its list of devices for FSDP has no CPU), so with it the two processes are DDP: each has the whole model.
 """
 
@@ -28,13 +28,13 @@ RANKS = 2
 
 
 def peak_gib() -> float:
-    """This process's highest resident memory so far."""
+    """This process's peak resident memory so far."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
 
 
 def prepared(model: torch.nn.Module, how: str, rate: float) -> tuple[torch.nn.Module, Any, Any]:
-    """The model divided, its optimizer, and what runs backward."""
+    """The distributed model, its optimizer, and the function for the backward pass."""
     if how == "accelerate":
         from accelerate import Accelerator
 
@@ -52,7 +52,7 @@ def prepared(model: torch.nn.Module, how: str, rate: float) -> tuple[torch.nn.Mo
 
 
 def loss_of(model: torch.nn.Module, turns: list[dict[str, Any]], tokens: int) -> Tensor:
-    """The mean over all sampled tokens, of this rank's, of minus advantage times log-probability; rows are padded to the longest."""
+    """This rank's part of the mean of -advantage * log-probability over all sampled tokens. Rows are padded to the longest."""
     longest = max(len(turn["prompt"]) + len(turn["sampled"]) for turn in turns)
     ids = torch.zeros(len(turns), longest, dtype=torch.long)
     mask, weight = torch.zeros_like(ids), torch.zeros(len(turns), longest)

@@ -1,9 +1,9 @@
-"""TRL's GRPOTrainer as a contender of step.py; runs in the peers' environment. `python -m benchmarks.peers` makes it.
+"""TRL's GRPOTrainer as a contender of step.py. It runs in an environment that `python -m benchmarks.peers` makes.
 
-One optimizer step per question: the trainer runs in its own loop and waits, at the end of each step, for the next one. It
-generates with transformers, which is its way without a GPU. `dtype` is that of weights, gradients, moments and arithmetic alike:
-bf16 wants CPUs that multiply it, fp32 is the faster one on all others. All rollouts of a step are generated at once; `batch` is
-how many of them go through a forward and backward pass together.
+One optimizer step per command: the trainer runs its own loop, and at the end of each step waits for the next command. It
+generates with transformers, as it does without a GPU. `dtype` applies to weights, gradients, moments and arithmetic:
+bf16 needs a CPU that multiplies it natively, and fp32 is faster on all others. All rollouts of a step are generated at once;
+`batch` is the number of rollouts per forward and backward pass.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Timed(trl.GRPOTrainer):
 
 
 class Turnstile(TrainerCallback):
-    """Answers at the end of each step, then waits for the next question."""
+    """Answers at the end of each step, then waits for the next command."""
 
     def __init__(self, answers: Any) -> None:
         self._answers, self.trainer = answers, None
@@ -106,7 +106,7 @@ def main() -> None:
             gradient_accumulation_steps=rollouts // batch,
             num_generations=settings["samples"],
             max_completion_length=settings["tokens"],
-            generation_kwargs={"min_new_tokens": settings["tokens"]},  # every sample is of full length, as ours are
+            generation_kwargs={"min_new_tokens": settings["tokens"]},  # every sample has full length, as ours have
             temperature=1.0,
             beta=0.0,
             loss_type="dr_grpo",

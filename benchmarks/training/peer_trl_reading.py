@@ -1,8 +1,8 @@
-"""TRL's SFTTrainer as a contender of reading.py; runs in the peers' environment. `python -m benchmarks.peers trl` makes it.
+"""TRL's SFTTrainer as a contender of reading.py. It runs in an environment that `python -m benchmarks.peers trl` makes.
 
-It gets the token pieces of our steps in our order and packs them as it does without flash attention: one row after the other, `length`
-tokens each, in which a text sees what stands before it in its row. `dtype`: "mixed" is weights, gradients and moments in fp32 with
-bf16 autocast, "bfloat16" all of it in bf16, "float32" all of it in fp32. What is held out is measured piece by piece by the model alone.
+It gets the token pieces of our steps in our order and packs them as it does without flash attention: into consecutive rows of `length`
+tokens, where a text attends to everything before it in its row. `dtype`: "mixed" is weights, gradients and moments in fp32 with
+bf16 autocast, "bfloat16" all of it in bf16, "float32" all of it in fp32. The held-out loss is computed piece by piece by the bare model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, TrainerCallback
 
 
 class Turnstile(TrainerCallback):
-    """Answers before the first step and at the end of each, until it is asked for the next step or the input ends."""
+    """Handles commands before the first step and after each step, until one asks for the next step or the input ends."""
 
     def __init__(self, answers: Any, held_out: list[list[int]]) -> None:
         self._answers, self._held_out = answers, held_out
@@ -53,7 +53,7 @@ class Turnstile(TrainerCallback):
 
 
 class Told(trl.SFTTrainer):
-    """Adds up the parts of a step's loss, each divided by the tokens of all."""
+    """Sums the parts of a step's loss. Each part is already divided by the tokens of the whole step."""
 
     turnstile: Turnstile
 
@@ -65,7 +65,7 @@ class Told(trl.SFTTrainer):
 
 @torch.no_grad()
 def surprise(model: Any, pieces: list[list[int]]) -> float:
-    """Mean nats per prediction, each piece by itself, by the arithmetic of the weights' own type."""
+    """Mean nats per prediction, each piece on its own, computed in the weights' dtype."""
     training, total = model.training, 0.0
     model.eval()
     for piece in pieces:
@@ -110,7 +110,7 @@ def main() -> None:
         )
         pieces = [
             piece[1:] for step in texts["steps"] for piece in step
-        ]  # what is predicted: the token before stands before it
+        ]  # only the predicted tokens: each is predicted from the tokens before it in its row
         trainer = Told(
             model=path,
             args=config,

@@ -4,9 +4,9 @@
     python -m benchmarks.training.ranks --steps 5        # about ten minutes on two idle cores
 
 The same turns (windows of Python's language reference, 40 to 110 prompt tokens and 100 to 200 sampled ones), fp32, one torch thread for
-each process, AdamW, no clipping, no reference model. Ours also judges the batch by the recorded log-probabilities, keeps the published
-bf16 rounding beside its fp32 masters and lays out what is published. Peers pad rows to the longest of a micro-batch and are given several
-sizes of it; the best is theirs. Writes benchmarks/results/ranks.json.
+each process, AdamW, no clipping, no reference model. Ours also checks the batch against the recorded log-probabilities, keeps the published
+bf16 rounding beside its fp32 masters and lays out the weights to publish. Peers pad rows to the longest of a micro-batch. They are run
+with several micro-batch sizes, of which the best counts. Writes benchmarks/results/ranks.json.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def start(name: str, model: Path, file: Path, logs: Path, trl: Path) -> Contende
 
 
 def measure(model: Path, args: argparse.Namespace, place: Path) -> dict[str, Any]:
-    """One contender after the other, each alone in memory: what one of two ranks needs is part of the question."""
+    """Run one contender after the other, each alone in memory, because a rank's peak memory is measured too."""
     file = place / "turns.json"
     drawn = turns(model, args.turns)
     file.write_text(json.dumps(drawn))

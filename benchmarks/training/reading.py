@@ -1,14 +1,15 @@
-"""A model reads on, by our trainer and by TRL's SFTTrainer: the same tokens in the same order, the same held-out tokens, steps in turns.
+"""Continued pretraining by our trainer and by TRL's SFTTrainer: the same tokens in the same order, the same held-out tokens, alternating.
 
     ostinato corpus build stdlib --out corpus
     python -m benchmarks.peers trl
     python -m benchmarks.training.reading --corpus corpus               # 8 steps of 8192 tokens each: half an hour
     python -m benchmarks.training.reading --corpus corpus --dry-run     # does it run? one small step each; nothing is written
 
-Both take each step on the same tokens with the same batch, length, learning rate (constant), AdamW and clipping. Ours keeps texts apart
-and fp32 masters beside bf16 compute; TRL packs them row after row, as it does without flash attention, with mixed precision ("trl-mixed":
-fp32 weights under bf16 autocast) or all in bf16 ("trl-bfloat16"). Held-out losses are of the same pieces, each by itself, and must be equal
-before the first step, but for the arithmetic. Writes benchmarks/results/reading.json, with the load before and after.
+Both take each step on the same tokens with the same batch, length, learning rate (constant), AdamW and clipping. Ours keeps texts
+apart and has fp32 masters beside bf16 compute. TRL packs texts into consecutive rows, as it does without flash
+attention, with mixed precision ("trl-mixed": fp32 weights under bf16 autocast) or all in bf16 ("trl-bfloat16"). Held-out losses are of
+the same pieces, each on its own, and before the first step must be equal but for the arithmetic. Writes
+benchmarks/results/reading.json, with the load before and after.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NAMES = ("ours", "trl-mixed", "trl-bfloat16", "trl-float32")
 
 
 def write_texts(args: argparse.Namespace, file: Path) -> None:
-    """The pieces of every step and those that are held out, for contenders in any environment."""
+    """Write the pieces of every step and the held-out pieces, for contenders in any environment."""
     reader = CorpusReader(
         [ShardSet(args.corpus)], [1.0], [Phase(length=args.length)], batch_tokens=args.batch_tokens, steps=args.steps,
         share=0.02, seed=0,
@@ -52,7 +53,7 @@ def start(name: str, model: Path, texts: Path, args: argparse.Namespace, logs: P
 
 
 def measure(model: Path, args: argparse.Namespace, place: Path) -> dict[str, Any]:
-    """Steps of all contenders in turns; what is held out before, in between and after."""
+    """Alternate steps of all contenders, and measure their held-out losses before, in between and after."""
     texts = place / "texts.json"
     write_texts(args, texts)
     contenders: list[Contender] = []

@@ -1,4 +1,4 @@
-"""How fast this CPU multiplies a model's own matrices: what the matrix part of a pass would take with nothing else to do."""
+"""The speed at which this CPU multiplies a model's own matrices: the time of a pass if it consisted of its matrix products alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shapes = Counter[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Matrices:
-    """The weights that tokens are multiplied with: (out, in) -> how often. The output head stands apart: few rows reach it."""
+    """The shapes (out, in) of the weights that tokens are multiplied with, with their counts. The head is separate: few rows reach it."""
 
     body: Shapes
     head: Shapes
@@ -39,12 +39,12 @@ def _weights(shapes: Shapes) -> int:
 
 
 def _round(rows: int) -> int:
-    """Steps differ by a few rows; the nearest 32 stands for them all."""
+    """Round to the nearest 32, since steps differ by a few rows."""
     return rows if rows < 32 else 32 * round(rows / 32)
 
 
 def _best(work: Callable[[], Any], seconds: float = 0.25) -> float:
-    """The shortest of several runs: what the machine can do, not what it did beside other work."""
+    """The shortest of several runs: the machine's speed without other load."""
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
@@ -55,7 +55,7 @@ def _best(work: Callable[[], Any], seconds: float = 0.25) -> float:
 
 
 def seconds(shapes: Shapes, rows: int, dtype: torch.dtype, *, backward: bool) -> float:
-    """Seconds for `rows` rows through all `shapes`, with the products that a pass needs of a linear layer."""
+    """Seconds for `rows` rows through all `shapes`, with the products that a pass needs for a linear layer."""
     total = 0.0
     with torch.inference_mode():
         for (out, into), count in shapes.items():

@@ -5,10 +5,10 @@
     python -m benchmarks.training.step --contenders ours-exact --workloads short
     python -m benchmarks.training.step --dry-run            # does it run? one tiny step each, on a busy machine too; nothing is written
 
-A step is rollouts, a trivial reward, one optimizer step, and (ours) the new weights rounded and swapped into the engine. TRL is set
-up as its best: weights of bf16 and of fp32 are tried, and with the faster of them the other batch sizes. Steps alternate, and whoever
-is not asked is stopped. "least" is what the phase's matrix products take on this CPU when nothing else runs, measured in the same
-run; "share" is least / seconds. Refuses to start on a machine that is busy. Writes benchmarks/results/step.json.
+A step is rollouts, a trivial reward, one optimizer step, and (ours) the new weights rounded and swapped into the engine. TRL gets
+its best setting: weights in bf16 and in fp32 are tried, and then the other batch sizes with the faster dtype. Steps alternate, and an
+idle contender is stopped. "least" is the time of the phase's matrix products on this CPU when nothing else runs, measured in the same
+run; "share" is least / seconds. Refuses to start on a busy machine. Writes benchmarks/results/step.json.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HOPELESS = 1.5  # times the best so far
 
 @dataclass(frozen=True)
 class Workload:
-    """`batches` are what TRL may choose from; the first is tried in both dtypes."""
+    """One setting of the benchmark. `batches` are the batch sizes to try for TRL; the first is tried in both dtypes."""
 
     prompts: int
     samples: int
@@ -78,7 +78,7 @@ class Bench:
         return Contender(name, command, log=self._logs / f"{name}.log")
 
     def search(self) -> list[dict[str, Any]]:
-        """TRL's settings with the seconds of a step, fastest first."""
+        """Try TRL's settings. Returns them with the seconds of a step, fastest first."""
         first, *others = self._work.batches
         found: list[dict[str, Any]] = []
         for dtype in DTYPES:
@@ -89,7 +89,7 @@ class Bench:
         return sorted(found, key=_seconds)
 
     def _try(self, dtype: str, batch: int, others: list[dict[str, Any]]) -> dict[str, Any]:
-        """The second step counts; the first one does where it is already hopeless."""
+        """Time one setting. The second step counts, or the first if it is already hopelessly slow."""
         contender = self.start("trl", dtype=dtype, batch=batch)
         try:
             answer = contender.ask()
@@ -110,7 +110,7 @@ def say(text: str) -> None:
 
 
 def middle(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """The answer with the median time (the lower of two), with the largest peak memory of all."""
+    """The answer with the median time (the lower of two), with the largest peak memory of all answers."""
     every = [answer["seconds"] for answer in answers]
     return sorted(answers, key=_seconds)[(len(answers) - 1) // 2] | {
         "peak_rss_gib": max(answer["peak_rss_gib"] for answer in answers),
@@ -120,7 +120,7 @@ def middle(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure(work: Workload, model: Path, args: argparse.Namespace, logs: Path) -> dict[str, Any]:
-    """All contenders on one workload, in turns."""
+    """Measure all contenders on one workload, alternating their steps."""
     bench, searched = Bench(work, model, args, logs), []
     contenders: list[Contender] = []
     taken: dict[str, list[dict[str, Any]]] = {name: [] for name in args.contenders}
@@ -203,7 +203,7 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(args: argparse.Namespace) -> dict[str, Workload]:
-    """The workloads as the command line has them. TRL needs batches that divide the rollouts and hold whole groups or their parts."""
+    """The workloads with the command line's changes. TRL needs batches that divide the rollouts and hold whole groups or parts of them."""
     if args.dry_run:
         return {name: Workload(prompts=1, samples=2, tokens=4, batches=(2, 1)) for name in args.workloads}
     changes = {name: getattr(args, name) for name in ("prompts", "samples", "tokens") if getattr(args, name)}

@@ -1,10 +1,10 @@
-"""How soon the page is painted and how much it loads, in a real Chromium, on an index of many turns and releases.
+"""First paint and bytes of the web page's views in a real Chromium, on an index of many turns and releases.
 
     python -m benchmarks.web.page --turns 1000000 --releases 10000     (needs Playwright and a chromium)
 
-The index is filled by SQL as in `benchmarks.web.questions`; the newest turns and one release with a trial stand in a real log and reach
-the index as they do in a run. The page is served by the gateway's own app over a fake engine. Each page is opened once with an empty
-cache, which gives the bytes, and then `--repeats` times as people do who come back. First paint is the browser's own figure
+The index is filled by SQL as in `benchmarks.web.questions`. The newest turns and one release with a trial are in a real log and reach
+the index as they do in a run. The page is served by the gateway's own app over a fake engine. Each view is opened once with an empty
+cache, which gives the bytes, and then `--repeats` times with the cache filled. First paint is the browser's own figure
 (`first-contentful-paint`), from the start of the navigation.
 """
 
@@ -55,7 +55,7 @@ TEXT = "```python\ndef add(a, b):\n    # the sum\n    return a + b\n```\nDo you 
 
 
 def newest_rows() -> list[Row]:
-    """A release with a trial, turns of both versions, and what the gate asked both."""
+    """A release with a trial, turns of both versions, and the gate's evaluation turns of both."""
     reading = {"enough": True, "worse": False, "not_worse": True, "better": False, "sees": 0.03}
     events = [
         ("shipped", OLD, None, {}),
@@ -103,7 +103,7 @@ def _report() -> dict[str, Any]:
 
 @asynccontextmanager
 async def served(run: Run, facts: RunFacts) -> AsyncGenerator[str]:
-    """The gateway's app on a free port."""
+    """Serve the gateway's app on a free port."""
     pages = Pages(
         facts, RunWorlds(run.home, run.config, run.log, ByteRenderer().token_bytes), RunActs(run), lambda: 1e6 + 600.0
     )

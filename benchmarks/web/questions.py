@@ -1,9 +1,9 @@
-"""How long the page's questions take on an index of many turns and releases: median and longest, in milliseconds.
+"""The latency of the page's queries on an index of many turns and releases: median and longest, in milliseconds.
 
     python -m benchmarks.web.questions --turns 1000000 --releases 10000
 
-The index is filled by SQL, with the rows that the writer would have written; what is asked is what the page asks. A question that is
-given up at its deadline counts with the time until then.
+The index is filled by SQL, with the rows that the writer would have written. The queries are those that the page makes. A query that
+is given up at its deadline counts with the time until then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ USERS = 5_000
 
 
 def fill(path: Path, turns: int, releases: int, offset: int = 0) -> float:
-    """Make the index, its places in the log shifted by `offset`; how long that took."""
+    """Make the index, with its places in the log shifted by `offset`. Returns the seconds this took."""
     began = time.perf_counter()
     db = open_index(path)
     db.execute("BEGIN")
@@ -61,7 +61,7 @@ def fill(path: Path, turns: int, releases: int, offset: int = 0) -> float:
 
 
 def measured(ask: Questions, turns: int, releases: int, repeats: int) -> list[dict[str, object]]:
-    """One row per question."""
+    """One row per query."""
     middle = 2 * turns
     queries = {
         "newest turns": TurnQuery(),

@@ -1,11 +1,11 @@
-"""What a chain of versions costs, full snapshots and squashed deltas included: bytes stored, and bytes that a follower reads.
+"""The cost of a chain of versions, including full snapshots and squashed deltas: bytes stored, and bytes that a follower reads.
 
     python -m benchmarks.weights.chains --run runs/demo-0 --rates 1e-6 --steps 52    # makes the versions
     python -m benchmarks.weights.amortised [--rate 1e-6] [--versions 50]
 
 The recorded versions are published again, with the publisher's defaults, into a fresh store. *stored* counts every byte that was
-written: deltas, squashed deltas, full snapshots, manifests. *followed* is what one that takes every version reads, the first full
-snapshot included and left out. Prints a table and writes benchmarks/results/weight_amortised.json.
+written: deltas, squashed deltas, full snapshots, manifests. *read* counts the bytes read by a follower that takes every version, with
+and without the first full snapshot. Prints a table and writes benchmarks/results/weight_amortised.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ostinato.weights.store.directory import DirectoryStore
 
 
 async def republish(source: Path, target: Path, versions: int) -> dict[str, Any]:
-    """Publish the first `versions` versions after the start again, and follow them."""
+    """Publish again the start and the `versions` versions after it, and follow them."""
     recorded, store = Follower(DirectoryStore(source)), DirectoryStore(target)
     chain = sorted((m.policy for m in await recorded.log("live", limit=10_000)), key=lambda policy: policy.number)
     if len(chain) <= versions:

@@ -1,11 +1,11 @@
-"""Version chains from real training, for weights.py: a recorded live run's batches, trained on again at several learning rates.
+"""Version chains from real training, for codec.py: a recorded live run's batches, trained on again at several learning rates.
 
     ostinato demo                                    # once: a live loop on the real model, 14 minutes
     python -m benchmarks.weights.chains --run runs/demo-0 [--rates 1e-6 3e-6 1e-5 2e-5] [--steps 26]
 
-Every step of every rate is published to a weight store of its own, `.peers/chains/<rate>`. The batches (turns of simulated users,
-what they did with them, the credit for it) are the recorded ones; only the learning rate differs, and importance weights say how
-far each policy is from the one that sampled. A step takes about 15 seconds on one core.
+Every step of every rate is published to a weight store of its own, `.peers/chains/<rate>`. The batches (turns of simulated users
+with their reactions and credits) are the recorded ones. Only the learning rate differs, and the importance weights show how
+far each policy is from the policy that sampled. A step takes about 15 seconds on one core.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHAINS = PEERS / "chains"
 
 
 def recorded(run: Path, scratch: Path, cache: Path) -> Config:
-    """The run's configuration over a copy of its log: the run itself stays as it is."""
+    """The run's configuration over a copy of its log, so that the run itself is not changed."""
     shutil.copytree(run / "log", scratch / "log")
     return load(run / "config.json", [f"run.directory={scratch}", f"model.cache={cache}"])
 
@@ -42,7 +42,7 @@ async def chain(config: Config, rate: float, steps: int, out: Path, progress: Pr
     """Publish the versions of `steps` steps at one learning rate; version 0 is the starting model."""
     bar = progress.add_task(f"learning rate {rate:g}", total=steps)
     settings = training(config).model_copy(update={"learning_rate": rate, "kl_beta": 0.0})
-    pool = ThreadPoolExecutor(1)  # one thread: each has a heap that keeps what a step freed
+    pool = ThreadPoolExecutor(1)  # one thread, because each thread has a heap that keeps the memory that a step freed
     trainer = PolicyTrainer(model_path(config), settings)
     publisher = VersionPublisher(DirectoryStore(out), PublisherConfig(verify=False))
     base = (await publisher.publish(0, trainer.weights(), run=f"{rate:g}", base=None, ref="live")).policy

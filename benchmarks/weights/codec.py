@@ -1,13 +1,13 @@
-"""Bytes and speed of weight deltas: our codec beside what others use, on pairs of versions from real training.
+"""Bytes and speed of weight deltas: our codec beside others', on pairs of versions from real training.
 
     python -m benchmarks.weights.chains --run runs/demo-0     # makes the pairs
     python -m benchmarks.weights.codec [--rates 1e-6 3e-6 1e-5 2e-5] [--steps 6 13 26] [--threads 1 2] [--repeats 5]
 
 Each pair is a version and the one before it. *ratio* is the bytes of the whole model in bf16 over the bytes of the payloads;
-*GB/s* is bytes of the whole model over the time to encode or decode it, from memory to memory, median of the repeats, hashing left
-out for all. Ours, XOR + zstd and the gap code work tensor by tensor in pieces of 2M elements, on one thread or more; the others on
-one. `patch-from`, ZipNN and bsdiff see a slice, because they are slow: their ratios are of that slice, and so is *ours* beside them.
-*decode* makes new weights beside the old ones; *in place* changes a copy that was made before. Every decoded result is compared with
+*GB/s* is bytes of the whole model over the time to encode or decode it, from memory to memory, median of the repeats, without hashing
+for any codec. Ours, XOR + zstd, the gap code and COO work tensor by tensor in pieces of 2M elements, on one thread or more; the others
+on one. `patch-from`, ZipNN and bsdiff get only a slice because they are slow: their ratios, and *ours* beside them, are of that slice.
+*decode* makes new weights beside the old ones; *in place* changes a copy made beforehand. Every decoded result is compared with
 the version, bit for bit. Prints a table and writes benchmarks/results/weights.json.
 """
 
@@ -73,7 +73,7 @@ def xor_decode(old: Codes, payload: bytes) -> Codes:
 
 
 def coo_encode(old: Codes, new: Codes) -> bytes:
-    """Places as int32, values as they are: what sparse weight patches in engines hold."""
+    """Indices as int32 and raw values, like the sparse weight patches of inference engines."""
     places = np.flatnonzero(old != new).astype(np.int32)
     return places.tobytes() + new[places].tobytes()
 
@@ -84,11 +84,11 @@ def coo_decode(old: Codes, payload: bytes) -> Codes:
     return new
 
 
-ROW = 576  # elements of a row; PULSE codes matrices by rows
+ROW = 576  # elements per row; PULSE codes matrices by rows
 
 
 def gaps_encode(old: Codes, new: Codes) -> bytes:
-    """PULSE's layout (2602.03839): gaps between rows in a byte, between columns in 16 bits, values as they are, zstd-1."""
+    """PULSE's layout (2602.03839): gaps between rows in a byte, between columns in 16 bits, raw values, zstd-1."""
     places = np.flatnonzero(old != new)
     rows, columns = places // ROW, places % ROW
     row_gaps = np.diff(rows, prepend=0)
@@ -111,7 +111,7 @@ def gaps_decode(old: Codes, payload: bytes) -> Codes:
     at = 8 + count
     row_gaps[row_gaps == 255] = np.frombuffer(data, np.uint32, wide, at)
     column_gaps = np.frombuffer(data, np.uint16, count, at + 4 * wide).astype(np.int64)
-    sums = np.cumsum(column_gaps)  # columns add up within a row and start anew in the next
+    sums = np.cumsum(column_gaps)  # column gaps accumulate within a row and start again in the next
     starts = np.flatnonzero((row_gaps != 0) | (np.arange(count) == 0))
     before = np.zeros(count, np.int64)
     before[starts] = np.diff(np.concatenate([[0], (sums - column_gaps)[starts]]))
@@ -171,7 +171,7 @@ def peers() -> Iterator[Peer]:
 
 
 def pieces(old: Weights, new: Weights) -> list[tuple[Codes, Codes]]:
-    """Chunks as the store has them."""
+    """Pairs of chunks, cut as in the store."""
     found: list[tuple[Codes, Codes]] = []
     for name in sorted(new):
         a, b = old[name].data.view(np.uint16), new[name].data.view(np.uint16)
@@ -220,7 +220,7 @@ def measure(peer: Peer, parts: list[tuple[Codes, Codes]], threads: int, repeats:
 
 
 def in_place(parts: Sequence[tuple[Codes, Codes]], payloads: Sequence[bytes], threads: int, repeats: int) -> float:
-    """Seconds that our decoder takes where the old weights are its own to change: what a follower does after its first link."""
+    """Seconds that our decoder takes when it may overwrite the old weights, as a follower does after its first link."""
     times: list[float] = []
 
     def one(target: Codes, payload: bytes) -> None:
@@ -241,7 +241,7 @@ def in_place(parts: Sequence[tuple[Codes, Codes]], payloads: Sequence[bytes], th
 
 
 def bound(parts: Sequence[tuple[Codes, Codes]]) -> dict[str, float]:
-    """Bits per changed element of the model that the codec assumes: which elements change given the old exponent, and by what step."""
+    """Entropy per changed element under the codec's model: which elements change given the old exponent, and by which step."""
     old, new = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
     exponent = (old >> 7) & 255
     changed = old != new

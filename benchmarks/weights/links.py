@@ -1,13 +1,13 @@
-"""Four followers on distant, bad, narrow lines: how far behind the publisher are they, and how much of the line do they use?
+"""Four followers on distant, unreliable, narrow lines: their lag behind the publisher, and the share of the line that they use.
 
     python -m benchmarks.weights.links [--cache DIR] [--versions 20] [--every 4] [--cap 100] [--repeats 3]
     python -m benchmarks.weights.links --url http://127.0.0.1:9000 --bucket weights    # MinIO or the like, instead of moto
 
-A publisher writes versions of SmolLM2-135M (real bf16 tensors, about 1% of the elements one ordered ULP further each time) into an S3
+A publisher writes versions of SmolLM2-135M (real bf16 tensors, about 1% of the elements moved by one ordered ULP each time) into an S3
 bucket. Each follower is a process that runs `Follower.watch` behind a line of its own (`tests.fakes.link`): its round trip, TCP's
-slow start, a cap for all its connections together, and 1% of requests answered 503 or cut in mid-body. One transfer of everything
-comes first, with no connection open, and another after the deltas. Lag is from the ref's move to weights whose every hash was checked.
-Before that, without followers, a thread that computes says what publishing costs whoever computes beside it.
+slow start, a cap for all its connections together, and 1% of requests answered 503 or cut in mid-body. There is a full transfer first,
+with no connection open, and another after the deltas. Lag is the time from the ref's move to weights whose hashes are all checked.
+Before that, without followers, a computing thread measures how much publishing slows down work in the same process.
 
 Prints tables; writes benchmarks/results/weight_links.json.
 """
@@ -44,11 +44,11 @@ ROUND_TRIPS_MS = (43, 58, 145, 300)
 CAPS_MBIT = (1000, 500, 200, 100, 50, 20, 10)
 PROBE_BYTES = 64 << 20
 FULL_TIMEOUT_S = 600.0
-WIDTH = 150  # of the tables
+WIDTH = 150  # of the printed tables
 
 
 class Child:
-    """A process that speaks JSON lines; see links_roles.py."""
+    """A subprocess that exchanges JSON lines; see links_roles.py."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -90,7 +90,7 @@ class Child:
 
 
 class Stamped(BucketStore):
-    """A bucket that notes when the ref `live` had moved."""
+    """A bucket that records when the ref `live` was moved."""
 
     moved = 0.0
 
@@ -102,7 +102,7 @@ class Stamped(BucketStore):
 
 @dataclass
 class Run:
-    """What one run left behind: versions with the time of their ref, what followers said, what the lines passed."""
+    """Records of one run: versions with the time of their ref's move, the followers' messages, and the requests on the lines."""
 
     versions: list[dict[str, Any]] = field(default_factory=list)
     heard: list[list[dict[str, Any]]] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Run:
 
 
 def settings(args: argparse.Namespace, endpoint: str, prefix: str) -> dict[str, Any]:
-    """A BucketConfig, as the processes send it to each other."""
+    """A BucketConfig as a dict, which the processes send to each other."""
     options = {"aws_endpoint": endpoint, "aws_region": os.environ.get("AWS_REGION", "us-east-1")}
     for key in ("aws_access_key_id", "aws_secret_access_key"):
         options[key] = os.environ.get(key.upper(), "test")
@@ -136,12 +136,12 @@ async def uncapped(args: argparse.Namespace, server: str, lines: Child) -> float
 
 
 def chosen_cap(rate: float) -> int:
-    """The widest line (Mbit/s) of which four together ask at most 40% of what server and proxies can carry."""
+    """The widest line (Mbit/s) such that four of them need at most 40% of the capacity of server and proxies."""
     return next((cap for cap in CAPS_MBIT if 4 * cap * 125_000 <= 0.4 * rate), CAPS_MBIT[-1])
 
 
 async def rehearsal(args: argparse.Namespace, server: str, versions: Versions) -> dict[str, Any]:
-    """Publish without followers while a thread computes: what does it lose?"""
+    """Publish without followers while a thread computes, and measure the time that the thread loses."""
     store = BucketStore(BucketConfig.model_validate(settings(args, server, f"rehearsal-{time.time_ns()}")))
     publisher, training, stalls = VersionPublisher(store, PublisherConfig(threads=args.threads)), Training(), Stalls()
     watching = asyncio.create_task(stalls.run())
@@ -175,7 +175,7 @@ async def rehearsal(args: argparse.Namespace, server: str, versions: Versions) -
 
 
 async def run(args: argparse.Namespace, server: str, lines: Child, versions: Versions, seed: int) -> Run:
-    """One full transfer, the deltas, another full transfer; four followers throughout."""
+    """One full transfer, the deltas, and another full transfer, with four followers throughout."""
     prefix = f"run-{time.time_ns()}"
     store = Stamped(BucketConfig.model_validate(settings(args, server, prefix)))
     publisher = VersionPublisher(store, PublisherConfig(threads=args.threads, anchor_every=4096, anchor_share=1e9))
@@ -235,7 +235,7 @@ async def _listen(child: Child, heard: list[dict[str, Any]]) -> None:
 
 
 async def _arrive(found: Run, ears: Sequence[asyncio.Task[None]], lines: Child, number: int, what: str) -> None:
-    """Wait until every follower has delivered version `number` or a later one, and show what the lines carry meanwhile."""
+    """Wait until every follower has delivered version `number` or a later one, and show the lines' traffic meanwhile."""
     before: list[int] = (await lines.ask(do="bytes"))["bytes"]
     total = found.versions[-1]["bytes"] if found.versions[-1]["kind"] == "full" else None
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

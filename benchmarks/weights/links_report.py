@@ -1,4 +1,4 @@
-"""What links.py makes of the times that followers and lines noted: figures per follower, and tables."""
+"""Turns the times recorded by followers and lines in links.py into figures per follower, and into tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def measured(
     bytes_s: float,
     round_trips: Sequence[int],
 ) -> _Row:
-    """The figures of one run; the last version must have reached every follower under its own root."""
+    """The figures of one run. `same_root`: the last version reached every follower with its own root."""
     followers = [
         {"round_trip_ms": ms, **_follower(versions, said, through, bytes_s)}
         for ms, said, through in zip(round_trips, heard, passed, strict=True)
@@ -65,7 +65,7 @@ def _follower(versions: Sequence[_Row], said: Sequence[_Row], through: Sequence[
 
 
 def _first(delivered: Sequence[_Row], number: int) -> _Row:
-    """The delivery of this version or, where it was overtaken, of the next that came."""
+    """The delivery of this version or, if it was overtaken, of the next one delivered."""
     return next(one for one in delivered if one["number"] >= number)
 
 
@@ -75,7 +75,7 @@ def _kind(one: _Row) -> str:
 
 
 def _repeated(through: Sequence[_Row]) -> _Row:
-    """For each request that failed: was the same asked again, and after how long?"""
+    """The retries of failed requests: their number, and the wait before each."""
     waits: list[float] = []
     for at, one in enumerate(through):
         if one["fate"] in ("refused", "cut"):
@@ -86,7 +86,7 @@ def _repeated(through: Sequence[_Row]) -> _Row:
 
 
 def _full(version: _Row, delivered: Sequence[_Row], through: Sequence[_Row], bytes_s: float) -> _Row:
-    """How much of the line a full transfer used: while payload flowed, until it was decoded and verified, and from the ref's move."""
+    """The share of the line that a full transfer used: while payload flowed, until it was decoded and verified, and from the ref's move."""
     delivery = _first(delivered, version["number"])
     looked = delivery["calls"][0][2]
     payload = [call for call in delivery["calls"] if call[0] == "object" and call[1] != version["manifest"]]
@@ -131,7 +131,7 @@ def _ms(values: Iterable[float], share: float) -> str:
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Median, and from where to where."""
+    """Median and range."""
     middle, low, high = np.median(values), min(values), max(values)
     return f"{middle:.1%} ({low:.1%} to {high:.1%})" if len(values) > 1 else f"{middle:.1%}"
 

@@ -1,4 +1,4 @@
-"""The processes around the publisher in links.py: the bucket, the lines, one follower. JSON lines on standard input and output.
+"""The processes around the publisher in links.py: the bucket, the lines, and a follower. They use JSON lines on standard input and output.
 
 python -m benchmarks.weights.links_roles bucket | lines | follower
 """
@@ -33,7 +33,7 @@ def say(**what: Any) -> None:
 
 
 async def questions() -> AsyncIterator[dict[str, Any]]:
-    """What the benchmark asks, until it closes the line."""
+    """Yield the benchmark's commands until it closes the input."""
     reader = asyncio.StreamReader(limit=1 << 24)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
@@ -55,7 +55,7 @@ async def bucket() -> None:
 
 
 async def lines() -> None:
-    """Links on demand: `open` replaces those before, `bytes` and `passed` tell what went through each."""
+    """Links on demand: `open` replaces the current links; `bytes` and `passed` report the traffic of each."""
     async with contextlib.AsyncExitStack() as stack:
         links: list[Link] = []
         async for asked in questions():
@@ -73,7 +73,7 @@ async def lines() -> None:
 
 
 class Noted(FaultyStore):
-    """A weight store that notes what a look at the refs asked of it: [what, name, began, ended, bytes]."""
+    """A weight store that records the reads since the ref `live` was last looked at: [kind, name, began, ended, bytes]."""
 
     def __init__(self, inner: BucketStore) -> None:
         super().__init__(inner)
@@ -101,7 +101,7 @@ class Noted(FaultyStore):
 
 
 async def follower() -> None:
-    """`Follower.watch` with an engine that only takes the snapshot: notes the time, then hashes all that it was given."""
+    """`Follower.watch` with a stand-in for the engine that records the time of each snapshot, then hashes its weights."""
     asked = await anext(questions())
     store = Noted(BucketStore(BucketConfig.model_validate(asked["bucket"])))
     watcher = Follower(store, FollowerConfig.model_validate(asked["follower"]))

@@ -1,4 +1,4 @@
-"""What stands for training in links.py: versions of a model that change as training changes them, and a thread that computes."""
+"""The stand-in for training in links.py: versions of a model that change as in training, and a thread that computes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ostinato.weights.publish.publisher import VersionPublisher
 
 Codes = NDArray[np.uint16]
 _BLOCK = 1 << 22  # elements per draw
-_SIDE = 320  # of the matrices that a slice of training multiplies
+_SIDE = 320  # size of the matrices that a slice of training multiplies
 
 
 class Versions:
     """The cached model's bf16 tensors, and changes to them: about `share` of all elements by one ordered ULP per version.
 
-    The chance to change doubles per exponent step down, as in training: the same step of the optimizer is more ULPs of a smaller
-    weight. Changes are drawn ahead of time; `next` applies one to a copy.
+    The probability of a change doubles with each smaller exponent, as in training, where the same optimizer step is more ULPs of a
+    smaller weight. Changes are drawn ahead of time; `next` applies one version's changes to a copy.
     """
 
     def __init__(self, model: Path, share: float, seed: int) -> None:
@@ -46,7 +46,7 @@ class Versions:
         return self._codes.nbytes
 
     def draw(self, count: int) -> Iterator[None]:
-        """Prepare the changes of `count` versions; one step of the iteration each."""
+        """Draw the changes of `count` versions, one per step of the iteration."""
         for _ in range(count):
             places = [
                 start + np.flatnonzero(self._rng.random(len(part), np.float32) < self._chance[(part >> 7) & 255])
@@ -58,7 +58,7 @@ class Versions:
             yield
 
     def now(self) -> Weights:
-        """The weights as they are."""
+        """The current weights."""
         found: dict[str, WeightArray] = {}
         at = 0
         for name, shape in self._forms:
@@ -68,7 +68,7 @@ class Versions:
         return found
 
     def next(self) -> Weights:
-        """The next version, in memory of its own."""
+        """The next version, in newly allocated memory."""
         places, steps = self._drawn.pop(0)
         codes = self._codes.copy()
         old = codes[places].astype(np.int32)
@@ -79,7 +79,7 @@ class Versions:
 
 
 def _chances(counts: NDArray[np.int64], share: float) -> NDArray[np.float32]:
-    """The chance of each exponent to change, so that `share` of all elements does."""
+    """The probability of a change for each exponent, such that `share` of all elements change."""
     total, shape = counts.sum(), 2.0 ** -np.arange(256)
     low, high = 0.0, 1 / shape[-1]
     for _ in range(400):
@@ -90,7 +90,7 @@ def _chances(counts: NDArray[np.int64], share: float) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A piece of the training thread's work, always the same: when, on a core for how long, and waiting for one for how long."""
+    """One unit of the training thread's constant work: its times, its seconds on a core, and its seconds waiting for a core."""
 
     began: float
     ended: float
@@ -99,7 +99,7 @@ class Slice:
 
 
 async def warm() -> None:
-    """Code and decode one small delta, so that no compilation falls into what is measured."""
+    """Encode and decode one small delta, so that compilation does not fall into the measurement."""
     store, codes = MemoryStore(), np.arange(1 << 14, dtype=np.uint16)
     publisher, base = VersionPublisher(store), None
     for number in range(2):
@@ -109,7 +109,7 @@ async def warm() -> None:
 
 
 class Training(threading.Thread):
-    """A thread that does the same small numpy work over and over, on one core when it gets one; `slices` tells how it went."""
+    """A thread that repeats the same small numpy work, on one core when it gets one, and records each repetition in `slices`."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -142,16 +142,16 @@ class Training(threading.Thread):
 
 
 def _counters(file: int) -> tuple[float, float]:
-    """Seconds of this thread on a core, and ready to run without one."""
+    """Seconds that this thread has run on a core, and has waited for one while ready to run."""
     cpu, queued, _ = os.pread(file, 100, 0).split()
     return int(cpu) / 1e9, int(queued) / 1e9
 
 
 def held_up(training: Training, began: float, ended: float, quiet_s: float) -> dict[str, float]:
-    """What the time between two instants cost a thread that would have needed `quiet_s` per slice.
+    """How much a thread that would need `quiet_s` per slice was delayed between two instants.
 
-    `held_s` is time beyond that; of it, `queued_s` the thread waited for a core, and `blocked_s` it neither ran nor waited for a
-    core: it waited for the GIL.
+    `held_s` is the delay. `queued_s` is the time that the thread waited for a core, and `blocked_s` the time that it neither ran nor
+    waited for a core, that is, waited for the GIL.
     """
     slices = training.within(began, ended)
     wall = sum(one.ended - one.began for one in slices)

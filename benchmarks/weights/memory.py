@@ -1,13 +1,13 @@
-"""Peak memory of a publisher and of a follower, each in a process of its own, against one copy of the weights.
+"""Peak memory of a publisher and of a follower, each in its own process, relative to one copy of the weights.
 
     python -m benchmarks.weights.chains --run runs/demo-0 --rates 1e-5    # makes the versions
     python -m benchmarks.weights.memory [--rate 1e-5] [--step 20] [--times 10]
 
-*at rest* is resident memory before the call, *peak* the highest during it (VmHWM, reset before). The publisher is given weights that its
-caller holds. The last ones, the base of the delta, it keeps in a file as the trainer's publisher does, or in memory, which counts as
-*extra*: the caller has let them go. The follower holds one version and fetches the next one, or one that is far ahead; what it serves until
-then is *at rest*. A small delta is coded and decoded first: the compiled code that a process loads with its first delta (about 65 MB, once)
-is *at rest* too. Writes benchmarks/results/weight_memory.json.
+*at rest* is resident memory before the call, and *peak* the highest during it (VmHWM, reset before). The publisher gets weights that its
+caller holds. It keeps the previous weights, the base of the delta, in a file as the trainer's publisher does, or in memory; then they
+count as *extra*, because the caller has released them. The follower holds one version and fetches the next, or one that is further ahead;
+the version held counts as *at rest*. So does the compiled code that a process loads with its first delta (about 65 MB, once), because a
+small delta is encoded and decoded first. Writes benchmarks/results/weight_memory.json.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def resident(name: str) -> float:
 
 
 def forget_peak() -> None:
-    """The next VmHWM counts from here, where the heap holds no free pages that what comes could use unseen."""
+    """Reset VmHWM, after returning free heap pages to the system so that their reuse cannot hide new allocations."""
     gc.collect()
     give_back()
     Path("/proc/self/clear_refs").write_text("5")
@@ -53,13 +53,13 @@ async def versions(source: Path) -> dict[int, PolicyVersion]:
 
 
 async def copied(source: Path, policy: PolicyVersion) -> Weights:
-    """A version in arrays that nobody shares."""
+    """A version in arrays of its own."""
     weights = await Follower(DirectoryStore(source)).fetch(policy)
     return {name: WeightArray(array.dtype, array.shape, array.data.copy()) for name, array in weights.items()}
 
 
 async def widened(source: Path, target: Path, step: int, times: int) -> None:
-    """The versions that the cases need, of a model that is `times` as large: every tensor so often, under names of its own."""
+    """Publish the versions that the cases need for a model `times` as large: `times` copies of every tensor, under new names."""
     chain, base = await versions(source), None
     follower, ours = Follower(DirectoryStore(source)), VersionPublisher(DirectoryStore(target))
     for number in range(step, step + 6):
@@ -69,7 +69,7 @@ async def widened(source: Path, target: Path, step: int, times: int) -> None:
 
 
 async def publisher(source: Path, step: int, *, anchor: int, disk: bool) -> dict[str, float]:
-    """Two publications; the second is measured. With `anchor` 1 it writes a full snapshot beside the delta."""
+    """Publish versions and measure the last publication. With `anchor` 1 it writes a full snapshot beside the delta."""
     chain = await versions(source)
     old, new = await copied(source, chain[step]), await copied(source, chain[step + 1])
     size = sum(array.data.nbytes for array in new.values()) / 1e6
@@ -90,7 +90,7 @@ async def publisher(source: Path, step: int, *, anchor: int, disk: bool) -> dict
 
 
 async def follower(source: Path, have: int, want: int) -> dict[str, float]:
-    """Fetch `want` where `have` is held; have -1: from nothing."""
+    """Fetch `want` while holding `have`, or holding nothing if `have` is -1."""
     chain = await versions(source)
     ours = Follower(DirectoryStore(source), FollowerConfig(keep=1))
     if have >= 0:
@@ -113,7 +113,7 @@ CASES = {
 
 
 def measure(source: Path, step: int) -> dict[str, dict[str, float]]:
-    """Every case in a process of its own, as a table."""
+    """Run every case in a process of its own, and print a table."""
     rows: dict[str, dict[str, float]] = {}
     print(f"{'':<36}{'copy':>9}{'at rest':>10}{'peak':>10}{'extra':>10}{'copies':>9}")
     for case in CASES:
@@ -127,7 +127,7 @@ def measure(source: Path, step: int) -> dict[str, dict[str, float]]:
 
 
 def child(*words: str) -> str:
-    """What this script prints when it is run with these arguments."""
+    """Run this script with these arguments. Returns its output."""
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.weights.memory", *words], stdout=subprocess.PIPE, check=True, text=True
     ).stdout

@@ -1,13 +1,13 @@
-"""What following the weight store costs a vLLM server's open streams, beside vLLM's own reload from a directory.
+"""The cost to a vLLM server's open streams of following the weight store, compared with vLLM's own reload from a directory.
 
     python -m benchmarks.peers vllm
     python -m benchmarks.weights.vllm_follower [--streams 8] [--swaps 5] [--changed 0.01] [--compile] [--cache DIR]
 
-A chain of versions of SmolLM2-135M, each with the given share of all elements changed, is swapped in under streaming requests, in
-turn by three ways: *recompute* and *keep* are ours with either policy for the key-value cache; *reload* is vLLM's `reload_weights`
-from an exported directory between `/pause?mode=keep` and `/resume`, the export not counted. *pause* is from the request to pause to
-the answer to resume, *gap* the longest wait between two pieces of any stream around the swap; *calm* is the longest without one.
-Prints a table and writes benchmarks/results/vllm_follower.json.
+A chain of versions of SmolLM2-135M, each with the given share of all elements changed, is swapped in under streaming requests, in three
+alternating ways: *recompute* and *keep* are ours with either policy for the key-value cache; *reload* is vLLM's `reload_weights` from an
+exported directory between `/pause?mode=keep` and `/resume`, not counting the export. *pause* is the time from the request to pause to the
+answer to resume, *gap* the longest wait between two chunks of any stream around the swap, and *calm* the longest without a swap. Prints a
+table and writes benchmarks/results/vllm_follower.json.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ console = Console(stderr=True)
 
 
 def changed(weights: Weights, share: float, seed: int) -> Weights:
-    """The lowest bit of a share of the elements turned: what one step of training does to most that it changes."""
+    """Flip the lowest bit of a share of the elements, which is what a training step does to most elements that it changes."""
     draw, found = np.random.default_rng(seed), {}
     for name, array in weights.items():
         codes = array.data.view("<u2").copy()
@@ -55,7 +55,7 @@ def changed(weights: Weights, share: float, seed: int) -> Weights:
 
 
 class Streams:
-    """Requests that stream as long as this runs; each that ends well is followed by another."""
+    """Concurrent streaming requests. A request that ends is followed by another until `stop`."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, count: int) -> None:
         self._url, self._session = url, session
@@ -77,12 +77,12 @@ class Streams:
 
     async def stop(self) -> None:
         for task in self._tasks:
-            self.dropped += task.done()  # one that runs is cut by us, one that has ended failed
+            self.dropped += task.done()  # a task that has ended by itself failed; a running one is cancelled here
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def settled(self, since: float) -> None:
-        """Wait until every stream has moved twice since then: a gap is known when it has ended."""
+        """Wait until every stream has received two chunks after `since`, because a gap is known only once it has ended."""
         while not all(len(times) > 1 and times[-2] > since for times in self.times):
             if failed := [task for task in self._tasks if task.done()]:
                 failed[0].result()
@@ -94,7 +94,7 @@ class Streams:
 
 
 class Reload:
-    """vLLM's own way to new weights: from a directory, which it is given ready."""
+    """vLLM's own way of loading new weights, from a directory prepared beforehand."""
 
     def __init__(
         self, url: str, session: aiohttp.ClientSession, follower: Follower, files: list[Path], at: Path
@@ -108,7 +108,7 @@ class Reload:
             return json.loads(text) if text else None
 
     async def swap(self, policy: PolicyVersion) -> float:
-        """Returns the pause in seconds."""
+        """Swap to a version. Returns the pause in seconds."""
         await self._follower.materialise(policy, self._at, self._files)
         started = time.perf_counter()
         await self.post("/pause?mode=keep&clear_cache=false")
@@ -164,7 +164,7 @@ async def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
                     made = await (recompute if way == "recompute" else keep).swap(done.policy)
                     swap = {"pause_s": made.pause_s, "load_s": made.load_s, "staged_s": made.staged_s}
                 ended = time.perf_counter()
-                start = ended - swap["pause_s"] if way == "reload" else start  # its export is not its fault
+                start = ended - swap["pause_s"] if way == "reload" else start  # do not count the export
                 await streams.settled(ended)
                 gap = streams.longest_gap(start, ended)
                 await asyncio.sleep(CALM_S)
@@ -195,7 +195,7 @@ async def same_answers(ours: VllmFollower, theirs: Reload, versions: list[Publis
 
 
 def tracked(versions: list[Published]):  # noqa: ANN201 (a generator)
-    """The number, the way and the version of each swap; the ways take turns."""
+    """Yield the number, the way and the version of each swap; the ways alternate."""
     columns = (TextColumn("swaps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=len(versions))

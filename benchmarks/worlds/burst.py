@@ -1,9 +1,9 @@
-"""How long a burst of 100,000 sandboxes takes to be placed by three ways to place them: a simulation, all in one run.
+"""Simulates how long a burst of 100,000 sandboxes takes to be placed, with three placement strategies in one run.
 
     python -m benchmarks.worlds.burst             # some ten seconds
 
-Starts: calm (more room than is asked for), tight (sandboxes take more memory than they ask for), lost (one of four regions is lost after
-20 s). `seconds` is how long the simulation itself took.
+Cases: calm (more room than requested), tight (sandboxes take more memory than they request), lost (one of four regions is lost after
+20 s). `seconds` is the time of the simulation itself.
 """
 
 from __future__ import annotations

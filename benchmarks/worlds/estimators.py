@@ -1,10 +1,10 @@
-"""What our estimators make of the groups where estimators differ, beside TRL's and verl's own code; k1 and k3; the price of effort.
+"""Our advantage estimator beside TRL's and verl's own code, on groups where estimators differ; also k1 and k3, and the cost of effort.
 
     python -m benchmarks.peers trl verl           # once
     python -m benchmarks.worlds.estimators        # a minute
 
-Groups of one, of equal grades, with one success, with one rollout that was graded at all, with almost equal grades: the advantages. A
-short and a long failure: what the loss takes off each of their tokens. A peer that is not there is said to be so. Nothing is timed.
+Advantages are compared on groups of one, with equal grades, with one success, with a single graded rollout, and with almost equal
+grades. For a short and a long failure the loss's gradient for each token is compared. Missing peers are reported. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ console = Console()
 
 
 def our_advantages(rewards: Sequence[float | None]) -> list[float]:
-    """By rollout; 0 for one that is not learned from."""
+    """The advantage of each rollout; 0 for a rollout that is not learned from."""
     graded = {n: reward for n, reward in enumerate(rewards) if reward is not None}
     episodes = [
         Episode(id=str(n), tenant="default", turns=(a_turn(f"{n}:0", sampled=(7,)),), group="g") for n in graded
@@ -62,7 +62,7 @@ def our_advantages(rewards: Sequence[float | None]) -> list[float]:
 
 
 def our_weights() -> list[float]:
-    """What the loss takes off the log-probability of a token of each answer, all of which have an advantage of -1."""
+    """The loss's gradient for the log-probability of a token of each answer. All answers have an advantage of -1."""
     turns = torch.tensor([turn for turn, length in enumerate(LENGTHS) for _ in range(length)])
     logps = torch.full((len(turns),), -1.0, requires_grad=True)
     loss = policy_loss(
@@ -106,7 +106,7 @@ def peer(name: str, model: Path) -> dict[str, Any]:
 
 
 def variances() -> list[dict[str, float]]:
-    """Of KL(N(0, 1) || N(d, 1)) = d^2 / 2 estimated from samples of the first, with the exact variances."""
+    """Means and variances of k1 and k3 as estimates of KL(N(0, 1) || N(d, 1)) = d^2 / 2 from samples of the first, and exact variances."""
     x = torch.randn(SAMPLES, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows = []
     for d in DISTANCES:
@@ -119,7 +119,7 @@ def variances() -> list[dict[str, float]]:
 
 
 def in_words(value: Any) -> str:
-    """A group's advantages with their repetitions counted; a refusal as it is."""
+    """A group's advantages as text, with repetitions counted, or the reason why there are none."""
     if isinstance(value, str):
         return "refused" if value.startswith("refused") else value
     if len(value) > 2 and len(set(value[1:])) == 1 and value[0] != value[1]:

@@ -1,12 +1,13 @@
-"""Asynchronous against synchronous learning where rollouts last heavy-tailed times: lag, the trainer's idle share, seconds to equal reward.
+"""Asynchronous against synchronous learning with heavy-tailed rollout durations: lag, the trainer's idle share, seconds to equal reward.
 
     python -m benchmarks.worlds.lag --seeds 0 --sides async sync      # about six minutes a seed on two idle cores
     python -m benchmarks.worlds.lag --seeds 0 --sides trl
 
-The same code twice, gateway and trainer as processes of their own: *sync* draws the next step's rollouts once the last step's weights
-answer (lag 0, the trainer waits for the slowest of 128), *async* goes on meanwhile within a bound. A rollout is one short answer and then a
-wait as long as tools and tests would take (`lag_world.py`: log-normal, 1/400 of a median of 7.5 minutes). `idle` is the share of time in
-which the trainer does not compute, over the steps after the first `WARM`. Beside it TRL's GRPOTrainer, whose reward function waits as long.
+The same code runs twice, with gateway and trainer as separate processes. *sync* starts the next step's rollouts once the last step's
+weights are served (lag 0; the trainer waits for the slowest of 128). *async* continues meanwhile within a bound. A rollout is one short
+answer and then a wait as long as tools and tests would take (`lag_world.py`: log-normal, 1/400 of a median of 7.5 minutes). `idle` is the
+share of time in which the trainer does not compute, over the steps after the first `WARM`. For comparison there is TRL's GRPOTrainer,
+whose reward function waits as long.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def tasks() -> Taskset:
 
 
 class Slow:
-    """Implements `Harness`: one answer, then a wait. In lockstep it begins once the last step's weights answer."""
+    """Implements `Harness`: one answer, then a wait. In lockstep it begins once the last step's weights are served."""
 
     name = "slow"
     hash = harness_hash(name, 1)
@@ -132,11 +133,11 @@ class Slow:
         self._asking = asyncio.Lock()
 
     def spec(self, task: Task) -> None:
-        """None: it runs nothing."""
+        """None, because this harness needs no sandbox."""
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
         number, self._count = self._count, self._count + 1
-        async with self._asking:  # one asks for all
+        async with self._asking:  # one rollout polls for all
             while self._lockstep and self._served < self._spending.steps:
                 health = await self._gateway.call("GET", "/health")
                 self._served = int(health["slots"]["world"]["number"])
@@ -148,7 +149,7 @@ class Slow:
 
 @contextlib.asynccontextmanager
 async def rollouts(run: Run, url: str, seed: int, *, lockstep: bool) -> AsyncGenerator[Rollouts]:
-    """As the rollout worker has them, with this world's harness."""
+    """The rollout worker's `Rollouts`, with this world's harness."""
     journal, events = EventFile.open(run.home.rollouts)
     with contextlib.closing(journal):
         async with WorldGateway(url, run.home.admin_key()) as gateway:
@@ -159,7 +160,7 @@ async def rollouts(run: Run, url: str, seed: int, *, lockstep: bool) -> AsyncGen
 
 
 def cpu(launched: Launched) -> dict[str, float]:
-    """Seconds of a processor that each has used: what a busy neighbour does not change."""
+    """CPU seconds that each process has used, a figure that other load on the machine does not change."""
     pids = {watched.worker.name: watched.worker.pid for watched in launched.supervisor.watched} | {
         "rollout": os.getpid()
     }
@@ -171,7 +172,7 @@ def steps_of(config: Config) -> list[dict[str, Any]]:
 
 
 def reached(rewards: Sequence[float]) -> int | None:
-    """The step after which the mean reward of the last few was good enough."""
+    """The first step at which the mean reward of the last `RECENT` steps reaches `TARGET`, or None."""
     for at in range(RECENT, len(rewards) + 1):
         if statistics.fmean(rewards[at - RECENT : at]) >= TARGET:
             return at
@@ -179,7 +180,7 @@ def reached(rewards: Sequence[float]) -> int | None:
 
 
 async def learn(seed: int, steps: int, *, lockstep: bool) -> dict[str, Any]:
-    """Until the reward is reached and, unless in lockstep, `steps` steps were taken; what came of it."""
+    """Train until the reward is reached and, unless in lockstep, `steps` steps were taken, at most twice `steps`. Returns a report."""
     with tempfile.TemporaryDirectory() as place:
         config = load(None, settings(Path(place), seed, lockstep=lockstep))
         with hold(home(config).root, "up"):
@@ -231,7 +232,7 @@ def report(steps: list[dict[str, Any]], began: float, held: Counter[str]) -> dic
 
 
 def plan(step_s: float) -> str:
-    """What the trainer needs by Little's law, if a step takes so long."""
+    """The concurrency that the trainer needs by Little's law if a step takes `step_s`, as text."""
     mean = statistics.fmean(duration(f"m.{n}") for n in range(20_000))
     rate = GROUP * GROUPS / step_s
     return (
@@ -273,7 +274,7 @@ def peer(seed: int, steps: int) -> dict[str, Any]:
 
 
 def keep(seed: int, side: str, found: dict[str, Any]) -> None:
-    """Add a side of a seed to the results; those under other settings go."""
+    """Add one side's result for a seed to the results file. Results under other settings are dropped."""
     about = {
         "bound": BOUND,
         "target": TARGET,

@@ -1,9 +1,9 @@
-"""What a peer's own code makes of the groups that `estimators.py` asks about; runs in that peer's environment.
+"""A peer's own code on the groups of `estimators.py`. Runs in that peer's environment.
 
     .peers/trl/bin/python -m benchmarks.worlds.peer_estimators trl MODEL < cases.json
 
-TRL's trainer is built over a tiny model and scores completions that get the given rewards; its loss is asked with given log-probabilities.
-verl's functions are called directly. What a peer refuses stands in the answer with its own words.
+TRL's trainer is built over a tiny model and scores completions that get the given rewards; its loss is called with given log-probabilities.
+verl's functions are called directly. If a peer refuses a case, its error message is the answer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ BETA = 1.0
 
 
 def attempt(ask: Callable[[], Any]) -> Any:
-    """The answer, or why there is none."""
+    """The result, or a text that says why there is none."""
     try:
         return ask()
-    except Exception as error:  # noqa: BLE001 - whatever a peer says of a case is its answer
+    except Exception as error:  # noqa: BLE001 - a peer's error is its answer to a case
         return f"refused: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
 
 
@@ -65,7 +65,7 @@ def trl_advantages(model: str, rewards: Rewards, scale: str) -> list[float]:
 
 
 def trl_weights(model: str, lengths: Sequence[int], loss_type: str) -> list[float]:
-    """What the loss takes off the log-probability of a token of each answer, all of which have an advantage of -1."""
+    """The loss's gradient for the log-probability of a token of each answer. All answers have an advantage of -1."""
     trainer = trl_trainer(model, [0.0] * len(lengths), loss_type=loss_type, beta=0.0)
     trainer.current_gradient_accumulation_steps = 1
     mask = torch.tensor([[place < length for place in range(8)] for length in lengths]).int()
@@ -84,7 +84,7 @@ def trl_weights(model: str, lengths: Sequence[int], loss_type: str) -> list[floa
 
 
 def trl_penalty(model: str, logprobs: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """The penalty of each token, in the loss: the loss of one answer without an advantage, token by token."""
+    """The loss's penalty for each token: the loss of a one-token answer with advantage 0, token by token."""
     trainer = trl_trainer(model, [0.0, 0.0], loss_type="dapo", beta=BETA)
     trainer.current_gradient_accumulation_steps = 1
     found: list[float] = []
@@ -132,7 +132,7 @@ def verl_advantages(name: str, rewards: Rewards, **more: Any) -> list[float]:
 
     given = torch.tensor(
         [[reward] for reward in rewards if reward is not None]
-    )  # what was not graded its caller leaves out
+    )  # verl's caller leaves out ungraded rollouts
     index = np.array(["g"] * len(given), dtype=object)
     found, _ = getattr(core_algos, name)(given, torch.ones_like(given), index, **more)
     graded = iter(found[:, 0].tolist())

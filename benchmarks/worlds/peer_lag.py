@@ -1,8 +1,8 @@
-"""TRL's GRPOTrainer on the tasks of `lag.py`; runs in that peer's environment. Its reward function waits for the slowest rollout of a step.
+"""TRL's GRPOTrainer on the tasks of `lag.py`, in TRL's environment. Its reward function waits for the slowest rollout of a step.
 
     .peers/trl/bin/python -m benchmarks.worlds.peer_lag MODEL SEED STEPS RATE TARGET RECENT
 
-AsyncGRPOTrainer is tried first and what it says is reported: it wants a vLLM server, to which it hands weights over NCCL.
+AsyncGRPOTrainer is tried too, and its error is reported: it needs a vLLM server, to which it sends weights over NCCL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def conversations() -> Dataset:
 
 
 def asynchronous(model: str) -> str:
-    """Why AsyncGRPOTrainer does not run here."""
+    """The error with which AsyncGRPOTrainer fails here, or "starts"."""
     try:
         from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
@@ -41,13 +41,13 @@ def asynchronous(model: str) -> str:
             args=config,
             train_dataset=conversations(),
         )
-    except Exception as error:  # noqa: BLE001 - what it says is the answer
+    except Exception as error:  # noqa: BLE001 - the error is the answer
         return f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
     return "starts"
 
 
 class Watched(TrainerCallback):
-    """Ends once the reward is reached."""
+    """Ends training once the reward is reached."""
 
     def __init__(self, rewards: list[float], at: list[float], target: float, recent: int) -> None:
         self._rewards, self._at, self._target, self._recent = rewards, at, target, recent
@@ -73,7 +73,7 @@ def main() -> None:
 
     def graded(completions: list[Any], **_: Any) -> list[float]:
         nonlocal count
-        time.sleep(max(duration(f"{seed:.0f}.{count + n}") for n in range(len(completions))))  # all go on at once
+        time.sleep(max(duration(f"{seed:.0f}.{count + n}") for n in range(len(completions))))  # rollouts overlap
         count += len(completions)
         found = [float(re.match(LIKED, said[0]["content"]) is not None) for said in completions]
         rewards.append(statistics.fmean(found))

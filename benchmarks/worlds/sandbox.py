@@ -1,11 +1,10 @@
-"""How fast sandboxes start, run, fork and end, beside bubblewrap on the same machine in the same run.
+"""How fast sandboxes start, run, fork and stop, compared with bubblewrap on the same machine in the same run.
 
     python -m benchmarks.worlds.sandbox [--rounds 3] [--starts 300] [--runs 10000]
 
-A start is everything from the call to the last process of the box being gone: namespaces, file system, filter, one program, the
-answer, the end. bubblewrap runs the same program in namespaces of its own (--unshare-all), without a filter on system calls,
-Landlock or limits. Boxes yield to everybody else on the machine, so on a busy one their rates say little; their processor time does
-(the zygote's own start is part of it).
+A start covers everything from the call until the box's last process is gone: namespaces, file system, filter, one program, the answer, the
+exit. bubblewrap runs the same program in namespaces of its own (--unshare-all), without a filter on system calls, Landlock or limits. Boxes
+yield to all other processes, so on a busy machine their rates say little, but their CPU time does (it includes the zygote's own start).
 Prints a table and writes benchmarks/results/sandbox.json. Figures of different runs compare only where the machine was alike and quiet.
 """
 
@@ -49,7 +48,7 @@ BWRAP = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/u
 
 
 async def many(one: Callable[[], Awaitable[object]], count: int, parallel: int) -> dict[str, float]:
-    """Call `one` so many times, some at once. Returns the rate and the percentiles of one call."""
+    """Call `one` `count` times, `parallel` at once. Returns the rate and the percentiles of a call's duration."""
     times: list[float] = []
     left = iter(range(count))
 
@@ -82,7 +81,7 @@ async def boxed(boxes: Boxes) -> None:
 
 
 def summed(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Medians of rounds; the worst rate and tail beside them."""
+    """Medians over the rounds, with the worst rate and the worst tail."""
     found = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
     return found | {
         "worst_per_s": min(each["per_s"] for each in rounds),
@@ -116,7 +115,7 @@ async def starts(rounds: int, count: int) -> dict[str, dict[str, float]]:
 
 
 async def forks(rounds: int) -> dict[str, float]:
-    """A workspace of 200 MB written in the box, then 128 forks of it, each ready to answer."""
+    """Write a workspace of 200 MB in a box, then time 128 forks of it, each ready for calls."""
     boxes, times = Boxes(), list[float]()
     for _ in range(rounds):
         box = await boxes.start(SandboxSpec(limits=Limits(memory_mb=400, disk_mb=300)))
@@ -135,7 +134,7 @@ async def forks(rounds: int) -> dict[str, float]:
 
 
 async def processor(count: int) -> dict[str, float]:
-    """Milliseconds of processor time of one start, with the host's side, without the kernel's later tidying up."""
+    """Milliseconds of CPU time per start, including the host's side, without the kernel's later cleanup."""
     found: dict[str, float] = {}
 
     def used() -> float:
@@ -146,7 +145,7 @@ async def processor(count: int) -> dict[str, float]:
         runs = SingleRuns(SandboxConfig())
         await runs.check()
         begun = used()
-        await many(lambda: runs.run(program, timeout=60), count, 2)  # noqa: B023 - done before the next
+        await many(lambda: runs.run(program, timeout=60), count, 2)  # noqa: B023 - finished before the next iteration
         runs.close()
         found[name] = (used() - begun) * 1e3 / count
     boxes, begun = Boxes(), used()
@@ -161,7 +160,7 @@ async def processor(count: int) -> dict[str, float]:
 
 
 def traces() -> dict[str, int]:
-    """What could be left behind: processes, mounts, groups, files."""
+    """Counts of possible leftovers: processes, mounts, cgroups, files."""
     groups = sum(1 for _ in Path("/sys/fs/cgroup").rglob("ostinato-*"))
     mounts = len(Path("/proc/self/mountinfo").read_text().splitlines())
     states = [path.read_text().rpartition(")")[2].split()[:2] for path in Path("/proc").glob("[0-9]*/stat")]
@@ -170,7 +169,7 @@ def traces() -> dict[str, int]:
 
 
 async def leftovers(count: int) -> dict[str, int]:
-    """What so many runs leave, as a difference."""
+    """The leftovers of `count` runs: the counts after them minus those before."""
     before = traces()
     async with SingleRuns(SandboxConfig(concurrency=4)) as runs:
         await many(lambda: runs.run(["/bin/sh", "-c", "echo x > /tmp/x; sleep 60 & exit 0"], timeout=20), count, 4)

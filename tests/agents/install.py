@@ -1,4 +1,4 @@
-"""`make agents`: six coding agents, unmodified, and the official JavaScript clients, under .agents/, in the versions that were measured."""
+"""`make agents`: installs six unmodified coding agents and the official JavaScript clients under .agents/, in the versions measured."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def main():
     run("npm", "install", "--no-fund", "--no-audit", *packages)
     node = HOME / "node_modules" / ".bin" / "node"
     for agent in AGENTS:
-        if agent.script:  # what npm leaves undone until somebody allows it: the agent's own binary
+        if agent.script:  # installs the agent's own binary, which npm does not do without permission
             run(node, agent.script)
     for agent in AGENTS:
         if agent.script is None:

@@ -1,4 +1,4 @@
-"""How each agent is run, and what a policy that solves the task would say to it."""
+"""How to run each agent, and the answers of a policy that solves the task with it."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ TEST = "python -m pytest -q"
 
 @dataclass(frozen=True)
 class Agent:
-    """One agent. `script` finishes its installation by npm ("" if there is nothing to finish; None: it comes from PyPI)."""
+    """One agent. `script` finishes its installation by npm ("" if nothing remains to be done, None if the agent comes from PyPI)."""
 
     name: str
     package: str
@@ -23,7 +23,7 @@ class Agent:
 
 
 def call(name, **arguments):
-    """A call as the model writes it, in a layout that no agent writes."""
+    """A call as the model writes it, in a layout that no agent uses."""
     return f"On it.\n<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, indent=1)}\n</tool_call>"
 
 

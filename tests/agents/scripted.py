@@ -1,4 +1,4 @@
-"""SmolLM2 over the embedded engine, but for one thing: which token is taken is a script's word. Its log-probability is the model's own."""
+"""SmolLM2 over the embedded engine, except that a script chooses each token. The token's log-probability is the model's own."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ V0 = PolicyVersion(number=0, hash="0" * 64)
 
 
 def stretched(work):
-    """The model's folder, with a context that agents' prompts fit into."""
+    """A copy of the model's folder with a context length that fits the agents' prompts."""
     path = work / "stretched"
     shutil.copytree(resolve("smollm2", work / "cache"), path)
     config = json.loads((path / "config.json").read_text())
@@ -40,7 +40,7 @@ class _Thread(EngineThread):
 
 @asynccontextmanager
 async def scripted_engine(path, renderer, arithmetic, script, monkeypatch):
-    """The engine, with V0 in its live slot. `script`: a prompt's text -> what is answered."""
+    """The engine, with V0 in its live slot. `script` maps a prompt's text to the answer."""
     (stop,) = renderer.stop_ids()
     known = {}
 

@@ -42,9 +42,9 @@ def passes(repo):
 
 
 def answer(steps, *, uses_tools, told, results):
-    """The policy: the agent's own calls are answered step by step; a title or a summary, which offers no tools, gets a few words.
+    """The policy: it answers the agent's own calls step by step. A request for a title or a summary, which has no tools, gets a few words.
 
-    `told`: the prompt says how to call tools; `results`: how many results it holds.
+    `told`: the prompt says how to call tools; `results`: the number of tool results in it.
     """
     if uses_tools and not told:
         return "A short title."
@@ -79,9 +79,9 @@ async def run(*words, cwd, env, longest_s):
 
 
 async def solve(agent, repo, home, engine, renderer, *, longest_s=120, also=(), **config):
-    """Connect the agent and have it solve the task; the log, and the agent's calls that were refused.
+    """Connect the agent and have it solve the task. Returns the log and the agent's refused calls.
 
-    `also`: more of our commands that are run before, as lists of words.
+    `also`: further `ostinato` commands to run before the agent, as lists of words.
     """
     log, refused = MemoryLog(), []
     app = create_app(
@@ -110,5 +110,5 @@ async def solve(agent, repo, home, engine, renderer, *, longest_s=120, also=(), 
         for words in also:
             await run(sys.executable, "-m", "ostinato.cli", *words, cwd=repo, env=env, longest_s=120)
         await run(*agent.command, cwd=repo, env=env, longest_s=longest_s)
-        await asyncio.sleep(0.5)  # an exporter's last batch may come when the agent has gone
+        await asyncio.sleep(0.5)  # an exporter's last batch may arrive after the agent has exited
     return log, refused

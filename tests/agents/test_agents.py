@@ -1,7 +1,7 @@
 """Unmodified coding agents, with the settings that `ostinato connect` writes, solve a task through the gateway.
 
-The policy is scripted, so that the wire is what is tested: every call is answered and captured, and every prompt is the tokens of
-the turn before it and what is new. Needs the agents: `make agents`.
+The policy is scripted, so that the test is about the wire: every call is answered and captured, and every prompt consists of the
+tokens of the turn before it and the new part. Needs the agents: `make agents`.
 """
 
 from itertools import pairwise
@@ -12,7 +12,7 @@ from ostinato.core.records import Branch, Finish, Purpose, Signal, Turn
 from ostinato.testing.engine import FakeEngine, decode
 from ostinato.testing.renderer import ByteRenderer
 
-RESULT = 0xFC  # what a tool's message begins with
+RESULT = 0xFC  # first byte of a tool's message
 CONTEXT = 4_000_000
 
 

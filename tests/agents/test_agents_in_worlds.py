@@ -1,4 +1,4 @@
-"""Unmodified coding agents in a simulated world: each in a sandbox, with nothing of the run in reach, until its task is done.
+"""Unmodified coding agents in a simulated world: each works in a sandbox, with nothing of the run within reach, until its task is done.
 
 The policy is scripted, as in test_agents.py. Needs the agents: `make agents`.
 """
@@ -22,7 +22,7 @@ from ostinato.worlds.harness.rollout import Ended
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Grading, Task
 
-RESULT = 0xFC  # what a tool's message begins with
+RESULT = 0xFC  # first byte of a tool's message
 TASK = Task(
     id="calc",
     family="repair",
@@ -47,7 +47,7 @@ def settings_of(agent):
     else:
         source, inside, path = HOME / "node_modules", "/opt/agent/node_modules", "/opt/agent/node_modules/.bin"
     command = [{"Fix calc.py so that the tests pass.": "{prompt}"}.get(word, word) for word in agent.command]
-    if agent.script is None:  # its start-up script names where it was installed
+    if agent.script is None:  # its start-up script holds the path where it was installed
         command[0] = f"{path}/{command[0]}"
         command = ["/opt/agent/bin/python", *command]
     if agent.name == "codex":

@@ -1,8 +1,8 @@
-"""The loop once round, with an unmodified agent: 24 repositories, people who keep or undo, rewards for each episode, one training step.
+"""One pass through the whole loop with an unmodified agent: 24 repositories, people who keep or undo, rewards, one training step.
 
-mini-swe-agent works on 24 small repositories over SmolLM2 and the embedded engine. What the model says is scripted: two thirds of the
-fixes are right. A simulated person runs the tests after each session, commits what passes and takes back what does not, and says so
-about the call that made the edit. Needs the agent: `make agents`.
+mini-swe-agent works on 24 small repositories over SmolLM2 and the embedded engine. The model's answers are scripted: two thirds of the
+fixes are right. After each session a simulated person runs the tests, commits the change if they pass and reverts it otherwise, and
+sends feedback about the call that made the edit. Needs the agent: `make agents`.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def task(k):
 
 
 def broken(repo, k):
-    """A repository with a function that combines in the wrong way, and a test that shows it."""
+    """Make a repository with a function that uses the wrong operator, and a test that fails because of it."""
     right, wrong = SIGNS[k % 3], SIGNS[(k + 1) % 3]
     repo.mkdir(parents=True)
     (repo / f"part_{k}.py").write_text(f"def {name_of(k)}(a, b):\n    return a {wrong} b\n")
@@ -74,7 +74,7 @@ def git(repo, *words):
 
 
 def script(text):
-    """The policy: look, edit, hand in; of every third repository it gets the fix wrong."""
+    """The policy: look, edit, submit. In every third repository the fix is wrong."""
     k = next(k for k in reversed(range(REPOSITORIES)) if task(k) in text)
     sign = SIGNS[(k + 2) % 3] if k in WRONG else SIGNS[k % 3]
     edit = f"sed -i 's/a . b/a {sign} b/' part_{k}.py"
@@ -85,7 +85,7 @@ def script(text):
 
 
 async def session(k, work, url):
-    """The agent at work; whether what it left passes, after the person has kept it or taken it back."""
+    """Run the agent, then keep its change if the tests pass and revert it otherwise. Returns whether they passed."""
     repo, home = work / f"repo{k}", work / f"home{k}"
     home.mkdir()
     broken(repo, k)
@@ -101,7 +101,7 @@ async def session(k, work, url):
 
 
 async def say(url, log, k, kept):
-    """The person's word about the call that edited."""
+    """Send the person's feedback about the call that edited. Returns its turn's id."""
     (turn,) = [row for row in log.rows if isinstance(row, Turn) and row.episode == f"work-{k}" and "sed -i" in row.text]
     names = ("accepted", "tests_passed") if kept else ("undone", "tests_failed")
     events = [
@@ -151,7 +151,7 @@ async def test_what_people_keep_gets_credit_and_what_they_undo_loses_it(tmp_path
     assert all((credit[turn] > 0) == kept for turn, kept in edits.items())
     before = {turn.parent: kept for turn in turns for edit, kept in edits.items() if turn.id == edit}
     assert len(before) == REPOSITORIES
-    assert all((credit[turn] > 0) == kept for turn, kept in before.items())  # what led to the edit shares in it
+    assert all((credit[turn] > 0) == kept for turn, kept in before.items())  # the turns before edits share in it
 
     trainer = PolicyTrainer(path, TrainConfig(compute="bf16", publish="bf16", warmup_steps=0), arithmetic)
     chosen = [turn for turn in turns if turn.id in edits]

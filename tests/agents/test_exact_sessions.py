@@ -1,7 +1,7 @@
-"""Unmodified coding agents over the real engine and a real model: what the trainer computes of their sessions are the engine's bits.
+"""Unmodified coding agents over the real engine and a real model: the trainer's log-probabilities equal the engine's, bit for bit.
 
-What is said is scripted, so that the task is solved, and each token's log-probability is the model's own. The context of SmolLM2 is
-stretched, since the agents' prompts are longer than it. Needs the agents: `make agents`.
+The answers are scripted, so that the task is solved, and each token's log-probability is the model's own. SmolLM2's context is
+extended, since the agents' prompts are longer than it. Needs the agents: `make agents`.
 """
 
 import json
@@ -67,6 +67,6 @@ async def test_every_turn_of_a_session_has_the_trainers_bits(agent, repo, home, 
 
 
 def note(name, **found):
-    """Keep what was found of an agent beside what the examinations found."""
+    """Write an agent's figures to the results file, beside those of the other agents."""
     known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     RESULT.write_text(json.dumps(known | {name: found}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The official JavaScript clients of OpenAI and Anthropic against the gateway. Needs them: `make agents`."""
+"""The official JavaScript clients of OpenAI and Anthropic against the gateway. Needs the clients: `make agents`."""
 
 import asyncio
 import json
@@ -82,4 +82,4 @@ async def test_every_flow_reads_what_was_said():
         assert told[name] == expected, name
     assert told.keys() == EXPECTED.keys()
     left = [row for row in log.rows if isinstance(row, Turn) and row.finish is Finish.ABORT]
-    assert len(left) <= 2  # the two that were left, unless they ended before
+    assert len(left) <= 2  # the two abandoned streams, unless they had already ended

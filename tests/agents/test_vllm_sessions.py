@@ -1,8 +1,8 @@
-"""Unmodified coding agents over a vLLM server: every call captured, every prompt the tokens of the turn before and what is new.
+"""Unmodified coding agents over a vLLM server: every call is captured, every prompt is the tokens of the turn before and the new part.
 
-What is said is scripted by a grammar that allows nothing else: vLLM draws the tokens, which have a log-probability of 0 under that
-mask. What they have without it vLLM is asked afterwards, and the trainer's numbers must be near: its arithmetic is not ours, and beyond the
-8,192 positions that the model was trained on they part.
+The answers are scripted by a grammar that allows nothing else: vLLM draws the tokens, which have a log-probability of 0 under that
+mask. Afterwards vLLM scores them without the mask, and the trainer's numbers must be near these. vLLM's arithmetic is not ours, and
+beyond the 8,192 positions that the model was trained on the two diverge.
 Needs the agents, `make agents`, and vLLM's environment, `python -m benchmarks.peers vllm`.
 """
 
@@ -34,7 +34,7 @@ from ostinato.weights.follow.follower import Follower
 from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.store.directory import DirectoryStore
 
-CONTEXT = 32_768  # SmolLM2's, stretched: the agents' prompts are longer
+CONTEXT = 32_768  # SmolLM2's context, extended because the agents' prompts are longer
 RESULT = Path(__file__).parents[1] / "examinations" / "results" / "agents_vllm.json"
 
 pytestmark = pytest.mark.skipif(not usable(), reason="needs vLLM's environment: python -m benchmarks.peers vllm")
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(not usable(), reason="needs vLLM's environment: 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server, the model's folder, and the store that its weights come from."""
+    """A server's URL, the model's folder, the weight store, and the published snapshot."""
     work = tmp_path_factory.mktemp("vllm-agents")
     path = work / "stretched"
     shutil.copytree(resolve("smollm2", work / "cache"), path)
@@ -57,7 +57,7 @@ def served(tmp_path_factory):
 
 
 class Scripted(VllmEngine):
-    """The engine, but for what is asked of the server: an answer that a grammar writes."""
+    """The engine, except that each request carries a grammar that allows only the scripted answer."""
 
     def generate(self, request):
         said = self.script(self._renderer.decode(request.prompt_ids))
@@ -107,9 +107,9 @@ async def test_an_agent_solves_a_task_over_vllm(agent, repo, home, served, monke
     pairs = [pair for turn, ours in zip(turns, scores, strict=True) for pair in zip(told[turn.id], ours, strict=True)]
     assert len(pairs) == sum(len(turn.sampled_ids) for turn in turns)
     away = np.abs(np.diff(pairs, axis=1))
-    assert np.ptp(pairs) > 5.0  # some tokens are a matter of course, and some are not
+    assert np.ptp(pairs) > 5.0  # some tokens are nearly certain, and some are not
     shifted = np.abs(np.diff([(one, other) for (one, _), (_, other) in pairwise(pairs)], axis=1))
-    assert np.mean(away) < np.mean(shifted) / 4  # of the same tokens, not of their neighbours
+    assert np.mean(away) < np.mean(shifted) / 4  # the pairs are of the same tokens, not of neighbours
     note(
         agent.name,
         turns=len(turns),
@@ -123,7 +123,7 @@ async def test_an_agent_solves_a_task_over_vllm(agent, repo, home, served, monke
 
 
 async def unmasked(engine, turns):
-    """The server's log-probabilities of each turn's sampled tokens without a grammar: a session's in one pass over its last turn."""
+    """The server's log-probabilities of each turn's sampled tokens without a grammar, from one pass over the last turn of each session."""
     by_id, found = {turn.id: turn for turn in turns}, {}
     for last in turns:
         if any(turn.parent == last.id for turn in turns):
@@ -140,13 +140,13 @@ async def unmasked(engine, turns):
 
 
 def cached(url):
-    """Prompt tokens that the server found in its prefix cache so far."""
+    """The number of prompt tokens that the server has found in its prefix cache so far."""
     with urllib.request.urlopen(f"{url}/metrics") as reply:
         lines = reply.read().decode().splitlines()
     return int(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:prefix_cache_hits_total")))
 
 
 def note(name, **found):
-    """Keep what was found of an agent beside what the examinations found."""
+    """Write an agent's figures to the results file, beside those of the other agents."""
     known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     RESULT.write_text(json.dumps(known | {name: found}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Unmodified coding agents with the hooks of `ostinato watch`: each line that they write is the call's that wrote it.
+"""Unmodified coding agents with the hooks of `ostinato watch`: each line that they write is attributed to the call that wrote it.
 
 Needs the agents: `make agents`.
 """
@@ -16,7 +16,7 @@ from ostinato_client.watch.git import Repository
 from ostinato_client.watch.state import State
 from ostinato_client.watch.watcher import Watcher, spool_directory
 
-RESULT = 0xFC  # what a tool's message begins with
+RESULT = 0xFC  # first byte of a tool's message
 CONTEXT = 4_000_000
 
 

@@ -1,4 +1,4 @@
-"""What every Engine promises; run on the fake, on the embedded engine, and on the client of vLLM servers."""
+"""The contract of every Engine, tested on the fake, the embedded engine, and the client of vLLM servers."""
 
 import asyncio
 import math
@@ -45,7 +45,7 @@ async def engine(request, tmp_path):
         count = 1 if request.param == "vllm" else 2
         servers = [TokenVllm(SCRIPT) for _ in range(2 * count)]
         for server in servers:
-            server.slow_s = 0.01  # a stream is still open when weights are loaded, on a busy machine too
+            server.slow_s = 0.01  # so that a stream is still open when weights are loaded, even on a busy machine
         async with vllm_engine(*servers, replicas={"live": count, "canary": count}) as engine:
             await engine.load("live", tiny_snapshot(tmp_path, 0, seed=0))
             yield engine

@@ -1,4 +1,4 @@
-"""What every `Folds` promises, on every implementation."""
+"""The contract of `Folds`, tested on every implementation."""
 
 import logging
 

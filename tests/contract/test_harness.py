@@ -1,4 +1,4 @@
-"""What every harness keeps: turns and messages in order, what the model does wrong stays in the conversation, every budget ends it."""
+"""The contract of every harness: turns and messages in order, the model's mistakes stay in the conversation, every budget ends it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What every `Log` promises, on every implementation."""
+"""The contract of `Log`, tested on every implementation."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""Both kinds of master weights do the same: whole in this process, and divided by FSDP2 (here over one rank, which makes them comparable).
+"""Both kinds of master weights behave alike: whole in this process, and sharded by FSDP2 (here over one rank, so that they are comparable).
 
-What several ranks add, rows and traffic, is tried with real processes in e2e.
+What several ranks add, rows and traffic, is tested with real processes in e2e.
 """
 
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def gradient(trainer: PolicyTrainer) -> np.ndarray:
-    """The first step's, clipped and times 1 - beta1."""
+    """The first step's gradient, clipped and multiplied by 1 - beta1."""
     moments = trainer.state().moments
     if "exp_avg" in moments:
         return np.array(moments["exp_avg"])
@@ -87,7 +87,7 @@ def test_a_step_is_the_same(path: Path, group: RankGroup, compute: str, publish:
     start = whole.weights()
     assert all(np.array_equal(start[k].data, v.data) for k, v in divided.weights().items())
     one, other = whole.step(given), divided.step(given)
-    assert one.metrics["loss"] == other.metrics["loss"]  # the forward pass is the same, to the bit
+    assert one.metrics["loss"] == other.metrics["loss"]  # the forward pass is the same, bit for bit
     tolerance = 1e-6 if compute == "fp32" else 4e-3
     assert apart(gradient(whole), gradient(divided)) < tolerance
     assert other.metrics["grad_norm"] == pytest.approx(one.metrics["grad_norm"], rel=10 * tolerance)  # one sums in fp32
@@ -99,7 +99,7 @@ def test_a_step_is_the_same(path: Path, group: RankGroup, compute: str, publish:
 
 
 def test_what_a_token_learns_at_many_places_is_added_up_in_full(path: Path, group: RankGroup):
-    """In bf16 a sum stops growing when it is 256 times what is added."""
+    """In bf16 a sum stops growing once it is 256 times the summand."""
     turns = [a_turn(f"{i}:0", prompt=[5, 6, 7] * 90, sampled=[7, 5, 6, 8]) for i in range(3)]
     given = [Sample(turn=turn, reward=1.0, advantages=(1.0,) * 4) for turn in turns]
     settings = {"microbatch_tokens": 1024, "max_k3": 1e6, "mean_weight": 1e6, "kl_beta": 0.0, "importance_cap": 1e6}

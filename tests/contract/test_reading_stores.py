@@ -1,4 +1,4 @@
-"""What every store promises to one who reads: a relay, a relay over HTTP, and the stores behind them."""
+"""The contract of every store towards readers: a relay, a relay over HTTP, and the stores behind them."""
 
 import asyncio
 import json
@@ -98,7 +98,7 @@ async def test_who_only_reads_refuses_writes(store, origin):
 
 
 async def ask(url: str, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-    """One request, with nothing of ours on this side."""
+    """Send one request with a bare socket, without our own client code."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     lines = [f"{method} {path} HTTP/1.1", "host: x", "connection: close", *(f"{k}: {v}" for k, v in headers.items())]

@@ -1,4 +1,4 @@
-"""The repair harness: the model's code is run, what fails is shown, and the answer after that counts."""
+"""The repair harness: it runs the model's code and shows failures, and the answer after that counts."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What every `Roles` promises, on every implementation: one process at a time has a role, and another gets it once that one is dead."""
+"""The contract of `Roles`, tested on every implementation: one process at a time holds a role, and another gets it once it is dead."""
 
 import asyncio
 import subprocess
@@ -14,7 +14,7 @@ from ostinato.core.errors import BadConfig, Conflict
 
 @pytest.fixture(params=["file", "postgres"])
 def place(request, tmp_path):
-    """Where the roles lie, as `roles_of` takes it."""
+    """The place of the roles, as an argument of `roles_of`."""
     if request.param == "file":
         return str(tmp_path)
     return request.getfixturevalue("in_postgres")(lease_s=1.5, append_s=600).model_dump_json()

@@ -1,4 +1,4 @@
-"""What programs can do with files of the host that a sandbox shows: read what everybody may, and nothing else."""
+"""Programs may read the world-readable files of the host that a sandbox shows, and do nothing else with the host's files."""
 
 import os
 import shutil

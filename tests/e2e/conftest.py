@@ -28,7 +28,7 @@ def messages(number: int) -> list[dict[str, str]]:
 
 @dataclass
 class Acked:
-    """What clients were told is safe."""
+    """The turns and signals that the gateway acknowledged to clients."""
 
     turns: dict[str, str] = field(default_factory=dict)  # turn -> text as received
     signals: set[str] = field(default_factory=set)
@@ -37,7 +37,7 @@ class Acked:
 
 @dataclass
 class Run:
-    """A run and its workers. `url` is fixed over restarts."""
+    """A run and its workers. `url` stays the same across restarts."""
 
     config: object
     launched: Launched
@@ -74,7 +74,7 @@ def write_suite(path: Path) -> Path:
 
 
 def settings(directory: Path, *overrides: str) -> list[str]:
-    """A run on the tiny model with everything quick, as `--set` words."""
+    """Settings of a quick run on the tiny model, as `--set` words."""
     model = tiny_model(directory / "model")
     return [
         f"run.directory='{directory / 'run'}'",
@@ -110,7 +110,7 @@ def settings(directory: Path, *overrides: str) -> list[str]:
 
 
 async def start(directory: Path, *overrides: str, names: Sequence[str] | None = None) -> Run:
-    """`names`: only these of the workers."""
+    """Start a run and wait until it serves. `names`: start only these workers."""
     config = load(None, settings(directory, *overrides))
     events, stack = [], contextlib.AsyncExitStack()
     stack.enter_context(hold(home(config).root, "up"))
@@ -127,7 +127,7 @@ async def start(directory: Path, *overrides: str, names: Sequence[str] | None = 
 
 
 async def user(name: str, url: str, acked: Acked, until: asyncio.Event) -> None:
-    """One simulated user: ask, like or dislike, go on whatever fails."""
+    """One simulated user: ask, like or dislike, and continue after any failure."""
     number = 0
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=20)) as session:
         while not until.is_set():

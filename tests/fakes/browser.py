@@ -1,4 +1,4 @@
-"""A gateway with the page on a port, and a tab of a real Chromium that looks at it."""
+"""A gateway that serves the page on a port, and a tab of a real Chromium that opens it."""
 
 import asyncio
 import os
@@ -17,12 +17,12 @@ playwright = pytest.importorskip("playwright.async_api", reason="Playwright is n
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 AXE = Path(os.environ.get("OSTINATO_AXE", "/nonexistent"))
 WIDTHS = (320, 360, 768, 1440)
-"""320 pixels are what a window of 1280 has left at a zoom of 400%."""
+"""Widths in CSS pixels. A window of 1280 pixels has 320 at a zoom of 400%."""
 VIOLATIONS = "document.addEventListener('securitypolicyviolation', () => { window.broken = (window.broken || 0) + 1 })"
 
 
 class Server:
-    """A gateway with the page on a port that stays its own when it is killed and started again."""
+    """A gateway that serves the page on a port, which it keeps when it is killed and restarted."""
 
     def __init__(self, worlds=None):
         with socket.socket() as found:
@@ -55,7 +55,7 @@ def _no_signals():
 
 @asynccontextmanager
 async def browsing(server, **context):
-    """A tab, and what it complained about. Nothing may be asked of anybody but the server."""
+    """A tab, and a list of its errors and warnings. Requests to other hosts than the server are listed too."""
     told = []
     async with playwright.async_playwright() as started:
         browser = await started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -71,7 +71,7 @@ async def browsing(server, **context):
 
 
 async def check_widths(server, paths, scheme):
-    """Every page fits into every width, keeps the policy of its content, and complains of nothing but what is not there."""
+    """Check that every page fits every width, violates no content security policy, and reports no error but a 404."""
     async with browsing(server, color_scheme=scheme) as (tab, told):
         for path in paths:
             await tab.goto(server.url + path)

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and what it signs."""
+"""Certificates for tests: an authority, and certificates that it signs."""
 
 import datetime
 import ipaddress
@@ -18,7 +18,7 @@ class Signed:
 
 
 class Authority:
-    """Signs for 127.0.0.1, under whatever common name."""
+    """Signs certificates for 127.0.0.1, with any common name."""
 
     def __init__(self, directory: Path, name: str = "ca") -> None:
         self._directory = directory

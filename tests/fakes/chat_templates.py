@@ -1,4 +1,4 @@
-"""Chat templates in the manner of well-known models, on the tiny tokenizer with these models' control tokens."""
+"""Chat templates in the style of well-known models, on the tiny tokenizer with these models' control tokens."""
 
 import json
 from dataclasses import dataclass
@@ -149,7 +149,7 @@ XML = """
 
 @dataclass(frozen=True)
 class Style:
-    """A template, the tokens it needs beyond ChatML's, and how an assistant's call reads there: `called` up to its end token."""
+    """A template, the tokens it needs beyond ChatML's, and an assistant's call in its format (`called`), without its end token `end`."""
 
     template: str
     tokens: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ STYLES = {
 
 
 def styled_model(path, style):
-    """A tiny model directory with this template; an empty one stays the tiny model's own, which knows no tools."""
+    """A tiny model directory with this template. An empty template keeps the tiny model's own, which knows no tools."""
     tiny_model(path, layers=1)
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in style.tokens])

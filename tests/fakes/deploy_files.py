@@ -1,4 +1,4 @@
-"""The files below deploy/, read once: what the tests of them share."""
+"""The files below deploy/, read once for all their tests."""
 
 import tomllib
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ IN_CLUSTER: str = of_kind("ConfigMap")["data"]["ostinato.toml"]
 
 
 def values(tree: Any, key: str) -> Iterator[Any]:
-    """Every value under this key, wherever it stands."""
+    """Every value under this key, at any depth."""
     if isinstance(tree, dict):
         for name, value in tree.items():
             if name == key:
@@ -47,7 +47,7 @@ def values(tree: Any, key: str) -> Iterator[Any]:
 
 
 def separated(text: str, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
-    """A configuration without `[ray]`, as a file, and `[ray]`, which stands last."""
+    """Split a configuration into a file without `[ray]` and the `[ray]` table, which comes last."""
     rest, mark, ray = text.partition("[ray]")
     path = tmp_path / "ostinato.toml"
     path.write_text(rest)

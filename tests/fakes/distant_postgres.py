@@ -1,9 +1,9 @@
-"""A Postgres server that looks far away: every message waits on its way, and whoever waits for an answer is counted.
+"""A proxy that makes a Postgres server look far away: it delays every message, and counts round trips.
 
     client ──▶ DistantPostgres (a Unix socket) ──▶ the server's Unix socket
 
-`trips` counts how often a client sent after it had heard the server: each is a round trip that somebody waited for; `connections` is how
-many were made. `silent` is a line that carries nothing either way while it lasts, as one that was cut: nobody is told.
+`trips` counts how often a client sent after it had received from the server: each is a round trip that the client waited for.
+`connections` is the number of connections made. Inside `silent` nothing passes either way, as on a cut line, and neither side is told.
 """
 
 import contextlib
@@ -45,12 +45,12 @@ class DistantPostgres:
         shutil.rmtree(self.directory)
 
     def of(self, config):
-        """The same log, through here."""
+        """The configuration of the same log, reached through this proxy."""
         return config.model_copy(update={"url": config.url.partition("?")[0] + f"?host={self.directory}"})
 
     @contextlib.contextmanager
     def silent(self):
-        """Nothing passes inside the block."""
+        """Carry nothing in either direction inside the block."""
         self._open.clear()
         try:
             yield
@@ -76,7 +76,7 @@ class DistantPostgres:
             self.trips += 1
 
     def _carry(self, source, sink, on_pass):
-        """Two threads: what comes is passed on half a round trip later, in order."""
+        """Start two threads that pass data on half a round trip later, in order."""
         flying = queue.Queue()
 
         def take():

@@ -1,4 +1,4 @@
-"""One machine of the fake E2B server: namespaces of this machine, files of its own over this machine's, no network. Needs root.
+"""One machine of the fake E2B server: namespaces on this host, an overlay over this host's files, no network. Needs root.
 
 Run as a program it prints the process id of the machine's pid 1, and lives until its standard input ends.
 """
@@ -30,7 +30,7 @@ def mount(source, target, kind, flags=0, data=None):
 
 
 def build(stage):
-    """Files of its own: what it writes lies in memory, and this machine's homes and temporary files are not there."""
+    """Build the machine's file system: its writes stay in memory, and the host's homes and temporary files are hidden."""
     mount("tmpfs", stage, "tmpfs", NOSUID | NODEV, "size=1g")
     root = f"{stage}/root"
     for name in ("up", "work", "root"):
@@ -42,7 +42,7 @@ def build(stage):
         os.makedirs(f"{root}/{name}", exist_ok=True)
         mount(
             "tmpfs", f"{root}/{name}", "tmpfs", NOSUID | NODEV, "mode=1777" if "tmp" in name else "mode=755"
-        )  # /root too: nothing is to rest on it
+        )  # /root too: nothing may depend on it
     os.chdir(root)
     call("syscall", PIVOT_ROOT[os.uname().machine], b".", b"mnt")
     os.chdir("/")
@@ -50,7 +50,7 @@ def build(stage):
 
 
 def live(stage):
-    """Pid 1: builds, and adopts who is left."""
+    """Pid 1: builds the machine, then reaps orphaned processes."""
     call("prctl", 1, signal.SIGKILL, 0, 0, 0)
     call("unshare", NEWNS | NEWNET | NEWIPC | NEWUTS | NEWCGROUP)
     call("umount2", stage.encode(), DETACH)
@@ -66,7 +66,7 @@ def live(stage):
 
 
 def swept(group):
-    """Remove a control group with all below it, once nobody is in it any more."""
+    """Remove a control group and its subgroups, once no process is left in them."""
     for _ in range(200):
         with contextlib.suppress(OSError):
             for directory, _, _ in os.walk(group, topdown=False):

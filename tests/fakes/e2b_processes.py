@@ -11,7 +11,7 @@ from tests.fakes.e2b_server import end_process
 
 
 class Processes(Process):
-    """As much of it as the SDK asks for here."""
+    """The part of the service that the SDK uses here."""
 
     def __init__(self, server):
         self._server = server

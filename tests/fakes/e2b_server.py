@@ -1,4 +1,4 @@
-"""An E2B server of the tests' own: the REST interface, and envd's processes and files for each machine, as the SDK speaks to them."""
+"""A fake E2B server for tests: the REST interface, and envd's processes and files for each machine, as the SDK uses them."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ _SCRIPT = Path(__file__).with_name("e2b_machine.py")
 
 
 def cannot_run() -> str:
-    """Why it cannot run here; "": it can."""
+    """Why the server cannot run here, or "" if it can."""
     try:
         import e2b  # noqa: F401
     except ImportError:
@@ -33,7 +33,7 @@ def cannot_run() -> str:
 
 @contextlib.asynccontextmanager
 async def e2b_server(monkeypatch):
-    """A running server, which the SDK's variables lead to. The test is skipped where it cannot run."""
+    """A running server, to which the SDK's environment variables point. The test is skipped where it cannot run."""
     if why := cannot_run():
         pytest.skip(why)
     server = E2BServer()
@@ -49,7 +49,7 @@ async def e2b_server(monkeypatch):
 
 
 class Machine:
-    """A sandbox as the server knows it. `timeout` is what it was last given, `created` the request for it."""
+    """A sandbox as the server knows it. `timeout` is the last value set, `created` the request that created it."""
 
     def __init__(self, created):
         self.name = f"i{uuid.uuid4().hex[:16]}"
@@ -97,7 +97,7 @@ class Machine:
 
 
 class Running:
-    """A command. Who listens has a queue; what it prints while nobody does is lost, as with envd."""
+    """A command. Each listener has a queue. Output printed without a listener is lost, as with envd."""
 
     def __init__(self, process):
         self.process = process
@@ -122,20 +122,20 @@ class Running:
         return listener
 
     def break_off(self):
-        """Every connection that listens breaks."""
+        """Break every listening connection."""
         for listener in self.listeners:
             listener.put_nowait(("broken", None))
         self.listeners = []
 
 
 class E2BServer:
-    """`answers`: path -> (status, body) that is answered instead. `machines` by name, ended ones too in `ended`."""
+    """The server. `answers`: path -> (status, body) to answer instead. `machines`: running ones by name; `ended`: the ended ones."""
 
     def __init__(self):
         self.machines, self.ended = {}, []
         self.answers = {}
         self.asked = []
-        self.refuse_inputs = 0  # so many inputs are not answered, after they were passed on or before
+        self.refuse_inputs = 0  # the number of inputs to refuse; `lose_answers`: to pass on without an answer
         self.lose_answers = 0
 
     @property
@@ -156,7 +156,7 @@ class E2BServer:
         await self._serving
 
     async def end(self, machine):
-        """A machine's life is over."""
+        """End a machine."""
         self.machines.pop(machine.name, None)
         self.ended.append(machine)
         await machine.kill()
@@ -217,7 +217,7 @@ class E2BServer:
 
 
 class Guard:
-    """In front of everything: the key, machines that are no more, and what a test wants answered instead."""
+    """In front of all routes: checks the key, refuses ended machines, and gives the answers that a test has set."""
 
     def __init__(self, inner, server):
         self._inner, self._server = inner, server
@@ -242,7 +242,7 @@ class Guard:
 
 
 def end_process(pid):
-    """SIGKILL for what `nsenter` started."""
+    """Send SIGKILL to the process that `nsenter` started."""
     with contextlib.suppress(OSError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             os.kill(int(child), signal.SIGKILL)

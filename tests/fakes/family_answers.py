@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  # DeepSeek delimits with characters that look like others
-"""Answers of models of all families, in the very characters that their published chat templates write."""
+"""Answers of models of all families, character for character as their published chat templates write them."""
 
 import json
 
@@ -11,7 +11,7 @@ EDIT = ("edit", {"path": "a", "count": 3})
 READ = ("read", {"path": "b"})
 J_EDIT, J_READ = json.dumps(EDIT[1]), json.dumps(READ[1])
 
-TEMPLATES = {  # what tells each family's chat template
+TEMPLATES = {  # the marks by which each family's chat template is recognised
     "hermes": "<tool_call>",
     "qwen3": "<tool_call> <think>",
     "qwen3-coder": "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>",
@@ -24,7 +24,7 @@ TEMPLATES = {  # what tells each family's chat template
     "deepseek-r1": "<｜tool▁calls▁begin｜>\n```json\n <think>",
     "deepseek-v3.1": "<｜tool▁calls▁begin｜><｜tool▁sep｜> <think>",
 }
-ANSWERS = [  # family, what is sampled, the text, the reasoning, the calls
+ANSWERS = [  # family, sampled text, message text, reasoning, calls
     (
         "hermes",  # the arguments first, and a space behind the region
         f'\n<tool_call>\n{{ "arguments": {J_EDIT}, "name": "edit"}}\n</tool_call> ',

@@ -1,4 +1,4 @@
-"""Faults on demand: a disk that refuses or kills at the n-th system call, a store that loses, cuts or flips what it returns."""
+"""Faults on demand: a disk that fails or kills at the n-th system call, a store that drops, truncates or flips the data it returns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ostinato.weights.store.disk import Disk
 class FaultyDisk(Disk):
     """A disk whose `fail_at`-th call (from 1) fails with `code`, or kills the process with signal 9 if `kill` is set.
 
-    A write that fails has written half of its data before. `calls` lists what was called; `sticky` makes all later calls fail
+    A failing write has already written half of its data. `calls` lists the calls made; `sticky` makes all later calls fail
     too. Example: ``DirectoryStore(root, FaultyDisk(fail_at=7))``
     """
 
@@ -84,14 +84,14 @@ def truncated(data: bytes) -> bytes:
 
 
 def flipped(data: bytes) -> bytes:
-    """One bit in the middle turned over."""
+    """The data with one bit in the middle flipped."""
     damaged = bytearray(data)
     damaged[len(data) // 2] ^= 0x10
     return bytes(damaged)
 
 
 def dropped(data: bytes) -> bytes:
-    """Nothing is there."""
+    """Raise NotFound, as if the object were missing."""
     raise NotFound(f"an object of {len(data)} bytes was dropped by a test", field="hash")
 
 

@@ -20,7 +20,7 @@ KEY = "admin-0123456789abcdef"
 
 @asynccontextmanager
 async def world_gateway(script="hello", *, context=4096, engine=None):
-    """A gateway whose slot for worlds says `script`, a text or what makes one of a request, and the log behind it."""
+    """A gateway whose world slot answers `script` (a text, or a function of the request), and its log."""
     policy = PolicyVersion(number=0, hash="fake0")
     engine = engine or FakeEngine(
         script if callable(script) else lambda request: script, slots={"live": policy, "world": policy}, context=context
@@ -55,5 +55,5 @@ class _Losing:
 
 
 def lost_answers(gateway, count):
-    """The model of an episode whose first `count` answers are lost after they were made."""
+    """An episode's model whose first `count` answers are lost after the gateway has made them."""
     return EpisodeModel(_Losing(gateway, count), "e", "g", "h", pause_s=0.001)

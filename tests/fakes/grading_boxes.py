@@ -1,4 +1,4 @@
-"""What graders run in, for tests: real boxes, and single runs beside them."""
+"""The sandboxes that graders use, for tests: real boxes, and single runs beside them."""
 
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
 

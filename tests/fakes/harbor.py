@@ -1,4 +1,4 @@
-"""Harbor's own models, in an environment of their own: for tests that ask Harbor whether it takes what is written for it."""
+"""Harbor's own models, run in their own environment, for tests that Harbor accepts the files written for it."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 PYTHON = os.environ.get("OSTINATO_HARBOR_PYTHON", "")
-"""A Python from 3.12 on, in whose environment `harbor==0.25.0` is installed."""
+"""A Python of version 3.12 or later, in whose environment `harbor==0.25.0` is installed."""
 
 needs_harbor = pytest.mark.skipif(not PYTHON, reason="needs Harbor: OSTINATO_HARBOR_PYTHON names a Python that has it")
 
@@ -30,7 +30,7 @@ print(json.dumps(found))
 
 
 def harbor_reads(*things):
-    """What Harbor makes of trajectories, ("trajectory", JSON), and task folders, ("task", path)."""
+    """Harbor's parse of trajectories, ("trajectory", JSON), and of task folders, ("task", path)."""
     lines = "".join(json.dumps([kind, str(value) if kind == "task" else value]) + "\n" for kind, value in things)
     done = subprocess.run([PYTHON, "-c", _PROGRAM], input=lines, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -2,9 +2,9 @@
 
     client ──▶ Link (127.0.0.1) ──▶ the server
                every request waits a round trip, a new connection some more; all bodies share one token bucket;
-               each connection may have only so much in flight; a seeded share of requests is refused or cut.
+               each connection has a limit on bytes in flight; a seeded share of requests is refused or cut.
 
-What it does not do: lose packets (a lost packet shows as a shorter window), delay or cap uploads beyond the round trip.
+It does not lose packets (a lost packet shows as a shorter window), nor delay or cap uploads beyond the round trip.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Fate = Literal["whole", "damaged", "refused", "cut", "left"]
 _PIECE: Final = 1 << 14
 _BURST_S: Final = 0.025  # a sender that woke late may catch up by this much
 _FIRST_WINDOW: Final = 14_600  # ten segments, RFC 6928
-_IDLE_S: Final = 0.2  # and a round trip: after that a connection starts slowly again, RFC 5681
+_IDLE_S: Final = 0.2  # plus a round trip: after that a connection is in slow start again, RFC 5681
 _SLOW_DOWN: Final = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 _OWN: Final = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "host"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """How far, how wide and how bad a line is.
+    """The distance, bandwidth and failure rate of a line.
 
     `round_trip_s` in seconds, `bytes_s` in bytes per second for all connections together, `window` the most bytes that one
     connection has in flight (a receiver's buffer), `handshakes` the round trips before a new connection carries a request (TCP and
     TLS 1.3: two). A share of `fail` requests fails: half are answered 503, half lose their connection in mid-body. A share of
-    `damage` bodies arrives whole with one bit turned over.
+    `damage` bodies arrives whole with one bit flipped.
 
     Example: ``Line(round_trip_s=0.145, bytes_s=12.5e6, fail=0.01, seed=3)``
     """
@@ -54,9 +54,9 @@ class Line:
 
 @dataclass(slots=True, kw_only=True)
 class Passed:
-    """One request as the line saw it: times in `time.monotonic` seconds, `bytes` of body that went to the client.
+    """One request as the line saw it: times in `time.monotonic` seconds, `bytes` of body sent to the client.
 
-    `start` is the first byte of the object that was asked for. `fate`: whole, damaged, refused (503), cut, or left by the client.
+    `start` is the first requested byte of the object. `fate`: whole, damaged, refused (503), cut, or left by the client.
     """
 
     method: str
@@ -73,7 +73,7 @@ class Passed:
 
 @dataclass(slots=True)
 class _Window:
-    """What one connection may have in flight: it doubles per round trip, up to the receiver's buffer."""
+    """The limit on one connection's bytes in flight: it doubles per round trip, up to the receiver's buffer."""
 
     size: int = _FIRST_WINDOW
     flying: int = 0
@@ -115,7 +115,7 @@ class Link:
         self.url = ""
         self._server = server.rstrip("/")
         self._draw = random.Random(line.seed)
-        self._free = 0.0  # when the line will have carried all that was given to it
+        self._free = 0.0  # when the line will have carried all data given to it so far
         self._windows: dict[asyncio.BaseTransport | None, _Window] = {}
 
     async def __aenter__(self) -> Self:
@@ -184,7 +184,7 @@ class Link:
             stop = None if cut_at is None else int(cut_at * length)
             flip = None if flip_at is None else int(flip_at * length)
             passed.status, passed.first = answer.status, time.monotonic()
-            if stop != 0:  # a body without a middle is cut before its head
+            if stop != 0:  # if the cut is at byte 0, not even the head is sent
                 await response.prepare(request)
                 async for piece in answer.content.iter_chunked(_PIECE):
                     sound = piece if stop is None else piece[: stop - passed.bytes]
@@ -211,7 +211,7 @@ class Link:
 
 
 def _flipped(piece: bytes, flip: int | None, start: int) -> bytes:
-    """The piece that starts at byte `start`, with a bit of byte `flip` turned over if it holds it."""
+    """The piece that starts at byte `start`, with a bit of byte `flip` flipped if the piece holds that byte."""
     if flip is None or not 0 <= flip - start < len(piece):
         return piece
     damaged = bytearray(piece)

@@ -1,4 +1,4 @@
-"""Processes that write to one log in Postgres at once, and readers that see every row once, in order."""
+"""Processes that write concurrently to one log in Postgres, and readers that check that they see every row once, in order."""
 
 import asyncio
 import json
@@ -15,13 +15,13 @@ from ostinato.record.postgres.log import PostgresLog
 
 
 async def write(config: RecordConfig, name: str, rows: int, callers: int, each: int, acknowledged: Path) -> None:
-    """Append `rows` rows with names of one's own, and say which were acknowledged: a line for each append, before the next one."""
+    """Append `rows` rows named after `name`, and write a line to `acknowledged` for each acknowledged append before the next."""
     told = acknowledged.open("a")
 
     async def call(caller: int) -> None:
         for start in range(caller * each, rows, callers * each):
             numbers = range(start, min(rows, start + each))
-            now = time.monotonic()  # one machine, one clock: the row says when it was sent
+            now = time.monotonic()  # all processes share one machine's clock, so the row can carry its time of sending
             batch = [replace(SIGNAL, id=f"{name}/{n}", received_at=now) for n in numbers]
             await log.append(*batch)
             told.write(f"{numbers[0]} {numbers[-1]}\n")
@@ -32,7 +32,7 @@ async def write(config: RecordConfig, name: str, rows: int, callers: int, each: 
 
 
 async def follow(config: RecordConfig, rows: int, poll_s: float) -> dict[str, object]:
-    """Read from the first row until there are `rows`; what was seen: the places' faults, each name once, and how late rows came."""
+    """Read from the first row until `rows` different ones came. Returns counts of misplaced and different rows, and their lags."""
     cursor, names, out_of_order, lags = 0, set[str](), 0, []
     with PostgresLog.open(config) as log:
         while len(names) < rows:

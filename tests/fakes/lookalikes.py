@@ -1,4 +1,4 @@
-"""Machines that were drawn alike, and ones that give themselves away: observations for the probe."""
+"""Observations for the fidelity probe: machines drawn from one distribution, and machines with a telltale feature."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from ostinato.worlds.fidelity.observation import Observation
 
 
 def observed(seed, side, groups, each=1, *, tell=0.0, shift=0.0, spread=1.0, numbers=12, tools=8):
-    """So many machines of one side, each seen `each` times. `tell` is the share of observations with a variable that gives it away;
+    """`groups` machines of one side, each observed `each` times. `tell` is the share of observations with a variable that gives it away;
     `shift` moves one number, and `spread` widens another.
     """
     rng = np.random.default_rng([seed, ord(side)])
@@ -28,8 +28,8 @@ def observed(seed, side, groups, each=1, *, tell=0.0, shift=0.0, spread=1.0, num
 
 
 def episodes(seed, side, groups, each=3, *, prompts=40, popular=0.0, tell=0.0, own=0.5):
-    """Episodes whose features mostly follow from the prompt. Production's groups are people with several prompts each, simulation's are one
-    prompt's rollouts. `popular`: how much likelier low prompts are; `own`: what a group adds to all its episodes; `tell`: as above.
+    """Episodes whose features mostly follow from the prompt. Production's groups are people with several prompts each, simulation's are the
+    rollouts of one prompt. `popular`: how much likelier low prompts are; `own`: the size of a group's own effect; `tell`: as above.
     """
     rng = np.random.default_rng([seed, ord(side), 7])
     chances = np.exp(-popular * np.arange(prompts) / prompts)

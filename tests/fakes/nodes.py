@@ -1,4 +1,4 @@
-"""A cluster's nodes in this process: the node's side of a worker is the real one, its place comes late, is taken away, or refuses."""
+"""A cluster's nodes in this process: the node's side of a worker is real, and its place can come late, be lost, or refuse."""
 
 import asyncio
 import contextlib
@@ -29,13 +29,13 @@ while not there("fail"):
 os.write(pipe, json.dumps({"doing": "x", "failed": "BadConfig: no such model", "certain": True}).encode() + b"\\n")
 sys.exit(2)
 """
-"""A worker that works until there is a file `fail`; as `serve` it leaves the address that the file `serving` holds, as the gateway does."""
+"""A worker that works until a file `fail` exists. As `serve` it publishes the address in the file `serving`, as the gateway does."""
 LIMITS = Limits(silence_s=5.0, stop_s=2.0, tries=3, window_s=60.0, longest_wait_s=0.05)
 
 
 class Node:
-    """A place in this process. `there`: set once there is one; `gone`: its node was lost; `broken` is raised at
-    each start, and `full` makes its disk refuse files.
+    """A place in this process. `there` is set once the place is available, `gone` means that its node was lost, `broken` is
+    raised at each start, and `full` makes its disk refuse files.
     """
 
     def __init__(self, host="10.0.0.7"):
@@ -89,8 +89,8 @@ class Node:
 
 
 class Nodes:
-    """Opens a new node at each wish, ready at once unless told otherwise. `host`: of all of them; else each has its own. `disks`: where
-    each has a directory of its own for the run, as on several machines.
+    """Opens a new node at each request, available at once if `ready`. `host`: the host of all nodes; otherwise each has its own. `disks`: a
+    folder in which each node has its own directory for the run, as on several machines.
     """
 
     def __init__(self, *, ready=True, host="", broken=None, disks=None):
@@ -98,7 +98,7 @@ class Nodes:
         self.taken = set()
 
     def place_for(self, name, kind):
-        """As a cluster's."""
+        """Like a cluster's method of this name."""
         return self.open
 
     async def leaving(self):
@@ -129,7 +129,7 @@ def order(home, name="train", command=None):
 
 @contextlib.asynccontextmanager
 async def supervised(*workers):
-    """What is said, and how each stands, while they are kept alive."""
+    """Supervise workers inside the block. Yields the watched workers, or the only one, and the list of messages."""
     said = []
     supervisor = Supervisor(workers, LIMITS, lambda who, what: said.append(what))
     running = asyncio.create_task(supervisor.run())

@@ -10,7 +10,7 @@ NOW = 1000.0
 
 
 class Observed:
-    """A run, and its facts with a clock that stands still."""
+    """A run, and its facts with a fixed clock."""
 
     def __init__(self, run, log):
         self.run, self.now = run, NOW

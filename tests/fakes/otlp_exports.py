@@ -1,4 +1,4 @@
-"""What coding agents export, with invented values: the form is theirs, and every text and id is made up."""
+"""Telemetry exports of coding agents: the format is theirs, and every text and id is invented."""
 
 import base64
 import copy
@@ -107,7 +107,7 @@ def encode(body, content_type):
 
 
 def as_otlp_json(message):
-    """A protobuf message as OTLP writes it in JSON."""
+    """A protobuf message in OTLP's JSON encoding."""
     body = json_format.MessageToDict(message, use_integers_for_enums=True)
     return json.dumps(_with_ids(body, lambda text: base64.b64decode(text).hex())).encode()
 
@@ -121,7 +121,7 @@ def _to_base64(text):
 
 
 def _with_ids(body, change):
-    """Protobuf's own JSON writes ids in base64, OTLP's in hexadecimal digits."""
+    """Apply `change` to all ids: Protobuf's own JSON writes ids in base64, OTLP's in hexadecimal digits."""
     if isinstance(body, list):
         return [_with_ids(each, change) for each in body]
     if not isinstance(body, dict):

@@ -1,4 +1,4 @@
-"""`FakeOutside`: a model outside that speaks OpenAI's chat completions, over a real socket, and misbehaves when told to."""
+"""`FakeOutside`: an outside model that serves OpenAI's chat completions over a real socket and can misbehave."""
 
 import asyncio
 import json
@@ -11,8 +11,8 @@ from aiohttp import web
 class FakeOutside:
     """Answers `text` in pieces of three characters, with the usage that OpenAI sends at the end.
 
-    Controls: `status` other than 200 refuses; `finish` is the reason of the end; `raw` are bytes sent instead of events; `stall` stops
-    after the first piece until the client leaves; `cut` breaks the connection there; `kind` is the content type; `gate` holds each call
+    Controls: a `status` other than 200 refuses; `finish` is the finish reason; `raw` are bytes sent instead of events; `stall` stops for a
+    minute after each piece; `cut` breaks the connection after the first piece; `kind` is the content type; `gate` holds each call
     until it is set. Observations: `bodies`, `headers` of all calls, `left` (clients that left before the end).
     """
 

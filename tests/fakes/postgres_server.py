@@ -1,4 +1,4 @@
-"""A Postgres server of the tests' own: Debian's programs, a temporary directory, a Unix socket, and a user who is not root."""
+"""A Postgres server for the tests: Debian's programs, a temporary directory, a Unix socket, and a user who is not root."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ MISSING = (
 
 
 def binaries() -> Path | None:
-    """Where initdb and postgres are, the newest version first; None if they are not installed."""
+    """The directory of initdb and postgres in their newest version, or None if they are not installed."""
     places = [
         *sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True),
         *(Path(found).resolve().parent for found in [shutil.which("postgres")] if found),
@@ -44,7 +44,7 @@ class PostgresServer:
     """One cluster. `url` names its database `postgres`; many tests share it, each in a schema of its own."""
 
     def __init__(self, bin: Path, place: Path | None = None) -> None:
-        """`place`: the directory to make the cluster in; None: in memory, if the system has such a place."""
+        """`place`: the directory to make the cluster in. None: in memory, if the system has a writable /dev/shm."""
         self._bin = bin
         memory = Path("/dev/shm")
         place = place or (memory if os.access(memory, os.W_OK) else Path("/tmp"))  # a socket's path must be short
@@ -61,9 +61,9 @@ class PostgresServer:
         self._run("initdb", "-D", "data", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
 
     def start(self) -> None:
-        """Returns when clients may come; recovers first after a kill."""
+        """Start the server and wait until it accepts clients. After a kill it recovers first."""
         settings = {"listen_addresses": "", "unix_socket_directories": str(self.directory), "max_connections": "60"}
-        settings["dynamic_shared_memory_type"] = "mmap"  # nothing stays behind outside of the directory after a kill
+        settings["dynamic_shared_memory_type"] = "mmap"  # so that a kill leaves nothing behind outside of the directory
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         log = (self.directory / "log").open("ab")
         command = [self._bin / "postgres", "-D", "data", *options]
@@ -74,7 +74,7 @@ class PostgresServer:
                 raise RuntimeError((self.directory / "log").read_text()[-3000:])
 
     def kill(self) -> None:
-        """SIGKILL to the postmaster and whatever it started; nothing is flushed."""
+        """Send SIGKILL to the postmaster and its children; nothing is flushed."""
         assert self._process is not None
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         self._process.kill()
@@ -84,7 +84,7 @@ class PostgresServer:
         self._process.wait()
 
     def stop(self) -> None:
-        """Fast shutdown: clients are thrown out."""
+        """Fast shutdown: clients are disconnected."""
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
         self._process.wait()

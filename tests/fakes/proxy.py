@@ -2,7 +2,7 @@
 
 
 class LosesAnswers:
-    """An application that handles its first requests, of which nobody hears: they are answered with a proxy's error."""
+    """An application that handles its first `left` requests but loses their answers: the client gets a proxy's error instead."""
 
     def __init__(self, app, left, status=503):
         self.app, self.left, self.status = app, left, status

@@ -1,4 +1,4 @@
-"""A layer of a world with pytest in it, as a repository task has it."""
+"""A layer of a world that contains pytest, as in a repository task."""
 
 import compileall
 import py_compile
@@ -21,7 +21,7 @@ SITE = ".venv/site-packages"
 
 @cache
 def pytest_layer() -> str:
-    """The directory; compiled, so that a run need not."""
+    """The layer's directory, with compiled modules so that a run need not compile them."""
     root = Path(tempfile.mkdtemp(prefix="ostinato-layer-"))
     for package in (_pytest, pluggy, iniconfig, packaging, pytest):
         source = Path(package.__file__).parent
@@ -31,12 +31,12 @@ def pytest_layer() -> str:
     base = Path(pygments.__file__).parents[1]
     for name in [
         name for name in sys.modules if name.split(".")[0] == "pygments"
-    ]:  # of which only what is imported, by pytest too
+    ]:  # only the modules that are imported here, which pytest needs too
         source = Path(sys.modules[name].__file__)
         target = root / SITE / source.relative_to(base)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, target)
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(root, quiet=2, invalidation_mode=mode, stripdir=str(root))
-    root.chmod(0o755)  # a sandbox is nobody, who must be able to read it
+    root.chmod(0o755)  # a sandbox runs as nobody, who must be able to read the layer
     return str(root)

@@ -1,4 +1,4 @@
-"""A release controller with fakes around it: refs and a log that outlive it, verdicts, simulated users, and death at any write."""
+"""A release controller with fakes around it: refs and a log that outlive it, verdicts, simulated users, and crashes at any write."""
 
 import random
 
@@ -29,7 +29,7 @@ class Killed(BaseException):
 
 
 class Fuse:
-    """Dies at the n-th write, before or after its effect."""
+    """Raises `Killed` at the n-th write, before or after its effect."""
 
     def __init__(self):
         self.writes, self.at, self.after = 0, None, False
@@ -80,7 +80,7 @@ class Disk:
         raise NotFound(f"{policy} was never published")
 
     async def append(self, *rows):
-        if not rows:  # only asks for the newest place
+        if not rows:  # only asks for the newest cursor
             return await self.rows.append()
         return await self.fuse.around(lambda: self.rows.append(*rows))
 
@@ -95,7 +95,7 @@ class Disk:
 
 
 async def lived_through(disk, fresh, script):
-    """One act after the other, each by whoever is alive: who dies in one is followed by a `fresh()` controller. The ledger's lines."""
+    """Run the acts in order. A controller killed in an act is replaced by a `fresh()` one, which repeats it. Returns the ledger's lines."""
     control = fresh()
     for act in script:
         while True:
@@ -109,7 +109,7 @@ async def lived_through(disk, fresh, script):
 
 
 class FakeJudge:
-    """Verdicts by candidate number, one after another; the last one stays."""
+    """Returns scripted verdicts by candidate number, one after another; the last one repeats."""
 
     def __init__(self, verdicts=None):
         self.verdicts = {number: list(v) for number, v in (verdicts or {}).items()}
@@ -177,7 +177,7 @@ async def started(disk, judge=None, **config):
 
 
 async def went_back(disk, base, *, step):
-    """The trainer took this step from the weights of a standing release."""
+    """Record that the trainer took this step from the weights of a standing release."""
     await disk.rows.append(Batch(step=step, turns=(), credits=(), reference=base, at=1.0, base=base))
 
 
@@ -199,7 +199,7 @@ CROWD = 200
 
 
 class Crowd:
-    """Simulated users who meet what the gateway would deal them by the ledger, one slot at a time."""
+    """Simulated users who get the arms that the gateway would deal them by the ledger, one slot at a time."""
 
     def __init__(self, disk, control, time, worth, *, said=True, share=1.0, each=4):
         self.disk, self.control, self.time, self.worth, self.said = disk, control, time, worth, said
@@ -235,7 +235,7 @@ class Crowd:
         self.time.now += 1.0
 
     async def until(self, *actions, slots=60):
-        """Go on until the controller writes one of these lines."""
+        """Run slots until the controller writes one of these lines."""
         for _ in range(slots):
             await self.slot()
             for what in (self.control.step, self.control.watch):

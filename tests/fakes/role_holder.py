@@ -1,4 +1,4 @@
-"""A process that has a role of a run until it is killed, or until it finds that another has it."""
+"""A process that holds a role of a run until it is killed, or until it finds that another process holds it."""
 
 import sys
 import time
@@ -11,12 +11,12 @@ from ostinato.record.roles import FileRoles
 
 
 def roles_of(place: str):
-    """Of a run's directory, or of the log that a `RecordConfig` as JSON names."""
+    """The roles of a run's directory, or of the log that a `RecordConfig` as JSON names."""
     return PostgresRoles(RecordConfig.model_validate_json(place)) if place.startswith("{") else FileRoles(Path(place))
 
 
 def main() -> None:
-    """``PLACE ROLE``: says ``held``, and ``lost`` in the end."""
+    """``PLACE ROLE``: prints ``held``, and ``lost`` once the role is lost."""
     place, role = sys.argv[1:]
     tenure = roles_of(place).take(role)
     print("held", flush=True)  # noqa: T201

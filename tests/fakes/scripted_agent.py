@@ -1,4 +1,4 @@
-"""A coding agent of a few lines of standard library: it asks, does what it is told, and asks again."""
+"""A coding agent in a few lines of standard library: it asks the model, runs the calls in its answer, and asks again."""
 
 AGENT = r'''
 import json, os, subprocess, sys, urllib.error, urllib.request

@@ -1,4 +1,4 @@
-"""A model that says what is scripted."""
+"""A model that follows a script."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ def says(text="", *calls, finish="stop", tokens=10):
 
 
 class ScriptedModel:
-    """Implements `Model`: says what is scripted; an exception is raised, None lets the time pass that is left."""
+    """Implements `Model`: gives the scripted answers. A scripted exception is raised; None lets the remaining time pass."""
 
     def __init__(self, *script):
         self.script, self.asked, self.budgets, self.left = list(script), [], [], []

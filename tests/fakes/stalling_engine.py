@@ -1,4 +1,4 @@
-"""An engine that begins an answer and does not go on with it."""
+"""An engine that begins an answer and then stalls."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ V0 = PolicyVersion(number=0, hash="fake0")
 
 
 class Stalls(FakeEngine):
-    """Says `tokens` tokens of each answer at once, and then, for a minute, nothing. They can be set while it runs."""
+    """Yields `tokens` tokens of each answer at once, and then nothing for a minute. `tokens` can be changed while it runs."""
 
     def __init__(self, tokens, script="hello world", **more):
         made = script if callable(script) else lambda _: script

@@ -1,4 +1,4 @@
-"""A process that appends to a log in Postgres, and stops itself when all of its first commit but the COMMIT is with the server."""
+"""A process that appends to a log in Postgres, and stops itself once the server has all of its first commit but the COMMIT."""
 
 import asyncio
 import signal
@@ -15,7 +15,7 @@ from ostinato.record.postgres.segment import PostgresSegment
 
 
 class _Stopping:
-    """A connection whose COMMIT is sent when somebody has let the process go on."""
+    """A connection that stops the process before COMMIT, and sends it once the process is continued."""
 
     def __init__(self, connection):
         self._connection = connection
@@ -26,12 +26,12 @@ class _Stopping:
     def execute(self, statement, *rest, **options):
         if statement == "COMMIT":
             self._connection.pgconn.flush()
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # to this thread: it goes no step further
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # sent to this thread, so that it stops here
         return self._connection.execute(statement, *rest, **options)
 
 
 async def main() -> None:
-    """``CONFIG NAME``: one row, sent again until it is kept."""
+    """``CONFIG NAME``: appends one row, and retries until it is stored."""
     config, name = sys.argv[1:]
     commit, commits = PostgresSegment.commit, []
 

@@ -1,4 +1,4 @@
-"""Tasks for tests, and Hypothesis strategies for all that a taskset may hold."""
+"""Tasks for tests, and Hypothesis strategies for everything that a taskset may hold."""
 
 import json
 
@@ -14,7 +14,7 @@ TESTS = b"from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n
 
 
 def calc_task(**changes):
-    """A small file to be mended."""
+    """A task to repair a small file."""
     fields = {
         "id": "calc-1",
         "family": "repair",
@@ -41,7 +41,7 @@ paths = st.lists(_words, min_size=1, max_size=3).map("/".join)
 
 
 def _apart(files):
-    """Without the files that would lie in another one."""
+    """The files without those whose path would lie inside another file."""
     return {path: data for path, data in files.items() if not any(path.startswith(f"{other}/") for other in files)}
 
 

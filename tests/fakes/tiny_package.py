@@ -1,4 +1,4 @@
-"""A package of our own as a source distribution, small enough to build tasks of in a test."""
+"""A small package as a source distribution, from which a test can build tasks."""
 
 import io
 import tarfile
@@ -76,7 +76,7 @@ def tiny_files() -> dict[str, bytes]:
 
 def tiny_sdist(files: dict[str, bytes] | None = None, top: str = "tiny_counts-1.0/") -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:  # gzip would stamp the time
+    with tarfile.open(fileobj=buffer, mode="w") as archive:  # uncompressed, because gzip would add a timestamp
         for path, data in (tiny_files() if files is None else files).items():
             entry = tarfile.TarInfo(top + path)
             entry.size = len(data)

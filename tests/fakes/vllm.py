@@ -1,4 +1,4 @@
-"""vLLM for tests and benchmarks: `FakeVllm`, its control plane without a model, and `VllmServer`, the real thing as a process."""
+"""vLLM for tests and benchmarks: `FakeVllm`, its control plane without a model, and `VllmServer`, a real server process."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ostinato.weights.follow.staging import Staging
 
 
 class FakeVllm:
-    """A vLLM server's control plane with `workers` workers: what it refuses, and in which state, is vLLM's.
+    """A vLLM server's control plane with `workers` workers. It refuses the same requests in the same states as vLLM.
 
-    `fail` maps a path to the message that it answers with, once. `calls` lists the paths in order. `down`: everything is answered by 503.
+    `fail` maps a path to the error message of its next call. `calls` lists the paths in order. `down`: every call is answered with 503.
 
     Example::
 
@@ -112,9 +112,9 @@ class FakeVllm:
 class VllmServer:
     """A vLLM API server on a free loopback port, in the environment of `python`, with this checkout's plug-in. A context manager.
 
-    `source` is the checkout: its `src` goes onto the server's path, and its entry points become known without an installation.
+    `source` is the checkout: its `src` goes onto the server's path, and its entry points are found without an installation.
 
-    `extension` is the worker extension, a subclass of `StagingWorker` if it is another; `path` holds its module.
+    `extension` is the worker extension, `StagingWorker` or a subclass of it, and `path` holds the folders of the subclass's module.
 
     Example::
 
@@ -140,7 +140,7 @@ class VllmServer:
             self._port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         self._log = log
-        self._command = [  # not `vllm serve`: under its CPU wheel's name that command does not find its own version
+        self._command = [  # not `vllm serve`: that command cannot find its own version under the CPU wheel's name
             *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
             *("--host", "127.0.0.1", "--port", str(self._port), "--dtype", "bfloat16", "--max-model-len", "2048"),
             *(
@@ -174,7 +174,7 @@ class VllmServer:
         self._process.wait()
 
     async def ready(self, timeout_s: float = 600.0) -> None:
-        """Wait until it answers. Raises RuntimeError with the end of its log if it ended or took too long."""
+        """Wait until the server answers. Raises RuntimeError with the end of its log if it ended, TimeoutError if it took too long."""
         assert self._process is not None
         async with asyncio.timeout(timeout_s):
             while not await asyncio.to_thread(self._healthy):
@@ -194,7 +194,7 @@ class VllmServer:
 
 
 def _environment(python: Path, source: Path, work: Path, path: Sequence[Path]) -> dict[str, str]:
-    """What vLLM's guide for CPUs asks for, and the path on which it finds this checkout and its entry points."""
+    """The settings that vLLM's CPU guide asks for, and the path on which it finds this checkout and its entry points."""
     told = tomllib.loads((source / "pyproject.toml").read_text())["project"]
     place = work / "entry-points" / "ostinato-0.dist-info"
     place.mkdir(parents=True, exist_ok=True)

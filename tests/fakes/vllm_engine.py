@@ -1,4 +1,4 @@
-"""The engine over vLLM servers, with fakes for the servers."""
+"""The engine over vLLM servers, with fake servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ostinato.weights.follow.follower import Follower
 async def vllm_engine(
     *fakes: TokenVllm, renderer: Renderer | None = None, draining: Collection[str] = (), **settings: Any
 ) -> AsyncGenerator[VllmEngine, None]:
-    """A started engine, its slots empty, over these servers, each behind a real socket. `draining` is looked at again and again."""
+    """A started engine with empty slots over these servers, each behind a real socket. `draining` is read again at each use."""
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(serving(fake.app)) for fake in fakes]
         config = EngineConfig(kind="vllm", urls=tuple(urls), **settings)

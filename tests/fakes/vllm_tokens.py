@@ -1,7 +1,7 @@
-"""A vLLM server that also makes tokens: `FakeVllm` with the routes of vLLM's token-in, token-out API, and no model behind them.
+"""A fake vLLM server that also makes tokens: `FakeVllm` with the routes of vLLM's token-in, token-out API, and no model behind them.
 
-What is refused, the shape of every answer, when a pause holds the streams, and which account of the weights' versions an answer gives
-are vLLM's (0.32, `entrypoints/scale_out/token_in_token_out`); the tokens are a script's bytes.
+The refusals, the shape of every answer, when a pause holds the streams, and how an answer reports the weights' versions
+follow vLLM (0.32, `entrypoints/scale_out/token_in_token_out`). The tokens are a script's bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FORBIDDEN = frozenset("@/\\\x00")  # in a cache salt
 
 
 class AnyVersion:
-    """Stands in for `Staging`: whatever is asked for is there at once."""
+    """Stands in for `Staging`: every version is ready at once."""
 
     def __init__(self) -> None:
         self._root = ""
@@ -48,11 +48,11 @@ class AnyVersion:
 class TokenVllm(FakeVllm):
     """Answers every prompt with `script`'s bytes and `STOP_ID`.
 
-    `requests` are the bodies seen, `open` the requests under way, `cached` the prompts that were found in the prefix cache, `slow_s`
-    the time of a token, `seats` how many requests get tokens at once while the others wait. `cut_after = k` breaks each stream's
-    connection after k events, `twice` sends each stream's events once more.
+    `requests` are the bodies seen, `open` the number of requests in progress, `cached` the prompts found in the prefix cache, `slow_s`
+    the seconds per token, `seats` limits the requests that get tokens at once while the others wait. `cut_after = k` breaks each stream's
+    connection after k events, `twice` sends each stream's events a second time.
     `logits` gives the row of logits at each place of an answer, from which log-probabilities are made as vLLM processes them. `lie`
-    names another version in the account of versions, `forget()` is a restart: the weights are the ones it was started with.
+    is a false version to report, and `forget()` simulates a restart with the initial weights.
 
     Example::
 
@@ -80,7 +80,7 @@ class TokenVllm(FakeVllm):
         ]
 
     def forget(self) -> None:
-        """As after a restart."""
+        """Reset the state as after a restart."""
         self.label, self.active, self.paused = "default", False, False
         self.staging = AnyVersion()  # pyright: ignore[reportAttributeAccessIssue]
         self.served = [""] * len(self.served)
@@ -161,7 +161,7 @@ class _Sample:
             self.finish = "stop"
         elif len(self._ids) == self._sampling["max_tokens"]:
             self.finish = "length"
-        # the sampled token first, wherever it stands, then the best ones
+        # the sampled token first, whatever its rank, then the best ones
         others = [
             {"token_id": token + i, "logprob": logprob(token) / (i + 1)}
             for i in range(1, self._sampling["logprobs"] + 1)
@@ -180,8 +180,8 @@ class _Sample:
 
 
 def processed(logits_V: NDArray[np.float32], sampling: dict[str, Any], before: Sequence[int]) -> NDArray[np.float64]:
-    """What `--logprobs-mode processed_logprobs` reports, in the order of vLLM's sampler (0.32, `v1/sample/sampler.py`): biases, penalties
-    of the answer's tokens, temperature (1 where greedy), the nucleus (all of it where greedy), and only then the softmax.
+    """The log-probabilities of `--logprobs-mode processed_logprobs`, in the order of vLLM's sampler (0.32, `v1/sample/sampler.py`): biases,
+    penalties for the answer's tokens, temperature (1 if greedy), top-p (none if greedy), and then the softmax.
     """
     row_V = logits_V.astype(np.float64)
     for token, bias in sampling.get("logit_bias", {}).items():
@@ -199,7 +199,7 @@ def processed(logits_V: NDArray[np.float32], sampling: dict[str, Any], before: S
 
 
 def spans(versions: Sequence[str]) -> list[dict[str, Any]]:
-    """Runs of equal versions as vLLM tells them."""
+    """Runs of equal versions as vLLM reports them."""
     found: list[dict[str, Any]] = []
     for at, version in enumerate(versions):
         if not found or found[-1]["version"] != version:
@@ -209,7 +209,7 @@ def spans(versions: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def logprob(token: int) -> float:
-    """The same made-up number whoever asks."""
+    """A made-up log-probability that depends only on the token."""
     return -0.1 - (token % 7) / 10
 
 
@@ -219,7 +219,7 @@ def _holds(ids: Sequence[int], stops: Sequence[str]) -> bool:
 
 
 def _refusal(body: dict[str, Any]) -> str:
-    """What vLLM says of a body that it does not take; "" for one that it does."""
+    """vLLM's error message for a body that it refuses, or "" for a body that it accepts."""
     sampling, salt = body.get("sampling_params", {}), body.get("cache_salt")
     checks: list[tuple[bool, Callable[[], str]]] = [
         (bool(body.get("token_ids")), lambda: "token_ids: List should have at least 1 item"),

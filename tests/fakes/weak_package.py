@@ -1,4 +1,4 @@
-"""A package of our own whose tests ask for more of some functions than of others."""
+"""A small package whose tests check some functions more thoroughly than others."""
 
 from tests.fakes.tiny_package import tiny_sdist
 

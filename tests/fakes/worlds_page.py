@@ -1,4 +1,4 @@
-"""A run's simulated worlds that a test writes down: a taskset, a journal, the record of finished rollouts, the turns in a log."""
+"""A run's simulated worlds, written by a test: a taskset, a journal, the record of finished rollouts, the turns in a log."""
 
 import json
 from pathlib import Path
@@ -78,7 +78,7 @@ def write_lines(path, lines, mode="a"):
 
 
 def journal(groups=((0, "calc-1", (1.0, 0.0), True), (1, "calc-2", (1.0, None, "under way", "waiting"), False))):
-    """Events of a journal: of each group its number, its task, how far each member is, and whether it was told."""
+    """A journal's events for groups given by number, task, state of each member, and whether the group was reported (`told`)."""
     events = [{"kind": "opened", "token": "w3f"}]
     for number, task, members, told in groups:
         events.append({"kind": "drawn", "n": number, "task": task, "epoch": 0, "size": len(members)})
@@ -150,11 +150,11 @@ def write_run(home, *, tasks=None, rollouts=(), events=None):
 
 
 def worlds_of(home, tasks, log=None, source="worlds", shipped=None):
-    """What the page is told of the files of `write_run`. Its log is empty if none is given."""
+    """The page's view of the files of `write_run`. Its log is empty if none is given."""
     config = load(None, [f"worlds.file='{tasks}'", f"learn.source={source!r}", f"run.directory='{home.root}'"])
     return RunWorlds(home, config, log or MemoryLog(), pieces, readers=ByteRenderer().reader, shipped=shipped)
 
 
 def no_worlds():
-    """A run that learns from people and never saw a taskset."""
+    """A run that learns from people and has never had a taskset."""
     return RunWorlds(Home(Path("/nonexistent")), load(None, []), MemoryLog(), pieces)

@@ -1,12 +1,12 @@
-"""The release path through its real classes, in a simulated product: what is stopped, how soon, and what gets past.
+"""The release path's real classes in a simulated product: which candidates are stopped, how soon, and which get past.
 
     python -m benchmarks.release.path                       # every cell, an hour of an idle core by estimate
     python -m benchmarks.release.path --resume              # go on where a run was cut
     python -m benchmarks.release.path --resume --only 1k aa # cells whose name holds both words
     python -m benchmarks.release.path.table                 # the figures beside what is aimed at
 
-`benchmarks/release/path/cells.py` says what the cells are. Beside Ostinato's rule stand others (`rivals.py`), on the same users.
-The result is written after each cell, so that a run which is cut keeps what it has.
+`benchmarks/release/path/cells.py` defines the cells. Ostinato's rule is compared with others (`rivals.py`) on the same users.
+The result is written after each cell, so that an interrupted run keeps its finished cells.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Map = Callable[[Callable[[int], list[History]], Iterable[int]], Iterable[list[Hi
 
 
 class Sheet:
-    """The result, cell by cell, in a file that is whole at every instant."""
+    """The result, cell by cell, in a file that is written atomically."""
 
     def __init__(self, path: Path, *, resume: bool) -> None:
         self._path = path
@@ -44,22 +44,22 @@ class Sheet:
         self._cells: dict[str, dict[str, Any]] = {_key(each): each for each in kept.get("cells", [])}
 
     def lacks(self, cell: Cell) -> bool:
-        """True unless the cell is there, with as many runs or more, by the same settings."""
+        """True unless the file has this cell with the same settings and at least as many runs."""
         kept = self._cells.get(_key(_entry(cell)))
         return kept is None or kept["cell"]["runs"] < cell.runs or kept["settings"] != _entry(cell)["settings"]
 
     def lacks_shares(self) -> bool:
-        """True if the test of the shares was not run."""
+        """True if the test of the shares has not been run."""
         return not self._shares
 
     def put(self, cell: Cell, found: dict[str, Any]) -> None:
-        """One more cell."""
+        """Write a cell's figures."""
         entry = _entry(cell) | {"machine": machine(), "figures": found}
         self._cells[_key(entry)] = entry
         self._write()
 
     def put_shares(self, rows: list[dict[str, Any]]) -> None:
-        """The test of the shares."""
+        """Write the rows of the test of the shares."""
         self._shares = rows
         self._write()
 
@@ -81,7 +81,7 @@ def _key(entry: dict[str, Any]) -> str:
 
 @contextmanager
 def workers(processes: int) -> Iterator[Map]:
-    """A map over so many processes; one needs no second."""
+    """A map over `processes` worker processes; with one it runs in this process."""
     if processes == 1:
         yield map
         return
@@ -90,7 +90,7 @@ def workers(processes: int) -> Iterator[Map]:
 
 
 def main() -> None:
-    """Run the cells that are asked for and lacking, print a line for each."""
+    """Run the requested cells that the file lacks, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="run cells whose name holds each of these words")
     parser.add_argument("--scale", type=float, default=1.0, help="times as many runs of each cell")

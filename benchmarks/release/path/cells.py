@@ -1,15 +1,16 @@
-"""The table: which run makes which cell, and what a cell says.
+"""The table's cells: the runs behind each cell, and its figures.
 
 A cell is many seeded runs of one rule in one world. Its kind:
 
 - aa: nothing is wrong with any candidate. swing: likewise, where everything swings by 6 points a day instead of 2.
-- fourth: one candidate of four has the effect that is named against the first version, the others none: what went live and should not
-  have is repaired by the next, so that every candidate meets a sound live.
-- every: each candidate has it, a hundred of them, against live as it is by then: a staircase.
-- better: each candidate has it, a fifth of the users stay behind, and no other trial begins for a day, so that it can be said.
-- novelty: one candidate that has the effect in the end, and pleases by four points more at first; followed for six days.
-- outage: nothing is wrong with any candidate; each seed runs twice, with and without twelve hours that take 30% of acceptance.
-- disagree: one candidate of four has the effect on users and the opposite one on the suite that it must pass before.
+- fourth: one candidate of four has the named effect against the first version, the others none. A bad candidate that went live is
+  repaired by the next, so that every candidate meets a sound live.
+- every: each of a hundred candidates has the effect against the version that is live by then: a staircase.
+- better: each candidate has the effect, a fifth of the users stay behind, and no other trial begins for a day, so that "better" can be
+  shown.
+- novelty: one candidate has the effect in the end, and pleases by four points more at first. It is followed for six days.
+- outage: nothing is wrong with any candidate. Each seed runs twice, with and without a twelve-hour outage that takes 30% of acceptance.
+- disagree: one candidate of four has the effect on users and the opposite effect on the suite, which it must pass first.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ SETTINGS = {
     "10k": PathConfig(trial=TrialConfig(margin=0.02, trials_a_week=20)),
     "100k": PathConfig(trial=TrialConfig(margin=0.01, trials_a_week=56)),
 }
-"""Margins that this traffic can show, and the trials a week that it can carry."""
+"""For each size, the margin that its traffic can resolve and the trials per week that it can carry."""
 
 RIVALS = {"doubling": Doubling, "growthbook-like": GrowthBookLike, "kayenta-like": KayentaLike}
 DAYS = {"1k": 14.0, "10k": 5.0, "100k": 4.0}
 DAYS_OF_KIND = {"every": 12.5, "better": 5.0, "novelty": 6.0, "outage": 3.5}
 OUTAGE = (2 * SLOTS_A_DAY + 4, 2 * SLOTS_A_DAY + 28)
 AFTER_OUTAGE = 60
-"""Slots from its beginning in which what happens may be its doing: thirty hours."""
+"""Slots after an outage's beginning in which it may cause stops and rollbacks: thirty hours."""
 NOVELTY = 0.04
 ITEMS = 1_000
 
@@ -61,12 +62,12 @@ class Cell:
 
     @property
     def slots(self) -> int:
-        """How long each run is."""
+        """The length of each run, in slots."""
         return int(SLOTS_A_DAY * DAYS_OF_KIND.get(self.kind, DAYS[self.size]))
 
 
 def settings_of(cell: Cell) -> PathConfig:
-    """What Ostinato's rule is set to in a cell."""
+    """The settings of Ostinato's rule in a cell."""
     settings = SETTINGS[cell.size]
     if cell.kind not in ("better", "novelty"):
         return settings
@@ -76,7 +77,7 @@ def settings_of(cell: Cell) -> PathConfig:
 
 
 def plan_of(cell: Cell) -> Plan:
-    """What a run's candidates are."""
+    """The plan of a run's candidates."""
     novelty = NOVELTY if cell.kind == "novelty" else 0.0
     suite = -cell.effect if cell.kind == "disagree" else 0.0
     change = Change(effect=cell.effect, novelty=novelty, suite=suite)
@@ -88,7 +89,7 @@ def plan_of(cell: Cell) -> Plan:
 
 
 def histories(cell: Cell, seed: int) -> list[History]:
-    """One run; of an outage two, the second without it."""
+    """One run. An outage cell has two, the second without the outage."""
     habits = Habits(active=SIZES[cell.size], swing=0.06 if cell.kind == "swing" else 0.02)
     products = [Product(habits, seed)]
     if cell.kind == "outage":
@@ -104,7 +105,7 @@ def _rule(cell: Cell, product: Product) -> Rule:
 
 
 def figures(cell: Cell, runs: Sequence[Sequence[History]]) -> dict[str, Any]:
-    """What a cell says. Hours and turns are medians over the candidates that were stopped."""
+    """The figures of a cell. Hours and turns are medians over the candidates that were stopped."""
     found = _rates(cell, [run[0] for run in runs])
     changed = [record for run in runs for record in run[0].records if _differs(record)]
     # a candidate that began on the last day had no day to be judged in
@@ -156,7 +157,7 @@ def _fates(changed: Sequence[Record]) -> dict[str, Any]:
 
 
 def _said_better(records: Sequence[Record]) -> dict[str, Any]:
-    """Of the candidates, by how long after their first user they were called better; and what became of them."""
+    """Shares of the candidates called better within 24 and 72 hours of their start, and the candidates' fates."""
     count = len(records)
     hours = [(r.better - r.start) / 2 for r in records if r.better is not None]
     return {
@@ -172,7 +173,7 @@ def _said_better(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _outage(runs: Sequence[Sequence[History]]) -> dict[str, Any]:
-    """Rollbacks and stops in the thirty hours from its beginning, with it and, in the same hours of the same seeds, without."""
+    """Rollbacks and stops in the thirty hours after an outage's beginning, and in the same hours of the same seeds without it."""
     first, last = OUTAGE[0], OUTAGE[0] + AFTER_OUTAGE
     rollbacks = [[sum(first < at <= last for at in history.rollbacks) for history in run] for run in runs]
     stops = [
@@ -206,13 +207,13 @@ RUNS: dict[str, tuple[int, int, int]] = {
     "novelty": (60, 50, 20),
     "disagree": (20, 20, 10),
 }
-"""Runs of a cell of Ostinato's by kind, for each size: some hundred candidates a cell, at 100,000 users what an hour of a core allows."""
+"""Runs of an Ostinato cell by kind and size: some hundred candidates per cell; for 100,000 users, as many as fit in a core-hour."""
 
 OF_RIVALS = 0.25
 
 
 def cells(scale: float = 1.0) -> list[Cell]:
-    """The whole table, `scale` times the number of runs; what is asked of a release first, what costs most last."""
+    """All cells, with `scale` times the number of runs. The main demands on a release come first, the costliest cells last."""
     made: list[Cell] = []
     for size in SIZES:
         made += [_own(size, "aa"), *(_own(size, "fourth", effect) for effect in EFFECTS[size])]

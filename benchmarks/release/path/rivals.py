@@ -1,7 +1,7 @@
-"""How others release, on the same simulated users and candidates: re-made from their descriptions and defaults.
+"""Other release rules on the same simulated users and candidates, reimplemented from their descriptions and defaults.
 
-Neither vendor intends windows of three hours. `Doubling` is what Ostinato did until November 2026: looks at doubling numbers of
-outcomes, live before and after, and against a control arm.
+Neither vendor intends windows of three hours. `Doubling` is Ostinato's rule until November 2026: looks at doubling numbers of
+outcomes, comparing live with the previous version and with a control arm.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Tally:
 
     @classmethod
     def of(cls, users: int) -> Tally:
-        """Nothing yet."""
+        """An empty tally."""
         return cls(np.zeros(users), np.zeros(users))
 
     def add(self, seen: Seen, rows: Flags) -> None:
-        """The rows of a slot."""
+        """Add the chosen rows of a slot."""
         self.turns_U[seen.people_R[rows]] += seen.turns_R[rows]
         self.good_U[seen.people_R[rows]] += seen.good_R[rows]
 
 
 def difference(treated: Tally, other: Tally) -> tuple[float, float, int] | None:
-    """Ratio difference, its user-clustered variance, users on the smaller side; None with fewer than five of them."""
+    """Ratio difference, its user-clustered variance, and the users on the smaller side; None if these are fewer than five."""
     people = min(int((treated.turns_U > 0).sum()), int((other.turns_U > 0).sum()))
     if people < 5:
         return None
@@ -47,7 +47,7 @@ def difference(treated: Tally, other: Tally) -> tuple[float, float, int] | None:
 
 
 class Doubling(Rule):
-    """Ostinato until November 2026: 10% canary to 200 outcomes or an hour, then live against before and against a 10% control."""
+    """Ostinato until November 2026: a 10% canary for 200 outcomes or an hour, then live against the version before and a 10% control."""
 
     def __init__(self, product: Product, plan: Plan) -> None:
         super().__init__(product, plan)
@@ -99,7 +99,7 @@ class Doubling(Rule):
     def _judge_live(self, at: int) -> None:
         if not self._chain:
             return
-        seen = self._now.turns_U.sum() < 50_000  # a full window has lost what was before
+        seen = self._now.turns_U.sum() < 50_000  # a full window no longer holds earlier outcomes
         harm = seen and self._harm("before", self._now, self._before, 0.02 / 3)
         if harm or self._harm("control", self._now, self._control, 0.02 / 3):
             if self.record is not None and self.record.stopped is None:
@@ -129,7 +129,7 @@ class Doubling(Rule):
 
 
 class Window(Rule, ABC):
-    """A rule that gives each candidate three hours, and ships it at their end unless it was stopped."""
+    """A rule that gives each candidate three hours, and ships it after them unless it was stopped."""
 
     shares: tuple[float, ...] = ()
 
@@ -157,7 +157,7 @@ class Window(Rule, ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """A new candidate."""
+        """Start with a new candidate."""
 
     @abstractmethod
     def worse(self, seen: Seen, treated_R: Flags, other_R: Flags, since: int) -> bool:

@@ -1,4 +1,4 @@
-"""A way to release, driven by a simulated product; and Ostinato's own, by its own classes."""
+"""The interface of a release rule on a simulated product, and Ostinato's own rule, which uses the real classes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CADENCE = 6
 """Slots between two candidates: eight a day."""
 
 Plan = Callable[[int], Change]
-"""What the candidate of this number is like."""
+"""The change that the candidate of this number brings."""
 
 
 @dataclass(slots=True)
 class Record:
-    """What became of one candidate; times in slots. Example: ``Record(change=Change(effect=-0.05), start=12)``"""
+    """The fate of one candidate; times in slots. Example: ``Record(change=Change(effect=-0.05), start=12)``"""
 
     change: Change
     start: int
@@ -40,7 +40,7 @@ class Record:
 
 @dataclass(slots=True)
 class History:
-    """All candidates of a run, the slots in which live went back, and the effect of what is live at its end and at its lowest."""
+    """All candidates of a run, the slots of its rollbacks, and the effect of the live version at the end and at its lowest."""
 
     records: list[Record] = field(default_factory=list[Record])
     rollbacks: list[int] = field(default_factory=list[int])
@@ -49,7 +49,7 @@ class History:
 
 
 class Rule(ABC):
-    """A product with a rule behind it: one candidate at a time, the k-th changed by `plan(k)`."""
+    """A product released by a rule: one candidate at a time, the k-th changed by `plan(k)`."""
 
     def __init__(self, product: Product, plan: Plan) -> None:
         self.product, self.plan = product, plan
@@ -59,7 +59,7 @@ class Rule(ABC):
         self.record: Record | None = None
 
     def run(self, slots: int) -> History:
-        """So many slots of half an hour."""
+        """Run `slots` slots of half an hour."""
         for _ in range(slots):
             self.step(self.product.slot)
             self.history.live = self.live.effect
@@ -68,10 +68,10 @@ class Rule(ABC):
 
     @abstractmethod
     def step(self, slot: int) -> None:
-        """One slot."""
+        """Run one slot."""
 
     def propose(self, slot: int, inherited: float = 0.0) -> Version:
-        """The next candidate; `inherited` is what it took over from a version that was refused."""
+        """The next candidate; `inherited` is the effect that it takes over from a refused version."""
         change = self.plan(len(self.history.records))
         change = replace(change, effect=change.effect + inherited)
         self.record = Record(change=change, start=slot)
@@ -82,7 +82,7 @@ class Rule(ABC):
 
 
 class Screen:
-    """Ostinato's gate before users: each candidate on a simulated suite, at the smallest margins that the suite can hold."""
+    """Ostinato's gate before users: it judges each candidate on a simulated suite, at the smallest margins that the suite can hold."""
 
     def __init__(self, product: Product, items: int) -> None:
         defaults = GateConfig()
@@ -94,7 +94,7 @@ class Screen:
         self._before = self._candidate
 
     def passes(self, change: Change) -> bool:
-        """True if this candidate may come before users."""
+        """True if this candidate may be shown to users."""
         base = Incumbent.ANCHOR if change.against_first else Incumbent.LIVE
         self._candidate = self._suite.version(self._stand[base].mean + change.suite)
         passed, better = self._gate.judge(self._suite, self._candidate, self._stand)
@@ -103,7 +103,7 @@ class Screen:
         return passed
 
     def follow(self, what: str) -> None:
-        """Live has moved."""
+        """Take note of a step that may have changed live."""
         if what == "ship":
             self._before, self._stand[Incumbent.LIVE] = self._stand[Incumbent.LIVE], self._candidate
         elif what == "roll_back":

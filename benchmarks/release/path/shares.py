@@ -1,6 +1,6 @@
-"""The test of the arms' shares on simulated users: how often it finds users dealt otherwise than was set, and how often it is wrong.
+"""The test of the arms' shares on simulated users: how often it detects a deal that differs from the set shares, and its false alarms.
 
-Newcomers come a hundred at a time, and the test is looked at after each hundred.
+Newcomers come a hundred at a time, and the test is evaluated after each hundred.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
-    """Users dealt by `true` shares where `set` ones are believed.
+    """Users dealt by the `true` shares while the test expects the `set` shares.
 
     Example: ``Dealt(name="52/48", set=(0.5, 0.5), true=(0.52, 0.48), users=20_000)``
     """
@@ -40,7 +40,7 @@ CASES = (
 
 
 def found(case: Dealt, seed: int) -> int | None:
-    """After how many users the deal is called wrong, or None."""
+    """The number of users after which the deal is called wrong, or None."""
     rng, balance = np.random.default_rng((5, seed)), Balance()
     void = math.log(TrialConfig().imbalance)
     for number, newcomers in enumerate(rng.multinomial(AT_ONCE, case.true, case.users // AT_ONCE).tolist(), 1):

@@ -1,8 +1,9 @@
-"""Prints the result of `benchmarks.release.path` as tables, beside what is aimed at.
+"""Prints the result of `benchmarks.release.path` as tables, beside the aims.
 
     python -m benchmarks.release.path.table
 
-"missed" is said by the figure as it is; "unsure" where the 95% interval of a share (Wilson) or of a count (Poisson, exact) holds the aim.
+The figure itself decides between "met" and "missed". "unsure" marks a share or count whose 95% interval (Wilson; exact Poisson) holds
+the aim.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ SHOWN["swing"] = SHOWN["aa"]
 
 
 def interval(figures: dict[str, Any], name: str) -> tuple[float, float]:
-    """A 95% interval of a figure that counts something; of others the figure itself."""
+    """A 95% interval of a figure that is a share or a count; for other figures, the figure itself."""
     value = figures[name]
     if name in SHARES:
         count = figures["candidates"]
@@ -111,7 +112,7 @@ def judged(figures: dict[str, Any], aim: Aim) -> str:
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """Every cell that there is, kind by kind."""
+    """The lines of the tables: every finished cell, kind by kind."""
     cells = [(Cell(**each["cell"]), each["figures"]) for each in result["cells"]]
     said: list[str] = []
     for kind, shown in SHOWN.items():
@@ -143,7 +144,7 @@ def _number(value: float | None, *, percent: bool) -> str:
 
 
 def main() -> None:
-    """Print it."""
+    """Print the tables."""
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULT
     result = json.loads(path.read_text(encoding="utf-8"))
     for row in result["shares"]:

@@ -1,12 +1,12 @@
-"""Answers that a JSON schema is demanded of, by a real model: do they keep it, and does the trainer compute the engine's bits?
+"""A real model's answers under a JSON schema: do they conform to it, and does the trainer reproduce the engine's bits?
 
     python -m tests.examinations.demands.run [--requests 1000] [--open 32] [--cache DIR]
 
 Schemas are drawn at random (objects in objects, arrays, enumerations, patterns, numbers with bounds) and sent to the gateway, which
-serves SmolLM2 in bf16 under an exact contract. Every answer is checked by the jsonschema library; every stored turn is scored again by
-the trainer, which replays the grammar from the turn alone. Counted are answers that break their schema or come to no end, and
-log-probabilities with other bits; both must be 0. "without the mask" is a control that must not be 0. Beside it, the same prompts without
-a demand: what the masks cost. Writes tests/examinations/results/demands.json.
+serves SmolLM2 in bf16 under an exact contract. Every answer is checked by the jsonschema library. Every stored turn is scored again by
+the trainer, which replays the grammar from the turn alone. The counts are of answers that break their schema or do not end, and of
+log-probabilities with different bits; both must be 0. "without the mask" is a control that must not be 0. The same prompts are also run
+without a schema, to measure the cost of the masks. Writes tests/examinations/results/demands.json.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_TOKENS = 400
 
 
 def schema(chance: random.Random, depth: int = 0) -> dict[str, Any]:
-    """A random schema whose texts cannot be endless."""
+    """A random schema that bounds the length of every string."""
     kinds = ["text", "number", "choice", "flag", "code"] + ([] if depth > 1 else ["object", "array"])
     match "object" if depth == 0 else chance.choice(kinds):
         case "object":
@@ -88,7 +88,7 @@ async def ask(w: Any, number: int, form: dict[str, Any] | None) -> str:
 
 
 async def traffic(w: Any, forms: list[dict[str, Any] | None], open: int, progress: Progress) -> tuple[list[str], float]:
-    """The answers, and the seconds that they took, `open` at once."""
+    """Send the requests, `open` at once. Returns the answers and the seconds taken."""
     task, gate = progress.add_task("asking", total=len(forms)), asyncio.Semaphore(open)
 
     async def one(number: int, form: dict[str, Any] | None) -> str:
@@ -112,7 +112,7 @@ def judged(text: str, form: dict[str, Any]) -> str:
 
 
 def rescored(path: Path, rows: int, turns: list[Turn]) -> dict[str, Any]:
-    """The trainer's numbers against the engine's, with the grammar and, on a part, without it."""
+    """Compare the trainer's numbers with the engine's, with the grammar and, on 50 turns, without it."""
     config = TrainConfig(compute="bf16", publish="bf16")
     trainer = PolicyTrainer(path, config, contract(torch.bfloat16, "exact", 1, rows, block=32))
     found = gap(turns, trainer.score(turns))

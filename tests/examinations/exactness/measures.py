@@ -1,7 +1,7 @@
-"""One model computed in every way that the platform knows, and the count of bits in which the ways differ.
+"""One model computed in every way that the platform has, and the count of logprobs whose bits differ.
 
 An engine under `traffic` samples; `PolicyTrainer.score`, training steps (plain, micro-batched, with recomputed activations) and `rescore`
-(a plain pass over each turn alone or right-padded) compute the same logprobs again. Then after an optimizer step, after a
+(a plain pass over each turn alone or right-padded) compute the same logprobs again. The same is done after an optimizer step, after a
 publication through a weight store, and across hot swaps in mid-stream.
 """
 
@@ -44,7 +44,7 @@ from ostinato.weights.store.directory import DirectoryStore
 
 
 def with_credit(turns: Sequence[Turn], seed: int = 0) -> list[Sample]:
-    """The turns with an advantage of 1 or -1 each."""
+    """The turns as samples, each with an advantage of 1 or -1."""
     rng = random.Random(seed)
     return [a_sample(turn, rng.choice([-1.0, 1.0])) for turn in turns]
 
@@ -64,7 +64,7 @@ def gap(
     scores: Sequence[Sequence[float]],
     mask: Callable[[Turn], Sequence[bool]] | None = None,
 ) -> Gap:
-    """Compare `scores` with what the engine said, on the tokens of `mask` (None: all)."""
+    """Compare `scores` with the engine's logprobs, on the tokens of `mask` (None: all)."""
     keep = np.array([own for turn in turns for own in (mask(turn) if mask else [True] * len(turn.sampled_ids))], bool)
     ours = np.array([value for own in scores for value in own], np.float32)[keep]
     theirs = np.array([value for turn in turns for value in turn.logprobs], np.float32)[keep]
@@ -77,7 +77,7 @@ def gap(
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """Logprobs per turn; and over pairs of token and layer with a router: how many, and where another set was chosen."""
+    """Logprobs per turn; `routed` counts pairs of a token and a layer with a router, `flips` those where another set was chosen."""
 
     scores: list[list[float]]
     routed: int
@@ -93,7 +93,7 @@ def rescore(
     width: int = 1,
     attend: Callable[[Sequence[int]], Attend] = WholeAttend,
 ) -> Rescored:
-    """Plain passes over `width` turns at once, padded on the right to the longest of them; routes are the live ones."""
+    """Plain passes over `width` turns at once, padded on the right to the longest of them, with live routing."""
     found = routing.of(model)
     scores: list[list[float]] = []
     routed = flips = 0
@@ -130,7 +130,7 @@ def _score(model: PreTrainedModel, states_MD: torch.Tensor, turn: Turn, rows: in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is examined. `tokens` are sampled in the first stage and half as many in each later one.
+    """The subject of an examination. `tokens` tokens are sampled in the first stage and half as many in each later one.
 
     Example: ``Subject(path=directory, dtype=torch.bfloat16, tokens=10_000, work=scratch)``
     """
@@ -149,7 +149,7 @@ class Subject:
 
     @property
     def contract(self) -> Contract:
-        """One for all: the block size is no part of the arithmetic."""
+        """The contract of all engines, since the block size does not affect the arithmetic."""
         return contract(self.dtype, "exact", self.threads, self.rows, block=32)
 
     def train(self, **changes: Any) -> TrainConfig:
@@ -161,7 +161,7 @@ class Subject:
 
 @dataclass(slots=True)
 class Findings:
-    """What was found. `stages`: name -> counts; `differing` and `flips` must be 0 in all but those called `control`."""
+    """The findings. `stages`: name -> counts; `differing` and `flips` must be 0 in all stages but the controls."""
 
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     sampled: int = 0
@@ -170,7 +170,7 @@ class Findings:
     preemptions: int = 0
 
     def add(self, harvest: Harvest) -> list[Turn]:
-        """Count the traffic of a stage; returns its turns."""
+        """Add up the traffic of a stage. Returns its turns."""
         self.sampled += harvest.tokens
         self.cancelled += harvest.cancelled
         self.prefix_hits += harvest.stats["prefix_hit_tokens"]
@@ -194,7 +194,7 @@ class Examination:
         self.findings = Findings()
 
     async def run(self) -> Findings:
-        """All stages."""
+        """Run all stages."""
         torch.set_num_threads(self._subject.threads)
         first = Snapshot(
             policy=PolicyVersion(number=0, hash="0" * 64),
@@ -268,7 +268,7 @@ class Examination:
         return model
 
     def _stepped(self, stage: str, trainer: PolicyTrainer, turns: Sequence[Turn]) -> Weights:
-        """One optimizer step; what its forward pass under autograd saw."""
+        """Take one optimizer step, and record the differences that its forward pass under autograd found."""
         self._say(stage)
         learned = trainer.step(with_credit(turns))
         names = {"tokens": "mismatch_tokens", "differing": "mismatch_differing", "largest": "mismatch_max_abs"}
@@ -281,7 +281,7 @@ class Examination:
         return learned.weights
 
     async def _published(self, *versions: Weights) -> Snapshot:
-        """Publish the versions one after another, deltas after the first; the last one as a follower reads it."""
+        """Publish the versions one after another, as deltas after the first. Returns the last as a follower reads it."""
         store = DirectoryStore(self._subject.work / "store")
         publisher, base = VersionPublisher(store, PublisherConfig(anchor_share=100)), None
         for number, weights in enumerate(versions):
@@ -296,7 +296,7 @@ class Examination:
         return Snapshot(policy=policy, weights=await follower.fetch(policy))
 
     async def _swapped(self, trainer: PolicyTrainer, one: Snapshot, other: Snapshot) -> None:
-        """Recomputed pasts: each token under its own version. Kept pasts: what was sampled before the first swap."""
+        """Examine swaps: with recomputed pasts each token under its own version, with kept pasts the tokens before the first swap."""
         again = LARGE.model_copy(update={"recompute_on_swap": True, "max_batch": 16, "prefill_chunk": 16})
         turns = await self._sampled("swap", one, (again,), other=other)
         kept = await self._sampled(
@@ -319,7 +319,7 @@ class Examination:
 
 
 class _Swaps:
-    """Loads the snapshots in turn, one each time that `every` tokens have been seen."""
+    """Loads the snapshots alternately, one after every `every` tokens seen."""
 
     def __init__(self, engine: TorchEngine, snapshots: Sequence[Snapshot], every: int) -> None:
         self._engine, self._snapshots, self._every = engine, snapshots, every

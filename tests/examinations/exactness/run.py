@@ -1,4 +1,4 @@
-"""Engine and trainer, bit against bit: sampled tokens under traffic, and the primitives that a forward pass is made of.
+"""Engine and trainer compared bit for bit: tokens sampled under traffic, and the primitives of a forward pass.
 
     python -m tests.examinations.exactness.run [--tokens 10000] [--models smollm2 llama qwen3_moe olmoe] [--threads 1 2] [--cache DIR]
     python -m tests.examinations.exactness.run --sweeps-only [--elements 300000] [--longest 2048]
@@ -6,9 +6,9 @@
 Per model, dtype and thread count an engine samples at least --tokens tokens under traffic (random admission, clients that go away,
 a cache that is too small, chunks of 16, 37 and 256 tokens, blocks of 16, 32 and 64, shared prompts, several samples) and every
 logprob is computed again: packed, each turn alone, right-padded, in a training step, micro-batched, with recomputed activations;
-then after an optimizer step, after a publication through a weight store, and across hot swaps. Counted are logprobs with other
-bits and routers with another choice; both must be 0. "moved" and "kept" are controls that must not be 0: the first turns under the
-next weights, and tokens sampled after a swap that kept the old keys. Writes tests/examinations/results/exactness.json.
+then after an optimizer step, after a publication through a weight store, and across hot swaps. The counts are of logprobs with
+different bits and of routers with another choice; both must be 0. "moved" and "kept" are controls that must not be 0: the first turns
+under the next weights, and tokens sampled after a swap that kept the old keys. Writes tests/examinations/results/exactness.json.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The primitives of a forward pass, each computed in every shape that can occur: which elements have other bits than in one big call.
+"""The primitives of a forward pass, each computed in every shape that can occur, and the elements whose bits differ from one big call.
 
 Every function returns (name of the case, elements compared, elements that differ).
 """
@@ -31,7 +31,7 @@ def differing(one: Tensor, other: Tensor) -> int:
 
 
 def numbers(seed: int) -> Numbers:
-    """Normal draws that depend on the seed and the order of the calls only."""
+    """Normal draws that depend only on the seed and the order of the calls."""
     source = torch.Generator().manual_seed(seed)
     return lambda *shape: torch.randn(*shape, generator=source)
 
@@ -65,7 +65,7 @@ def linear(
         compared = wrong = at = 0
         while compared < elements:
             if at + count > len(x):
-                at = (at + 1) % count if count < len(x) else 0  # other rows stand side by side on the next round
+                at = (at + 1) % count if count < len(x) else 0  # different rows are adjacent in the next round
             part = holder(F.pad(x[at : at + count], (0, 0, 0, -count % rule)))[:count]
             wrong += differing(part, want[at : at + count])
             compared += part.numel()
@@ -92,7 +92,7 @@ def attend(
 ) -> list[Tensor]:
     """Attention of each sequence, its tokens computed in `pieces`: the n-th pieces of all of them form one call.
 
-    Blocks lie in random order among others full of noise; `spare` is how many more of those each sequence's list goes on with.
+    Blocks are in random order among others filled with noise; `spare` is the number of noise blocks appended to each sequence's list.
     """
     most = max(len(s.q) for s in sequences) // block + 1 + spare
     order = torch.randperm(len(sequences) * most, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -125,7 +125,7 @@ def cut(length: int, chunk: int, start: int = 0) -> list[tuple[int, int]]:
 def attention(
     dtype: torch.dtype, length: int, *, window: int = 0, heads: int = 9, kv: int = 3, dim: int = 64
 ) -> Generator[Case]:
-    """Decode, chunks, company, padding, spare blocks, a shared prefix and other block sizes against one call per sequence."""
+    """Decode, chunks, other sequences in the batch, padding, spare blocks, a shared prefix and other block sizes against one call."""
     mine = QKV(length, dtype, length, heads, kv, dim)
     others = [QKV(n, dtype, n + 5, heads, kv, dim) for n in (3, length, max(1, length // 2), 40)]
     (want,) = attend([mine], [[(0, length)]], block=32, window=window)
@@ -155,7 +155,7 @@ def attention(
 
 
 def _padded(mine: QKV, other: QKV, window: int) -> Tensor:
-    """The answer when 13 tokens that nobody reads follow."""
+    """The result if 13 padding tokens follow."""
     long = object.__new__(QKV)
     long.q, long.k, long.v = (torch.cat([getattr(mine, n), getattr(other, n)[:13]]) for n in "qkv")
     return attend([long], [[(0, len(long.q))]], block=32, window=window)[0][: len(mine.q)]
@@ -167,7 +167,7 @@ def _prefix_hit(mine: QKV, half: int, window: int) -> Tensor:
 
 
 def log_softmax(dtype: torch.dtype, vocab: int, *, rows: int = 33) -> Generator[Case]:
-    """A row of logits alone, in the batch and in the reversed batch. One case per temperature."""
+    """Each row of logits alone and in the reversed batch, against the batch. One case per temperature."""
     x = (numbers(vocab)(rows, vocab) * 4).to(dtype)
     tokens = (torch.arange(rows) * (TILE + 1) % vocab).numpy()
     for temperature in (1.0, 0.7):

@@ -1,6 +1,6 @@
-"""Clients of an engine as a product has them: they ask, wait, go away, share prompts and ask for several samples.
+"""Clients of an engine as in a product: they ask, wait, disconnect, share prompts and ask for several samples.
 
-The engines are sized so that chunks, preemption and prefix hits all occur. What comes out are finished turns, as they would be logged.
+The engines are sized so that chunks, preemption and prefix hits all occur. The result is finished turns, as they would be logged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ostinato.model.renderer import HFRenderer
 from ostinato.testing.records import a_turn
 
 SMALL = EngineConfig(block=16, prefill_chunk=16, kv_tokens=512, max_batch=10)
-"""Too small for the traffic: streams are put back and computed again."""
+"""Too small for the traffic, so that streams are preempted and recomputed."""
 MIDDLE = EngineConfig(block=32, prefill_chunk=37, kv_tokens=1536, max_batch=16)
 LARGE = EngineConfig(block=64, prefill_chunk=256, kv_tokens=8192, max_batch=64)
 TIMEOUT_S = 600.0
@@ -35,7 +35,7 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """How clients behave: `clients` at once until `tokens` were sampled in finished turns; ids in [lowest, highest).
+    """The clients' behaviour: `clients` at once until `tokens` were sampled in finished turns; ids in [lowest, highest).
 
     Example: ``Traffic(tokens=500, seed=3)`` for a model that knows bytes.
     """
@@ -52,7 +52,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Harvest:
-    """What came of it: finished turns, clients that went away, tokens seen by anyone, and the engine's own counters."""
+    """The results: finished turns, cancelled streams, all tokens seen, and the engine's own counters."""
 
     turns: list[Turn] = field(default_factory=list)
     cancelled: int = 0
@@ -89,7 +89,7 @@ async def running(
 async def drive(
     engine: TorchEngine, traffic: Traffic, *, meanwhile: Callable[[Harvest], Coroutine[Any, Any, None]] | None = None
 ) -> Harvest:
-    """Let the clients loose. `meanwhile` runs beside them and is cancelled when the last one has finished."""
+    """Run the clients. `meanwhile` runs beside them and is cancelled when the last one has finished."""
     rng = random.Random(traffic.seed)
     bases = [[rng.randrange(traffic.lowest, traffic.highest) for _ in range(traffic.prompt)] for _ in range(4)]
     harvest = Harvest()
@@ -133,7 +133,7 @@ def _request(name: str, rng: random.Random, bases: Sequence[list[int]], traffic:
 
 
 async def ask(engine: TorchEngine, request: Generate, leave: int | None, harvest: Harvest) -> None:
-    """One request to its end, or until `leave` chunks have come; what was unfinished then is lost."""
+    """One request to its end, or until `leave` chunks have come. Unfinished samples are then discarded."""
     chunks: list[list[Chunk]] = [[] for _ in range(request.n)]
     count = 0
     async with aclosing(engine.generate(request)) as stream:

@@ -1,14 +1,14 @@
-"""Can the model tell that it is being simulated, by the harness that is shipped? One gateway serves people and a world at the same time.
+"""Can the model tell simulation with the shipped harness from production? One gateway serves people and a world at the same time.
 
     python -m tests.examinations.fidelity.run [--model smollm2|tiny|DIR] [--people N] [--asks N] [--tries N] [--phases ...]
 
-Simulated people ask for the demo's functions over the public endpoint, by popularity, as `ostinato demo` lets them; at the same time the
+Simulated people ask for the demo's functions over the public endpoint, by popularity, as in `ostinato demo`; at the same time the
 harness `single` works on the same functions through the worlds' gateway client, each in groups, with the same weights. Then `ostinato
 worlds episodes` writes both sides and `ostinato worlds probe` compares them, with and without --same-prompts.
 
-shipped: rollouts come as from the rollout worker, the next when a place is free. apart: each by itself, in one order with people drawn at
-random, so that both meet the same load. bursts: the same, but all of a group at once. planted: as shipped, with a quarter of the people and
-tasks, and one word of the world's system prompt is another.
+shipped: rollouts come as from the rollout worker, the next when a place is free. apart: each separately, shuffled together with the people,
+so that both meet the same load. bursts: the same, but all of a group at once. planted: as shipped, with a quarter of the people and
+tasks, and with one word of the world's system prompt changed.
 
 Nothing is learned. Prints a table and writes tests/examinations/results/fidelity.json.
 """
@@ -56,7 +56,7 @@ START_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is asked: people, each one's questions, a task's rollouts; how much at once; of tasks every so many'th."""
+    """The amount of traffic: people, questions per person, rollouts per task, calls at once; only every `every`-th task is used."""
 
     people: int
     asks: int
@@ -67,9 +67,9 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """How rollouts come. `places`: as from the rollout worker, in the order of groups, the next when a place is free, until all people
-    have asked. Otherwise in one order with people, drawn at random: a group at once, or (`apart`) each rollout by itself.
-    `tell`: one word of the world's system prompt is another. `share`: of people and tasks one in so many.
+    """How rollouts arrive. `places`: as from the rollout worker, in the order of groups, the next when a place is free, until all people
+    have asked. Otherwise shuffled together with the people: a group at once, or (`apart`) each rollout separately.
+    `tell`: one word of the world's system prompt is changed. `share`: only one in `share` people and tasks is used.
     """
 
     name: str
@@ -88,7 +88,7 @@ PHASES = (
 
 
 def settings_of(model: str, place: Path) -> list[str]:
-    """A gateway with the world's arm and without a trainer."""
+    """Settings of a gateway with the world's arm and without a trainer."""
     source = str(tiny_model(place / "tiny", context=1024)) if model == "tiny" else model
     settings = {"run.directory": str(place / "run"), "model.source": source, "listen.port": 0, "learn.source": "both"}
     settings |= {"evaluate.suite": "", "engine.block": 16, "follow.interval_s": 0.2}
@@ -98,7 +98,7 @@ def settings_of(model: str, place: Path) -> list[str]:
 
 
 async def person(http: aiohttp.ClientSession, user: SimulatedUser, asks: int, model: str, seed: int) -> None:
-    """One who asks for a few functions, one after another, none twice: the favourite families' first ones most, as the demo's do."""
+    """A person who asks for a few different functions in turn, mostly the first ones of their favourite families, as in the demo."""
     dice = random.Random(f"{seed}/{user.id}")
     taught, _ = functions.split(functions.load())
     families = [[task for task in taught if task.family == family] for family in user.families]
@@ -112,14 +112,14 @@ async def person(http: aiohttp.ClientSession, user: SimulatedUser, asks: int, mo
 
 
 async def rollouts(gateway: WorldGateway, task: Task, group: str, members: Sequence[int]) -> None:
-    """Some of a task's rollouts, all at once."""
+    """Run some of a task's rollouts concurrently."""
     harness = SingleAnswer()
     models = [gateway.model(f"{group}.{member}", group=group, harness=harness.hash) for member in members]
     await asyncio.gather(*(harness.run(task, model, None) for model in models))
 
 
 async def traffic(url: str, key: str, tasks: Sequence[Task], phase: Phase, sizes: Sizes, seed: int, model: str) -> int:
-    """People and rollouts at the same time; the number of rollouts."""
+    """Run people and rollouts at the same time. Returns the number of rollouts."""
     taught, _ = functions.split(functions.load())
     crowd = [
         replace(each, id=f"{phase.name}-{each.id}")
@@ -151,7 +151,7 @@ async def traffic(url: str, key: str, tasks: Sequence[Task], phase: Phase, sizes
 
 
 async def place(gateway: WorldGateway, members: Iterator[tuple[Task, str, int]], asked: asyncio.Task[None]) -> int:
-    """One of the rollout worker's places: the next rollout, as long as people ask. The number of rollouts."""
+    """One of the rollout worker's places: it runs the next rollout as long as people ask. Returns the number of rollouts."""
     number = 0
     while not asked.done():
         task, group, member = next(members)
@@ -161,7 +161,7 @@ async def place(gateway: WorldGateway, members: Iterator[tuple[Task, str, int]],
 
 
 async def in_turn(jobs: Sequence[Coroutine[Any, Any, None]], at_once: int) -> None:
-    """All of them in their order, so many at once."""
+    """Run all jobs in order, `at_once` concurrently."""
     turn = asyncio.Semaphore(at_once)
 
     async def one(job: Coroutine[Any, Any, None]) -> None:
@@ -179,13 +179,13 @@ def planted(task: Task) -> Task:
 
 
 def worlds(*words: str) -> str:
-    """What `ostinato worlds ...` prints. Raises CalledProcessError."""
+    """Run `ostinato worlds ...`. Returns its output. Raises CalledProcessError."""
     argv = [sys.executable, "-m", "ostinato.cli", "worlds", *words]
     return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def probed(settings: Sequence[str], directory: Path, phase: str, counts: dict[str, int]) -> list[dict[str, Any]]:
-    """Write the newest episodes of both sides, so many of each, and compare them, both ways."""
+    """Write the newest episodes of both sides, as many as `counts` says, and compare them with and without --same-prompts."""
     files = {whose: directory / f"{phase}.{whose}.jsonl" for whose in counts}
     words = [word for setting in settings for word in ("--set", setting)]
     for whose, file in files.items():
@@ -200,7 +200,7 @@ def probed(settings: Sequence[str], directory: Path, phase: str, counts: dict[st
 async def examine(
     model: str, sizes: Sizes, seed: int, directory: Path, phases: Sequence[Phase] = PHASES
 ) -> list[dict[str, Any]]:
-    """All phases, in one run."""
+    """Run all phases in one run."""
     settings = settings_of(model, directory)
     config: Config = load(None, settings)
     tasks = [task for task in function_tasks().tasks if task.split is Split.TRAIN][:: sizes.every]
@@ -225,7 +225,7 @@ async def examine(
 
 
 async def opened(config: Config, launched: Launched) -> str:
-    """Wait for the gateway, with weights for the world where a trainer would put its newest. Its URL."""
+    """Wait for the gateway, with live's weights at the world's ref in place of a trainer's newest. Returns its URL."""
     await ready(launched.home, ("live", "control"))
     store = open_store(config)
     live = await store.read_ref("live")

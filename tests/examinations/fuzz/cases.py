@@ -1,4 +1,4 @@
-"""Inputs for fuzz_weights.py: real payloads, manifests and stores, and what can be done to them."""
+"""Inputs for the fuzzing campaign of run.py: real payloads, manifests and stores, and mutations of them."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ ODD_TEXTS = (
     "f" * 64,
     "F" * 64,
 )
-_LARGEST = 1 << 21  # bytes of a case
+_LARGEST = 1 << 21  # most bytes in a case
 
 
 class Source:
-    """Makes cases from one seed. `keep` tells it that a case ended in a way not seen before: it will be varied further."""
+    """Makes cases from one seed. `keep` adds a case that ended in a new way to the corpus, to be mutated further."""
 
     def __init__(self, seed: int, kinds: tuple[str, ...] = ("decode", "manifest", "follow")) -> None:
         self._draw = random.Random(seed)
@@ -89,7 +89,7 @@ class Source:
     # ------------------------------------------------------------ payloads
 
     def _payload(self) -> Case:
-        """Every second one is of 16-bit floats, which have a codec of their own."""
+        """A random payload. Half of them are of 16-bit floats, which have a codec of their own."""
         return self._draw.choice(self._payloads[self._draw.random() < 0.5])
 
     def _decode(self, known: Case | None) -> Case:
@@ -147,7 +147,7 @@ class Source:
         return bytes(made)
 
     def _frame(self, payload: bytes, size: int) -> bytes:
-        """A zstd frame that is well made but says or holds something else."""
+        """A well-formed zstd frame that declares or holds something else."""
         draw = self._draw
         held = draw.choice((size, size + 1, max(0, size - 1), 2 * size, 1 << 20))
         match draw.randrange(7):
@@ -196,7 +196,7 @@ class Source:
         return Case("manifest", {"declared": declared(data)}, [data[:_LARGEST]])
 
     def _swollen(self) -> Case:
-        """Much of one thing, plain or as a bomb of a few kilobytes."""
+        """A manifest with a great many copies of one item, plain or as a compression bomb of a few kilobytes."""
         draw = self._draw
         size = draw.choice((1 << 16, 1 << 18, 1 << 20, 1 << 22))
         unit = draw.choice(SWELLING)
@@ -216,7 +216,7 @@ class Source:
         return Case("manifest", {"declared": len(text)}, [data])
 
     def _edited(self, data: bytes) -> bytes:
-        """A document with some fields changed, spelled canonically if that can be, its root and sums put right now and then."""
+        """A document with some fields changed, in canonical form if possible, and sometimes with its root and sums corrected."""
         draw, document = self._draw, json.loads(data)
         for _ in range(draw.choice((1, 1, 2, 3))):
             places = list(_places(json.loads(data)))
@@ -236,7 +236,7 @@ class Source:
             return json.dumps(document, allow_nan=True).encode()
 
     def _edit(self, target: Any, last: Any, found: Any, other: tuple[Any, ...]) -> None:
-        """One value: gone, odd, nested, repeated, or what stands at `other` in the whole document."""
+        """Change one value: delete it, or make it odd, nested, repeated, or the document's value at `other`."""
         draw = self._draw
         match draw.randrange(8):
             case 0 if isinstance(target, dict):
@@ -264,7 +264,7 @@ class Source:
     # ------------------------------------------------------------ stores
 
     def _follow(self, known: Case | None) -> Case:
-        """Objects spoiled under their own names, or manifests edited, stored under their new names and pointed to."""
+        """A store with objects corrupted under their own names, or with edited manifests stored under new names that refs point to."""
         draw = self._draw
         if known is None:
             objects, links = dict(self._store.objects), dict(self._store.links)
@@ -291,7 +291,7 @@ class Source:
                         if draw.random() < 0.8:
                             links[ref] = made
         ref = draw.choice(("live", "live", "live", *links, "../x", ""))
-        before = draw.choice((None, *links))  # what the follower had before, if it can be had
+        before = draw.choice((None, *links))  # the version that the follower fetches first, if possible
         about = {"names": list(objects), "links": links, "ref": ref, "before": before, "declared": 1 << 24}
         return Case("follow", about, list(objects.values()))
 
@@ -319,7 +319,7 @@ PLACES = (
 
 
 def declared(data: bytes) -> int:
-    """What a manifest says that it takes, as far as its readers believe it."""
+    """The size that a manifest declares, up to the limit that its readers accept."""
     if not data.startswith(zstandard.FRAME_HEADER):
         return len(data)
     try:
@@ -329,7 +329,7 @@ def declared(data: bytes) -> int:
 
 
 def steps_like(draw: random.Random) -> bytes:
-    """A stream in the layout of the codec for 16-bit floats: headers, gaps, signs and lengths, with numbers at the edges."""
+    """A stream in the layout of the codec for 16-bit floats: headers, gaps, signs and lengths, with boundary values."""
     bits: list[int] = []
 
     def put(value: int, count: int) -> None:
@@ -377,7 +377,7 @@ def _root(document: bytes) -> str:
 
 
 def _repair(document: dict[str, Any]) -> None:
-    """Sums and root as the rest of the document wants them: what is wrong then is met deeper inside."""
+    """Correct sums and root to match the rest of the document, so that errors are met deeper inside the reader."""
     tensors: Any = copy.copy(document.get("tensors"))
     try:
         document["payload_bytes"] = sum(chunk["length"] for tensor in tensors for chunk in tensor["chunks"])

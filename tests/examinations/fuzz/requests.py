@@ -1,11 +1,11 @@
-"""Any body to any route of the gateway: is it answered or refused by name, and soon?
+"""Fuzzes the gateway's routes with arbitrary bodies: each must be answered or refused by name, in good time.
 
     python -m tests.examinations.fuzz.requests --minutes 10 [--routes chat,responses] [--seed 1]
 
-So many minutes for each route. Bodies are what clients and agents send, with parts of them replaced, left out, doubled, nested or filled
-with other JSON (Hypothesis), and arbitrary bytes; they go through the whole gateway, in memory, before a scripted engine. Findings are a
-status of 500 or above, an answer that takes longer than LONGEST_S, and an answer that is no JSON and no stream. Prints a table and writes
-results/fuzz_requests.json; a finding is printed with its body, made as small as Hypothesis can.
+--minutes is per route. Bodies are those of clients and agents, with parts replaced, removed, duplicated, nested or filled
+with other JSON (Hypothesis), and arbitrary bytes; they go through the whole gateway, in memory, in front of a scripted engine. Findings
+are a status of 500 or above, an answer that takes longer than LONGEST_S, and an answer that is neither JSON nor a stream. Prints a table
+and writes results/fuzz_requests.json; a finding is printed with its body, shrunk by Hypothesis.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ostinato.testing.engine import FakeEngine
 
 RESULT = Path(__file__).parents[1] / "results" / "fuzz_requests.json"
 LONGEST_S = 5.0
-ROUND = 300  # bodies between two looks at the clock
+ROUND = 300  # bodies between two checks of the clock
 CALL = 'Look.\n<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
 SCHEMA = {
     "type": "object",
@@ -163,7 +163,7 @@ NASTY = st.sampled_from(
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths to all parts of a JSON value."""
+    """The paths of all parts of a JSON value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [at, *(path for key, part in inner for path in places(part, (*at, key)))]
 
@@ -182,7 +182,7 @@ def bodies(draw: Any, examples: list[Any]) -> Any:
 
 
 def change(draw: Any, body: Any, path: tuple[Any, ...], new: Any) -> None:
-    """Change the part of a body that stands there."""
+    """Change the part of a body at a path."""
     *before, key = path
     holder = reduce(getitem, before, body)
     match draw(st.sampled_from(["replace", "drop", "double", "nest", "add"])):
@@ -230,7 +230,7 @@ class Gateway:
 
     def post(self, path: str, data: bytes) -> tuple[int, str]:
         async def send() -> tuple[int, str]:
-            self._world.log.rows.clear()  # they would fill the memory
+            self._world.log.rows.clear()  # the rows would fill the memory
             reply = await self._world.http.post(path, content=data, headers={"content-type": "application/json"})
             return reply.status_code, reply.headers.get("content-type", "")
 
@@ -238,7 +238,7 @@ class Gateway:
 
 
 def campaign(gateway: Gateway, name: str, minutes: float, start: int, tick: Callable[[float], None]) -> dict[str, Any]:
-    """What a route answered, by status, and the longest answer in seconds. Raises AssertionError for a finding."""
+    """Fuzz one route. Returns its counts by status and the slowest answer in seconds. Raises AssertionError for a finding."""
     path, examples = ROUTES[name]
     statuses, longest, slowest, began, round = Counter[int](), 0.0, b"", time.monotonic(), start
     while time.monotonic() - began < 60 * minutes:

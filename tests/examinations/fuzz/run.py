@@ -1,14 +1,14 @@
-"""A fuzzing campaign against everything that reads weights: the codec's decoder, the manifest's parser, the follower.
+"""A fuzzing campaign against all readers of weights: the codec's decoder, the manifest's parser, the follower.
 
     python -m tests.examinations.fuzz.run --minutes 10 [--seed 1] [--processes 1]
     python -m tests.examinations.fuzz.run --replay runs/fuzz-weights/1-0.case
 
-Cases are real payloads, manifests and stores with bits flipped, parts cut, spliced or swapped, headers and frames that lie, and
-streams made from nothing (`cases.py`). Cases that end in a way not seen before are varied further. A case is run in a child
-process (`targets.py`): targets and payloads lie between pages that may not be touched, and for a quarter of the time compiled code
-checks its own indices. Findings are: any exception that is not documented; weights or manifests other than promised; a death of the
-child; more than CPU_S seconds of CPU time or WALL_S seconds for one case; memory that grows by more than what the case declares
-times TIMES, plus ALLOWANCE. Each finding is saved and can be replayed. Prints a table and writes results/fuzz_weights.json.
+Cases are real payloads, manifests and stores with bits flipped, parts cut, spliced or swapped, headers and frames that lie, and generated
+streams (`cases.py`). Cases that end in a new way are mutated further. A case is run in a child process (`targets.py`): targets and payloads
+are placed between guard pages, and for a quarter of the time compiled code checks its indices. Findings are: an undocumented exception;
+weights or manifests other than promised; the death of the child; more than CPU_S seconds of CPU time or WALL_S seconds for one case; memory
+growth beyond the size that the case declares times TIMES, plus ALLOWANCE. Each finding is saved and can be replayed. Prints a table and
+writes results/fuzz_weights.json.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ CPU_S, WALL_S = 5.0, 60.0
 TIMES, ALLOWANCE = 20, 64 << 20
 ADDRESSES = (
     2 << 30
-)  # of address space beyond what the child has when it is warm: a wild allocation fails instead of hurting others
-WARM = 300  # cases before memory is watched: compiled code is loaded and buffers have their size
+)  # address space beyond that of the warm child, so that a wild allocation fails instead of affecting other processes
+WARM = 300  # cases before memory is checked, until compiled code is loaded and buffers have their size
 CASE_BYTES = 1 << 24
 _HEAD = 16
 FINDINGS = Path("runs/fuzz-weights")
@@ -50,7 +50,7 @@ FINDINGS = Path("runs/fuzz-weights")
 
 @dataclass
 class Report:
-    """What a campaign found. `outcomes` counts cases by how they ended; `findings` say what broke and where the case is."""
+    """The results of a campaign. `outcomes` counts cases by how they ended; `findings` describe failures and name the case files."""
 
     seconds: float = 0.0
     cases: int = 0
@@ -69,7 +69,7 @@ class Report:
 
 
 class Slate:
-    """The case that is being run, where the parent finds it when the child is dead; and how many were run."""
+    """Shared memory with the current case, which the parent can read after the child's death, and the number of cases run."""
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -89,7 +89,7 @@ class Slate:
 
 
 def memory(name: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at most since `forget_peak`. getrusage would count its parent's memory too."""
+    """This process's memory in bytes: VmRSS now, or VmHWM, the peak since `forget_peak`. getrusage would include the parent's."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) << 10
 
@@ -104,7 +104,7 @@ def limit_addresses() -> None:
 
 
 def child(slate: Slate, seed: int, source: str, target: str) -> None:
-    """Run cases until killed; a line of JSON on standard output about every half second, and one for each finding."""
+    """Run cases until killed. Prints a line of JSON about every half second, and one for each finding."""
     cases = importlib.import_module(source).Source(seed)
     run: Callable[[Any], str] = importlib.import_module(target).run
     outcomes: collections.Counter[str] = collections.Counter()
@@ -143,7 +143,7 @@ def child(slate: Slate, seed: int, source: str, target: str) -> None:
 def attempt(run: Callable[[Any], str], case: Any) -> str:
     try:
         return run(case)
-    except BaseException as error:  # a panic of compiled code is no Exception
+    except BaseException as error:  # a panic in compiled code is not an Exception
         if isinstance(error, KeyboardInterrupt):
             raise
         return f"FINDING {type(error).__name__}: {error}"[:500]
@@ -163,7 +163,7 @@ class Watched:
             file.truncate(_HEAD + CASE_BYTES)
         self._slate = Slate(path)
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        if checked:  # compiled anew, into a cache of its own
+        if checked:  # compiled separately, with a cache of its own
             environment |= {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(where / "checked")}
         self._log = (where / f"{seed}.log").open("wb")
         self._process = subprocess.Popen(
@@ -202,7 +202,7 @@ class Watched:
                     self._process.stdin.flush()
 
     def _save(self, what: str) -> None:
-        """Each kind of finding is saved a few times."""
+        """Save the case of a finding, at most three of each kind."""
         kind = what[:60]
         if sum(finding["what"].startswith(kind) for finding in self._report.findings) < 3:
             path = self._where / f"{self._seed}-{len(self._report.findings)}.case"
@@ -210,7 +210,7 @@ class Watched:
             self._report.findings.append({"what": what, "seed": self._seed, "case": str(path)})
 
     def ended(self) -> bool:
-        """True when it died or was killed for taking too long; the finding is saved."""
+        """True if the child died or a case takes too long. The finding is then saved."""
         code = self._process.poll()
         if code is not None:
             self._reader.join(5)
@@ -226,7 +226,7 @@ class Watched:
         return False
 
     def _used(self) -> float:
-        """Seconds of CPU time so far."""
+        """The child's CPU seconds so far."""
         with contextlib.suppress(OSError):
             parts = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
             return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
@@ -255,9 +255,9 @@ def campaign(
     least: int = 0,
     console: Console | None = None,
 ) -> Report:
-    """Fuzz for `seconds`, the share `checked` of them in code that checks its indices. A child that ends is replaced.
+    """Fuzz for `seconds`, a share `checked` of them with bounds-checked compiled code. A child that ends is replaced.
 
-    Ends early at `most` findings, and goes on for up to a minute until `least` cases are done.
+    Ends early at `most` findings, and continues for up to a minute until `least` cases are done.
     """
     report, began = Report(), time.monotonic()
     where.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What cases.py starts from: payloads as the codec writes them, and a store as a publisher leaves it."""
+"""Seeds of cases.py: payloads written by the codec, and a store written by a publisher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.weights.version.manifest import Route, canonical, parse, plain
 
 
 def payloads(seed: int) -> tuple[list[Case], list[Case]]:
-    """Real ones, of every codec and dtype, short and long, few and many changes: (all, those of 16-bit floats)."""
+    """Real payloads of every codec and dtype, short and long, with few and many changes: (all, those of 16-bit floats)."""
     found = list(_payloads(seed))
     return found, [case for case in found if case.about["dtype"] in ("BF16", "F16")]
 
@@ -46,7 +46,7 @@ def _payloads(seed: int) -> Iterator[Case]:
 
 
 async def published() -> tuple[MemoryStore, list[bytes]]:
-    """A store with a chain over full snapshots and squashed deltas, and its manifests; the last has routes that lead nowhere."""
+    """A store with a chain that includes full snapshots and squashed deltas, and its manifests. The last one's routes are invalid."""
     store, rng = MemoryStore(), np.random.default_rng(5)
     publisher = VersionPublisher(store, PublisherConfig(anchor_every=4, skips=(2, 4), object_bytes=1 << 12))
     made, base = [], None

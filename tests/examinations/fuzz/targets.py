@@ -1,4 +1,4 @@
-"""What fuzz_weights.py attacks: each target runs one case, says how it ended, and raises Finding when a promise is broken."""
+"""The fuzz targets: each runs one case, returns how it ended, and raises Finding if a promise is broken."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Finding(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """One input. `about` holds what is not bytes; `declared` in it is what the result may take in memory."""
+    """One input. `about` holds everything but bytes; its `declared` is the memory that the result may take."""
 
     kind: str
     about: dict[str, Any]
@@ -51,7 +51,7 @@ class Case:
 
 
 class Guarded:
-    """Memory between two pages that may not be touched: a write or read beyond either end kills the process."""
+    """Memory between two guard pages: a write or read beyond either end kills the process."""
 
     def __init__(self, room: int) -> None:
         page = mmap.PAGESIZE
@@ -65,7 +65,7 @@ class Guarded:
         self._inside = np.frombuffer(self._map, np.uint8, self._room, page)
 
     def place(self, data: bytes, *, at_end: bool) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """A writable copy that touches one of the walls."""
+        """A writable copy placed against one of the guard pages."""
         start = self._room - len(data) if at_end else 0
         self._inside[start : start + len(data)] = np.frombuffer(data, np.uint8)
         return self._inside[start : start + len(data)]
@@ -76,12 +76,12 @@ _PAYLOAD = Guarded(1 << 20)
 
 
 def run(case: Case) -> str:
-    """How it ended, as a class: what was attacked, and the message without its numbers."""
+    """Run a case. Returns its outcome as a class: the target, and the message without its numbers."""
     return _TARGETS[case.kind](case)
 
 
 def _decode(case: Case) -> str:
-    """Into a target that ends, or begins, at a wall; the payload lies between walls too."""
+    """Decode into a target that ends or begins at a guard page. The payload is between guard pages too."""
     about, (payload, old) = case.about, case.blobs
     target = _ROOM.place(old, at_end=about["at_end"])
     given = (
@@ -102,7 +102,7 @@ def _decode(case: Case) -> str:
 
 
 def _manifest(case: Case) -> str:
-    """plain and parse; what is parsed spells its own bytes, and names nothing beyond its chunks."""
+    """Run `plain` and `parse`. A parsed manifest must serialise to its own bytes and have possible lengths."""
     data = case.blobs[0] * case.about.get("repeat", 1)
     try:
         document = plain(data)
@@ -119,7 +119,7 @@ def _manifest(case: Case) -> str:
 
 
 class Careless(MemoryStore):
-    """A store that hands out whatever it has: only the reader's own checks protect."""
+    """A store that returns its objects unchecked, so that only the reader's own checks protect."""
 
     async def get(self, hash: str) -> bytes:
         if hash not in self.objects:
@@ -128,7 +128,7 @@ class Careless(MemoryStore):
 
 
 def _follow(case: Case) -> str:
-    """Resolve and fetch; what is delivered has the root that was asked for, whatever lies in the store."""
+    """Resolve and fetch. Delivered weights must have the requested root, whatever is in the store."""
     store = Careless()
     store.objects = dict(zip(case.about["names"], case.blobs, strict=True))
     store.links = dict(case.about["links"])
@@ -136,7 +136,7 @@ def _follow(case: Case) -> str:
 
 
 async def _fetches(follower: Follower, case: Case) -> str:
-    """What the ref names, fetched by a follower that may have another version already: by delta, squashed delta or whole."""
+    """Fetch the ref's version with a follower that may already have another: by delta, squashed delta or full snapshot."""
     before = "" if case.about["before"] is None else await _fetch(follower, case.about["before"])
     found = await _fetch(follower, case.about["ref"])
     return f"{found}, after another" if "delivered" in before else found

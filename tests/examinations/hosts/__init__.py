@@ -1,1 +1,1 @@
-"""A run over eleven hosts that share nothing but a network, and what a network does to them."""
+"""A run over thirteen hosts that share only a network, under network and host faults."""

@@ -1,4 +1,4 @@
-"""What the log, the weight store and the gateways say in the end, asked by an operator on a host of its own, as one object of JSON.
+"""The final state of the log, the weight store and the gateways, as one JSON object, read from the operator's own host.
 
 ``python -m tests.examinations.hosts.audit all|refs BEGAN ENDED URL,URL WORD ...``
 """
@@ -25,7 +25,7 @@ from ostinato.reward.accounting import recount
 
 
 async def rows(log: Any) -> dict[str, Any]:
-    """Every row that is judged, as plain values."""
+    """Every row that the verdict needs, as plain values."""
     turns: dict[str, Any] = {}
     signals: Counter[str] = Counter()
     found: dict[str, Any] = {
@@ -71,7 +71,7 @@ async def rows(log: Any) -> dict[str, Any]:
 
 
 async def acceptance(run: Any, began: float, ended: float) -> dict[str, Any]:
-    """As the demo has it: shares by arm with 95% intervals over users, over the first and the last third, and live minus control."""
+    """Acceptance as in the demo: shares by arm with 95% intervals over users, in the first and the last third, and live minus control."""
     seen = await RunObserver(run.home, run.log).look()
     thirds = {
         "first third": seen.between(began, began + (ended - began) / 3),
@@ -87,7 +87,7 @@ async def acceptance(run: Any, began: float, ended: float) -> dict[str, Any]:
 
 
 async def slots(urls: list[str]) -> list[dict[str, str]]:
-    """What each gateway serves by slot; empty for one that does not answer."""
+    """The versions that each gateway serves, by slot; empty for a gateway that does not answer."""
     found: list[dict[str, str]] = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
         for url in urls:
@@ -100,7 +100,7 @@ async def slots(urls: list[str]) -> list[dict[str, str]]:
 
 
 async def standing(run: Any, urls: list[str]) -> dict[str, Any]:
-    """Where the refs are, and what the gateways serve."""
+    """The versions of the refs, and those that the gateways serve."""
     found: dict[str, str] = {}
     for name in ("live", "control", "previous"):
         policy = await run.follower.resolve(name)

@@ -1,6 +1,6 @@
-"""Some workers under their supervisor, as `ostinato up` has all of them: ``python -m tests.examinations.hosts.crew NAME,NAME WORD ...``.
+"""Runs some workers under a supervisor, as `ostinato up` runs all of them: ``python -m tests.examinations.hosts.crew NAME,NAME WORD ...``.
 
-Says what happens to them, a line of JSON each, on its output, until SIGTERM.
+Prints a line of JSON for each event, until SIGTERM.
 """
 
 import asyncio

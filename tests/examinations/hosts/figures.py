@@ -1,4 +1,4 @@
-"""What was seen -> what must be true, with a line for each thing that is not."""
+"""Turns the evidence into figures and checks them, with a line for each violated requirement."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.examinations.hosts.storm import Event
 
 Lines = Sequence[Mapping[str, Any]]
 _GRACE_S = 6.0
-"""How long after a cut what it began may still fail: `record.append_s`, and a second try of TCP's."""
+"""Seconds after a cut in which requests may still fail because of it: `record.append_s`, and a retransmission of TCP."""
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of JSON in a file; half a line, and what is none, are passed over."""
+    """The JSON objects in a file, one per line. Incomplete and invalid lines are skipped."""
     found: list[dict[str, Any]] = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
         try:
@@ -32,7 +32,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All that was written down: by the users and followers, by the workers for people, and what `audit.py` found."""
+    """All records: those of the users and followers, the workers' progress files, and the results of `audit.py`."""
 
     grounds: Mapping[str, bool]
     facts: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Evidence:
 
 
 def judge(seen: Evidence) -> dict[str, Any]:
-    """The figures, and under `problems` what is not as it must be."""
+    """The figures, and under `problems` the violated requirements."""
     found = {
         "grounds": dict(seen.grounds),
         "wire": dict(seen.wire),
@@ -82,7 +82,7 @@ def judge(seen: Evidence) -> dict[str, Any]:
 
 
 def kept(seen: Evidence) -> dict[str, Any]:
-    """What was acknowledged against what the log holds."""
+    """Compare acknowledged turns and signals with the log."""
     turns, signals = seen.facts["turns"], seen.facts["signals"]
     told = {line["turn"]: line["text"] for line in seen.users if line["kind"] == "call" and "turn" in line}
     taken = {
@@ -135,7 +135,7 @@ def _finished(turns: Mapping[str, Any], key: str) -> int:
 
 
 def learned(seen: Evidence) -> dict[str, Any]:
-    """Batches: each step once, in order, whole; no turn in two; and who took the steps."""
+    """Check the batches: each step once, in order, complete, no turn in two batches. Also counts steps by trainer."""
     batches = seen.facts["batches"]
     taught = [turn for batch in batches for turn in batch["turns"]]
     numbers = [batch["step"] for batch in batches]
@@ -163,7 +163,7 @@ def learned(seen: Evidence) -> dict[str, Any]:
 
 
 def released(seen: Evidence) -> dict[str, Any]:
-    """The ledger: each version put before users once, and taken back once."""
+    """Check the ledger: each version is shipped at most once, and the release is rolled back by hand once."""
     events = seen.facts["releases"]
     count = Counter((event["action"], event["hash"]) for event in events if not event["actor"])
     by_hand = [event for event in events if event["actor"]]
@@ -185,7 +185,7 @@ def _shipped(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def followed(seen: Evidence) -> dict[str, Any]:
-    """How far behind each follower was, and where all of them ended."""
+    """The lag of each follower, and the versions at which they ended."""
     moves = [
         (event["at"], event["hash"])
         for event in seen.facts["releases"]
@@ -228,7 +228,7 @@ def followed(seen: Evidence) -> dict[str, Any]:
 
 
 def recoveries(seen: Evidence, have: Mapping[str, Sequence[tuple[float, str]]]) -> dict[str, Any]:
-    """After each event, the seconds until who it befell was back: a follower reached the store, a gateway answered, a step was taken."""
+    """The seconds from each event until its victim recovered: a follower reached the store, a gateway answered, a step was taken."""
     found: dict[str, Any] = {}
     for event in seen.events:
         name = event.name.split()[0].removesuffix("'s")
@@ -259,7 +259,7 @@ def recoveries(seen: Evidence, have: Mapping[str, Sequence[tuple[float, str]]]) 
 
 
 def latencies(seen: Evidence) -> dict[str, list[float]]:
-    """Of answered tries before the first event (the links are quick), and afterwards while nothing was cut or down."""
+    """Latencies of answered tries before the first event (fast links), and afterwards while nothing was cut or down."""
     tries = [each for line in seen.users for each in line.get("tries", ()) if each["end"] == "answered"]
     if not tries or not seen.events:
         return {}
@@ -278,7 +278,7 @@ def _since(moment: float, times: Iterable[float]) -> float | None:
 
 
 def requests(seen: Evidence) -> dict[str, Any]:
-    """Tries that failed, by what was going on then; `without a cause` are those that no event explains."""
+    """Failed tries by the events that explain them; `without a cause` counts those that no event explains."""
     back = {event.name: _back(seen, event) for event in seen.events}
     by_event: dict[str, Counter[str]] = defaultdict(Counter)
     causeless: Counter[str] = Counter()
@@ -306,7 +306,7 @@ def requests(seen: Evidence) -> dict[str, Any]:
 
 
 def _explains(event: Event, tried: Mapping[str, Any], back: Mapping[str, float]) -> bool:
-    """Whether a try may have failed because of an event: it was under way, or just over, and is about this gateway or about Postgres."""
+    """Whether an event may explain a failed try: it overlapped the try or had just ended, and concerns this gateway or Postgres."""
     name = f"gateway-{tried['gateway']}"
     if not event.name.startswith((name, "Postgres")):
         return False
@@ -314,11 +314,11 @@ def _explains(event: Event, tried: Mapping[str, Any], back: Mapping[str, float])
 
 
 def _back(seen: Evidence, event: Event) -> float:
-    """When what an event broke works again: a gateway that starts has its model to load first."""
+    """The time from which the event no longer explains failures. A restarted gateway must first load its model."""
     swaps = [line["at"] for line in seen.gateways.get(event.name.split("'")[0], ()) if line["at"] > event.ended]
     return max([event.ended + _GRACE_S, *swaps[:1]]) if "power" in event.name else event.ended + _GRACE_S
 
 
 def restarts(said: Lines) -> dict[str, int]:
-    """How often each worker was started again, and why, in short."""
+    """The number of restarts by worker and reason, shortened."""
     return dict(Counter(f"{line['worker']}: {line['what'][:120]}" for line in said if "again" in line.get("what", "")))

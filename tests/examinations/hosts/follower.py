@@ -1,9 +1,9 @@
-"""A plain follower on a host of its own: verifies each version that the refs name, and notes when it had it and its bytes' hash.
+"""A plain follower on a host of its own: verifies each version that the refs name, and records its arrival and the hash of its bytes.
 
 ``python -m tests.examinations.hosts.follower OUT WORD ...``
 
 Lines of JSON in the file OUT: {"kind": "have", "at", "ref", "number", "hash", "bytes", "sound"}, {"kind": "error", "at", "ref", "what"},
-and for each half minute at most {"kind": "looked", "at"}; the first look after a silence is always noted.
+and at most every half minute {"kind": "looked", "at"}; the first look after a silence is always recorded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SILENCE_S, _LOOK_S = 2.5, 30.0
 
 
 class Noting:
-    """A weight store that notes when it was last reached."""
+    """A weight store that records when it is reached."""
 
     def __init__(self, inner: Any, write: Any) -> None:
         self._inner, self._write = inner, write
@@ -49,7 +49,7 @@ class Noting:
 
 
 def digest(weights: Weights) -> str:
-    """Of all names, dtypes, shapes and bytes, with another hash than the store's."""
+    """A hash of all names, dtypes, shapes and bytes, by another algorithm than the store's."""
     found = hashlib.sha256()
     for name, array in sorted(weights.items()):
         found.update(f"{name} {array.dtype} {tuple(array.shape)}\n".encode())

@@ -1,11 +1,11 @@
 """The hosts: each has namespaces of its own (network, processes, mounts, name), a directory that the others do not see, and no other disk.
 
-A host is a process that waits for its input to end, as the first process of its namespaces; when it ends, whatever the reason, the kernel
-kills all that runs there and takes the namespaces away. Its input is a pipe of this process's, so nothing outlives us, not even a kill -9,
-but directories: the next lab removes those of labs that are dead.
+A host is a process that waits for its input to end, as the first process of its namespaces. When it ends, for whatever reason, the kernel
+kills everything in the namespaces and removes them. Its input is a pipe from this process, so even after a kill -9 of this process nothing
+is left but directories, which the next lab removes.
 
-What a host may write is its directory (`/mnt`, and `/tmp` and `/dev/shm` in memory). The rest of the disk, Python and this project, it may
-only read; where the kernel has overlays, it may keep compiled kernels of its own beside the sources.
+A host may write only to its directory (`/mnt`, and `/tmp` and `/dev/shm` in memory). The rest of the disk, Python and this project, is
+read-only; if the kernel has overlays, a host may keep its own compiled kernels beside the sources.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import ostinato
 
 PREFIX = "ostinato-hosts-"
 PLACE = Path("/mnt")
-"""A host's own directory, as it sees it."""
+"""A host's own directory, as seen by the host."""
 ROOT = Path(__file__).parents[3]
 _PACKAGE = Path(ostinato.__file__).parent
 _TOOLS = ("unshare", "nsenter", "ip", "mount", "findmnt")
@@ -51,7 +51,7 @@ exec cat
 
 
 def missing() -> str:
-    """Why this machine cannot have a lab; "" if it can."""
+    """Why this machine cannot run a lab, or "" if it can."""
     if os.geteuid() != 0:
         return "a host needs namespaces of its own: run it as root"
     if not Path("/dev/net/tun").exists():
@@ -66,14 +66,14 @@ def missing() -> str:
 
 
 class Process:
-    """A program on a host. `nsenter` waits for it, so its end is our child's end."""
+    """A program on a host. `nsenter` waits for it, so our child process ends with it."""
 
     def __init__(self, name: str, child: subprocess.Popen[bytes]) -> None:
         self.name, self._child = name, child
 
     @property
     def pid(self) -> int:
-        """Of `nsenter`."""
+        """The pid of `nsenter`."""
         return self._child.pid
 
     @property
@@ -81,12 +81,12 @@ class Process:
         return self._child.poll() is None
 
     def send(self, number: signal.Signals) -> None:
-        """A signal to the program itself."""
+        """Send a signal to the program itself."""
         for pid in _children(self._child.pid):
             os.kill(pid, number)
 
     def wait(self, timeout_s: float) -> int:
-        """Its exit status. Raises TimeoutError."""
+        """Wait for the program. Returns its exit status. Raises TimeoutError."""
         try:
             return self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -94,7 +94,7 @@ class Process:
 
 
 class Host:
-    """One machine. `directory` is where its disk lies for us, who look into all of them."""
+    """One machine. `directory` is the host's disk as seen from outside."""
 
     def __init__(self, lab: Lab, name: str, address: str) -> None:
         self.name, self.address, self.directory = name, address, lab.directory / name
@@ -104,7 +104,7 @@ class Host:
         self._pid = 0
 
     def boot(self) -> None:
-        """Switch it on: what it had on its disk is there."""
+        """Start the host. The contents of its disk are kept."""
         flags = ["--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--mount-proc", "--propagation", "private"]
         words = ["sh", "-c", _BOOT, "boot", self.name, self.directory, self._lab.directory, _PACKAGE]
         with (self._lab.directory / f"{self.name}.boot").open("ab") as log:
@@ -123,20 +123,20 @@ class Host:
             self.run("ip", *words, INTERFACE)
 
     def kill(self) -> None:
-        """As if the plug were pulled: no packet leaves it any more, then everything on it is killed at once."""
+        """Simulate a power failure: first no packet leaves the host any more, then everything on it is killed at once."""
         assert self._init is not None
         self._lab.tell_wire({"gone": self.address})
         self.end()
 
     def end(self) -> None:
-        """Everything on it is killed, if it is on."""
+        """Kill everything on the host, if it is running."""
         if self._init is not None:
             os.kill(self._pid, signal.SIGKILL)
             self._init.communicate()
             self._init = None
 
     def start(self, name: str, *words: object, user: str = "", **environment: str) -> Process:
-        """Start a program, with its output in the file `NAME.log` on the host. `user`: "uid:gid", root if empty."""
+        """Start a program with its output in the host's file `NAME.log`. `user`: "uid:gid", root if empty."""
         with (self.directory / f"{name}.log").open("ab") as log:
             child = subprocess.Popen(
                 self._inside(words, user), env=self._environment(environment), stdin=subprocess.DEVNULL,
@@ -145,7 +145,7 @@ class Host:
         return Process(f"{name} on {self.name}", child)
 
     def run(self, *words: object, user: str = "", check: bool = True, **environment: str) -> str:
-        """Run a program to its end; its output. Raises RuntimeError for another status than 0, if `check`."""
+        """Run a program to its end. Returns its output. Raises RuntimeError for a nonzero status, if `check`."""
         done = subprocess.run(
             self._inside(words, user), env=self._environment(environment), stdin=subprocess.DEVNULL, capture_output=True, check=False
         )  # fmt: skip
@@ -169,7 +169,7 @@ class Lab:
     """All hosts and the wire between them. Example: ``with Lab(("log", "gateway-1")) as lab: lab["log"].run("ip", "addr")``"""
 
     def __init__(self, names: Sequence[str], place: Path | None = None) -> None:
-        """`place`: where the hosts' disks lie; None: in the temporary directory."""
+        """`place`: the directory for the hosts' disks (None: the temporary directory)."""
         remove_dead(place or Path(tempfile.gettempdir()))
         self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
         (self.directory / "owner").write_text(_mark(os.getpid()))
@@ -196,7 +196,7 @@ class Lab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._wire is not None and self._wire.stdin is not None:  # then whoever still runs reaches nobody
+        if self._wire is not None and self._wire.stdin is not None:  # from then on no host reaches another
             self._wire.communicate()
         for host in self.hosts.values():
             host.end()
@@ -205,7 +205,7 @@ class Lab:
     # ------------------------------------------------------------ the network
 
     def tell_wire(self, order: Mapping[str, Any]) -> Any:
-        """Have the wire carry out an order; its answer."""
+        """Send an order to the wire. Returns its answer."""
         assert self._wire is not None
         assert self._wire.stdin is not None
         assert self._wire.stdout is not None
@@ -217,7 +217,7 @@ class Lab:
             raise RuntimeError(f"the wire is gone ({self._wire.poll()}): {error!r}") from error
 
     def round_trips(self, shortest_s: float, longest_s: float, seed: int) -> None:
-        """Give each link a round trip of its own between these, for good."""
+        """Give each link its own round trip between these bounds, until the end."""
         dice = random.Random(seed)
         addresses = [host.address for host in self.hosts.values()]
         self.tell_wire(
@@ -225,7 +225,7 @@ class Lab:
         )
 
     def cut(self, name: str, *pairs: tuple[str, str]) -> None:
-        """Lose every packet between these hosts, both ways, until `heal(name)`."""
+        """Drop every packet between these hosts, both ways, until `heal(name)`."""
         self.cuts[name] = [(self[a].address, self[b].address) for a, b in pairs]
         self._tell_cuts()
 
@@ -238,7 +238,7 @@ class Lab:
         self.tell_wire({"cuts": [pair for pairs in self.cuts.values() for pair in pairs]})
 
     def keep_logs(self, place: Path) -> None:
-        """Copy what programs wrote on the hosts, but no weights and databases."""
+        """Copy the programs' logs and JSON files from the hosts, without weights and databases."""
         for host in self.hosts.values():
             for path in (
                 *host.directory.glob("*.log"),
@@ -251,7 +251,7 @@ class Lab:
                     shutil.copyfile(path, target)
 
     def check(self) -> dict[str, bool]:
-        """What must be true of a lab before anything found in it means anything."""
+        """Check the isolation and the network that the examination's results depend on."""
         hosts = list(self.hosts.values())
         for host in hosts:
             (host.directory / f"only-{host.name}").touch()
@@ -272,7 +272,7 @@ class Lab:
                 for host in hosts
             ),
             "no host writes to the disk below": not any(written),
-            "packets arrive": before == "refused",  # by the other host's kernel: nobody listens there
+            "packets arrive": before == "refused",  # refused by the other host's kernel, since nothing listens there
             "packets vanish in a cut": during == "silence",
         }  # fmt: skip
 
@@ -294,14 +294,14 @@ def _places(host: Host, directory: Path) -> list[str]:
 
 
 def remove_dead(place: Path) -> None:
-    """Remove the directories of labs whose process lives no more."""
+    """Remove the directories of labs whose process no longer runs."""
     for directory in place.glob(f"{PREFIX}*"):
         owner = directory / "owner"
         mark = owner.read_text() if owner.exists() else ""
         pid = mark.split()[0] if mark else ""
         if pid and mark == _mark(int(pid)):
             continue
-        for _ in range(20):  # its hosts may be ending at this moment
+        for _ in range(20):  # its hosts may still be ending
             shutil.rmtree(directory, ignore_errors=True)
             if not directory.exists():
                 break
@@ -309,7 +309,7 @@ def remove_dead(place: Path) -> None:
 
 
 def _mark(pid: int) -> str:
-    """A process by its pid and start; "" if there is none."""
+    """A process's pid and start time, or "" if there is none."""
     try:
         return f"{pid} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
     except OSError:

@@ -1,16 +1,16 @@
-"""Two gateways, a trainer and one in reserve, a release worker and four followers on hosts that share nothing but a network, and what
-a network does to them.
+"""Two gateways, a trainer and a standby, a release worker and four followers on hosts that share only a network, under network and
+host faults.
 
 ``python -m tests.examinations.hosts.run [--tiny] [--minutes 40] [--seed 0]``
 
 Thirteen hosts, each with namespaces of its own and a disk that no other sees: Postgres, an object store, the above, the demo's simulated
-users, an operator. In the course of it: round trips of 20 to 50 ms; a gateway, the trainer (for longer than its lease) and the release
-worker cut off from Postgres, a follower from the store, so that packets vanish; Postgres killed with -9; a gateway's host without power.
-Nobody repairs anything but what a person would: Postgres is started again, and the host is switched on.
+users, an operator. The faults: round trips of 20 to 50 ms; a gateway, the trainer (for longer than its lease) and the release
+worker cut off from Postgres, a follower from the store, so that packets are lost; Postgres killed with -9; a power failure of a gateway's
+host. The only repairs are those that a person would make: Postgres is restarted, and the host is switched on again.
 
-Passes if nothing that was acknowledged is lost or doubled, each batch and release is there once, the turns add up, all followers end at one
-root with the same bytes, and requests failed only where and as the guide says. Writes results/hosts.json (with --tiny nothing, unless
---out says where). Needs root, TUN devices, Postgres and moto.
+Passes if nothing acknowledged is lost or duplicated, each batch and release exists once, the turns add up, all followers end at the same
+root with the same bytes, and requests failed only where and as the guide says. Writes results/hosts.json (with --tiny only if --out is
+given). Needs root, TUN devices, Postgres and moto.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _START_S, _LEAVE_S, _SETTLE_S = 600.0, 240.0, 120.0
 
 
 class Staging:
-    """The lab with everything on it that the run needs."""
+    """The lab with everything that the run needs."""
 
     def __init__(self, lab: Lab, plan: Plan) -> None:
         self.lab, self.plan = lab, plan
@@ -58,7 +58,7 @@ class Staging:
         self.crews: dict[str, Process] = {}
 
     def start(self) -> Process:
-        """Servers, workers, followers, users; the process of the last."""
+        """Start servers, workers, followers and users. Returns the users' process."""
         furnish(self.lab, self.plan)
         self.log.make()
         start_bucket(self.lab["bucket"])
@@ -77,7 +77,7 @@ class Staging:
         self.crews[name] = self._python(name, "crew", "crew", ",".join(CREWS[name]))
 
     def reboot(self, name: str) -> None:
-        """A host that was without power, and what its boot starts."""
+        """Boot a host after its power failure, and start its workers."""
         self.lab[name].boot()
         self.start_crew(name)
 
@@ -95,12 +95,12 @@ class Staging:
         return self.lab[host].start(name, *command, **SECRETS)
 
     def ostinato(self, *command: str) -> str:
-        """A command of the operator's."""
+        """Run a command on the operator's host. Returns its output."""
         own = [part for word in words(self.lab, self.lab["operator"], self.plan) for part in ("--set", word)]
         return self.lab["operator"].run(sys.executable, "-m", "ostinato.cli", *command, *own, **SECRETS)
 
     def audit(self, what: str, began: float = 0.0, ended: float = 0.0) -> dict[str, Any]:
-        """What the operator sees of log, store and gateways, or of refs and gateways only."""
+        """The operator's view of log, store and gateways, or of refs and gateways only."""
         urls = ",".join(map(self.url, GATEWAYS))
         own = words(self.lab, self.lab["operator"], self.plan)
         command = [sys.executable, "-m", "tests.examinations.hosts.audit", what, began, ended, urls, *own]
@@ -112,7 +112,7 @@ class Staging:
 
 
 def examine(staging: Staging) -> dict[str, Any]:
-    """From the first process to the last look."""
+    """Run the whole examination. Returns its findings."""
     lab, plan = staging.lab, staging.plan
     grounds = lab.check()
     users = staging.start()
@@ -157,15 +157,15 @@ def examine(staging: Staging) -> dict[str, Any]:
 
 
 def settle(staging: Staging) -> dict[str, Any]:
-    """Stop learning and judging, take the live release back by hand, and wait until every follower and gateway has what is live then.
+    """Stop trainers and release worker, roll back live by hand, and wait until all followers and gateways have the live version.
 
-    The seconds that took, and whether they did.
+    Returns whether they got it, and the seconds this took.
     """
     for name in ("trainer-1", "trainer-2", "release"):
         staging.crews[name].send(signal.SIGTERM)
     for name in ("trainer-1", "trainer-2", "release"):
         staging.crews.pop(name).wait(60)
-    staging.audit("refs")  # its directory says from now on which log the run has; without that no command finds the run
+    staging.audit("refs")  # so that the operator's directory names the run's log; without it no command finds the run
     try:
         told = staging.ostinato("rollback", "--reason", "the examination's last act")
     except RuntimeError as error:  # nothing was released
@@ -211,7 +211,7 @@ def _until(what: str, timeout_s: float, process: Process, ask: Any) -> float:
 
 
 def main() -> int:
-    """1 if something is not as it must be."""
+    """Returns 1 if a requirement is violated."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a rehearsal of six minutes with a model that says nothing")
     parser.add_argument("--minutes", type=float, help="of traffic (default: 40, of the tiny model 2.5)")
@@ -232,7 +232,7 @@ def main() -> int:
         seed=args.seed,
         replay=args.replay or args.tiny,
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are put away
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are removed
     with Lab(HOSTS) as lab:
         try:
             found = examine(Staging(lab, plan))

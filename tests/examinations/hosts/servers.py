@@ -1,4 +1,4 @@
-"""The two servers that all hosts reach: Postgres, which asks for a password, and an object store that speaks S3."""
+"""The two servers that all hosts reach: Postgres, with a password, and an S3 object store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BASE = PLACE / "postgres"
 
 
 def kill_all(process: Process) -> None:
-    """SIGKILL to a program and all that it started; nothing is flushed."""
+    """Send SIGKILL to a program and all its descendants; nothing is flushed."""
     for child in psutil.Process(process.pid).children(recursive=True):
         child.kill()
     process.wait(10)
@@ -33,10 +33,10 @@ class PostgresHost:
         self.process: Process | None = None
 
     def make(self) -> None:
-        """The cluster, started, with its role and database."""
+        """Make and start the cluster, with its role and database."""
         self._host.run("install", "-d", "-m", "700", "-o", self._user.split(":")[0], _BASE)
         (self._host.directory / "secret").write_text("examination-superuser-0123\n")
-        (self._host.directory / "secret").chmod(0o644)  # the host has nobody else on it
+        (self._host.directory / "secret").chmod(0o644)  # the host has no other users
         self._run("initdb", "-D", _BASE / "data", "-U", "postgres", "-A", "scram-sha-256", f"--pwfile={PLACE / 'secret'}", "-N",
                   "-E", "UTF8", "--locale=C")  # fmt: skip
         with (self._host.directory / "postgres" / "data" / "pg_hba.conf").open("a") as file:
@@ -49,7 +49,7 @@ class PostgresHost:
             self._run("psql", "-h", _BASE, "-U", "postgres", "-c", statement, PGPASSWORD="examination-superuser-0123")
 
     def start(self) -> None:
-        """Returns when clients may come; recovers first after a kill."""
+        """Start the server and wait until it accepts clients. After a kill it recovers first."""
         options = [f"listen_addresses={self._host.address}", f"unix_socket_directories={_BASE}", "max_connections=100"]
         words = [self._bin / "postgres", "-D", _BASE / "data", *(word for option in options for word in ("-c", option))]
         self.process = self._host.start("postgres", *words, user=self._user)
@@ -59,7 +59,7 @@ class PostgresHost:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """The postmaster and its children, at once."""
+        """Kill the postmaster and its children."""
         assert self.process is not None
         kill_all(self.process)
 
@@ -79,7 +79,7 @@ while True:
 
 
 def start_bucket(host: Host) -> Process:
-    """moto's S3 server, which keeps objects in memory, with the bucket `weights`."""
+    """Start moto's S3 server, which keeps objects in memory, with the bucket `weights`."""
     server = host.start("bucket", sys.executable, "-m", "moto.server", "-H", host.address, "-p", BUCKET_PORT)
     host.run(sys.executable, "-c", _MAKE_BUCKET, f"http://{host.address}:{BUCKET_PORT}/weights")
     return server

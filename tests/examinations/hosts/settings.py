@@ -1,4 +1,4 @@
-"""What each host of the run is told: the same but for its own address, as `--set` words."""
+"""The settings of each host of the run as `--set` words: the same for all but for the host's own address."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PORT, BUCKET_PORT = 8321, 5000
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long, with what model, and when what happens. `minutes` are those of traffic."""
+    """The run's size, model and timing. `minutes` is the duration of traffic."""
 
     tiny: bool
     minutes: float
@@ -120,7 +120,7 @@ def letters(number: int) -> list[dict[str, str]]:
 
 
 def furnish(lab: Lab, plan: Plan) -> None:
-    """Put on each host what an operator would install there: the model, the suite. No two hosts share a file."""
+    """Put on each host the files that an operator would install: the model and the suite. No two hosts share a file."""
     item = {"family": "letters", "sampling": LETTERS, "grader": "pattern", "pattern": LIKED}
     suite = "".join(json.dumps(item | {"id": f"i{n}", "messages": letters(n)}) + "\n" for n in range(40))
     for host in lab.hosts.values():

@@ -1,4 +1,4 @@
-"""What befalls the network and the hosts while people are served, one thing after the other, each with when it began and ended."""
+"""The faults of network and hosts while people are served, one after the other, with the times at which each began and ended."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.examinations.hosts.settings import Plan
 
 ROUND_TRIP_S = (0.020, 0.050)
 POSTGRES_S = 3.0
-"""How long Postgres is down after its kill -9."""
+"""Seconds that Postgres is down after its kill -9."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that happened; times are Unix seconds."""
+    """One fault; times are Unix seconds."""
 
     name: str
     began: float
@@ -26,7 +26,7 @@ class Event:
 
 @dataclass
 class Storm:
-    """`boot(name)` switches a host on again with what ran on it; `trains()` names the trainer at work."""
+    """Injects the faults. `boot(name)` restarts a host and its workers; `trains()` names the active trainer."""
 
     lab: Lab
     plan: Plan
@@ -37,7 +37,7 @@ class Storm:
     events: list[Event] = field(default_factory=list[Event])
 
     def rage(self) -> None:
-        """All of it, spread over the time of traffic. Returns when the last is over."""
+        """Inject all faults, spread over the time of traffic. Returns when the last is over."""
         began = time.monotonic()
         lease = self.plan.lease_s
         second = 1.0 if self.plan.tiny else 3.0  # a real model learns and swaps more slowly

@@ -1,10 +1,10 @@
-"""The demo's simulated users over two gateways: who gets no answer asks again at the other, and feedback is sent until it is taken.
+"""The demo's simulated users over two gateways: a user without an answer retries at the other, and feedback is sent until it is accepted.
 
 ``python -m tests.examinations.hosts.users OUT URL URL SECONDS USERS SEED copilot|letters WORD ...``
 
-They ask for the demo's tasks with its tastes and tempers (`ostinato.demo.users`), or, of the tiny model, for answers that begin with a
-small letter. Each call has an Idempotency-Key, and an episode of that name, so that the log shows how many turns came of it. What happened
-lies in OUT, a line of JSON each: calls with every try, and feedback with when it was taken.
+They ask for the demo's tasks with its tastes and tempers (`ostinato.demo.users`), or, with the tiny model, for answers that begin with a
+lower-case letter. Each call has an Idempotency-Key and an episode of the same name, so that the log shows how many turns it led to. OUT
+gets a line of JSON for each call, with every try, and for each feedback, with the result of every attempt.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 
 TRIES, FEEDBACK_TRIES = 8, 12
-_HOME_S = 10.0  # how long a user stays with the other gateway
+_HOME_S = 10.0  # seconds that a user stays with the other gateway
 _LIMITS = aiohttp.ClientTimeout(
     total=None, sock_connect=4.0, sock_read=25.0
 )  # a stream sends a comment every ten seconds
@@ -43,7 +43,7 @@ Judge = Callable[[Any, str], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """What users of the tiny model ask for."""
+    """A task for users of the tiny model."""
 
     id: str
     family: str = "letters"
@@ -54,7 +54,7 @@ class Letter:
 
 
 class Keyed:
-    """A session whose next requests carry these headers: the demo's client knows none of its own."""
+    """A session whose requests carry these headers, which the demo's client cannot set."""
 
     def __init__(self, session: aiohttp.ClientSession, headers: dict[str, str]) -> None:
         self._session, self._headers = session, headers
@@ -76,7 +76,7 @@ class Crowd:
             self._families.setdefault(task.family, []).append(task)
 
     async def live(self, at: int, user: SimulatedUser, ends: float, feedback: asyncio.TaskGroup) -> None:
-        """Ask, look, react, think, until the time is over."""
+        """Ask, read, react and think, until the time is over."""
         dice, away_until = random.Random(f"{self._seed}/{user.id}"), 0.0
         await asyncio.sleep(dice.uniform(0, self._config.think_s) * user.pace)
         for number in count(1):
@@ -112,7 +112,7 @@ class Crowd:
     async def _ask(
         self, key: str, user: SimulatedUser, task: Any, gateway: int, dice: random.Random
     ) -> tuple[list[dict[str, Any]], Suggestion | None]:
-        """The tries, each at the other gateway, under one key; the answer, or None if the user gave up."""
+        """Ask with one key, alternating between the gateways. Returns the tries, and the answer or None if the user gave up."""
         request = self._request(task, user)
         headers, tries = {"Idempotency-Key": key, "X-Ostinato-Episode": key}, list[dict[str, Any]]()
         for number in range(TRIES):
@@ -138,7 +138,7 @@ class Crowd:
     async def _react(
         self, key: str, user: SimulatedUser, turn: str, said: str, gateway: int, dice: random.Random
     ) -> None:
-        """Send the judgement after the reaction time; a share of it twice, the second time to the other gateway."""
+        """Send the judgement after the reaction time. A share of judgements is sent a second time, to the other gateway."""
         delay = dice.expovariate(1.0) * self._config.reaction_s * user.pace
         if dice.random() < self._config.late_share:
             delay += dice.uniform(0, self._config.late_s)
@@ -168,7 +168,7 @@ class Crowd:
 
 
 async def ready(session: aiohttp.ClientSession) -> None:
-    """Until the gateway serves live and control."""
+    """Wait until the gateway serves live and control."""
     while True:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
             async with session.get("/health") as response:
@@ -179,7 +179,7 @@ async def ready(session: aiohttp.ClientSession) -> None:
 
 @contextlib.asynccontextmanager
 async def judging(scenario: str, config: Config) -> Any:
-    """The tasks, and who says whether an answer is what the user wanted."""
+    """The tasks, and a function that judges whether an answer is what the user wanted."""
     if scenario == "letters":
 
         async def looks_well(task: Letter, text: str) -> bool:

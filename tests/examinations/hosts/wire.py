@@ -1,12 +1,12 @@
-"""The network between the hosts: carries IP packets from one host to another, later than they came, or not at all.
+"""The network between the hosts: carries IP packets from one host to another, with delays, or drops them.
 
 ``python -m tests.examinations.hosts.wire``
 
-Each host's interface is a TUN device in the host's own network namespace, whose other end is here. So a cut loses packets in silence, as
-a cable does: nobody is told, no connection is reset, and what was sent comes when the kernel sends it again. Orders come as lines of JSON
+Each host's interface is a TUN device in the host's own network namespace, whose other end is here. So a cut drops packets silently, like
+a cut cable: neither side is told, no connection is reset, and data arrives once the kernel retransmits it. Orders come as lines of JSON
 on the standard input, each answered by a line: ``{"host": [pid, address]}``, ``{"gone": address}``,
-``{"delays": [[a, b, seconds], ...]}``, ``{"cuts": [[a, b], ...]}`` (both for both directions, and instead of those before),
-``{"count": true}``. Ends with its input, and what it carried with it.
+``{"delays": [[a, b, seconds], ...]}``, ``{"cuts": [[a, b], ...]}`` (both apply in both directions and replace the earlier ones),
+``{"count": true}``. When the input ends it exits, and packets in flight are lost.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 INTERFACE = "net0"
-MTU = 16_000  # a packet costs this process some ten microseconds, whatever its size
+MTU = 16_000  # large, since a packet costs this process some ten microseconds whatever its size
 _TUNSETIFF, _TUN_WITHOUT_HEADER = 0x400454CA, 0x1001
 _CLONE_NEWNET = 0x40000000
-_ROOM = 20_000  # packets under way to all hosts together; what comes beyond is lost, as in a router
+_ROOM = 20_000  # most packets in flight to all hosts together; further packets are dropped, as in a router
 
 Pair = tuple[str, str]
 
@@ -58,7 +58,7 @@ def _enter(libc: Any, namespace: int) -> None:
 
 
 class Wire:
-    """All links, and the packets that are under way."""
+    """All links, and the packets in flight."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, int] = {}
@@ -71,7 +71,7 @@ class Wire:
         self.carried: Counter[str] = Counter()
 
     def run(self) -> None:
-        """Until the input ends."""
+        """Carry packets until the input ends."""
         self._poll.register(0, select.EPOLLIN)
         commands = b""
         while True:
@@ -90,7 +90,7 @@ class Wire:
             self._deliver()
 
     def obey(self, order: dict[str, Any]) -> object:
-        """Carry an order out; what is to be answered."""
+        """Carry out an order. Returns the answer."""
         if "host" in order:
             pid, address = order["host"]
             self._forget(address)
@@ -123,7 +123,7 @@ class Wire:
                 self._forget(source)
                 return
             if packet[0] >> 4 != 4:
-                continue  # what IPv6 asks its neighbours
+                continue  # IPv6 neighbour discovery
             pair = source, socket.inet_ntoa(packet[16:20])
             if pair in self._cuts or len(self._flying) >= _ROOM:
                 self.carried["packets lost in a cut" if pair in self._cuts else "packets lost for room"] += 1
@@ -140,7 +140,7 @@ class Wire:
             try:
                 if tun is not None:
                     os.write(tun, packet)
-            except OSError:  # its queue is full, or it is off
+            except OSError:  # the host's queue is full, or the host is off
                 tun = None
             self.carried["packets" if tun is not None else "packets to nobody"] += 1
             self.carried["bytes"] += len(packet) if tun is not None else 0

@@ -1,10 +1,10 @@
-"""A real model as the judge of next messages: how often is it right, and how often does it say what the rules say?
+"""A real model as the judge of next messages: how often is it right, and how often does it agree with the rules?
 
     python -m tests.examinations.judge.run [--url URL --model NAME --key-env VARIABLE] [--cache DIR]
 
-The messages are the 119 that were written after the rules and only scored (tests/unit/serve/scored_follow_ups.py). Without a url the judge
-is SmolLM2 of 135 million parameters behind a gateway of ours, held to the schema of its answer. Precision and recall are against the
-labels; a message without a word of the judge counts as missed. Writes tests/examinations/results/judge.json.
+The messages are the 119 that were written after the rules and only scored (tests/unit/serve/scored_follow_ups.py). Without --url the judge
+is SmolLM2 of 135 million parameters behind our own gateway, constrained to the schema of its answer. Precision and recall are against the
+labels; a message without a verdict of the judge counts as missed. Writes tests/examinations/results/judge.json.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Words = dict[int, Next]
 
 @asynccontextmanager
 async def smollm2(cache: Path) -> AsyncGenerator[str]:
-    """The base URL of a gateway that serves it."""
+    """Yields the base URL of a gateway that serves SmolLM2."""
     path = resolve("smollm2", cache)
     rows = examine(path, torch.bfloat16, (1,), prepack).rows
     torch.set_num_threads(1)
@@ -69,7 +69,7 @@ async def smollm2(cache: Path) -> AsyncGenerator[str]:
 
 
 def cases() -> list[tuple[Next, Ruled]]:
-    """Each message's label, and what the rules say of it."""
+    """Each message's label, and the rules' verdict on it."""
     found: list[tuple[Next, Ruled]] = []
     for meant, message, before, answer in ONLY_SCORED:
         case = Case(request=before, answer=answer, message=typed(message).text)
@@ -78,7 +78,7 @@ def cases() -> list[tuple[Next, Ruled]]:
 
 
 async def heard(config: JudgeConfig, messages: Sequence[Ruled]) -> tuple[Words, dict[str, float]]:
-    """The judge's words by message, and what the metrics counted."""
+    """The judge's verdicts by message, and the counts of its metrics."""
     metrics, words = Metrics(), Words()
     judge = Judge(config, metrics)
     await judge.start()
@@ -103,7 +103,7 @@ def counted(metrics: Metrics, name: str) -> float:
 
 
 def scores(pairs: Sequence[tuple[Next, Next | None]]) -> dict[str, str]:
-    """Precision and recall as counts, of each label and of all that is dissatisfied."""
+    """Precision and recall as counts, for each label and for all dissatisfied labels together."""
     groups = {"dissatisfied": DISSATISFIED} | {kind.value: frozenset({kind}) for kind in Next}
     found: dict[str, str] = {}
     for name, kinds in groups.items():

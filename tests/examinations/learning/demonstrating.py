@@ -1,4 +1,4 @@
-"""Conversations for a start by imitation: a script that knows the answer works through the harness, in the sandbox, as the model will."""
+"""Demonstrations for a start by imitation: a script that knows the answer works through the harness, in the sandbox, as the model will."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.worlds.harness.toolbox import tools_named
 from ostinato.worlds.tasks.task import Task
 
 Say = Callable[[Sequence[Message]], Message]
-"""What the script says to a conversation."""
+"""The script's answer to a conversation."""
 
 
 class _Scripted:
@@ -39,7 +39,7 @@ def call_of(tool: str, **arguments: object) -> Message:
 
 
 async def demonstrated(backend: Backend, task: Task, harness: Mapping[str, Any], say: Say) -> str:
-    """A line for `ostinato train --demonstrations`: the whole conversation, and the tools that were offered."""
+    """A line for `ostinato train --demonstrations`: the whole conversation, and the tools offered."""
     box = await backend.start(task.spec)
     try:
         rollout = await open_harness("tools", harness).run(task, _Scripted(say), box)

@@ -1,6 +1,6 @@
-"""Functions of real packages whose bodies were taken out: the model looks, writes the body with a tool, and the package's own tests decide.
+"""Functions of real packages with their bodies removed: the model looks, writes the body with a tool, and the package's own tests decide.
 
-The tasks are those of `ostinato worlds build` whose body is short. Packages are either taught or held out, and families here.
+The tasks are those of `ostinato worlds build` whose body is short. Each package is a family here, and is either taught or held out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BODY_LINES, TURNS, TOKENS = 6, 4, 192
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """What was taken out, and where: `missing` is the line that stands there instead."""
+    """The removed body and its file: `missing` is the line in its place."""
 
     path: str
     missing: str
@@ -36,7 +36,7 @@ class _Body:
 
 
 def removal_tasks(file: Path) -> Taskset:
-    """The short ones of a taskset file, half of the packages held out. They are named in its directory, where their layers are."""
+    """A taskset file's tasks with short bodies, about half of the packages held out. Their layers are in the file's directory."""
     kept = [
         replace(
             task,
@@ -53,13 +53,13 @@ def removal_tasks(file: Path) -> Taskset:
 
 
 async def demonstrations(backend: Backend, tasks: Taskset) -> list[str]:
-    """A line for `ostinato train --demonstrations` for each task that is taught."""
+    """A line for `ostinato train --demonstrations` for each taught task."""
     taught = [task for task in tasks.tasks if task.split is Split.TRAIN]
     return [await demonstrated(backend, task, HARNESS, _mends(task)) for task in taught]
 
 
 def _mends(task: Task) -> Say:
-    """Looks at the function, puts the body in, submits."""
+    """A script that looks at the function, inserts the body and submits."""
     body = _body(task)
     assert body is not None
     name = task.about["function"].rpartition("::")[2].rpartition(".")[2]
@@ -76,7 +76,7 @@ def _mends(task: Task) -> Say:
 
 
 def _body(task: Task) -> _Body | None:
-    """None if more was taken out than one body, or if the line in its place stands elsewhere, too."""
+    """The removed body, or None if more than one body was removed or the line in its place occurs elsewhere too."""
     solution = task.grading.data["solution"]
     if len(solution) != 1:
         return None

@@ -1,20 +1,20 @@
-"""Does a real model learn in simulated worlds, and does what it learned hold on tasks that it was never taught?
+"""Does a real model learn in simulated worlds, and does it generalise to tasks that it was never taught?
 
     python -m tests.examinations.learning.run [functions repairs numbers] [--seeds 0 1 2] [--steps N] [--directory DIR]
     python -m tests.examinations.learning.run removals --tasks FILE       # FILE: what `ostinato worlds build` made
     python -m tests.examinations.learning.run --tasksets DIR             # only writes the tasks, to keep a corpus clear of them
 
 For each world and seed: `ostinato train --world` on the taught tasks, then `ostinato worlds run` on the held-out ones, four tries each,
-with the weights of the start and with the last. Intervals of shares have tasks as units; those of changes, families, as tasks of one family
-rise and fall together. Held-out functions are of families that nobody taught. Held-out numbers are other files for the kinds of questions
-that were taught; the kinds that were not demonstrated are reported by themselves.
+with the initial and the last weights. Intervals of shares have tasks as units; those of changes have families, because tasks of one family
+rise and fall together. Held-out functions are of families that were not taught. Held-out numbers are other files for the kinds of questions
+that were taught; the kinds that were not demonstrated are also reported separately.
 
-functions: one answer, hidden tests. repairs: two answers, between them a check that shows what fails. numbers: questions about a file that
-a Python tool has to answer, after a short start by imitation of some kinds of them. removals: short bodies that were taken out of real
+functions: one answer, hidden tests. repairs: two answers, with a check between them that shows failures. numbers: questions about a file,
+to be answered with a Python tool, after a short start by imitation of some kinds of them. removals: short bodies removed from real
 packages, after a start by imitation of half of the packages; families are packages. The model is SmolLM2-135M-Instruct throughout.
-With `--products int8` rollouts are sampled in whole numbers (`engine.products`), rows of their own beside the plain ones: is learning
-the same at equal steps? Prints a table and writes tests/examinations/results/learning.json. About 10 minutes a world and seed on two idle
-cores.
+With `--products int8` rollouts are sampled in int8 (`engine.products`), as separate rows beside the plain ones, to see whether learning
+is the same at equal steps. Prints a table and writes tests/examinations/results/learning.json. About 10 minutes a world and seed on two
+idle cores.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ SETTINGS = {
     "worlds.window": 32,
     "worlds.epochs": 0,
 }
-"""Of every world; each was tried with one seed before and kept for all."""
+"""Settings for every world. Each was tried with one seed beforehand and then kept for all."""
 OWN: dict[str, dict[str, Any]] = {
     "repairs": {"worlds.groups": 8},
     "numbers": {"worlds.groups": 8},
     "removals": {"worlds.groups": 8, "reward.flat_groups": "train"},
 }
-"""Where a rollout takes several turns: smaller steps. Few groups of removals differ: a step does not wait for so many that do."""
+"""Rollouts of several turns get smaller steps. Few groups of removals have different rewards, so a step trains on flat groups too."""
 
 
 PRODUCTS: dict[str, dict[str, Any]] = {
@@ -85,7 +85,7 @@ def words(settings: dict[str, Any]) -> list[str]:
 
 
 def ostinato(*argv: str, log: Path) -> float:
-    """Run a command of Ostinato; returns its wall seconds. Raises CalledProcessError, whose output is in `log`."""
+    """Run an `ostinato` command with its output in `log`. Returns its wall seconds. Raises CalledProcessError."""
     began = time.monotonic()
     with log.open("a") as out:
         subprocess.run([sys.executable, "-m", "ostinato.cli", *argv], check=True, stdout=out, stderr=subprocess.STDOUT)
@@ -93,7 +93,7 @@ def ostinato(*argv: str, log: Path) -> float:
 
 
 def write_tasks(world: str, place: Path) -> Path:
-    """The tasks of a world that makes its own, as a file."""
+    """Write the tasks of a world that makes its own to a file."""
     place.mkdir(parents=True, exist_ok=True)
     file = place / f"{world}.jsonl"
     save(TASKS[world](), file)
@@ -101,7 +101,7 @@ def write_tasks(world: str, place: Path) -> Path:
 
 
 async def start_of(world: str, place: Path, tasks: Path | None) -> tuple[Path, dict[str, Any]]:
-    """A world's taskset, and the settings that are its own; where there is a start by imitation, the model that came out of it."""
+    """A world's taskset and its own settings, including the model after its start by imitation if it has one."""
     if world in TASKS:
         file = write_tasks(world, place)
     if world in ("functions", "repairs"):
@@ -122,7 +122,7 @@ async def start_of(world: str, place: Path, tasks: Path | None) -> tuple[Path, d
 
 
 def imitated(world: str, lines: list[str], place: Path) -> Path:
-    """The model after its start by imitation of these lines; made once in a place."""
+    """The model after its start by imitation of these lines, made only once per place."""
     shown, model = place / f"{world}.shown.jsonl", place / f"{world}.start"
     shown.write_text("\n".join(lines) + "\n")
     if not model.exists():
@@ -135,7 +135,7 @@ def imitated(world: str, lines: list[str], place: Path) -> Path:
 
 
 def train(world: str, file: Path, own: dict[str, Any], seed: int, steps: int, place: Path) -> dict[str, Any]:
-    """One world and seed: taught, then measured before and after."""
+    """Train in one world with one seed, then measure the weights before and after."""
     name = "-".join([world, *([own["engine.products"]] if "engine.products" in own else []), str(seed)])
     run, log, tried = place / name, place / f"{name}.log", place / f"{name}.finished.jsonl"
     settings = words(SETTINGS | own | {"run.directory": str(run), "worlds.seed": seed, "train.seed": seed})
@@ -168,7 +168,7 @@ def train(world: str, file: Path, own: dict[str, Any], seed: int, steps: int, pl
 
 
 def by_family(kept: list[Finished], policies: tuple[PolicyVersion, PolicyVersion]) -> dict[str, float]:
-    """Mean success before and after over families, each counting once, and the change with its 95% t interval."""
+    """Mean success before and after over equally weighted families, and the change with its 95% t interval."""
     solved: dict[str, tuple[list[bool], list[bool]]] = {}
     for each in kept:
         if each.policy in policies:
@@ -188,7 +188,7 @@ def by_family(kept: list[Finished], policies: tuple[PolicyVersion, PolicyVersion
 
 
 def by_turns(rollouts: list[Finished]) -> dict[str, dict[str, float]]:
-    """By number of turns: how many rollouts took so many, and the share of those that were solved."""
+    """The number of rollouts and the share solved, by number of turns."""
     found: dict[str, dict[str, float]] = {}
     for count in sorted({len(each.turns) for each in rollouts}):
         theirs = [each for each in rollouts if len(each.turns) == count]

@@ -1,7 +1,7 @@
-"""A world in which the model has a Python tool: questions about numbers in a file, which nobody answers without looking.
+"""A world in which the model has a Python tool: questions about numbers in a file, which cannot be answered without reading it.
 
-`tool_tasks` are the tasks. `demonstrations` lets a script that knows the answers' programs work through the same harness in the same
-sandbox, for a start by imitation: of some kinds of questions only, so that the others are left to be learned from rewards.
+`tool_tasks` makes the tasks. `demonstrations` has a script that knows the answers' programs work through the same harness in the same
+sandbox, for a start by imitation. It covers only some kinds of questions, so that the others must be learned from rewards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ READ = "x = [int(a) for a in open('numbers.txt')]\n"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of question. `program` prints the answer, given the numbers as x; {k} stands for a number that the question names."""
+    """One kind of question. `program` prints the answer, given the numbers as x; {k} stands for a number in the question."""
 
     name: str
     question: str
@@ -55,7 +55,7 @@ KINDS = (
 
 
 def tool_tasks(train: int = 12, held_out: int = 6) -> Taskset:
-    """So many tasks of each kind, each with numbers of its own."""
+    """`train` taught and `held_out` held-out tasks of each kind, each with its own numbers."""
     tasks = [
         _task(kind, part, number)
         for kind in KINDS
@@ -66,7 +66,7 @@ def tool_tasks(train: int = 12, held_out: int = 6) -> Taskset:
 
 
 async def demonstrations(backend: Backend, count: int) -> list[str]:
-    """So many lines for `ostinato train --demonstrations`, of the kinds that are shown, about numbers that no task has."""
+    """`count` lines for `ostinato train --demonstrations`, of the demonstrated kinds, about numbers that no task has."""
     shown = [kind for kind in KINDS if kind.shown]
     lines: list[str] = []
     for number in range(count):
@@ -77,7 +77,7 @@ async def demonstrations(backend: Backend, count: int) -> list[str]:
 
 
 def _answers(program: str) -> Say:
-    """Calls the program, then says what it printed."""
+    """A script that runs the program with the tool, then answers with its output."""
 
     def say(messages: Sequence[Message]) -> Message:
         if messages[-1].role is Role.TOOL:
@@ -115,7 +115,7 @@ def _made(kind: Kind, part: Split, name: str) -> tuple[Task, str]:
 
 
 def _answer(program: str, numbers: Sequence[int]) -> str:
-    """What one of our own programs prints."""
+    """The output of one of the programs above."""
     said: list[str] = []
     tell: Callable[[object], None] = lambda value: said.append(str(value))  # noqa: E731
     exec(program, {"x": list(numbers), "print": tell})

@@ -1,4 +1,4 @@
-"""Whether the order of losses is the order of rewards, with what the tasks and the seeds leave open. Pure."""
+"""The rank correlation of losses and rewards, with its uncertainty over tasks and seeds. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DRAWS = 10_000
 
 
 def rank_correlations(losses_C: Floats, rewards_DC: Floats) -> Floats:
-    """[D]: Spearman's correlation of minus the losses with each row of rewards; 1 if the order is the same, 0 where a row is constant."""
+    """[D]: Spearman's correlation of minus the losses with each row of rewards; 1 if the order is the same, 0 if a row is constant."""
     x_C, y_DC = rankdata(-losses_C), rankdata(rewards_DC, axis=1)
     x_C, y_DC = x_C - x_C.mean(), y_DC - y_DC.mean(1, keepdims=True)
     size_D = np.sqrt((x_C**2).sum() * (y_DC**2).sum(1))
@@ -19,7 +19,7 @@ def rank_correlations(losses_C: Floats, rewards_DC: Floats) -> Floats:
 
 
 def resampled(rewards_CSF: Floats, draws: int = DRAWS) -> Floats:
-    """[draws, C]: mean rewards of C models under seeds and families drawn anew with replacement, the same ones for all models."""
+    """[draws, C]: mean rewards of C models under bootstrap draws of seeds and families, the same ones for all models."""
     _, seeds, families = rewards_CSF.shape
     chance = np.random.default_rng(0)
     of_seeds = chance.multinomial(seeds, np.full(seeds, 1 / seeds), draws) / seeds
@@ -28,10 +28,10 @@ def resampled(rewards_CSF: Floats, draws: int = DRAWS) -> Floats:
 
 
 def ranked(losses_C: Floats, rewards_CSF: Floats) -> dict[str, object]:
-    """Mean rewards with 95% intervals, and the rank correlation with its own: percentiles over seeds and families drawn anew.
+    """Mean rewards and the rank correlation, each with a 95% percentile interval over bootstrap draws of seeds and families.
 
-    `in_order`: the share of draws in which the order of losses is wholly that of rewards. Among three models one order in six is the
-    right one by chance alone, whatever the intervals say.
+    `in_order`: the share of draws in which losses and rewards have exactly the same order. With three models one order in six is
+    right by chance alone, whatever the intervals say.
     """
     drawn_DC = resampled(rewards_CSF)
     means_C = rewards_CSF.mean((1, 2))

@@ -1,12 +1,12 @@
-"""The models that `run` left, under the same learning from rewards: does the order of their losses predict the order of rewards?
+"""The models of `run` under the same learning from rewards: does the order of their losses predict the order of their rewards?
 
     python -m tests.examinations.midtraining.run --corpus DIR
     python -m tests.examinations.midtraining.rewards [--work DIR] [--seeds 0 1 2] [--steps 12] [--start]
 
-For each budget and seed what `tests.examinations.learning.run` does with the functions: `ostinato train --world` on the taught tasks, then
-`ostinato worlds run` on the held-out ones, before and after. `--start` adds the model that was read on from. Writes rewards beside losses,
-and Spearman's rank correlation with intervals over seeds and families of tasks drawn anew, to results/midtraining_rewards.json. About ten
-minutes a model and seed on two idle cores; what is done already is not done again.
+For each budget and seed it does the same as `tests.examinations.learning.run` with the functions: `ostinato train --world` on the taught
+tasks, then `ostinato worlds run` on the held-out ones, before and after. `--start` adds the model before pre-training. Writes rewards and
+losses, and Spearman's rank correlation with bootstrap intervals over seeds and families of tasks, to results/midtraining_rewards.json.
+About ten minutes a model and seed on two idle cores; finished parts are not repeated.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def models(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def taught(model: dict[str, Any], file: Path, seed: int, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Mean success by family, before and after; kept beside the run."""
+    """Mean success by family, before and after training. The result is saved beside the run."""
     place = args.work / f"rewards-{model['tokens']}-{args.steps}"
     note = place / f"{WORLD}-{seed}.json"
     if note.exists():

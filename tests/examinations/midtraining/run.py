@@ -2,11 +2,11 @@
 
     python -m tests.examinations.midtraining.run --corpus DIR [--work DIR] [--budgets 65536 262144 1048576] [--source smollm2]
 
-DIR is what `ostinato corpus build stdlib PACKAGES... --out DIR --against SUITES...` made; `learning.run --tasksets` writes the tasks of
-the worlds, for --against. Each budget is a course of its own from the same start, with a schedule of its own, so that each ends at its
+DIR is the output of `ostinato corpus build stdlib PACKAGES... --out DIR --against SUITES...`; `learning.run --tasksets` writes the tasks of
+the worlds, for --against. Each budget is a separate course from the same start, with its own schedule, so that each ends at its
 lowest learning rate. Compute is 6 x parameters x tokens (Kaplan et al. 2020, 2001.08361); the fit is least squares of the loss on log10 of
-it, over the ends of the courses. The models stay in the work directory, for `rewards`, which says what they earn; a run that was stopped
-goes on where it was. Writes tests/examinations/results/midtraining.json.
+it, over the ends of the courses. The models stay in the work directory, for `rewards`, which measures their rewards. An interrupted run
+continues where it stopped. Writes tests/examinations/results/midtraining.json.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def parameters(path: Path) -> int:
 
 
 def fitted(compute: list[float], losses: list[float]) -> dict[str, float]:
-    """Loss = intercept + slope x log10(compute), and what of the losses' variance that explains."""
+    """Fit loss = intercept + slope x log10(compute). Returns the coefficients, r2 (explained share of variance) and largest residual."""
     x, y = np.log10(compute), np.array(losses)
     slope, intercept = np.polyfit(x, y, 1)
     left = y - (intercept + slope * x)

@@ -1,4 +1,4 @@
-"""Eight processes append to one log in Postgres, four read it: is a row missed, doubled or out of order, how fast, how late?
+"""Eight processes append to one log in Postgres and four read it: counts missed, duplicated and misplaced rows, and measures speed and lag.
 
 ``python -m tests.examinations.postgres_log.run --rows 10000000`` on a server of its own, on the disk of the temporary directory.
 """
@@ -21,7 +21,7 @@ RESULT = Path(__file__).parents[1] / "results" / "postgres_log.json"
 
 
 def main() -> int:
-    """1 if a row was missed, doubled or out of order."""
+    """Returns 1 if a row was missed, duplicated or out of order."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--writers", type=int, default=8)
@@ -33,7 +33,7 @@ def main() -> int:
     found = binaries()
     if found is None:
         sys.exit(MISSING)
-    server = PostgresServer(found, Path("/tmp"))  # where fsync means something
+    server = PostgresServer(found, Path("/tmp"))  # on a real disk, where fsync has a cost
     try:
         server.start()
         result = examined(server, args)

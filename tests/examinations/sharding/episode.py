@@ -1,4 +1,4 @@
-"""One long episode over ranks that share its tokens or not: what is kept for the backward pass, counted, and each process's peak, measured.
+"""One long episode over ranks that share its tokens or not: bytes saved for the backward pass, and each process's peak memory.
 
 Every run is a process of its own. `run.py --episode TOKENS` starts them.
 """
@@ -30,16 +30,16 @@ from ostinato.train.sharding.trainer import ShardedTrainer
 from ostinato.train.trainer import PolicyTrainer
 
 CONFIG = TrainConfig(compute="fp32", learning_rate=1e-5, warmup_steps=0, microbatch_tokens=512, clip=1e9)
-RUNS = {"one": (1, 1), "two": (2, 1), "together": (2, 2)}  # ranks, of which so many share an episode
+RUNS = {"one": (1, 1), "two": (2, 1), "together": (2, 2)}  # (ranks, ranks that share an episode)
 
 
 def model(out: Path, tokens: int) -> Path:
-    """Few layers, but as wide as a small model's: 36M parameters, whose activations outweigh them from 1,000 tokens on."""
+    """A model with few layers, but as wide as a small model: 36M parameters, outweighed by its activations from 1,000 tokens on."""
     return tiny_model(out / "model", hidden=1024, layers=4, heads=16, kv_heads=4, context=tokens)
 
 
 def episode(tokens: int) -> list[Any]:
-    """Two turns of one session, the second with the first as its prefix, a quarter of all sampled."""
+    """Two turns of one session, the second with the first as its prefix, with a quarter of all tokens sampled."""
     draw = random.Random(0)
     ids = [draw.randrange(256) for _ in range(tokens + 1)]
     cuts = [(tokens // 2, tokens * 5 // 8), (tokens * 7 // 8, tokens + 1)]
@@ -47,7 +47,7 @@ def episode(tokens: int) -> list[Any]:
 
 
 class Kept:
-    """The most bytes that were kept for the backward pass at once by this process, parameters left out: each memory once."""
+    """Counts the bytes that this process saves for the backward pass, without parameters, counting each storage once."""
 
     def __init__(self, trainer: PolicyTrainer) -> None:
         self._model = trainer._policy.model  # pyright: ignore[reportPrivateUsage]
@@ -70,12 +70,12 @@ class Kept:
 
 
 def _plain(whole: torch.nn.Module) -> list[Tensor]:
-    """The parameters that stand in memory now, which a layer of FSDP2's does during its own pass."""
+    """The parameters that are in memory now; FSDP2 gathers a layer's parameters during its pass."""
     return [each for each in whole.parameters() if type(each.data) is Tensor and each.untyped_storage().nbytes()]
 
 
 def one(out: Path, tokens: int, name: str, recompute_tokens: int) -> dict[str, Any]:
-    """A step of a trainer, and what it took."""
+    """Take one step of a trainer. Returns its loss, memory and seconds."""
     from tests.examinations.sharding.run import peaks
 
     torch.set_num_threads(1)
@@ -118,7 +118,7 @@ def one(out: Path, tokens: int, name: str, recompute_tokens: int) -> dict[str, A
 
 
 def examine(out: Path, tokens: int) -> None:
-    """All runs, activations kept and computed again."""
+    """Run all cases, with activations kept and with activations recomputed."""
     path = model(out, tokens)
     drawn = episode(tokens)
     torch.set_num_threads(1)

@@ -1,9 +1,9 @@
-"""A trainer over 1, 2 and 4 ranks on a real model: loss, gradient, bits, memory, seconds, versions that each rank publishes a part
-of, and a checkpoint that changes hands.
+"""A trainer over 1, 2 and 4 ranks on a real model: loss, gradient, bits, memory, seconds, versions of which each rank publishes a
+part, and a checkpoint that is resumed at other rank counts.
 
 ``python -m tests.examinations.sharding.run --model smollm2 --out DIR`` (SmolLM2-135M; 8 GiB for four ranks).
-With ``--episode 4096`` it is another question: what one episode of so many tokens takes on ranks that share its tokens and on ranks
-that do not, on a wide model of four layers (`episode.py`; 6 GiB). Every run is a process of its own, so that its peak is its own.
+With ``--episode 4096`` it measures something else: the cost of one episode of that many tokens on ranks that share its tokens and on ranks
+that do not, on a wide model of four layers (`episode.py`; 6 GiB). Every run is a separate process, so that its peak is its own.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from ostinato.weights.store.config import BucketConfig
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.version.content import version_ref, weights_root
 
-# no clipping: the moments of the first step are then the gradient itself, whatever its norm was found to be
+# no clipping, so that the moments of the first step are the gradient itself, whatever its computed norm
 CONFIG = TrainConfig(compute="bf16", learning_rate=2e-5, warmup_steps=0, microbatch_tokens=512, clip=1e9)
 TEXT = Path(__file__).read_text()
 
 
 def turns(path: Path, count: int) -> list[Any]:
-    """Pieces of this program's own text, as prompts and answers of up to 100 tokens each."""
+    """Pieces of this program's own source, as prompts of 40 to 109 tokens and answers of 41 to 169."""
     ids = HFRenderer(path).encode(TEXT)
     draw = random.Random(0)
     found = []
@@ -63,7 +63,7 @@ def turns(path: Path, count: int) -> list[Any]:
 
 
 def score(path: Path, config: TrainConfig, count: int, out: Path) -> None:
-    """What the sampler would have recorded, once for all runs."""
+    """Write the log-probabilities that the sampler would have recorded, once for all runs."""
     drawn = turns(path, count)
     (out / "logprobs.json").write_text(json.dumps(PolicyTrainer(path, config).score(drawn)))
 
@@ -91,7 +91,7 @@ def peaks(pids: list[int]) -> list[float]:
 
 
 class Versions:
-    """Publishes each version as a delta to the one before, if it can."""
+    """Publishes each version as a delta to the one before, if possible."""
 
     def __init__(self, store: DirectoryStore, config: PublisherConfig, lines: Sequence[socket.socket]) -> None:
         self._loop = asyncio.Runner()
@@ -99,7 +99,7 @@ class Versions:
         self._last: PolicyVersion | None = None
 
     def publish(self, learned: Learned) -> dict[str, Any]:
-        """What a publication cost."""
+        """Publish a version. Returns the publication's form, size and seconds."""
         done = self._loop.run(
             self._publisher.publish(learned.policy_number, learned.weights, run="examination", base=self._last)
         )
@@ -114,7 +114,7 @@ class Versions:
 
 
 def begin(path: Path, config: TrainConfig, place: Path) -> tuple[PolicyTrainer | ShardedTrainer, Versions]:
-    """A trainer and a publisher of what it learns, by as many ranks."""
+    """A trainer and a publisher of its versions, over the configured ranks."""
     store, publish = DirectoryStore(place), PublisherConfig(scratch=place.parent)
     if config.ranks == 1:
         return PolicyTrainer(path, config), Versions(store, publish, ())
@@ -125,7 +125,7 @@ def begin(path: Path, config: TrainConfig, place: Path) -> tuple[PolicyTrainer |
 
 
 async def followed(store: DirectoryStore, root: str) -> str:
-    """The root of what a follower gets of a version."""
+    """The root of the weights that a follower fetches for a version."""
     follower = Follower(store)
     policy = await follower.resolve(version_ref(root))
     assert policy is not None
@@ -135,7 +135,7 @@ async def followed(store: DirectoryStore, root: str) -> str:
 def one(
     path: Path, config: TrainConfig, out: Path, ranks: int, name: str, steps: int, resume: str | None
 ) -> dict[str, Any]:
-    """Steps at a number of ranks, a checkpoint after the first, the root after the last."""
+    """Take steps at a number of ranks, with a checkpoint after the first, and report the root after the last."""
     torch.set_num_threads(1)
     samples = batch(path, out)
     gc.collect()

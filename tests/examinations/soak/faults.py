@@ -1,4 +1,4 @@
-"""What the soak does to a run: one fault at a time, at random, each undone by the examination only where nature would undo it."""
+"""The soak's faults: one at a time, at random. The examination undoes only those that would pass by themselves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORKERS = ("serve", "train", "release", "housekeeping")
 
 
 def workers(supervisor: psutil.Process) -> dict[str, psutil.Process]:
-    """The worker processes that run now, by name."""
+    """The running worker processes, by name."""
     found: dict[str, psutil.Process] = {}
     for child in supervisor.children():
         try:
@@ -36,7 +36,7 @@ def workers(supervisor: psutil.Process) -> dict[str, psutil.Process]:
 
 
 def reward_process(trainer: psutil.Process) -> psutil.Process | None:
-    """The process that the trainer asks about rewards, if it runs now."""
+    """The trainer's reward process, if it is running."""
     for child in trainer.children():
         with contextlib.suppress(psutil.Error):
             if "ostinato.reward.asking.child" in child.cmdline():
@@ -46,7 +46,7 @@ def reward_process(trainer: psutil.Process) -> psutil.Process | None:
 
 @dataclass
 class Faults:
-    """Does them. `log` is the directory of the run's log, `mood` the file that the reward function reads."""
+    """Injects the faults. `log` is the directory of the run's log, `mood` the file that the reward function reads."""
 
     supervisor: psutil.Process
     weather: Weather
@@ -74,7 +74,7 @@ class Faults:
         }
 
     async def run(self, until: asyncio.Event, every_s: float) -> None:
-        """One after the other, with fine weather in between; each kind comes before any comes twice."""
+        """Inject one fault after the other, with pauses in between. Each kind occurs before any occurs twice."""
         bag: list[str] = []
         while not until.is_set():
             if not bag:
@@ -86,15 +86,15 @@ class Faults:
             await asyncio.sleep(self.dice.uniform(0.5, 1.5) * every_s)
 
     async def kill(self) -> None:
-        """A worker, at any instant."""
+        """Kill a random worker."""
         self._signal(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """A worker that no longer moves: nobody wakes it but who watches over it."""
+        """Stop a random worker with SIGSTOP; only its supervisor can recover it."""
         self._signal(signal.SIGSTOP)
 
     async def hold(self) -> None:
-        """Another process has the log's write lock for eight seconds."""
+        """Hold the log's write lock from another process for eight seconds."""
         newest = max(self.log.glob("*.db"), key=lambda path: path.name)
 
         def held() -> None:

@@ -1,4 +1,4 @@
-"""The soak's reward function: what the copilot's is, unless it is told to misbehave."""
+"""The soak's reward function: `copilot`'s, unless it is told to misbehave."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from ostinato.reward.functions import copilot
 
 
 def moody(turn: Turn, signals: Sequence[Signal], now: float, *, window: float = 5.0) -> Reward | Pending | NoReward:
-    """Raises, hangs or answers nonsense while the file that OSTINATO_MOOD names says so."""
+    """Raises, hangs or returns nonsense while the file named by OSTINATO_MOOD says so."""
     mood = Path(os.environ["OSTINATO_MOOD"]).read_text().strip()
     if now >= turn.ended_at + window:
         if mood == "raise":
@@ -20,6 +20,6 @@ def moody(turn: Turn, signals: Sequence[Signal], now: float, *, window: float = 
         while mood == "hang":
             try:
                 time.sleep(1.0)
-            except BaseException:  # noqa: BLE001 (code that nothing but a kill can stop)
+            except BaseException:  # noqa: BLE001 (code that only a kill can stop)
                 continue
     return copilot(turn, signals, now, window=window)

@@ -1,13 +1,13 @@
-"""An hour of `ostinato up` on the tiny model, a hundred simulated users, and whatever can go wrong, at random.
+"""An hour of `ostinato up` on the tiny model with a hundred simulated users and random faults.
 
     python -m tests.examinations.soak.run [--minutes 60] [--users 100] [--rate 10] [--every 30] [--seed 0] [--directory DIR]
 
 Faults: kill -9 and SIGSTOP of workers, a full disk, a slow one, a held write lock, a reward function that raises, hangs or answers
-nonsense, floods of feedback about nothing, a wall clock that jumps four minutes ahead and behind. The log keeps ten minutes, so an
-hour also shows what retention does. Nobody repairs anything.
+nonsense, floods of feedback about unknown turns, a wall clock that jumps four minutes ahead and behind. The log keeps ten minutes, so an
+hour also exercises retention. Nothing is repaired by hand.
 
-Passes if no acknowledged turn or signal is lost or doubled, every turn finds its outcome once the users have left, and `up` is
-there to the end and ends cleanly; and, if it took half an hour or more, if the resident memory of each process and what lies on the
+Passes if no acknowledged turn or signal is lost or duplicated, every turn finds its outcome once the users have left, and `up` runs
+to the end and exits cleanly; and, for half an hour or more, if the resident memory of each process and the use of the
 disk are flat over the last half (5% and 15%). Writes results/soak.json. Needs a C compiler.
 """
 
@@ -46,14 +46,14 @@ from ostinato.testing.tiny import tiny_model
 
 ROOT = Path(__file__).parents[3]
 RESULT = Path(__file__).parents[1] / "results" / "soak.json"
-SETTLED_S = 180.0  # a process younger than this is still growing to its size
-LONG_MIN = 30.0  # minutes from which on growth is judged
+SETTLED_S = 180.0  # a younger process is still growing to its working size
+LONG_MIN = 30.0  # minutes from which growth is judged
 console = Console()
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A look at the run: seconds since the start, resident bytes by process (with its age), bytes on the disk."""
+    """A sample of the run: seconds since the start, resident bytes and age by process, bytes on the disk."""
 
     at: float
     resident: dict[str, int]
@@ -62,7 +62,7 @@ class Sample:
 
 
 def configuration(directory: Path) -> Config:
-    """Everything small and quick, so that an hour holds many segments, versions and collections."""
+    """A configuration with everything small and quick, so that an hour holds many segments, versions and collections."""
     model, suite = tiny_model(directory / "model"), directory / "suite.jsonl"
     item = {"family": "letters", "sampling": SAMPLING, "grader": "pattern", "pattern": "^[a-z]"}
     suite.write_text("".join(json.dumps(item | {"id": f"i{n}", "messages": messages(n)}) + "\n" for n in range(40)))
@@ -120,7 +120,7 @@ async def address(place: Home, process: subprocess.Popen[bytes]) -> str:
 
 
 def bytes_below(directory: Path) -> int:
-    """What lies in a directory, sparse files by what they take."""
+    """Bytes that a directory's files occupy on disk, so that sparse files count only their blocks."""
     total = 0
     for path in directory.rglob("*"):
         try:
@@ -140,7 +140,7 @@ def processes(supervisor: psutil.Process) -> dict[str, psutil.Process]:
 
 
 async def watch(supervisor: psutil.Process, place: Home, until: asyncio.Event, seen: list[Sample]) -> None:
-    """A sample every five seconds."""
+    """Take a sample every five seconds."""
     begun = time.monotonic()
     while not until.is_set():
         resident, ages = {}, {}
@@ -155,7 +155,7 @@ async def watch(supervisor: psutil.Process, place: Home, until: asyncio.Event, s
 
 
 def growth(seen: list[Sample]) -> dict[str, float]:
-    """By process, how much larger it is in the last quarter than in the third one, of those that had settled."""
+    """Relative memory growth from the third to the last quarter, for each process old enough to have settled."""
     end = seen[-1].at
     found: dict[str, float] = {}
     for name in sorted({name for sample in seen for name in sample.resident}):
@@ -169,7 +169,7 @@ def growth(seen: list[Sample]) -> dict[str, float]:
 
 
 def peaks(seen: list[Sample]) -> dict[str, list[int]]:
-    """By process, the most MiB that it took in each quarter."""
+    """Each process's peak MiB in each quarter."""
     end = seen[-1].at + 1e-9
     names = sorted({name for sample in seen for name in sample.resident})
     return {
@@ -185,7 +185,7 @@ def peaks(seen: list[Sample]) -> dict[str, list[int]]:
 
 
 async def drained(config: Config, timeout_s: float) -> tuple[float, Any]:
-    """Wait until no turn waits for its outcome. Returns the seconds that took (or the timeout), and the last count."""
+    """Wait until no turn waits for its outcome. Returns the seconds this took (or the timeout), and the last count."""
     begun = time.monotonic()
     while True:
         with open_log(config) as log:
@@ -197,7 +197,7 @@ async def drained(config: Config, timeout_s: float) -> tuple[float, Any]:
 
 
 class Auditor:
-    """Reads the log as it grows, as any other process may, and notes what is there: later it may be too old to be there."""
+    """Reads the log as it grows and records its turns and signals, since retention may drop them later."""
 
     def __init__(self, config: Config) -> None:
         self._config, self._cursor = config, 0
@@ -206,13 +206,13 @@ class Auditor:
         self.doubled: Counter[str] = Counter()
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Read new rows until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(5.0)
 
     async def look(self) -> None:
-        """What is new."""
+        """Read the new rows."""
         with open_log(self._config) as log:
             async for cursor, row in log.read(self._cursor, {Turn, Signal}):
                 self._cursor = cursor
@@ -224,7 +224,7 @@ class Auditor:
                     self.signals.add(row.id)
 
     def losses(self, told: Told) -> dict[str, int]:
-        """What was acknowledged and never was in the log, came twice, or says something else."""
+        """Counts of acknowledged turns and signals that were never in the log, are there twice, or have another text."""
         return {
             "turns lost": sum(turn not in self.turns for turn in told.turns),
             "turns doubled": self.doubled["turns"],
@@ -275,7 +275,7 @@ async def soak(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         raging.cancel()
         for task in (raging, auditing):
             if task.done() and not task.cancelled():
-                task.result()  # what failed in the examination itself
+                task.result()  # raises errors of the examination itself
         weather.clear()
         mood.write_text("fine")
         seconds, counted = await drained(config, args.drain)
@@ -316,7 +316,7 @@ def _disk(seen: list[Sample], quarter: int) -> float:
 
 
 def verdict(found: dict[str, Any]) -> list[str]:
-    """What is not as it must be."""
+    """The violated requirements."""
     wrong = [f"{what}: {count}" for what, count in found["losses"].items() if count]
     if not found["ran to the end"]:
         wrong.append("`ostinato up` ended before its time")

@@ -1,4 +1,4 @@
-"""Simulated users who note what they were told is safe."""
+"""Simulated users who record what the gateway acknowledged."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import aiohttp
 
 LIKED = re.compile("^[a-z]")
 SAMPLING = {"max_tokens": 6, "temperature": 1.0}
-SILENT = 0.3  # of the turns get no feedback
+SILENT = 0.3  # share of turns without feedback
 
 
 @dataclass
 class Told:
-    """What was acknowledged. A turn maps to the text that was received."""
+    """The acknowledged turns and signals. A turn maps to the received text."""
 
     turns: dict[str, str] = field(default_factory=dict)
     signals: set[str] = field(default_factory=set)
@@ -30,7 +30,7 @@ def messages(number: int) -> list[dict[str, str]]:
 
 
 async def user(name: str, url: str, told: Told, until: asyncio.Event, pause_s: float) -> None:
-    """Ask, react, wait, go on whatever fails."""
+    """Ask, react and wait, and continue after any failure."""
     dice, number = random.Random(name), 0
     timeout = aiohttp.ClientTimeout(total=30)
     async with aiohttp.ClientSession(url, timeout=timeout) as session:
@@ -74,7 +74,7 @@ async def _post(
 
 
 async def flood(url: str, count: int, told: Told) -> None:
-    """Feedback about turns that nobody ever served."""
+    """Send feedback about turns that were never served."""
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=30)) as session:
         for start in range(0, count, 500):
             events = [

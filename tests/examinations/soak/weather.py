@@ -1,4 +1,4 @@
-"""`Weather`: what the preloaded library (`weather.c`) does to a run's processes, set from outside while they run."""
+"""`Weather` controls the faults that a preloaded library (`weather.c`) injects into a run's processes while they run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Weather:
             self._shared = mmap.mmap(file.fileno(), 0)
 
     def environment(self) -> dict[str, str]:
-        """What a process needs to feel it."""
+        """Environment variables that put a process under these faults."""
         return {"LD_PRELOAD": str(self._library), "OSTINATO_WEATHER": str(self._path)}
 
     def set(self, **values: int) -> None:
-        """Microseconds that a sync takes longer, nanoseconds that the clock is ahead, 1 for a full disk."""
+        """Set `sync_us` (extra microseconds per sync), `clock_ns` (nanoseconds that the clock is ahead) or `full` (1 for a full disk)."""
         for name, value in values.items():
             at = 8 * _FIELDS.index(name)
             self._shared[at : at + 8] = struct.pack("<q", value)
 
     def clear(self) -> None:
-        """Fine weather."""
+        """Remove all faults."""
         self.set(sync_us=0, clock_ns=0, full=0)

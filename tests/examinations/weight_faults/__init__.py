@@ -1,1 +1,1 @@
-"""The fault examination of the weight store: every fault beside what came of it, through real processes."""
+"""The fault examination of the weight store: every fault with its outcome, with real processes."""

@@ -26,7 +26,7 @@ PARTS: dict[str, Callable[..., Generator[Case]]] = {
 
 
 def main() -> None:
-    """Parse, run, print."""
+    """Run the part that the command line names, and print its cases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("directory", type=Path)

@@ -1,4 +1,4 @@
-"""Each object and ref of a chain lost, cut, flipped, replaced or served stale, before followers at several distances."""
+"""Each object and ref of a chain lost, truncated, flipped, replaced or served stale, for followers at several distances."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ Damage = Callable[[bytes], bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something that a fault can hit: an object or a ref, its file, and what an error about it must name."""
+    """A target of faults: an object or a ref, its file, and the name that an error about it must contain."""
 
     kind: str
     name: str
     path: Path
     other: bytes  # bytes of another object or ref
-    older: bytes | None = None  # what a ref held before
+    older: bytes | None = None  # the ref's earlier value
 
 
 def faults_of(target: Target) -> dict[str, Damage]:
-    """The faults that can hit it."""
+    """The faults that apply to a target."""
     found: dict[str, Damage] = {
         "dropped": lambda data: None,
         "truncated": truncated,
@@ -86,7 +86,7 @@ async def targets(root: Path) -> list[Target]:
 
 
 def some(every: Sequence[Target]) -> list[Target]:
-    """The newest of each kind."""
+    """The newest target of each kind."""
     kinds: dict[str, list[Target]] = {}
     for target in every:
         kinds.setdefault(target.kind, []).append(target)
@@ -94,7 +94,7 @@ def some(every: Sequence[Target]) -> list[Target]:
 
 
 def examine(root: Path, *, wide: bool) -> Generator[Case]:
-    """Every fault of every target before every follower; the newest target of each kind unless `wide`."""
+    """Every fault of every target for every follower; only the newest target of each kind unless `wide`."""
     store = DirectoryStore(root)
     asyncio.run(chain(store, LAST + 1, LONG))
     every = asyncio.run(targets(root))
@@ -114,7 +114,7 @@ def examine(root: Path, *, wide: bool) -> Generator[Case]:
 
 
 def _one(follower: Follower, looks: Looks, target: Target, damage: Damage, *, current: bool) -> str:
-    """One fault; the file is put back while the same process goes on."""
+    """Inject one fault, and restore the file while the same follower process keeps running."""
     good = target.path.read_bytes()
     seen = Seen()
     if current:
@@ -144,7 +144,7 @@ def _judge(child: Child, seen: Seen, target: Target, held: bytes | None) -> str:
     must(seen.delivered[-1] == LAST, f"ended at version {seen.delivered[-1]}")
     named = {policy(number).hash for number in before} - {policy(LAST).hash}
     if target.name == "live" and held is not None:
-        named.discard(held.decode("ascii", "replace").strip())  # it is what the ref said
+        named.discard(held.decode("ascii", "replace").strip())  # the ref really named it
     must(not named, f"delivered {named}, which nothing asked for")
     for error in seen.errors:
         must(target.name in error, f"an error that does not name it: {error}")
@@ -156,7 +156,7 @@ def _judge(child: Child, seen: Seen, target: Target, held: bytes | None) -> str:
 def _put(path: Path, data: bytes | None) -> None:
     if data is None:
         path.unlink()
-    else:  # at once: nobody may see this file being written
+    else:  # atomically, so that no reader sees a partial file
         fd, partial = tempfile.mkstemp(dir=path.parents[3])
         with open(fd, "wb") as file:
             file.write(data)

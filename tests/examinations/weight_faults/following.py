@@ -1,4 +1,4 @@
-"""A follower in a process of its own, which says what it delivers, what it refuses, and each time that it looks."""
+"""A follower in a process of its own, which reports its deliveries, its refusals, and each look at the ref."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTERVAL_S = 0.004
 
 
 class Looks(FaultyStore):
-    """A weight store that says so each time that ref live is read: the second look ends the first round."""
+    """A weight store that reports each read of ref live. The second look ends the first round."""
 
     say: Say | None = None
 
@@ -29,7 +29,7 @@ class Looks(FaultyStore):
 
 
 def watching(follower: Follower, looks: Looks, journal: Journal | None = None) -> Work:
-    """Work for a Child: follow live until killed. With a journal, end once it says that live was delivered."""
+    """Work for a Child: follow live until killed."""
 
     async def work(say: Say, ears: Ears) -> None:
         looks.say = say
@@ -44,18 +44,18 @@ def watching(follower: Follower, looks: Looks, journal: Journal | None = None) -
 
 @dataclass(slots=True)
 class Seen:
-    """What a follower's process said: the numbers that it delivered, checked, and what it refused."""
+    """The reports of a follower's process: the version numbers it delivered, verified, and its refusals."""
 
     delivered: list[int] = field(default_factory=list[int])
     errors: list[str] = field(default_factory=list[str])
 
     def rounds(self, child: Child, looks: int) -> None:
-        """Listen until the child has looked that often."""
+        """Listen until the child has looked `looks` times."""
         while looks:
             looks -= self._hear(child)
 
     def until(self, child: Child, number: int) -> None:
-        """Listen until version `number` is what was delivered last."""
+        """Listen until version `number` is the last one delivered."""
         while not self.delivered or self.delivered[-1] != number:
             self._hear(child)
 

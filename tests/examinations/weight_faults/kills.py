@@ -29,7 +29,7 @@ _STORE = Path("store")  # relative: each process has its own copy, in its own di
 
 
 def publisher(root: Path, *, wide: bool) -> Generator[Case]:
-    """A publication killed at each system call, then repeated by another process, then the next one."""
+    """Kill a publication at each system call. Another process then repeats it and publishes the next version."""
     for number, kind in KINDS.items() if wide else [(4, KINDS[4])]:
         here = root / f"from-{number}"
         here.mkdir()
@@ -59,7 +59,7 @@ def _publishing(inside: VersionPublisher, directory: Path, number: int) -> Work:
 
 
 def _after(copy: Path, number: int, where: str) -> Case:
-    """The store as the killed process left it, and what a new process can do with it."""
+    """Check the store after the kill, and that a new process can continue to publish to it."""
 
     async def check() -> None:
         if any((copy / _STORE / "refs").glob("live")):
@@ -103,7 +103,7 @@ def _die(data: bytes) -> bytes:
 
 
 def follower(root: Path, *, wide: bool) -> Generator[Case]:
-    """A follower killed in its journal's writes, in its reads and around its deliveries, with and without a version before."""
+    """Kill a follower in its journal's writes, in its reads and around its deliveries, with and without a version served before."""
     store = DirectoryStore(root / "store")
     inside = asyncio.run(chain(store, OLD + 1, SHORT))
     journal = root / "served" / "follow.json"
@@ -137,7 +137,7 @@ async def _manifest(store: DirectoryStore) -> str:
 
 
 def _serving(store: DirectoryStore, path: Path, step: str, nth: int) -> Work:
-    """Follow until the journal says that live was delivered; killed at the `nth` system call, read or delivery of `step`."""
+    """Follow until the journal records the delivery of live; killed at the `nth` system call, read or delivery of `step`."""
 
     async def work(say: Say, ears: Ears) -> None:
         journal = Journal(path, FaultyDisk(nth if step == "journal" else 0, kill=True))
@@ -166,7 +166,7 @@ def _have(path: Path) -> int | None:
 
 
 def _restarted(store: DirectoryStore, path: Path, spoilt: Path | None, step: str, nth: int, state: str) -> Case:
-    """A new process on the journal that the killed one left; with `spoilt`, beside a damaged version that is repaired later."""
+    """Start a new process on the killed one's journal; with `spoilt`, the object in this file is damaged at first and repaired later."""
     fault = f"follower killed, {'journal write' if step == 'journal' else step}"
     where = state if spoilt is None else f"{state}, live's manifest damaged"
     journal = path.read_bytes() if path.exists() else None

@@ -1,4 +1,4 @@
-"""A bucket behind a bad network: answers that are refused, cut, late or lost, at each request of a publication and of a fetch."""
+"""A bucket behind a bad network: requests refused, and answers cut, late or lost, at each request of a publication and of a fetch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KEPT = ("content-type", "etag", "last-modified", "content-range", "accept-range
 
 @contextlib.contextmanager
 def bucket_server() -> Generator[str]:
-    """S3 as moto plays it, in a process of its own; yields its address."""
+    """moto's S3 server, in a process of its own. Yields its address."""
     from moto.server import ThreadedMotoServer
 
     async def work(say: Say, ears: Ears) -> None:
@@ -51,7 +51,7 @@ def bucket_server() -> Generator[str]:
 
 
 def bucket_at(url: str, prefix: str, retries: int = 4) -> BucketStore:
-    """A store in that bucket; waits between attempts are a hundredth of what they are in earnest."""
+    """A store in that bucket. Waits between attempts are a hundredth of the real ones."""
     backoff = {"init_backoff": timedelta(milliseconds=4), "max_backoff": timedelta(milliseconds=20), "base": 2}
     inside = S3Store(
         BUCKET,
@@ -67,7 +67,7 @@ def bucket_at(url: str, prefix: str, retries: int = 4) -> BucketStore:
 
 
 class BadNetwork:
-    """A proxy before a bucket. `plan(n, what)` names the fault of the n-th request (from 1; `what`: "PUT /path"), or "".
+    """A proxy in front of a bucket. `plan(n, what)` names the fault of the n-th request (from 1; `what`: "PUT /path"), or "".
 
     Example: ``async with bad_network(url) as network: network.start(lambda nth, what: "503" if nth == 3 else "")``
     """
@@ -80,11 +80,11 @@ class BadNetwork:
         self._target, self._session = target, session
 
     def start(self, plan: Plan) -> None:
-        """Count from 1 again, with this plan."""
+        """Restart the count at 1, with this plan."""
         self.plan, self.count, self.struck = plan, 0, []
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Pass one request on, or let its fault happen."""
+        """Pass one request on, or inject its fault."""
         self.count += 1
         what = f"{request.method} {request.path}"
         fault = self.plan(self.count, what)
@@ -130,7 +130,7 @@ class BadNetwork:
 
 @contextlib.asynccontextmanager
 async def bad_network(target: str) -> AsyncGenerator[BadNetwork]:
-    """The proxy, listening."""
+    """A listening proxy."""
     async with aiohttp.ClientSession(auto_decompress=False) as session:
         network = BadNetwork(target, session)
         app = web.Application(client_max_size=1 << 30)
@@ -147,7 +147,7 @@ async def bad_network(target: str) -> AsyncGenerator[BadNetwork]:
 
 
 def examine(root: Path, *, wide: bool) -> Generator[Case]:
-    """Each fault at each request (a few of them unless `wide`), once and for good."""
+    """Each fault at each request (only some requests unless `wide`), once; at the first request also permanently."""
     with bucket_server() as url:
         yield from asyncio.run(_examine(url, *((1, 1) if wide else (30, 6))))
 
@@ -186,7 +186,7 @@ async def _case(network: BadNetwork, fault: str, where: str, act: Callable[[], A
 
 
 async def _publication(network: BadNetwork, url: str, fault: str, nth: int, for_good: bool, prefix: str) -> Case:
-    """Version 4 with all its ways; where it is refused, the same publication again on a good network, and the next."""
+    """Publish version 4 with all its routes; then, on a good network, the same publication again and the next."""
     direct = bucket_at(url, prefix)
     await chain(direct, 4, SHORT)
     publisher = VersionPublisher(bucket_at(network.url, prefix, retries=1), SHORT)
@@ -214,7 +214,7 @@ async def _publication(network: BadNetwork, url: str, fault: str, nth: int, for_
 
 
 async def _fetch(network: BadNetwork, url: str, fault: str, nth: int, for_good: bool, prefix: str) -> Case:
-    """A fresh follower; where it is refused, the same follower again on a good network."""
+    """Fetch with a fresh follower, and then again with the same follower on a good network."""
     prefix = "shared"
     direct = bucket_at(url, prefix)
     if await direct.read_ref("live") is None:
@@ -240,7 +240,7 @@ async def _fetch(network: BadNetwork, url: str, fault: str, nth: int, for_good: 
 
 
 async def _lost_moves(network: BadNetwork, url: str) -> AsyncGenerator[Case]:
-    """The answer to each conditional write of a publication is lost: the refs moved all the same."""
+    """Lose the answer to each conditional write of a publication, although the refs moved."""
     prefix = "lost-moves"
     direct = bucket_at(url, prefix)
     for retries in (0, 4):

@@ -1,4 +1,4 @@
-"""What came of one fault, and the rule that decides whether that was right."""
+"""The outcome of one fault, and the rule that decides whether it was right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Case:
     """One fault at one place. `problem` says how the rule was broken; "" if it held.
 
     The rule: the follower ends at the right hash, or refuses with an error that names the object and ends there once the object is
-    back. Never a mixture, never a wrong byte, never a manual step where going on is possible.
+    restored. Never a mixture, never a wrong byte, never a manual step if it is possible to continue.
 
     Example: ``Case(fault="truncated", where="route manifest, one behind", outcome=REPAIRED)``
     """

@@ -1,4 +1,4 @@
-"""Real processes that cost milliseconds: children forked from one that has paid for the imports and runs no thread."""
+"""Real processes that start in milliseconds: children forked from a process with all imports done and no threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 
 
 class Ears:
-    """What the parent says to its child: lines."""
+    """The lines that the parent sends to its child."""
 
     def __init__(self, fd: int) -> None:
         self._file = os.fdopen(fd, "rb", buffering=0)
@@ -32,7 +32,7 @@ class Ears:
 
 
 class Child:
-    """A process that runs `work(say, ears)`; what it says arrives here as dictionaries.
+    """A process that runs `work(say, ears)`; its messages arrive here as dictionaries.
 
     Example: ``with Child(work) as child: child.tell("go"); event = child.hear()``
     """
@@ -62,11 +62,11 @@ class Child:
         os.close(self._in)
 
     def tell(self, line: str) -> None:
-        """One line for the child."""
+        """Send the child a line."""
         os.write(self._in, line.encode() + b"\n")
 
     def hear(self) -> dict[str, Any] | None:
-        """The next thing that the child says; None when it has ended. Raises Broken after a minute of silence or a crash."""
+        """The child's next message, or None when it has ended. Raises Broken after a minute of silence or a crash."""
         deadline = time.monotonic() + PATIENCE_S
         while b"\n" not in self._rest:
             ready, _, _ = select.select([self._out], [], [], max(0.0, deadline - time.monotonic()))
@@ -83,7 +83,7 @@ class Child:
         return said
 
     def all(self) -> list[dict[str, Any]]:
-        """Everything until the child ends."""
+        """All messages until the child ends."""
         found: list[dict[str, Any]] = []
         while (said := self.hear()) is not None:
             found.append(said)
@@ -97,7 +97,7 @@ class Child:
 
     @property
     def killed(self) -> bool:
-        """Whether it ended by signal 9."""
+        """Whether the child was ended by signal 9."""
         return os.WIFSIGNALED(self.wait()) and os.WTERMSIG(self.wait()) == signal.SIGKILL
 
 
@@ -107,7 +107,7 @@ def _live(work: Work, out: int, ears: Ears) -> None:
 
     try:
         asyncio.run(work(say, ears))
-    except BaseException:  # noqa: BLE001 (whatever it was, the parent reports it)
+    except BaseException:  # noqa: BLE001 (the parent reports any error)
         say(crash=traceback.format_exc(limit=-6))
         os._exit(1)
     os._exit(0)

@@ -28,7 +28,7 @@ Open = Callable[[], RefStore]
 
 
 class Gate(FaultyStore):
-    """A weight store that waits, after a ref was first read, until the parent lets all racers go on together."""
+    """A weight store that waits, after live was first read, until the parent lets all racers continue together."""
 
     def __init__(self, inner: WeightStore, say: Say, ears: Ears) -> None:
         super().__init__(inner)
@@ -44,7 +44,7 @@ class Gate(FaultyStore):
 
 
 def entry(number: int, racer: int) -> Weights:
-    """What a racer publishes as version `number`."""
+    """The weights that a racer publishes as version `number`."""
     data = model(number)["a"].data.copy()
     data[: racer + 1] ^= 1
     return {**model(number), "a": WeightArray("BF16", (data.nbytes // 2,), data)}

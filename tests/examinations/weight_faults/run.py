@@ -1,10 +1,10 @@
-"""The weight store's fault examination at every place: each fault, how many cases of it, and what came of them.
+"""The weight store's fault examination at every place: each fault with its number of cases and their outcomes.
 
     python -m tests.examinations.weight_faults.run [--parts damage network ...]
 
 The rule for every case: the follower ends at the right hash, or refuses with an error that names the object and ends there once it
-is back; never a mixture, never a wrong byte, no manual step. Cases that break it are listed, and the exit status is 1. Prints the
-table and writes results/weight_faults.json. About ten minutes; `tests/e2e/test_weight_faults.py` runs a choice of the cases.
+is restored; never a mixture, never a wrong byte, no manual step. Cases that break it are listed, and the exit status is 1. Prints the
+table and writes results/weight_faults.json. About ten minutes; `tests/e2e/test_weight_faults.py` runs a selection of the cases.
 """
 
 from __future__ import annotations

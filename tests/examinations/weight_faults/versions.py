@@ -19,7 +19,7 @@ from ostinato.weights.version.content import version_ref, weights_root
 
 SIZE = 12_000
 SHORT = PublisherConfig(object_bytes=8192, anchor_every=3, skips=(2, 4), anchor_share=100.0)
-"""The fourth version after the first has every way to it: a delta, a full snapshot, and deltas over two and four versions."""
+"""The fourth version after the first has every kind of route: a delta, a full snapshot, and deltas over two and four versions."""
 LONG = PublisherConfig(anchor_every=25, anchor_share=100.0)
 
 
@@ -49,7 +49,7 @@ async def publish(publisher: VersionPublisher, number: int, ref: str = "live") -
 
 
 async def chain(store: WeightStore, length: int, config: PublisherConfig) -> VersionPublisher:
-    """Publish versions 0 to `length` - 1 to ref live; the publisher is ready for the next."""
+    """Publish versions 0 to `length` - 1 to ref live. Returns the publisher, ready for the next."""
     publisher = VersionPublisher(store, config)
     for number in range(length):
         await publish(publisher, number)
@@ -57,7 +57,7 @@ async def chain(store: WeightStore, length: int, config: PublisherConfig) -> Ver
 
 
 async def check_sound(store: RefStore) -> int:
-    """Everything that a ref reaches is there and verifies, every version bit for bit. Returns live's number. Raises Broken."""
+    """Check that everything reachable from a ref exists and verifies, and live bit for bit. Returns live's number. Raises Broken."""
     findings = await verify(store, every=True)
     must(not findings.problems, f"fsck: {findings.problems}")
     for ref, value in (await store.refs()).items():
@@ -73,5 +73,5 @@ async def check_sound(store: RefStore) -> int:
 
 
 def objects_of(root: Path, name: str) -> Path:
-    """Where a directory store keeps an object."""
+    """The path of an object in a directory store."""
     return root / "objects" / name[:2] / name[2:]

@@ -1,4 +1,4 @@
-"""Faults that come and go: reads that fail now and then, disks that fill, clocks that jump."""
+"""Transient faults: reads that fail occasionally, disks that fill, clocks that jump."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHARE = 0.05
 
 
 class FlakyStore:
-    """A weight store whose reads fail with probability `share`: not found, refused, an OS error, a bit flipped, the end missing."""
+    """A weight store whose reads fail with probability `share`: not found, unavailable, an OS error, a flipped bit, or truncated."""
 
     def __init__(self, inner: WeightStore, share: float, seed: int) -> None:
         self.inner, self.share = inner, share
@@ -82,11 +82,11 @@ def _judged(fault: str, where: str, act: Callable[[], str]) -> Case:
         return Case(fault=fault, where=where, outcome="broken", problem=str(error))
 
 
-# ---------------------------------------------------------------- reads that fail now and then
+# ---------------------------------------------------------------- reads that fail occasionally
 
 
 def transient(root: Path, *, wide: bool) -> Generator[Case]:
-    """Followers far behind, whose version was collected, or who must go back, with 5% of all reads failing."""
+    """Followers that are far behind, hold a collected version, or must roll back, with 5% of all reads failing."""
     store = DirectoryStore(root / "store")
     publisher = asyncio.run(chain(store, LAST + 1, LONG))
     seeds = range(40 if wide else 6)
@@ -130,7 +130,7 @@ def _converges(holder: tuple[Looks, Follower], store: DirectoryStore, target: in
 
 
 async def _collect(root: Path, store: DirectoryStore) -> None:
-    """Delete what live's version and its ancestors, back to the first with a full snapshot, do not need."""
+    """Delete everything not needed by live's version and its ancestors, back to the first with a full snapshot."""
     manifests = Manifests(store)
     keep: set[str] = set()
     async for hash, manifest in manifests.walk((await manifests.at(policy(LAST).hash))[0]):
@@ -154,7 +154,7 @@ async def _collect(root: Path, store: DirectoryStore) -> None:
 
 
 def full_disk(root: Path, *, wide: bool) -> Generator[Case]:
-    """A disk that refuses each system call of a publication, then takes them again; and one that refuses a follower everything."""
+    """A disk that fails at each system call of a publication and then recovers, and one that refuses all writes of a follower."""
     here = root / "base"
     here.mkdir()
     os.chdir(here)
@@ -178,7 +178,7 @@ def full_disk(root: Path, *, wide: bool) -> Generator[Case]:
 
 
 def _refused(inside: VersionPublisher, disk: FaultyDisk, nth: int, sticky: bool) -> Work:
-    """Publish with the fault, look, then publish again with space: in one process, as a trainer would."""
+    """Publish with the fault, check the store, then publish again with space, all in one process as a trainer would."""
 
     async def work(say: Say, ears: Ears) -> None:
         disk.fail_at, disk.sticky = nth, sticky
@@ -204,7 +204,7 @@ def _emptied(copy: Path, said: list[dict[str, object]]) -> str:
 
 
 def _no_space(root: Path, here: Path) -> str:
-    """The kernel refuses every write of a follower's process: journal and log; then it takes them again."""
+    """The kernel refuses every write of a follower's process, to journal and log, and later accepts them again."""
     store, path = DirectoryStore(here / "store"), root / "follow.json"
 
     async def work(say: Say, ears: Ears) -> None:
@@ -244,7 +244,7 @@ SHIFTS = {"a day": _DAY, "10 years": 10 * _YEAR}
 
 
 def clocks(root: Path, *, wide: bool) -> Generator[Case]:
-    """Publisher and follower in processes whose wall clocks jump between any two steps, against each other."""
+    """Publisher and follower in processes whose wall clocks jump in opposite directions between any two steps."""
     for name, shift in SHIFTS.items():
         for sign, back in ((1, "publisher ahead"), (-1, "follower ahead")):
             act = lambda n=name, s=sign * shift: _shifted(root / f"{n}-{s}", s)  # noqa: E731
@@ -252,9 +252,9 @@ def clocks(root: Path, *, wide: bool) -> Generator[Case]:
 
 
 class Clock:
-    """Moves this process's clocks: `jump` the wall clock, at each step another way; the monotonic one once, at the start.
+    """Shifts this process's clocks: `jump` moves the wall clock, alternately back and forth; the monotonic one moves once, at the start.
 
-    `reads` are the modules of ours that asked for the wall clock.
+    `reads` lists the `ostinato` modules that read the wall clock.
     """
 
     def __init__(self, shift: float) -> None:
@@ -275,7 +275,7 @@ class Clock:
         time.monotonic_ns = lambda: steady_ns() + int(1e9 * max(shift, 0.0))
 
     def jump(self) -> None:
-        """To the other side of the true time."""
+        """Move the wall clock to the other side of the true time."""
         self._now = -self._now if self._now else self._shift
 
 

@@ -1,4 +1,4 @@
-"""A log to break, and a look into its files that goes around it."""
+"""A log for tests to break, and direct SQL access to its files."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path

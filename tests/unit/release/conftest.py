@@ -1,4 +1,4 @@
-"""What the tests of releases begin with."""
+"""Fixtures for the tests of releases."""
 
 import pytest
 from tests.fakes.release_world import V0, Disk
@@ -14,6 +14,6 @@ def disk():
 
 @pytest.fixture(autouse=True)
 def known_salts(monkeypatch):
-    """Trials deal the same simulated users alike in every run; in the product nobody shall know a salt."""
+    """Fix the salts, so that trials deal the simulated users alike in every run. In the product salts are secret."""
     for module in ("trials", "moves"):
         monkeypatch.setattr(f"ostinato.release.{module}.token_hex", lambda size: "b5" * size)

@@ -1,4 +1,4 @@
-"""A log, a clock that stands still, and desks on them."""
+"""A log, a clock that only tests advance, and reward desks on them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from ostinato.testing.records import a_turn
 
 
 class Now:
-    """Seconds since 1970, as told."""
+    """A clock that returns `at`, in seconds since 1970."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -26,19 +26,19 @@ class Now:
 
 
 def within_30_s(turn, signals, now):
-    """The copilot's reward with a window of 30 s."""
+    """The `copilot` reward with a window of 30 s."""
     return copilot(turn, signals, now, window=30.0)
 
 
 class Log(MemoryLog):
-    """A log in memory that can be asked for its rows of one kind."""
+    """A log in memory that can list its rows of one kind."""
 
     def of(self, kind: type[Row]) -> list:
         """The rows of a kind, oldest first."""
         return [row for row in self.rows if type(row) is kind]
 
     def reasons(self, kind: type[Row]) -> dict[str, str]:
-        """Turn -> reason, of quarantines or holdbacks."""
+        """The reasons of quarantines or holdbacks, keyed by turn."""
         return {row.turn: row.reason for row in self.of(kind)}
 
 
@@ -64,7 +64,7 @@ def open_desk(now: Now) -> Callable[..., RewardDesk]:
 @pytest.fixture
 def turn() -> Callable[..., Turn]:
     def turn_(i: int, **changes) -> Turn:
-        """Turn number i, an episode of its own, of one of five users."""
+        """Turn number i, in an episode of its own, by one of five users."""
         made = replace(a_turn(f"t{i}:0", user=f"u{i % 5}", prompt=range(i % 7 + 1), sampled=(7,)), episode=f"e{i}")
         return replace(made, **changes)
 
