@@ -1,4 +1,4 @@
-"""Runs one part of the examination and prints its cases, one JSON line each: `python -m examinations.weight_faults PART DIR`."""
+"""Runs one part of the examination and prints its cases, one JSON line each: `python -m tests.examinations.weight_faults PART DIR`."""
 
 from __future__ import annotations
 

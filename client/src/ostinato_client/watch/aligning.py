@@ -97,7 +97,8 @@ def _anchored(gap: Gap, old: Keys, new: Keys, lines: list[str], found: dict[int,
     todo = [gap]
     while todo:
         part = todo.pop()
-        anchors = _anchors(part, old, new, lines)  # before the ends, where a short line may match another line by chance
+        # before the ends, where a short line may match another line by chance
+        anchors = _anchors(part, old, new, lines)
         if not anchors:
             part = _trimmed(part, old, new, found)
             anchors = _anchors(part, old, new, lines)
@@ -167,8 +168,7 @@ def _heaviest(pairs: list[tuple[int, int]], weights: list[int]) -> list[tuple[in
 
 
 def _align(gap: Gap, lines: list[str], old: Keys, new: Keys, found: dict[int, int]) -> None:
-    """Match within a part whose lines all repeat or share no neighbour: the heaviest common lines, if their text or place identifies them.
-    """
+    """Match a part whose lines all repeat or share no neighbour: the heaviest common lines, if text or place identifies them."""
     i1, i2, j1, j2 = gap
     if (i2 - i1) * (j2 - j1) > _MOST_CELLS:
         return

@@ -127,6 +127,7 @@ class Spool:
         try:
             status = spool.stat()
             if status.st_size > _ROTATED_AT and self.positions.get(str(status.st_ino)) == status.st_size:
-                spool.replace(self._directory / _OLD)  # a hook that has it open still writes to it, and is read from there
+                # a hook that has it open still writes to it, and is read from there
+                spool.replace(self._directory / _OLD)
         except OSError:
             return
