@@ -44,7 +44,8 @@ class RepairConfig(BaseModel, frozen=True, extra="forbid"):
     )
     told: str = Field(
         default="That fails:\n{output}\nWrite it again.",
-        description="Message to the model after a failure; {output} stands for the end of the check's output.",
+        description="Message to the model after a failure; {output} stands for the check's output, cut to "
+        "`output_chars`.",
     )
 
 
