@@ -64,17 +64,17 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
         ge=1,
         description="People's turns per optimizer step; fewer only where no more fit into `reward.batch_tokens`.",
     )
-    publish_every: int = Field(default=2, ge=1, description="Optimizer steps between two published candidates.")
+    publish_every: int = Field(default=2, ge=1, description="Steps between two published candidates.")
     checkpoint_every: int = Field(
         default=5,
         ge=1,
-        description="Optimizer steps between two checkpoints; after a crash the steps since the last one are repeated.",
+        description="Steps between two checkpoints; after a crash the steps since the last one are repeated.",
     )
     keep_checkpoints: int = Field(default=2, ge=1, description="How many of the newest checkpoints are kept.")
     max_lead: int = Field(
         default=6,
         ge=1,
-        description="Optimizer steps that the trainer may be ahead of the live version, and never more than "
+        description="Steps that the trainer may be ahead of the live version, and never more than "
         "`reward.max_staleness`. Then it offers a candidate and waits for the gate or `ostinato ship`. No limit with "
         "source = 'worlds'.",
     )
@@ -111,7 +111,7 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
         "worker's host has none; serve.admin_key must then be the same on both. Empty: this host's gateway.",
     )
     grade_timeout_s: float = Field(
-        default=4.0, gt=0, description="Longest run of the hidden tests of one answer, in seconds of wall time."
+        default=4.0, gt=0, description="Most seconds of wall time for one answer's hidden tests."
     )
     runner: RunnerConfig = Field(default_factory=RunnerConfig, description="How the suite is run.")
     gate: GateConfig = Field(default_factory=GateConfig, description="Margin, level and number of looks.")

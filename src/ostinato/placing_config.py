@@ -29,8 +29,7 @@ class SuperviseConfig(BaseModel, frozen=True, extra="forbid"):
     engine_s: float = Field(
         default=300.0,
         gt=0,
-        description="Longest step or command (a swap, a scoring) of the engine, in seconds; then the gateway is "
-        "restarted.",
+        description="Longest step or command (a swap, a scoring) of the engine, in seconds; then the gateway restarts.",
     )
     stop_s: float = Field(
         default=20.0, gt=0, description="Seconds that a worker has to end when told to; then it is killed."
@@ -51,7 +50,7 @@ class SuperviseConfig(BaseModel, frozen=True, extra="forbid"):
 class HousekeepingConfig(BaseModel, frozen=True, extra="forbid"):
     """What `ostinato up` tidies up by itself, and how often."""
 
-    every_s: float = Field(default=3600.0, gt=0, description="Seconds between two rounds of housekeeping.")
+    every_s: float = Field(default=3600.0, gt=0, description="Seconds between two rounds.")
     collect: bool = Field(
         default=True, description="Delete versions of the weights that nothing needs, by the rules in `collect`."
     )
@@ -86,7 +85,7 @@ class RayConfig(BaseModel, frozen=True, extra="forbid"):
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
         default="SPREAD",
         description="How Ray places the workers other than rollouts on nodes: together (PACK) or apart (SPREAD). "
-        "STRICT_: fail if that is impossible.",
+        "STRICT_: or not at all.",
     )
     patience_s: float = Field(
         default=10.0, gt=0, description="Seconds without an answer after which a node counts as away."

@@ -25,7 +25,7 @@ class Common:
     """Options that every command takes."""
 
     config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None
-    """TOML file with settings. Default: the defaults, or for commands that need an existing run its own settings."""
+    """TOML file with settings. Default: an existing run's own settings if the command needs a run, else the defaults."""
     overrides: Annotated[tuple[str, ...], Parameter(name=["--set"], negative="")] = ()
     """Override one key, as in --set train.learning_rate=1e-5; may be repeated. `ostinato config` lists all keys."""
 

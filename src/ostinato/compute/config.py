@@ -33,13 +33,11 @@ class LendConfig(BaseModel, frozen=True, extra="forbid"):
     guard_s: float = Field(
         default=2.0,
         gt=0,
-        description="All servers are given back once a tenth of people's recent calls (at least three, of more than "
-        "one user) wait longer than this many seconds for the live slot's first token. With one user at a time, only "
-        "the load brings servers back.",
+        description="All servers are given back once a tenth of people's recent calls (at least three, of two users "
+        "or more) wait longer than this for the live slot's first token. With one user at a time, only the load "
+        "brings servers back.",
     )
-    window_s: float = Field(
-        default=1800.0, gt=0, description="Seconds of past traffic whose highest rate counts for `lend_below`."
-    )
+    window_s: float = Field(default=1800.0, gt=0, description="Seconds of past traffic that `lend_below` considers.")
     hold_s: float = Field(
         default=900.0, ge=0, description="Seconds after the start and after each return in which no server is lent."
     )
@@ -47,13 +45,13 @@ class LendConfig(BaseModel, frozen=True, extra="forbid"):
     end_s: float = Field(
         default=10.0,
         ge=0,
-        description="Seconds that rollouts' answers on a server that is wanted back may take to end; then they are "
-        "cut off and requested again.",
+        description="Seconds for rollouts' answers to end on a server that is wanted back; then they are cut off and "
+        "requested again.",
     )
     only_gateway: bool = Field(
         default=False,
-        description="Confirms that no other gateway uses the servers of engine.urls. Required with a log in Postgres, "
-        "which several gateways may share.",
+        description="Confirms that no other gateway uses engine.urls; required with a log in Postgres, which gateways "
+        "may share.",
     )
 
     @model_validator(mode="after")

@@ -11,9 +11,9 @@ class CorpusConfig(BaseModel, frozen=True, extra="forbid"):
     suffixes: tuple[str, ...] = Field(
         default=(".py", ".pyi", ".md", ".rst", ".txt"), min_length=1, description="Suffixes of the files that are read."
     )
-    least_bytes: int = Field(default=64, ge=1, description="Shorter files are left out, in bytes.")
+    least_bytes: int = Field(default=64, ge=1, description="Files of fewer bytes are left out.")
     most_bytes: int = Field(
-        default=256 << 10, ge=1, description="Longer files are left out, in bytes: they are more often data than code."
+        default=256 << 10, ge=1, description="Files of more bytes are left out: they are more often data than code."
     )
     longest_line: int = Field(
         default=1000, ge=1, description="A file with a line of more characters than this is left out as generated."
@@ -40,5 +40,5 @@ class CorpusConfig(BaseModel, frozen=True, extra="forbid"):
         description="A test string with fewer words than `gram` but at least this many is searched for as a whole.",
     )
     shard_tokens: int = Field(
-        default=1 << 22, ge=1024, description="Approximate tokens per shard, which a reader holds in memory at once."
+        default=1 << 22, ge=1024, description="Approximate tokens per shard, which a reader holds at once."
     )

@@ -29,7 +29,7 @@ class SourceShare(BaseModel, frozen=True, extra="forbid"):
     """One source and its contribution to the corpus."""
 
     name: str = Field(description="Package with version, archive, or directory name.")
-    licence: str = Field(description="Licence as stated in the source's metadata.")
+    licence: str = Field(description="Licence as its metadata states it.")
     sha256: str = Field(
         default="", description="SHA-256 of the archive, as the index states it. Empty for a directory."
     )
@@ -43,7 +43,7 @@ class Refusal(BaseModel, frozen=True, extra="forbid"):
     source: str = Field(description="The source it is from.")
     path: str = Field(description="The file. Empty for the whole source.")
     reason: str = Field(description="The reason, in a word.")
-    detail: str = Field(description="The licence, or the test and the words that it shares with the file.")
+    detail: str = Field(description="The licence, or the test and the words that both contain.")
 
 
 class CorpusManifest(BaseModel, frozen=True, extra="forbid"):

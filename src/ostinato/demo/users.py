@@ -61,9 +61,7 @@ class UsersConfig(BaseModel, frozen=True, extra="forbid"):
     reaction_s: float = Field(
         default=1.5, ge=0, description="Mean time from seeing an answer to sending feedback, in seconds."
     )
-    late_share: float = Field(
-        default=0.1, ge=0, le=1, description="Share of feedback that comes much later than after `reaction_s`."
-    )
+    late_share: float = Field(default=0.1, ge=0, le=1, description="Share of feedback that comes much later.")
     late_s: float = Field(default=6.0, ge=0, description="Longest extra delay of late feedback, in seconds.")
     duplicate_share: float = Field(
         default=0.1, ge=0, le=1, description="Share of feedback that is sent twice, with the same id."

@@ -86,8 +86,8 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.05,
         gt=0.0,
         lt=0.5,
-        description="Probability of shipping a candidate that is worse than live by the margin, over all looks "
-        "together. Against best and anchor, and for 'better', it is the probability over a whole week.",
+        description="Probability of shipping a candidate that is worse than live by the margin, all looks together; "
+        "against best and anchor, and for 'better', the probability over a whole week.",
     )
     candidates_per_week: int = Field(
         default=56, ge=1, description="Candidates judged per week, among which the weekly alpha is shared."
@@ -101,22 +101,19 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         description="Share of alpha spent on all looks before the last; the rest is kept for the last look.",
     )
     items_per_round: int = Field(
-        default=0,
-        ge=0,
-        description="Items drawn per candidate from a suite that has more; each candidate gets different ones. 0: all.",
+        default=0, ge=0, description="Items drawn per candidate, different ones for each, if a suite has more. 0: all."
     )
     sealed_share: float = Field(
         default=0.1,
         ge=0.0,
         le=0.5,
-        description="Share of a suite's items, chosen by hash, that are sealed: few candidates are tested on them, so "
-        "that nothing is fitted to them.",
+        description="Share of a suite's items, chosen by hash, that are sealed: few candidates see them, so that "
+        "nothing is fitted to them.",
     )
     sealed_every: int = Field(
         default=20,
         ge=1,
-        description="One in this many candidates is also tested on the sealed items, and is blocked if it is worse on "
-        "them.",
+        description="One in this many candidates also sees the sealed items, and is blocked if it is worse on them.",
     )
     sample_best: bool = Field(
         default=True,
@@ -179,14 +176,13 @@ class RunnerConfig(BaseModel, frozen=True, extra="forbid"):
         default=2,
         ge=1,
         le=64,
-        description="Draws of one item per request. It is part of a draw's identity: changing it draws all samples "
-        "anew.",
+        description="Draws of one item per request. It identifies a draw: changing it draws all samples anew.",
     )
     request_timeout_s: float = Field(
         default=120.0, gt=0.0, description="Longest request, queueing included, in seconds."
     )
     slot_timeout_s: float = Field(
-        default=120.0, gt=0.0, description="Longest wait until a slot serves the expected version, in seconds."
+        default=120.0, gt=0.0, description="Longest wait for a slot to serve the expected version, in seconds."
     )
     deadline_s: float = Field(default=3600.0, gt=0.0, description="Longest evaluation run, in seconds.")
     retry_pause_s: float = Field(

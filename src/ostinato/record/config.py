@@ -66,8 +66,7 @@ class RecordConfig(BaseModel, frozen=True, extra="forbid"):
         description="Encrypt text, tokens, comments and corrections at rest, with one key per 'tenant' or per 'user'.",
     )
     master_key: Path | None = Field(
-        default=None,
-        description="File of 32 or more random bytes that wraps the encryption keys. Unset: the keys are not wrapped.",
+        default=None, description="File of 32 or more random bytes that wraps the keys. Unset: they are not wrapped."
     )
 
     @field_validator("namespace")

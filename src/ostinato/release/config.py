@@ -68,7 +68,7 @@ class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
         "and compare live with it all the time: losses too small for one trial add up there. It holds one more "
         "version in memory.",
     )
-    standing: StandingConfig = Field(default=StandingConfig(), description="Comparison of live with the best release.")
+    standing: StandingConfig = Field(default=StandingConfig(), description="Live against the best release.")
     guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users rolls a version back.")
     outcomes: OutcomeConfig = Field(default=OutcomeConfig(), description="How turns and signals are joined.")
     auto: RouterConfig = Field(default=RouterConfig(), description="How Auto adjusts its arms' shares.")

@@ -45,7 +45,7 @@ class GuardConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.02,
         gt=0.0,
         lt=0.5,
-        description="Probability per release of rolling back an equally good version, over all looks together.",
+        description="Chance per release of rolling back an equally good version, all looks together.",
     )
     tolerance: float = Field(
         default=0.02, ge=0.0, lt=1.0, description="Tolerated loss in share of accepted turns (or rise in errors)."

@@ -18,9 +18,7 @@ class OutcomeConfig(BaseModel, frozen=True, extra="forbid"):
         default=200_000, ge=100, description="Newest turns before a trial that show what each user usually does."
     )
     early_s: float = Field(
-        default=3600.0,
-        gt=0,
-        description="Seconds after which a signal about a turn that is not in the log yet is forgotten.",
+        default=3600.0, gt=0, description="Seconds until such a signal, about a turn not yet in the log, is forgotten."
     )
     nothing: str = Field(
         default="-",

@@ -18,23 +18,21 @@ class BaselineConfig(BaseModel, frozen=True, extra="forbid"):
     """The learned baseline b(x, user)."""
 
     shrinkage: float = Field(
-        default=10.0,
-        gt=0,
-        description="Pseudo-count of turns at the overall mean with which each user's and prompt's mean starts.",
+        default=10.0, gt=0, description="Pseudo-count of turns at the overall mean in each user's and prompt's mean."
     )
     ridge: float = Field(
-        default=10.0, gt=0, description="Strength of the ridge penalty, which pulls the regression's weights towards 0."
+        default=10.0, gt=0, description="Ridge penalty, which pulls the regression's weights towards 0."
     )
     forget: float = Field(
         default=0.999,
         gt=0,
         le=1,
-        description="Factor by which older evidence decays per observed turn, because the policy changes.",
+        description="Weight that older evidence keeps per observed turn, as the policy changes.",
     )
     max_keys: int = Field(
         default=100_000,
         ge=1,
-        description="Most users, and most prompts, remembered; those not seen for longest are forgotten first.",
+        description="Users, and prompts, remembered; those unseen for longest are forgotten first.",
     )
 
 
@@ -56,9 +54,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the reward function.")
     answer_s: float = Field(
-        default=5.0,
-        gt=0,
-        description="Longest time of the reward function for one turn, in seconds; then its process is killed.",
+        default=5.0, gt=0, description="Seconds that the reward function has for one turn; then its process is killed."
     )
     memory_bytes: int = Field(
         default=4 << 30, gt=0, description="Most memory of the reward function's process, in bytes."
@@ -97,8 +93,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     min_temperature: float = Field(
         default=0.1,
         ge=0,
-        description="Turns sampled at a lower temperature are not learned from, because gradients grow as 1 / "
-        "temperature.",
+        description="Turns with a lower temperature are not learned from: gradients grow as 1 / temperature.",
     )
     purposes: tuple[Purpose, ...] = Field(
         default=(Purpose.TASK, Purpose.SUBAGENT),
@@ -145,8 +140,8 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     )
     users: Users = Field(
         default="declared",
-        description="Whom the caps count as a user: any name that a caller gives, or only verified users, with a "
-        "tenant's others as one user.",
+        description="Whom the caps count as a user: any name that a caller gives, or only verified users, a tenant's "
+        "others as one.",
     )
     user_cap: float = Field(
         default=0.1,
@@ -170,6 +165,4 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         "turns to learn from fill a batch in turn.",
     )
     baseline: BaselineConfig = Field(default_factory=BaselineConfig, description="The learned baseline.")
-    coverage: CoverageConfig = Field(
-        default_factory=CoverageConfig, description="When a tenant's silence is no longer trusted."
-    )
+    coverage: CoverageConfig = Field(default_factory=CoverageConfig, description="When silence is not trusted.")

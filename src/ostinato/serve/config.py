@@ -42,8 +42,8 @@ class SamplingRule(BaseModel, frozen=True, extra="forbid"):
     Example: ``SamplingRule(temperature=1.0)``
     """
 
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="Default: the client's temperature.")
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0, description="Default: the client's top_p.")
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="None: the client's.")
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0, description="None: the client's.")
 
 
 class OtlpConfig(BaseModel, frozen=True, extra="forbid"):
@@ -55,10 +55,10 @@ class OtlpConfig(BaseModel, frozen=True, extra="forbid"):
     endpoint: str = Field(
         default="",
         pattern=r"^(https?://.+)?$",
-        description="URL of a collector that takes traces by OTLP over HTTP. Empty: no spans are sent.",
+        description="URL of a collector for traces by OTLP over HTTP. Empty: no spans are sent.",
     )
     headers: dict[str, SecretStr] = Field(
-        default_factory=dict[str, SecretStr], description="Headers sent with each export, for instance with a key."
+        default_factory=dict[str, SecretStr], description="Headers of each export, for instance a key."
     )
     service: str = Field(default="ostinato", min_length=1, description="Service name in the spans.")
     timeout_s: float = Field(default=5.0, gt=0, description="Longest wait for the collector, in seconds.")
@@ -89,19 +89,17 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="Host names besides loopback's at which a server without keys answers, also to web pages of these "
-        "hosts. '*': any name.",
+        description="Host names besides loopback's at which a server without keys answers, also to their web pages. "
+        "'*': any.",
     )
     control_share: float = Field(default=0.0, ge=0.0, le=1.0, description="Share of users on the frozen control arm.")
     arm_users: Literal["declared", "verified"] = Field(
         default="declared",
-        description="Users who may be assigned to arms other than live: any name that a caller gives, or only users "
-        "that the tenant proved.",
+        description="Who may be assigned to arms other than live: any name that a caller gives, or only users that "
+        "the tenant proved.",
     )
     page: bool = Field(default=True, description="Serve the web page at '/'.")
-    arm_salt: str = Field(
-        default="ostinato", description="Salt of the assignment of users to arms; changing it assigns all users anew."
-    )
+    arm_salt: str = Field(default="ostinato", description="Changing it assigns all users to the arms anew.")
     max_body_bytes: int = Field(
         default=2 * 1024 * 1024, ge=1024, description="Longest request body, in bytes; longer ones get 413."
     )
@@ -122,18 +120,15 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     first_token_s: float = Field(
         default=0.0,
         ge=0,
-        description="Longest acceptable wait of people for a first token, in seconds. While more than a tenth of them "
-        "wait longer, ever fewer calls of simulated worlds and of the gate are let through at once. 0: no limit.",
+        description="Longest acceptable wait for a first token, in seconds. While over a tenth of people's calls wait "
+        "longer, ever fewer calls of simulated worlds and of the gate are let through at once. 0: no limit.",
     )
     tokens_per_s: float = Field(
         default=0.0,
         ge=0,
-        description="Likewise for the speed of the rest of an answer: the least acceptable tokens per second. 0: no "
-        "limit.",
+        description="Likewise the least acceptable tokens per second of the rest of an answer. 0: no limit.",
     )
-    give_way_s: float = Field(
-        default=30.0, gt=0, description="Longest wait of such a call while people are served first, in seconds."
-    )
+    give_way_s: float = Field(default=30.0, gt=0, description="Longest wait of such a call for people, in seconds.")
     quota: QuotaConfig = Field(default_factory=QuotaConfig, description="Limits of each tenant.")
     tenant_quotas: dict[str, QuotaConfig] = Field(
         default_factory=dict[str, QuotaConfig],
@@ -141,15 +136,15 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     )
     sampling: dict[str, SamplingRule] = Field(
         default_factory=dict[str, SamplingRule],
-        description="Sampling parameters that override those of a tenant's calls, by tenant ('*': all others); with a "
-        "client's temperature of 0 nothing is learned. Calls that name a slot are exempt. X-Ostinato-Sampling in an "
-        "answer names what was overridden.",
+        description="Sampling parameters that override those of a tenant's calls, by tenant ('*': all others); a "
+        "temperature of 0 teaches nothing. Calls that name a slot keep their own parameters. The header "
+        "X-Ostinato-Sampling names what was overridden.",
     )
     default_max_tokens: int = Field(default=512, ge=1, description="Token budget of a call that does not give one.")
     max_chars_per_token: int = Field(
         default=32,
         ge=4,
-        description="Text with more characters than this times the context length is refused without being tokenised.",
+        description="Text with more characters than this times the context is refused without being tokenised.",
     )
     body_timeout_s: float = Field(default=30.0, gt=0, description="Longest wait for a request body, in seconds.")
     loading_wait_s: float = Field(
@@ -173,13 +168,10 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     heartbeat_s: float = Field(
         default=10.0,
         gt=0,
-        description="Seconds without a token after which a stream sends a comment, so that no client or proxy times "
-        "out.",
+        description="Seconds of silence after which a stream sends a comment, so that nobody hangs up.",
     )
     session_tokens: int = Field(
-        default=4_000_000,
-        ge=0,
-        description="Tokens of past turns kept in memory, so that follow-up calls reuse their token ids.",
+        default=4_000_000, ge=0, description="Tokens of past turns kept in memory, so that follow-ups reuse their ids."
     )
     previous_chars: int = Field(
         default=64_000_000,
@@ -205,7 +197,7 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     repeat_keys: int = Field(
         default=100_000,
         ge=0,
-        description="Idempotency keys remembered, to detect a key that is reused with a different body.",
+        description="Idempotency keys remembered, to detect one that is reused with another body.",
     )
 
     @model_validator(mode="after")

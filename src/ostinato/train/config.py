@@ -16,15 +16,14 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     warmup_steps: int = Field(
         default=2,
         ge=0,
-        description="Steps over which the learning rate rises linearly, because AdamW's second moment starts from one "
-        "sample.",
+        description="Steps over which the learning rate rises linearly: AdamW's second moment starts from one sample.",
     )
     beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay rate of the mean gradient.")
     beta2: float = Field(
         default=0.95,
         ge=0,
         lt=1,
-        description="AdamW's decay rate of the squared gradient: 0.95 forgets in 20 steps, because policies move fast.",
+        description="AdamW's decay rate of the squared gradient: 0.95 forgets in 20 steps, as policies move fast.",
     )
     epsilon: float = Field(default=1e-8, gt=0, description="AdamW's term added to the root of the squared gradient.")
     weight_decay: float = Field(
@@ -33,16 +32,13 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         description="AdamW's weight decay of matrices, but not of norms and biases. 0, because the start model is "
         "worth keeping.",
     )
-    clip: float = Field(
-        default=1.0, gt=0, description="Largest global norm of the gradient; larger gradients are scaled down to it."
-    )
+    clip: float = Field(default=1.0, gt=0, description="A larger global norm of the gradient is scaled down to this.")
     compute: Literal["auto", "bf16", "fp32"] = Field(
         default="auto", description="Arithmetic of the forward and backward pass. auto: the engine's (model.compute)."
     )
     publish: Literal["bf16", "fp32"] = Field(
         default="bf16",
-        description="Dtype of published weights, the same as model.dtype; gradients are taken at weights rounded to "
-        "it.",
+        description="Dtype of published weights, as model.dtype; gradients are taken at weights rounded to it.",
     )
     microbatch_tokens: int = Field(
         default=1024,
@@ -59,8 +55,8 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     recompute_tokens: int = Field(
         default=2048,
         ge=0,
-        description="A micro-batch with more tokens than this per rank keeps only each layer's input for the backward "
-        "pass and recomputes the rest: a fraction of the memory, 1.3x the time. 0: every micro-batch.",
+        description="A micro-batch of more tokens per rank keeps only each layer's input for the backward pass and "
+        "recomputes the rest: a fraction of the memory, 1.3x the time. 0: every micro-batch.",
     )
     turn_tokens: int = Field(
         default=64,
@@ -92,19 +88,17 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         "penalised.",
     )
     importance_cap: float = Field(
-        default=2.0, ge=1, description="Largest importance weight of a token; larger ones are truncated to it."
+        default=2.0, ge=1, description="Larger importance weights of tokens are truncated to this."
     )
     min_ess: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="A batch whose ESS/n, of tokens or of turns, is below this is refused: only that share of it "
-        "would teach.",
+        description="A batch whose ESS/n, of tokens or of turns, is below this is refused: too little of it would "
+        "teach.",
     )
     ess_horizon: int = Field(
-        default=64,
-        ge=1,
-        description="Most tokens of a turn that count in the ESS of turns; a longer turn weighs no less.",
+        default=64, ge=1, description="Tokens after which a longer turn weighs no less in the ESS of turns."
     )
     mean_weight: float = Field(
         default=2.0,
@@ -125,27 +119,26 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     )
     broken_promise: Literal["fast", "refuse"] = Field(
         default="fast",
-        description="What to do if tokens of the same weights and the same exact contract have other "
-        "log-probabilities. 'fast': take the step as in fast mode, every turn under the sequence mask, and raise an "
-        "alarm. 'refuse': do not take it.",
+        description="If tokens of the same weights and the same exact contract have other log-probabilities: 'fast' "
+        "takes the step as in fast mode, every turn under the sequence mask, and raises an alarm; 'refuse' does not "
+        "take it.",
     )
     sequence_mask: float | None = Field(
         default=2.0,
         gt=1,
-        description="Turns of a foreign contract or of fast mode are left out if their geometric mean ratio lies "
-        "outside [1/b, b]. null: none are left out.",
+        description="Turns of a foreign contract or of fast mode whose geometric mean ratio lies outside [1/b, b] are "
+        "left out. null: none are.",
     )
     router_replay: bool = Field(
         default=True,
-        description="Recompute each sampled token with the experts that it was sampled with, if its routes were "
-        "recorded.",
+        description="Recompute each sampled token with the experts that sampled it, if its routes were recorded.",
     )
     plausible: float | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="In a layer where a recorded expert has less than this times the probability of the last expert "
-        "chosen live, a token keeps its live experts. null: recorded experts are always used.",
+        description="A token keeps its live experts in a layer where a recorded one has less than this times the "
+        "probability of the last one chosen live. null: recorded experts are always used.",
     )
     threads: int = Field(default=1, ge=1, description="torch threads per rank of the trainer.")
     ranks: int = Field(
@@ -160,12 +153,11 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         ge=1,
         le=64,
         description="Ranks that compute each micro-batch together, each a part of its tokens (context parallelism), "
-        "for episodes whose activations do not fit into one rank's memory. Must divide `ranks`.",
+        "for episodes whose activations exceed one rank's memory. Must divide `ranks`.",
     )
     seed: int = Field(
         default=0,
-        description="Seeds torch at the start, for models with random operations; later the RNG comes from the "
-        "checkpoint.",
+        description="Seeds torch at the start, for models that draw at random; later the checkpoint has the RNG.",
     )
 
     @model_validator(mode="after")

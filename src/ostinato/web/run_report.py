@@ -72,7 +72,7 @@ class Pause(_Part, frozen=True):
 class HeldOut(_Part, frozen=True):
     """Score of one version on the held-out suite."""
 
-    label: str = Field(description="Label, such as base or final.")
+    label: str = Field(description="Such as base or final.")
     mean: float = Field(ge=0.0, le=1.0, description="Mean score.")
     lower: float = Field(description="Lower end of the 95% interval.")
     upper: float = Field(description="Upper end.")
@@ -129,9 +129,7 @@ class RunReport(_Part, frozen=True):
     users: int = Field(default=0, ge=0, description="Number of simulated users.")
     curves: tuple[Curve, ...] = Field(default=(), description="Acceptance per arm.")
     suggested: tuple[Curve, ...] = Field(default=(), description="Share of requests with a suggestion, per arm.")
-    calibration: Calibration | None = Field(
-        default=None, description="How well suggestions are calibrated, for a model that may suggest nothing."
-    )
+    calibration: Calibration | None = Field(default=None, description="Present for a model that may suggest nothing.")
     releases: tuple[Mark, ...] = Field(default=(), description="Releases and rollbacks.")
     gates: tuple[Gate, ...] = Field(default=(), description="Looks of the gate, in order.")
     deltas: tuple[Delta, ...] = Field(default=(), description="Published deltas, in order.")

@@ -26,9 +26,9 @@ class RouterConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.0, ge=0.0, description="Reward that an answer may lose for each unit of money that it costs less."
     )
     low: FiniteFloat = Field(
-        default=-1.0, description="Lower bound of the reward, also used for an answer that failed."
+        default=-1.0, description="Least reward; smaller rewards and failed answers count as this."
     )
-    high: FiniteFloat = Field(default=1.0, description="Upper bound of the reward; larger rewards count as this.")
+    high: FiniteFloat = Field(default=1.0, description="Largest reward; larger ones count as this.")
     longest_s: float = Field(default=120.0, gt=0.0, description="Seconds at which an answer's time is capped.")
     rho: float = Field(
         default=0.5,
@@ -48,7 +48,7 @@ class RouterConfig(BaseModel, frozen=True, extra="forbid"):
         default=1e-4,
         gt=0.0,
         lt=0.5,
-        description="Probability of ever flagging correct propensities as wrong, over all looks.",
+        description="Chance of ever flagging correct propensities as wrong, over all looks.",
     )
     waiting: int = Field(
         default=200_000, ge=1, description="Turns that wait for their reward; beyond this the oldest are given up."

@@ -14,9 +14,9 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
     poll_s: float = Field(default=1.0, gt=0.0, description="Seconds between looks at the log.")
     pauses: bool = Field(
         default=False,
-        description="Ship nothing while an alarm about a harmful shift is active, or while the control arm, having "
-        "been a reference, is silent (`stale_sessions`) with no other reference arm, as no shift would be seen. Watch "
-        "the alarms for some days before you enable it.",
+        description="Ship nothing while an alarm about a harmful shift is active, or while the control arm, once a "
+        "reference, is silent (`stale_sessions`) with no other to replace it: no shift would be seen. Watch the "
+        "alarms for some days before you enable it.",
     )
     off: tuple[str, ...] = Field(default=(), description="Built-in behaviour rates that are not monitored.")
     own: dict[str, str] = Field(
@@ -58,7 +58,7 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.02,
         gt=0.0,
         lt=0.5,
-        description="Probability of a false alarm about that within `gold_s` seconds, however often it is checked.",
+        description="Chance of a false alarm about that in `gold_s` seconds, however often it is checked.",
     )
     gold_s: float = Field(default=7 * DAY, gt=0, description="Seconds after which both groups are counted anew.")
     influence_user: float = Field(
@@ -111,8 +111,8 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
     most_people: int = Field(
         default=20_000,
         ge=1,
-        description="Users whose activity is remembered and who count for `proxy_gap`. Beyond that the largest "
-        "tenants' users are dropped.",
+        description="Users whose activity is remembered and who count for `proxy_gap`. If there are more, the largest "
+        "tenants lose some.",
     )
     start_turns: int = Field(default=100_000, ge=0, description="Newest turns read at a start without saved state.")
     fold_rows: int = Field(default=20_000, ge=1, description="Rows of the log between two saves of the state.")

@@ -26,10 +26,7 @@ class TrialConfig(BaseModel, frozen=True, extra="forbid"):
         "`tolerance`.",
     )
     ship_alpha: float = Field(
-        default=0.05,
-        gt=0.0,
-        lt=0.5,
-        description="Probability that a candidate that loses more of a goal goes live all the same.",
+        default=0.05, gt=0.0, lt=0.5, description="Chance that a candidate that loses more of a goal still goes live."
     )
     false_stops: float = Field(
         default=0.5,
@@ -48,7 +45,7 @@ class TrialConfig(BaseModel, frozen=True, extra="forbid"):
     better_after_s: float = Field(
         default=24 * HOUR,
         ge=0.0,
-        description="Seconds before a release may be called better, because novelty alone may please.",
+        description="Seconds before a release may be called better: novelty alone may please.",
     )
     retest_s: float = Field(
         default=48 * HOUR,

@@ -22,10 +22,7 @@ class StandingConfig(BaseModel, frozen=True, extra="forbid"):
 
     share: float = Field(default=0.05, gt=0.0, lt=1.0, description="Share of users who stay on the best release.")
     alpha: float = Field(
-        default=0.02,
-        gt=0.0,
-        lt=0.5,
-        description="Probability of a false alarm in one period, however often it is checked.",
+        default=0.02, gt=0.0, lt=0.5, description="Chance of a false alarm in one period, however often it is checked."
     )
     period_s: float = Field(default=3 * _DAY, gt=0.0, description="Seconds after which the comparison starts anew.")
     min_people: float = Field(

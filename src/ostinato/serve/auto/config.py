@@ -52,9 +52,7 @@ class AutoArm(BaseModel, frozen=True, extra="forbid"):
     )
     longest_s: float = Field(default=300.0, gt=0.0, description="Longest call to the outside model, in seconds.")
     max_open: int = Field(
-        default=64,
-        ge=1,
-        description="Most concurrent calls to the outside model; while so many are open, the arm is not drawn.",
+        default=64, ge=1, description="Most outside calls at once; while so many are open, the arm is not drawn."
     )
 
     @model_validator(mode="after")
@@ -88,9 +86,9 @@ class AutoConfig(BaseModel, frozen=True, extra="forbid"):
     rest_s: float = Field(
         default=15.0, gt=0.0, description="Seconds until it is tried again; doubled after each further failure."
     )
-    longest_rest_s: float = Field(default=600.0, gt=0.0, description="Longest such pause, in seconds.")
+    longest_rest_s: float = Field(default=600.0, gt=0.0, description="Longest pause, in seconds.")
     episodes: int = Field(
-        default=100_000, ge=1, description="Episodes whose arm is remembered; an older episode has its arm drawn again."
+        default=100_000, ge=1, description="Episodes whose arm is remembered; the arm of an older one is drawn anew."
     )
 
     @model_validator(mode="after")

@@ -28,7 +28,7 @@ class JudgeConfig(BaseModel, frozen=True, extra="forbid"):
     )
     share: float = Field(default=1.0, ge=0.0, le=1.0, description="Share of the messages that the judge labels.")
     calls_per_minute: int = Field(
-        default=60, ge=1, description="Most calls in any minute; further messages are labelled by the rules only."
+        default=60, ge=1, description="Most calls in any minute; only the rules label further messages."
     )
     timeout_s: float = Field(default=20.0, gt=0.0, description="Longest wait for the judge's answer, in seconds.")
     decides: bool = Field(
@@ -39,7 +39,7 @@ class JudgeConfig(BaseModel, frozen=True, extra="forbid"):
     schema_sent: bool = Field(
         default=True,
         description="Send a JSON schema with each question (response_format). False, for endpoints without schemas: "
-        "the prompt alone describes the format.",
+        "the prompt describes it.",
     )
     max_tokens: int = Field(
         default=64,

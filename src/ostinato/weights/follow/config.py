@@ -18,8 +18,7 @@ class FollowerConfig(BaseModel, frozen=True, extra="forbid"):
     )
     interval_s: float = Field(default=1.0, gt=0, description="Seconds between two looks at the refs.")
     cache: Path | None = Field(
-        default=None,
-        description="Directory, for this engine only, that caches the objects it has read, up to relay.max_bytes.",
+        default=None, description="Directory, for this engine only, that caches objects, up to relay.max_bytes."
     )
     max_bytes: int = Field(
         default=2**38, gt=0, description="A version that declares more bytes of weights than this is refused."

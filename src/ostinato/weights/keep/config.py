@@ -13,8 +13,8 @@ class CollectConfig(BaseModel, frozen=True, extra="forbid"):
     grace_hours: float = Field(
         default=24.0,
         ge=0,
-        description="Hours in which nothing is deleted; set it longer than any publication takes, and to 0 only while "
-        "nobody publishes.",
+        description="Nothing younger is deleted. Set it longer than any publication takes, and to 0 only while nobody "
+        "publishes.",
     )
     lease_s: float = Field(
         default=3600.0, gt=0, description="Seconds that a follower's lease stays valid after it was renewed."

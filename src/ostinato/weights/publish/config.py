@@ -19,8 +19,8 @@ class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
     skips: tuple[Annotated[int, Field(ge=2, le=256)], ...] = Field(
         default=(4, 16),
         max_length=8,
-        description="For each N given, every N-th version also gets a delta over N versions, for followers that are "
-        "behind. []: none.",
+        description="For each N here, every N-th version gets a delta over N versions, for followers that are behind. "
+        "[]: none.",
     )
     anchor_share: float = Field(
         default=0.4,
@@ -33,7 +33,7 @@ class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
         default=1 << 26,
         ge=1 << 12,
         le=1 << 29,
-        description="Approximate size of the objects that payloads are packed into, in bytes.",
+        description="Payloads are packed into objects of about this many bytes.",
     )
     verify: bool = Field(
         default=True, description="Decode every payload before it is stored and compare it with the weights."

@@ -34,5 +34,5 @@ class RelayConfig(BaseModel, frozen=True, extra="forbid"):
         default=10.0,
         gt=0,
         description="Longest wait for upstream's answer about a ref, in seconds; then the last known one is served, "
-        "and upstream is not asked for as long again.",
+        "and upstream is left alone as long again.",
     )

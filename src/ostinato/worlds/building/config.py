@@ -23,7 +23,7 @@ class BuildConfig(BaseModel, frozen=True, extra="forbid"):
     beside: int = Field(
         default=20,
         ge=0,
-        description="Quick tests of the same files that are run in addition to the tests that enter the function.",
+        description="Quick tests of the same files that are run besides those that enter the function.",
     )
     body_lines: int = Field(
         default=3, ge=1, description="Fewest lines of code of a function whose body is removed, or which is deleted."

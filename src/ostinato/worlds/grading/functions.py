@@ -48,9 +48,7 @@ class FunctionGrading(BaseModel, frozen=True, extra="forbid"):
     relative: float = Field(
         default=0.0, ge=0.0, description="Tolerated relative difference of a number from the reference's."
     )
-    absolute: float = Field(
-        default=0.0, ge=0.0, description="Tolerated absolute difference of a number from the reference's."
-    )
+    absolute: float = Field(default=0.0, ge=0.0, description="The same as an absolute difference.")
     sources: tuple[str, ...] = Field(
         default=(), description="Globs of further files that may count. Empty: only the function's file."
     )

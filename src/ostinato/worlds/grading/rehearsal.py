@@ -34,7 +34,7 @@ class PytestGrading(BaseModel, frozen=True, extra="forbid"):
     """
 
     fail_to_pass: tuple[str, ...] = Field(
-        min_length=1, description="Ids of tests that fail before the solution and pass after it."
+        min_length=1, description="Ids of tests that fail before the solution and pass after."
     )
     pass_to_pass: tuple[str, ...] = Field(
         default=(), description="Ids of tests that pass before and after the solution."

@@ -27,8 +27,8 @@ class Axis(BaseModel, frozen=True, extra="forbid"):
     Example: ``Axis(name="clarity", asks="How clear is the code?", options={"clear": 1.0, "hard to follow": 0.0}, weight=0.1)``
     """
 
-    name: str = Field(pattern=r"^[a-z][a-z_]*$", description="The axis's name in the parts of a grade.")
-    asks: str = Field(min_length=1, description="The question that the judge is asked.")
+    name: str = Field(pattern=r"^[a-z][a-z_]*$", description="Its name in the parts of a grade.")
+    asks: str = Field(min_length=1, description="The question to the judge.")
     options: Mapping[str, float] = Field(
         min_length=2, max_length=8, description="Possible answer -> its value in [0, 1]."
     )

@@ -35,9 +35,7 @@ class ToolLoopConfig(BaseModel, frozen=True, extra="forbid"):
         description="Tools offered to the model: read, write, edit, bash, python, submit.",
     )
     output_chars: int = Field(
-        default=8000,
-        ge=200,
-        description="Characters of a tool's answer that are shown; longer answers lose their middle.",
+        default=8000, ge=200, description="Characters of a tool's answer; longer answers lose their middle."
     )
     answer_tokens: int = Field(
         default=32768, ge=1, description="Most tokens of all the model's answers in one rollout."

@@ -23,8 +23,8 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     lead: int = Field(
         default=2,
         ge=1,
-        description="Optimizer steps' worth of groups that may be in progress or waiting for the trainer; beyond that "
-        "no group begins.",
+        description="Steps' worth of groups that may be in progress or waiting for the trainer; beyond that no group "
+        "begins.",
     )
     window: int = Field(
         default=16,
@@ -53,15 +53,13 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
         "it.",
     )
     measure_every: int = Field(
-        default=0,
-        ge=0,
-        description="Groups between two measurements of the tasks outside the split `train`. 0: they are never tried.",
+        default=0, ge=0, description="Groups between two measurements of the tasks not in the split `train`. 0: never."
     )
     patience_s: float = Field(
         default=3600.0,
         gt=0,
-        description="Seconds without interruption that a gateway, sandbox or grader may be unavailable; then the "
-        "worker ends with the reason.",
+        description="Seconds that a gateway, sandbox or grader may be unavailable in one piece; then the worker ends, "
+        "and says why.",
     )
     retry_pause_s: float = Field(
         default=1.0, gt=0, description="Seconds before a failed gateway, sandbox or grader is tried again."
@@ -82,8 +80,8 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     )
     judge: RubricConfig | None = Field(
         default=None,
-        description="A model that judges outcomes in addition to the verifier, axis by axis: [worlds.judge] with url, "
-        "model, key_env, and [[worlds.judge.axes]]. It is sent the task's prompt and the answer. None: no judge.",
+        description="A model that judges outcomes besides the verifier, axis by axis: [worlds.judge] with url, model, "
+        "key_env, and [[worlds.judge.axes]]. It is sent the prompt and the answer. None: no judge.",
     )
     cheat_quiet: int = Field(
         default=500,

@@ -45,9 +45,9 @@ class CallRow(BaseModel):
     """A call in a message that the task begins with."""
 
     model_config = _STRICT
-    id: _Id = Field(description="The call's id, which the tool's message names.")
+    id: _Id = Field(description="Id, which the tool's message names.")
     name: _Id = Field(description="The tool's name.")
-    arguments: str = Field(description="Arguments, as the JSON text of an object.")
+    arguments: str = Field(description="Arguments: JSON text of an object.")
 
 
 class MessageRow(BaseModel):
@@ -67,7 +67,7 @@ class LimitsRow(BaseModel):
 
     model_config = _STRICT
     memory_mb: int = Field(default=256, ge=16, le=1 << 20, description="Memory in MiB.")
-    disk_mb: int = Field(default=64, ge=1, le=1 << 20, description="Disk space for files that it writes, in MiB.")
+    disk_mb: int = Field(default=64, ge=1, le=1 << 20, description="MiB of files that it may write.")
     processes: int = Field(default=32, ge=1, le=1 << 16, description="Processes and threads.")
     open_files: int = Field(default=256, ge=8, le=1 << 16, description="Open files of each process.")
     output_bytes: int = Field(default=65536, ge=1, le=1 << 26, description="Bytes that one program may print.")
@@ -81,10 +81,8 @@ class WorldRow(BaseModel):
         default=(), max_length=128, description="Directories, relative to the taskset file; the last one is on top."
     )
     files: Files = Field(default_factory=dict, description="Path below workdir -> text, or {'base64': ...}.")
-    workdir: str = Field(
-        default="/work", pattern=r"^(/[A-Za-z0-9._-]+)+$", description="Working directory, which contains the files."
-    )
-    env: dict[str, str] = Field(default_factory=dict, max_length=256, description="Additional environment variables.")
+    workdir: str = Field(default="/work", pattern=r"^(/[A-Za-z0-9._-]+)+$", description="Directory of the files.")
+    env: dict[str, str] = Field(default_factory=dict, max_length=256, description="Further environment variables.")
     hosts: tuple[str, ...] = Field(default=(), max_length=256, description="Hosts that may be reached, as 'host:port'.")
     limits: LimitsRow = Field(default=LimitsRow(), description="Limits of the sandbox.")
 
@@ -145,7 +143,7 @@ class TaskRow(BaseModel):
     """One line of a taskset file."""
 
     model_config = _STRICT
-    id: _Id = Field(description="The task's id, unique in the taskset.")
+    id: _Id = Field(description="Id, unique in the taskset.")
     family: _Id = Field(description="The kind of task; families are counted and held out as a whole.")
     messages: tuple[MessageRow, ...] = Field(
         min_length=1,
@@ -155,8 +153,7 @@ class TaskRow(BaseModel):
     grading: GradingRow = Field(description="How the outcome is graded.")
     world: WorldRow = Field(default=WorldRow(), description="The sandbox in which the task is worked on.")
     harness: _Id = Field(
-        default="single",
-        description="The harness that runs the model on the task: single, repair, tools, agent or agent-NAME.",
+        default="single", description="What runs the model on the task: single, repair, tools, agent or agent-NAME."
     )
     split: Split = Field(default=Split.TRAIN, description="train, held_out, or canary: a task that cannot be solved.")
     turns: int = Field(default=1, ge=1, le=10_000, description="Most calls of the model.")

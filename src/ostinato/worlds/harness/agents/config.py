@@ -32,8 +32,7 @@ class AgentConfig(BaseModel, frozen=True, extra="forbid"):
         description="The agent's installation: path in the sandbox -> directory of this machine, mounted read-only.",
     )
     dialect: Dialect = Field(
-        default="chat",
-        description="API that the agent uses for its model: chat (chat completions), messages or responses.",
+        default="chat", description="API that the agent speaks: chat (chat completions), messages or responses."
     )
     version: str = Field(
         default="", description="The agent's own version, as information and part of the harness's hash."
@@ -56,7 +55,7 @@ class AgentConfig(BaseModel, frozen=True, extra="forbid"):
     output_bytes: int = Field(
         default=1 << 20,
         ge=1024,
-        description="Most bytes that the agent may print to stdout or stderr; beyond it, it is ended.",
+        description="Bytes that the agent may print to stdout or stderr; beyond that it is ended.",
     )
 
     @field_validator("files")
