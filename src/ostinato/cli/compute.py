@@ -29,7 +29,7 @@ def plan(
         TOML file with the values that differ from the defaults: [model], [turns], [training], [evaluation], [publication], [reached],
         [regions.NAME], [hardware.NAME]. If any region is given, it replaces all default regions; the same holds for hardware.
     overrides
-        Override one value of the description, as in --set turns.tokens=1e9; may be repeated.
+        Override one value of the description, as turns.tokens=1e9; may be repeated.
     json
         Print JSON, for programs.
     """
