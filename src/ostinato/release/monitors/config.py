@@ -65,7 +65,7 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.08,
         gt=0.0,
         le=1.0,
-        description="Largest share of the learned turns that may come from one user (or 4 / users if that is more) "
+        description="Largest share of what is learned that may come from one user (or 4 / users if that is more) "
         "before an alarm.",
     )
     influence_tenant: float = Field(
