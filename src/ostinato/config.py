@@ -37,7 +37,8 @@ class RunConfig(BaseModel, frozen=True, extra="forbid"):
     """Where this run keeps its log, weights and checkpoints."""
 
     directory: Path = Field(
-        default=Path("runs/default"), description="Holds the log, the weight store, checkpoints, keys and worker logs."
+        default=Path("runs/default"),
+        description="Directory of the run's log, weight store, checkpoints, keys and worker logs.",
     )
 
 
@@ -45,7 +46,9 @@ class ListenConfig(BaseModel, frozen=True, extra="forbid"):
     """Where the gateway listens."""
 
     host: str = Field(default="127.0.0.1", description="Address to bind; anything but loopback needs serve.api_keys.")
-    port: int = Field(default=8321, ge=0, le=65535, description="TCP port; 0 lets the system choose (the demo does).")
+    port: int = Field(
+        default=8321, ge=0, le=65535, description="TCP port; 0 lets the system choose (as the demo does)."
+    )
 
 
 class LearnConfig(BaseModel, frozen=True, extra="forbid"):
@@ -53,8 +56,8 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
 
     source: Literal["people", "worlds", "both"] = Field(
         default="people",
-        description="Whose turns are learned from: people's, rollouts in simulated worlds (see `worlds`), or both in one step. The others' "
-        "get a reward and are held back.",
+        description="Which turns are learned from: people's, those of rollouts in simulated worlds (see `worlds`), or "
+        "both in one step. Other turns get a reward and are held back.",
     )
     batch: int = Field(
         default=144,
@@ -63,17 +66,20 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
     )
     publish_every: int = Field(default=2, ge=1, description="Steps between two published candidates.")
     checkpoint_every: int = Field(
-        default=5, ge=1, description="Steps between two checkpoints; the steps since are taken again after a crash."
+        default=5,
+        ge=1,
+        description="Steps between two checkpoints; after a crash the steps since the last one are repeated.",
     )
-    keep_checkpoints: int = Field(default=2, ge=1, description="How many checkpoints stay, the newest ones.")
+    keep_checkpoints: int = Field(default=2, ge=1, description="How many of the newest checkpoints are kept.")
     max_lead: int = Field(
         default=6,
         ge=1,
-        description="Steps the trainer may be ahead of what is live, and never more than `reward.max_staleness`. Then it offers what it "
-        "learned and waits for the gate, or for `ostinato ship`.",
+        description="Steps that the trainer may be ahead of the live version, and never more than "
+        "`reward.max_staleness`. Then it offers a candidate and waits for the gate or `ostinato ship`. No limit with "
+        "source = 'worlds'.",
     )
     poll_s: float = Field(
-        default=0.5, gt=0, description="Pause between looks at the log while too few turns are ready."
+        default=0.5, gt=0, description="Seconds between looks at the log while too few turns are ready."
     )
 
 
@@ -82,29 +88,31 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
 
     suite: str = Field(
         default="",
-        description="A JSONL task file, or what the demo holds out: 'demo' (the copilot's functions) or 'demo-tab' (Tab's lines). Empty: "
-        "nothing is measured, so nothing ships by itself (`ostinato ship` does it by hand).",
+        description="A JSONL task file, or the demo's held-out tasks: 'demo' (the copilot's functions) or 'demo-tab' "
+        "(Tab's lines). Empty: nothing is measured, so nothing ships by itself (`ostinato ship` does it by hand).",
     )
     further_suites: tuple[str, ...] = Field(
-        default=(), description="More task files; a candidate must hold its own on each of them."
+        default=(), description="More task files; the gate's margins apply to each of them."
     )
     tasksets: tuple[str, ...] = Field(
         default=(),
-        description="Taskset files (JSONL) of simulated worlds; a candidate must hold its own on the held-out tasks of each, too.",
+        description="Taskset files (JSONL) of simulated worlds; the gate's margins apply to the held-out tasks of "
+        "each, too.",
     )
     bars: tuple[BarConfig, ...] = Field(
-        default=(),
-        description="Absolute quality bars that every candidate must clear; a list of tables, [[evaluate.bars]].",
+        default=(), description="Absolute quality bars that every candidate must clear, as tables [[evaluate.bars]]."
     )
     items: int = Field(
-        default=0, ge=0, description="Use only the first so many items of each suite, or held-out tasks; 0: all."
+        default=0, ge=0, description="Use only the first N items of each suite, or held-out tasks. 0: all."
     )
     gateway: str = Field(
         default="",
-        description="The gateway that candidates are measured through, as http://host:port, for a release worker on a host without one; "
-        "then serve.admin_key must be the same on both. Empty: this host's own.",
+        description="URL (http://host:port) of the gateway that candidates are measured through, if the release "
+        "worker's host has none; serve.admin_key must then be the same on both. Empty: this host's gateway.",
     )
-    grade_timeout_s: float = Field(default=4.0, gt=0, description="Wall seconds for one answer's hidden tests.")
+    grade_timeout_s: float = Field(
+        default=4.0, gt=0, description="Most seconds of wall time for one answer's hidden tests."
+    )
     runner: RunnerConfig = Field(default_factory=RunnerConfig, description="How the suite is run.")
     gate: GateConfig = Field(default_factory=GateConfig, description="Margin, level and number of looks.")
 

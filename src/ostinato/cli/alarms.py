@@ -14,7 +14,7 @@ alarms = App(name="alarms", help="The alarms that stand, and by which turns; `os
 
 @alarms.default
 def show(*, common: Common | None = None) -> None:
-    """The alarms that stand: what was found, since when, and the newest turns that show it."""
+    """Show the active alarms: what was found, since when, and the newest turns that show it."""
     from ostinato.launch.commands.alarms import show_alarms
 
     asyncio.run(show_alarms((common or Common()).of_run(), Console()))
@@ -22,16 +22,16 @@ def show(*, common: Common | None = None) -> None:
 
 @alarms.command
 def accept(name: str, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None) -> None:
-    """Say that what a monitor found is what is wanted: the alarm ends, and does not come again for as much.
+    """Accept a change that a monitor found: its alarm ends, and is not raised again for a shift of the same size.
 
     Parameters
     ----------
     name
-        The alarm, such as monitor:edit, as `ostinato alarms` says it.
+        The alarm's name as `ostinato alarms` shows it, such as monitor:edit.
     reason
-        Why it is wanted; kept in the log.
+        Why the change is accepted; recorded in the log.
     actor
-        Who says so, kept in the log as well; none: the login name.
+        Name recorded in the log. Default: the login name.
     """
     from ostinato.launch.commands.alarms import accept_alarm
 

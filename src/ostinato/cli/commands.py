@@ -44,13 +44,13 @@ for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rol
 def up(*, on: Literal["here", "ray"] = "here", common: Common | None = None) -> None:
     """Start gateway, trainer, release worker and housekeeping, and keep them running until Ctrl-C.
 
-    A worker that dies or hangs is started again. One that cannot run ends the command: its reason is printed, and the exit code is 2.
+    A worker that dies or hangs is started again. If one cannot run at all, the command prints the reason and exits with code 2.
 
     Parameters
     ----------
     on
-        here: as processes of this machine. ray: on the nodes of a Ray cluster (settings `ray`), with the log in Postgres (`record.url`) and
-        the weights in a bucket (`weights.url`).
+        here: as processes of this machine. ray: on the nodes of a Ray cluster (settings `ray`), with the log in Postgres (`record.url`)
+        and the weights in a bucket (`weights.url`).
     """
     from ostinato.launch.commands.up import up as run
 
@@ -64,14 +64,14 @@ def scale(
     *,
     common: Common | None = None,
 ) -> None:
-    """Say how many workers of a kind a run that is up on Ray is to have, until it ends.
+    """Set how many workers of a kind a run on Ray has, until the run ends.
 
     Parameters
     ----------
     worker
-        Which kind.
+        The kind of worker.
     number
-        How many. Ray places new ones where there is room; the last ones that came go first.
+        How many workers. Ray places new ones where there is room; the newest are stopped first.
     """
     from ostinato.launch.commands.scaling import scale_rollouts
 
@@ -96,16 +96,16 @@ def run_demo(
     directory: Path | None = None,
     common: Common | None = None,
 ) -> None:
-    """The whole loop on a real model with simulated users; writes report.html and report.json.
+    """Run the whole loop on a real model with simulated users; writes report.html and report.json.
 
     Parameters
     ----------
     scenario
-        copilot: write small functions, judged by hidden tests. tab: finish short lists, some of which nobody can know; to suggest
-        nothing is an answer, too.
+        copilot: write small functions, judged by hidden tests. tab: complete short lists, some of which are unknowable, so that the
+        model may also suggest nothing.
     minutes
-        How long the simulated users work. The whole command takes about two minutes more. On a CPU without bf16
-        instructions steps take about twice as long: give it 40.
+        Minutes that the simulated users work. The whole command takes about two minutes more. On a CPU without bf16
+        instructions steps take about twice as long: set 40.
     seed
         Seeds users, sampling and evaluation.
     out
@@ -130,14 +130,14 @@ def run_worlds_demo(
     directory: Path | None = None,
     common: Common | None = None,
 ) -> None:
-    """A world trains, the bar judges, a canary tries, what came of it goes live, beside a start that skipped the world; then a report.
+    """Train in a simulated world, gate the result, try it as a canary, release it, compare it with a start without the world; report.
 
     Parameters
     ----------
     minutes
-        Of training and of simulated users together. Starts, bar, gate and the last measurement take four to eight more.
+        Minutes of training and simulated users together. Starts, bar, gate and the last measurement take four to eight more.
     training
-        The share of the minutes that belongs to the world.
+        Share of the minutes that is spent training in the world.
     seed
         Seeds tasks, users, sampling and evaluation.
     out
@@ -168,12 +168,12 @@ def run_release(common: Common | None = None) -> None:
 
 @release.command(name="show")
 def show_release(version: str = "live", *, common: Common | None = None) -> None:
-    """Is a release better, how sure is that, what changed, and how is it taken back? The page's `Releases` says the same.
+    """Show whether a release is better, how sure that is, what changed, and how to take it back, as `Releases` on the page does.
 
     Parameters
     ----------
     version
-        `live`, a number such as v12, or the first digits of a root.
+        `live`, a version number such as v12, or the first digits of a root hash.
     """
     from ostinato.launch.commands.show import show_release as run
 
@@ -184,14 +184,14 @@ def show_release(version: str = "live", *, common: Common | None = None) -> None
 def show_config(
     prefix: str = "", *, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None
 ) -> None:
-    """List every key: its type, default and value here, where that came from, and what it means.
+    """List every key: its type, default and current value, where the value came from, and what the key means.
 
     Parameters
     ----------
     prefix
-        Only the keys below it: `ostinato config train`, `ostinato config evaluate.gate`.
+        Only keys in this section, as in `ostinato config train` or `ostinato config evaluate.gate`.
     json
-        As JSON, for programs.
+        Print JSON, for programs.
     """
     from ostinato.launch.commands.config import list_keys
 
@@ -211,7 +211,7 @@ def evaluate(
     Parameters
     ----------
     slot
-        Whose weights answer; `evaluation` holds the candidate that is being judged.
+        The slot whose weights answer; `evaluation` holds the candidate that is being judged.
     draws
         Samples per item.
     """
@@ -222,12 +222,12 @@ def evaluate(
 
 @app.command
 def status(*, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
-    """Workers, alarms, what is live, what was learned, how people react: one screen.
+    """Show workers, alarms, the live version, training progress and users' feedback on one screen.
 
     Parameters
     ----------
     json
-        One JSON object instead of the screen.
+        Print one JSON object instead of the screen.
     """
     from ostinato.launch.commands.status import show_status
 
@@ -236,14 +236,14 @@ def status(*, json: Annotated[bool, Parameter(negative="")] = False, common: Com
 
 @app.command
 def report(directory: Path | None = None, *, out: Path = Path("report.html"), common: Common | None = None) -> None:
-    """Write what the page shows of a run as one file that needs nothing else: no script, no network.
+    """Write what the page shows of a run as one self-contained HTML file, without scripts or network access.
 
     Parameters
     ----------
     directory
-        The run's directory, with the settings that it was started with; none: `run.directory`.
+        The run's directory, read with the settings that the run was started with. Default: `run.directory`.
     out
-        The file.
+        The file to write.
     """
     from ostinato.launch.commands.report import write_report
 
@@ -273,7 +273,7 @@ def show_log(
     kind
         Only rows of this kind.
     last
-        How many.
+        How many rows.
     """
     from ostinato.launch.commands.log import print_log
 
@@ -282,14 +282,14 @@ def show_log(
 
 @log.command(name="copy")
 def copy_rows(source: str, target: str, *, common: Common | None = None) -> None:
-    """Copy a log, row for row, each to its place. Stop the run's workers before; killed, it goes on where it stood.
+    """Copy a log row by row, keeping every row's position. Stop the run's workers first; an interrupted copy resumes when run again.
 
     Parameters
     ----------
     source
         A run's directory, or the URL of a Postgres database.
     target
-        Likewise. The log is made if it is not there; the schema is `record.namespace`.
+        A run's directory, or the URL of a Postgres database. A missing log is created; the schema is `record.namespace`.
     """
     from ostinato.launch.commands.copying import copy_between
 
@@ -298,12 +298,12 @@ def copy_rows(source: str, target: str, *, common: Common | None = None) -> None
 
 @app.command(name="auto")
 def show_auto(*, share: tuple[str, ...] = (), common: Common | None = None) -> None:
-    """What Auto knows of its arms, and with --share what other shares would have earned, before they are used.
+    """Show what Auto knows of its arms, and with --share an estimate of what other shares would have earned.
 
     Parameters
     ----------
     share
-        An arm's share, as in --share live=0.7 --share large=0.3; they sum to 1.
+        An arm's share, as in --share live=0.7 --share large=0.3; the shares must sum to 1.
     """
     from ostinato.launch.commands.auto import show_auto as run
 
@@ -312,14 +312,14 @@ def show_auto(*, share: tuple[str, ...] = (), common: Common | None = None) -> N
 
 @app.command
 def forget(tenant: str, *, user: str | None = None, common: Common | None = None) -> None:
-    """Make what people wrote unreadable for ever, by destroying the keys that it lies under (`record.encrypt`).
+    """Make what people wrote unreadable forever, by destroying the keys that encrypt it (`record.encrypt`).
 
     Parameters
     ----------
     tenant
-        Whose people; `default` where there is only one.
+        The tenant whose users are forgotten; `default` if there is only one tenant.
     user
-        This one alone; none: everybody of the tenant.
+        Only this user. Default: every user of the tenant.
     """
     from ostinato.launch.commands.log import forget as run
 
@@ -328,16 +328,16 @@ def forget(tenant: str, *, user: str | None = None, common: Common | None = None
 
 @app.command
 def drain(url: str, *, back: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
-    """Give one of the engine's vLLM servers nothing new: its open answers end there, then it can be stopped.
+    """Stop sending new requests to one of the engine's vLLM servers: its open answers end, then it can be stopped.
 
-    A slot that no other server stands for gets a free one; if there is none, it goes on here.
+    A slot that no other server holds moves to a free server; if there is none, it stays on this one.
 
     Parameters
     ----------
     url
-        The server, as engine.urls names it.
+        The server's URL as written in engine.urls.
     back
-        Use it again.
+        Use the server again.
     """
     from ostinato.launch.commands.draining import drain_server
 
@@ -346,7 +346,7 @@ def drain(url: str, *, back: Annotated[bool, Parameter(negative="")] = False, co
 
 @app.command
 def doctor(common: Common | None = None) -> None:
-    """Check this machine and this configuration, part by part. Each failure names its remedy."""
+    """Check this machine and the configuration, part by part. Each failure names its remedy."""
     from ostinato.launch.commands.doctor import examine
 
     if not examine((common or Common()).load(), Console()):

@@ -18,20 +18,20 @@ def plan(
     overrides: Annotated[tuple[str, ...], Parameter(name=["--set"], negative="")] = (),
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """A cycle on paper: machines, bytes, seconds and money by phase, the first bottleneck, and the source of every value.
+    """Plan a cycle on paper: machines, bytes, seconds and money by phase, the first bottleneck, and the source of every value.
 
-    Without a description: a trillion parameters, ten billion tokens a cycle, four regions. `ostinato weights plan` looks closer at
-    what the weight store moves and keeps.
+    The default description has a trillion parameters, ten billion tokens a cycle and four regions. `ostinato weights plan` shows in
+    more detail what the weight store moves and keeps.
 
     Parameters
     ----------
     description
-        TOML file with the values that are not the defaults: [model], [turns], [training], [evaluation], [publication], [reached],
-        [regions.NAME], [hardware.NAME]. Regions or classes that are named replace the default ones.
+        TOML file with the values that differ from the defaults: [model], [turns], [training], [evaluation], [publication], [reached],
+        [regions.NAME], [hardware.NAME]. If any region is given, it replaces all default regions; the same holds for hardware.
     overrides
-        One value of the description, as turns.tokens=1e9; may be repeated.
+        Override one value of the description, as turns.tokens=1e9; may be repeated.
     json
-        As JSON, for programs.
+        Print JSON, for programs.
     """
     from ostinato.launch.commands.computing.plan import show_plan
 
@@ -39,12 +39,12 @@ def plan(
 
 
 def compute(*, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
-    """What a run's operations were spent on, by phase: sampling's share of all, and for each operation of training.
+    """Show what a run's operations were spent on, by phase: sampling's share of all, and its operations for each one of training.
 
     Parameters
     ----------
     json
-        As JSON, for programs.
+        Print JSON, for programs.
     """
     from ostinato.launch.commands.computing.ledger import show_compute
 

@@ -30,32 +30,32 @@ def run_connect(
     yes: Flag = False,
     common: Common | None = None,
 ) -> None:
-    """Have an unmodified coding agent talk to a running gateway: show what its settings need, ask, and write it.
+    """Connect an unmodified coding agent to a running gateway: show the change to its settings, ask, and write it.
 
     Parameters
     ----------
     agent
-        Whose settings.
+        The agent whose settings are changed.
     test
-        Write nothing: make one small call and show what was captured of it.
+        Write nothing; make one small call and show what the gateway captured of it.
     undo
-        Put back exactly what was there before.
+        Restore the settings exactly as they were before.
     dialect
-        The test's; none: the agent's, or chat.
+        API dialect of --test. Default: the agent's own, or chat if no agent is named.
     url
-        The gateway's address; none: the one that runs for `run.directory`.
+        The gateway's address. Default: the gateway that runs for `run.directory`.
     key
-        The gateway's key; better in the variable OSTINATO_API_KEY, which other users of this machine do not see.
+        The gateway's key. Prefer the variable OSTINATO_API_KEY, which other users of this machine cannot see.
     model
-        The model's name; none: the first that the gateway lists.
+        The model's name. Default: the first that the gateway lists.
     session
-        All calls belong to the session of this name.
+        Name of a session that all the agent's calls are to belong to.
     scope
-        For you everywhere, or in the current directory alone, where the agent has both.
+        user: your settings, for every directory. project: the current directory only, if the agent supports it.
     telemetry
-        The agent sends its log events to the gateway as well (claude-code, codex).
+        Have the agent send its log events to the gateway as well (claude-code, codex).
     yes
-        Do not ask.
+        Do not ask for confirmation.
     """
     from ostinato.core.errors import BadConfig
     from ostinato.launch.commands import connect as command

@@ -32,27 +32,27 @@ def build(
     shard_tokens: Annotated[int, Parameter(validator=validators.Number(gte=1024))] = 1 << 22,
     common: Common | None = None,
 ) -> None:
-    """Make token shards out of Python packages, directories and the standard library, for the tokenizer of `model.source`.
+    """Build token shards from Python packages, directories and the standard library, for the tokenizer of `model.source`.
 
-    Left out, and counted in `corpus.json`: what is not under a permissive licence, copies and near copies, what holds a part of a test,
-    generated files, data, and what looks like a secret. No file is run.
+    Left out, and counted in `corpus.json`: files without a permissive licence, exact and near duplicates, files that contain part of a
+    test, generated files, data, and apparent secrets. No file is executed.
 
     For example: `ostinato corpus build stdlib tabulate attrs ./mine/ --out corpus --against held_out.jsonl`
 
     Parameters
     ----------
     sources
-        `stdlib`, names at the index that pip uses, paths of source distributions, or directories (with a slash).
+        `stdlib`, package names at pip's index, paths of source distributions, or directories (written with a slash).
     out
-        A new directory.
+        A new directory for the corpus.
     against
-        Suites, tasksets or texts that the model will be tested on: a file that has `--gram` words in a row with them is left out.
+        Suites, tasksets or texts that the model will be tested on: a file that shares `--gram` words in a row with them is left out.
     near
-        Similarity (Jaccard, of runs of 5 words) from which a file is a copy; 1: only exact ones, which needs no `ostinato[corpus]`.
+        Jaccard similarity of 5-word shingles from which a file counts as a copy. 1: exact copies only, which needs no `ostinato[corpus]`.
     gram
-        How many words in a row; see `--against`.
+        Number of words in a row for `--against`.
     shard_tokens
-        Tokens of a shard, about.
+        Approximate size of a shard, in tokens.
     """
     from ostinato.corpus.config import CorpusConfig
     from ostinato.launch.commands.corpora.building import build_corpus
@@ -65,12 +65,12 @@ def build(
 
 @corpus.command
 def show(directory: Path) -> None:
-    """Check a corpus, and say what stands in it and what was left out.
+    """Check a corpus, and show what it contains and what was left out.
 
     Parameters
     ----------
     directory
-        Where `ostinato corpus build` wrote it.
+        The directory that `ostinato corpus build` wrote.
     """
     from ostinato.launch.commands.corpora.building import show_corpus
 
@@ -83,23 +83,23 @@ class ReadingOptions:
     """How the command `train` reads corpora."""
 
     corpus: Annotated[tuple[Path, ...], Parameter(negative="")] = ()
-    """A directory that `ostinato corpus build` made; may be repeated, for a mixture."""
+    """A directory that `ostinato corpus build` made; repeat it for a mixture."""
     mixture: Annotated[tuple[float, ...], Parameter(negative="")] = ()
-    """Each corpus's share of the tokens, in the same order; none: in proportion to their sizes."""
+    """Each corpus's share of the tokens, in the same order. Default: in proportion to their sizes."""
     tokens: _Positive = 1 << 20
-    """How many tokens are learned from."""
+    """Number of tokens to train on."""
     length: Annotated[tuple[str, ...], Parameter(negative="")] = ("512:3", "1024:1")
-    """Tokens of a window; repeated, phases one after the other with their shares of the steps."""
+    """Tokens per window, as TOKENS or TOKENS:SHARE; repeat it for successive phases, each with its share of the steps."""
     batch_tokens: _Positive = 8192
-    """Tokens of an optimizer step."""
+    """Tokens per optimizer step."""
     learning_rate: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 1e-4
-    """The highest; it rises over the first 20th of the steps and falls to a tenth along half a cosine."""
+    """Peak learning rate: warmed up over the first 20th of the steps, then decayed along half a cosine to a tenth."""
     held_out: float = 0.02
-    """Share of the files, by their hashes, that is only measured on."""
+    """Share of the files, chosen by hash, that is used only to measure the loss."""
     measure_every: _Positive = 25
-    """Steps between two measurements on them."""
+    """Steps between two measurements on the held-out files."""
     keep_every: _Positive = 25
-    """Steps between two checkpoints; the same command goes on from the newest."""
+    """Steps between two checkpoints; the same command resumes from the newest."""
 
     def read(self, config: Config, out: Path | None) -> None:
         """Train the configured model on the corpora, into the directory `out`. Raises BadConfig."""

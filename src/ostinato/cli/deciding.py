@@ -12,16 +12,16 @@ from ostinato.cli.options import Common
 def ship(
     version: str = "candidate", *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
 ) -> None:
-    """Put a version before users without asking the gate; `ostinato rollback` takes it back.
+    """Release a version to users without asking the gate; `ostinato rollback` takes it back.
 
     Parameters
     ----------
     version
-        A ref, a number such as v12, or the first digits of a root.
+        A ref, a version number such as v12, or the first digits of a root hash.
     reason
-        Kept in the ledger.
+        Why; recorded in the ledger.
     actor
-        Who decides, kept in the ledger as well; none: the login name.
+        Name recorded in the ledger. Default: the login name.
     """
     from ostinato.launch.commands.release import ship as run
 
@@ -31,16 +31,16 @@ def ship(
 def approve(
     version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
 ) -> None:
-    """Put before users what has passed and waits for that (`release.approval = "manual"`); `ostinato status` names it.
+    """Release the version that has passed and waits for approval (`release.approval = "manual"`); `ostinato status` names it.
 
     Parameters
     ----------
     version
-        It must be this one: a ref, a number such as v12, or the first digits of a root. None: whichever waits.
+        The version that must be waiting: a ref, a number such as v12, or the first digits of a root hash. Default: the one that waits.
     reason
-        Kept in the ledger.
+        Why; recorded in the ledger.
     actor
-        Who decides, kept in the ledger as well; none: the login name.
+        Name recorded in the ledger. Default: the login name.
     """
     from ostinato.launch.commands.release import approve as run
 
@@ -50,16 +50,16 @@ def approve(
 def refuse(
     version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
 ) -> None:
-    """Block what waits for approval: it never ships by itself.
+    """Block the version that waits for approval, so that it never ships by itself.
 
     Parameters
     ----------
     version
-        It must be this one; none: whichever waits.
+        The version that must be waiting, named as for `approve`. Default: the one that waits.
     reason
-        Kept in the ledger.
+        Why; recorded in the ledger.
     actor
-        Who decides, kept in the ledger as well; none: the login name.
+        Name recorded in the ledger. Default: the login name.
     """
     from ostinato.launch.commands.release import refuse as run
 
@@ -69,16 +69,16 @@ def refuse(
 def rollback(
     version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
 ) -> None:
-    """Put an earlier release before users again; engines follow within seconds.
+    """Make an earlier release live again; engines follow within seconds.
 
     Parameters
     ----------
     version
-        The release to go back to: its number, such as v12, or the first digits of its root; none: the one before the live one.
+        The release to go back to: a number such as v12, or the first digits of its root hash. Default: the release before the live one.
     reason
-        Kept in the ledger.
+        Why; recorded in the ledger.
     actor
-        Who decides, kept in the ledger as well; none: the login name.
+        Name recorded in the ledger. Default: the login name.
     """
     from ostinato.launch.commands.release import roll_back
 

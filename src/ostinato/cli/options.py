@@ -25,9 +25,9 @@ class Common:
     """Options that every command takes."""
 
     config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None
-    """TOML file; none: defaults."""
+    """TOML file with settings. Default: an existing run's own settings if the command needs a run, else the defaults."""
     overrides: Annotated[tuple[str, ...], Parameter(name=["--set"], negative="")] = ()
-    """Override one key, as in --set train.learning_rate=1e-5; may be repeated. `ostinato config` lists them."""
+    """Override one key, as in --set train.learning_rate=1e-5; may be repeated. `ostinato config` lists all keys."""
 
     def load(self, *more: str) -> Config:
         """The checked configuration."""

@@ -29,30 +29,30 @@ def run_watch(
     scope: Literal["user", "project"] = "user",
     yes: Flag = False,
 ) -> None:
-    """Follow the lines that an agent's tool calls wrote in a git repository, and tell the gateway how many of them are kept.
+    """Follow the lines that an agent's tool calls wrote in a git repository, and report to the gateway how many of them are kept.
 
-    Signals on the turns that made the calls, worth the share of the lines that stand: lines_kept_5m, lines_kept_1h,
+    Each turn that made such calls gets signals whose value is the share of its lines still there: lines_kept_5m, lines_kept_1h,
     lines_kept_24h, and lines_kept_commit when they are committed. Only counts are sent. Install the agent's hook once,
     then leave `ostinato watch` running beside the repository. The key is read from OSTINATO_API_KEY.
 
     Parameters
     ----------
     install
-        Put the hook that says what a call wrote into this agent's settings: shown first, and asked.
+        Add the hook that records what a call wrote to this agent's settings, after showing the change and asking.
     undo
-        With --install: take it out again.
+        With --install: remove the hook again.
     once
-        Look once, send what is due, and end: for CI and cron.
+        Look once, send what is due, and exit: for CI and cron.
     repository
-        A directory in it; none: the current one.
+        A directory in the repository. Default: the current one.
     url
-        The gateway; none: OSTINATO_URL, what your own agents are connected to, or http://127.0.0.1:8321.
+        The gateway's address. Default: OSTINATO_URL, else the gateway your agents are connected to, else http://127.0.0.1:8321.
     interval
         Seconds between two looks.
     scope
-        The hook's: for you everywhere, or in the current directory alone. It writes only where a repository is watched.
+        user: install the hook for every directory. project: for the current directory only. It writes only in watched repositories.
     yes
-        Do not ask.
+        Do not ask for confirmation.
     """
     from ostinato.core.errors import BadConfig
     from ostinato.launch.commands import watch as command

@@ -16,7 +16,7 @@ weights = App(name="weights", help="Look into the weight store: every version, b
 
 @weights.command(name="log")
 def weights_log(*, ref: str = "live", common: Common | None = None) -> None:
-    """The chain of versions behind a ref: number, hash, kind, bytes."""
+    """List the chain of versions behind a ref: number, hash, kind, bytes."""
     from ostinato.launch.commands.weights.chain import print_chain
 
     asyncio.run(print_chain((common or Common()).of_store(), ref, Console()))
@@ -24,12 +24,12 @@ def weights_log(*, ref: str = "live", common: Common | None = None) -> None:
 
 @weights.command
 def show(version: str = "live", *, common: Common | None = None) -> None:
-    """What a version is made of: kind, size, parent, codecs, and what its publisher said about it.
+    """Show a version's kind, size, parent and codecs, and its publisher's notes.
 
     Parameters
     ----------
     version
-        A ref, a number such as v12, or the first digits of a root.
+        A ref, a version number such as v12, or the first digits of a root hash.
     """
     from ostinato.launch.commands.weights.versions import show_version
 
@@ -38,16 +38,16 @@ def show(version: str = "live", *, common: Common | None = None) -> None:
 
 @weights.command
 def diff(one: str, other: str, *, html: Path | None = None, common: Common | None = None) -> None:
-    """What changed from one version to another, layer by layer.
+    """Show what changed from one version to another, layer by layer.
 
     Parameters
     ----------
     one
-        A ref, a number such as v12, or the first digits of a root.
+        A ref, a version number such as v12, or the first digits of a root hash.
     other
-        The same.
+        The other version, named in the same way.
     html
-        Also write a page with every tensor.
+        Also write an HTML page with every tensor to this file.
     """
     from ostinato.launch.commands.weights.versions import diff_versions
 
@@ -56,7 +56,7 @@ def diff(one: str, other: str, *, html: Path | None = None, common: Common | Non
 
 @weights.command
 def fsck(common: Common | None = None) -> None:
-    """Verify every object that a ref can reach."""
+    """Verify every object that is reachable from a ref."""
     from ostinato.launch.commands.weights.chain import check_store
 
     asyncio.run(check_store((common or Common()).of_store(), Console()))
@@ -64,12 +64,12 @@ def fsck(common: Common | None = None) -> None:
 
 @weights.command
 def key(path: Path) -> None:
-    """Make a key that signs versions: the publisher's `publish.key` names the file, followers list the public key in `follow.trusted`.
+    """Create a key that signs versions: the publisher names its file in `publish.key`, followers list its public key in `follow.trusted`.
 
     Parameters
     ----------
     path
-        A new file; only its owner may read it.
+        A new file for the key, readable by its owner only.
     """
     from ostinato.weights.version.signing import Signer
 
@@ -86,18 +86,18 @@ def gc(
     grace_hours: float | None = None,
     common: Common | None = None,
 ) -> None:
-    """Delete the versions that nothing needs: no ref, no pin, no lease, not among the newest or the last released.
+    """Delete versions that no ref, pin or lease holds and that are neither among the newest nor the last released.
 
-    Safe while the run is up: what a kept delta builds on stays, and nothing that is younger than the grace is touched.
+    Safe while the run is up: the versions that a kept delta builds on stay, and nothing younger than the grace period is touched.
 
     Parameters
     ----------
     dry_run
-        Only say what would be deleted.
+        Only show what would be deleted.
     keep
-        Keep so many of the newest versions (default: collect.keep, 20).
+        How many of the newest versions to keep (default: collect.keep, 20).
     grace_hours
-        Delete nothing younger (default: collect.grace_hours, 24). Longer than any publication takes.
+        Delete nothing younger than this (default: collect.grace_hours, 24). Make it longer than any publication takes.
     """
     from ostinato.launch.commands.weights.gc import collect_garbage
 
@@ -109,14 +109,14 @@ def gc(
 
 @weights.command
 def pin(name: str, version: str, *, common: Common | None = None) -> None:
-    """Keep a version through every collection, whatever becomes of the refs; a pin of this name moves.
+    """Keep a version through every collection, even if no ref names it any more. An existing pin of this name is moved.
 
     Parameters
     ----------
     name
-        What to call the pin: a-z, 0-9, '.', '_', '-'.
+        The pin's name: a-z, 0-9, '.', '_', '-'.
     version
-        A ref, a number such as v12, or the first digits of a root.
+        A ref, a version number such as v12, or the first digits of a root hash.
     """
     from ostinato.launch.commands.weights.gc import pin_version
 
@@ -125,12 +125,12 @@ def pin(name: str, version: str, *, common: Common | None = None) -> None:
 
 @weights.command
 def unpin(name: str, *, common: Common | None = None) -> None:
-    """Take a pin away; the next collection may delete its version.
+    """Remove a pin; the next collection may delete its version.
 
     Parameters
     ----------
     name
-        The pin's name; a wrong one lists those that there are.
+        The pin's name. An unknown name lists the existing pins.
     """
     from ostinato.launch.commands.weights.gc import unpin_version
 
@@ -146,7 +146,7 @@ def export(target: Path, *, ref: str = "live", common: Common | None = None) -> 
     target
         A new or empty directory.
     ref
-        Which version.
+        The version to write.
     """
     from ostinato.launch.commands.weights.chain import export_model
 
@@ -162,7 +162,7 @@ def pull(
     option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     common: Common | None = None,
 ) -> None:
-    """Copy a version from another store into the run's. Only what is missing travels; call it again after an interruption.
+    """Copy a version from another store into the run's. Only missing objects are sent; after an interruption, run it again.
 
     Parameters
     ----------
@@ -171,9 +171,9 @@ def pull(
     ref
         What to copy: a ref of the other store, or the hash of a version.
     to
-        The ref that names it here afterwards (default: the same; none for a hash).
+        The ref that names it here afterwards (default: the same ref; for a hash, no ref).
     option
-        A setting of the other store, as in --option aws_region=eu-west-1; may be repeated. For http: a header.
+        A setting of the other store, as in --option aws_region=eu-west-1; may be repeated. For http: a request header.
     """
     from ostinato.launch.commands.weights.transfers import pull as run
 
@@ -189,7 +189,7 @@ def push(
     option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     common: Common | None = None,
 ) -> None:
-    """Copy a version from the run's store into another. Only what is missing travels; call it again after an interruption.
+    """Copy a version from the run's store into another. Only missing objects are sent; after an interruption, run it again.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def push(
     ref
         What to copy: a ref of the run, or the hash of a version.
     to
-        The ref that names it there afterwards (default: the same; none for a hash).
+        The ref that names it there afterwards (default: the same ref; for a hash, no ref).
     option
         A setting of the other store, as in --option aws_region=eu-west-1; may be repeated.
     """
@@ -211,8 +211,8 @@ def push(
 def relay(*, listen: str | None = None, common: Common | None = None) -> None:
     """Serve the run's weights to followers nearby: each object is fetched once, kept on disk, and served from there.
 
-    Followers set weights.url to the address that it prints. They verify everything, so they need not trust it; but whoever
-    reaches it can read the weights, so bind it to a private network.
+    Followers set weights.url to the address that it prints. They verify everything, so they need not trust the relay; but anyone
+    who can reach it can read the weights, so bind it to a private network.
 
     Parameters
     ----------
@@ -236,26 +236,26 @@ def weights_plan(
     streams: int = 16,
     keep: int = 100,
 ) -> None:
-    """What a deployment would move, keep and wait for: bytes, objects, requests and seconds, before there is one.
+    """Estimate what a planned deployment would move, keep and wait for: bytes, objects, requests and seconds.
 
     Parameters
     ----------
     parameters
-        How many the model has, of 16 bits each: 1e12.
+        Parameters of the model, of 16 bits each, such as 1e12.
     changed
-        The share of them that one version changes.
+        Share of the parameters that one version changes.
     shards
-        Parts that are published as chains of their own, each by its own cores.
+        Parts of the model that are published as separate chains, each by its own cores.
     cores
         Cores per shard.
     gbit
-        The line between publisher and follower, Gbit/s.
+        Bandwidth between publisher and follower, in Gbit/s.
     rtt_ms
-        Its delay, there and back.
+        Round-trip time between them, in milliseconds.
     streams
-        Connections at once.
+        Concurrent connections.
     keep
-        Versions that stay in the store.
+        Versions kept in the store.
     """
     from ostinato.launch.commands.weights.plan import print_plan
     from ostinato.weights.plan import Deployment, Link
@@ -273,7 +273,7 @@ def drive_vllm(
     store: str = "",
     common: Common | None = None,
 ) -> None:
-    """Let a vLLM server follow a ref: it fetches and verifies beside its serving, then swaps under its open streams.
+    """Let a vLLM server follow a ref: it fetches and verifies weights while it serves, then swaps them without ending open streams.
 
     The server needs VLLM_SERVER_DEV_MODE=1, --weight-transfer-config '{"backend": "ostinato"}' and
     --worker-extension-cls ostinato.weights.follow.vllm.worker.StagingWorker; see the guide.
@@ -281,13 +281,13 @@ def drive_vllm(
     Parameters
     ----------
     url
-        The server, like http://127.0.0.1:8000.
+        The server's address, such as http://127.0.0.1:8000.
     ref
-        Which version it should serve.
+        The ref that it follows.
     kv
-        recompute: nothing that the old weights computed is read again. keep: open streams and cached prefixes stay as they are.
+        recompute: compute the KV cache of open streams and prefixes again with the new weights. keep: go on with the old weights' cache.
     store
-        How the server names the weight store, if it sees it elsewhere than this command does.
+        The weight store's path or URL as the server sees it, if it differs from this command's.
     """
     from ostinato.launch.commands.weights.vllm import drive
 
@@ -296,7 +296,7 @@ def drive_vllm(
 
 @weights.command
 def replay(common: Common | None = None) -> None:
-    """Train again from the log alone and compare every version bit for bit with what was published."""
+    """Repeat the training from the log alone and compare every version bit for bit with the published one."""
     from ostinato.launch.commands.weights.replay import replay_run
 
     asyncio.run(replay_run((common or Common()).of_run(), Console()))

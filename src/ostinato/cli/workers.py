@@ -38,23 +38,23 @@ def train(
     common: Common | None = None,
 ) -> None:
     """Run the trainer (a worker of `up`); with --world, train in a simulated world: gateway, trainer and rollouts until --steps or Ctrl-C;
-    with --demonstrations, start a model by imitation; with --corpus, let it read on.
+    with --demonstrations, train a model by imitation; with --corpus, continue its pre-training.
 
     For example: `ostinato train --world tasks.jsonl --steps 50`
 
     Parameters
     ----------
     world
-        A taskset file (JSONL). The tasks of the split `train` teach; the others are tried only if `worlds.measure_every` is set, to 64 for
-        instance, or afterwards with `ostinato worlds run`.
+        A taskset file (JSONL). The model learns from tasks of the split `train`; the other splits are tried only if
+        `worlds.measure_every` is set, for instance to 64, or afterwards with `ostinato worlds run`.
     steps
-        Optimizer steps, with --world; 0: until every task was drawn as often as it may be (`worlds.epochs`).
+        With --world: number of optimizer steps. 0: until every task was drawn `worlds.epochs` times.
     demonstrations
-        Conversations in which the assistant does it right, one a line: {"messages": [...], "tools": [...]}, as OpenAI's chat API has them.
+        Conversations with good answers, one per line: {"messages": [...], "tools": [...]}, as in OpenAI's chat API.
     out
-        The directory of the model that learned from them, or from a corpus; a run starts from it with `model.source`.
+        With --demonstrations or --corpus: a new directory for the trained model; a run starts from it with `model.source`.
     epochs
-        How often each demonstration is learned from.
+        How often each demonstration is trained on.
     batch
         Demonstrations per optimizer step.
     """
@@ -118,15 +118,15 @@ def rollout(
     Parameters
     ----------
     world
-        A taskset file (JSONL); none: `worlds.file`.
+        A taskset file (JSONL). Default: `worlds.file`.
     connect
-        The door of a run on another machine (its `worlds.door`). Tasks, files and sandboxes stay here.
+        URL of a run's `worlds.door` on another machine. Tasks, files and sandboxes stay on this machine.
     cert
-        With --connect, this worker's certificate (PEM).
+        With --connect: this worker's certificate (PEM).
     key
-        Its private key (PEM).
+        With --connect: this worker's private key (PEM).
     ca
-        The certificates that sign the door's (PEM).
+        With --connect: the certificates that sign the door's certificate (PEM).
     """
     from ostinato.launch.commands.worlds.overrides import connect_overrides, world_overrides
 
@@ -139,7 +139,7 @@ def rollout(
 
 
 def housekeeping(common: Common | None = None) -> None:
-    """Delete what nothing needs and set long logs aside, now and then (a worker of `up`)."""
+    """Regularly delete what nothing needs and rotate long logs (a worker of `up`)."""
     run_worker("housekeeping", (common or Common()).load(), expendable=300)
 
 

@@ -20,14 +20,14 @@ worlds = App(
 
 @worlds.command
 def observe(group: str = "", *, script: Annotated[bool, Parameter(negative="")] = False) -> None:
-    """Print what a program sees of this machine, as a line for the command `probe`; no variable's value, nobody's name.
+    """Print what a program can see of this machine, as a line for the command `probe`, without names or values of variables.
 
     Parameters
     ----------
     group
-        All that is seen of one machine belongs to one group; none: a hash of its name.
+        Group that all observations of one machine share. Default: a hash of the machine's name.
     script
-        Print the script instead, for a machine without Ostinato: what `ostinato worlds observe --script` prints goes into its python3.
+        Print a script instead, for a machine without Ostinato: pipe what `ostinato worlds observe --script` prints into its python3.
     """
     from ostinato.launch.commands.worlds.observe import observation_of_this, source
 
@@ -42,16 +42,16 @@ def episodes(
     most: Annotated[int, Parameter(name=["--most", "-n"])] = 500,
     common: Common | None = None,
 ) -> None:
-    """Write what the model was shown in a run's newest episodes, as lines for the command `probe`: prompts, tools, lengths, times.
+    """Write what the model saw in a run's newest episodes, as lines for the command `probe`: prompts, tools, lengths, times.
 
     Parameters
     ----------
     whose
-        people: what was served. world: rollouts in simulated worlds.
+        people: episodes of users. world: rollouts in simulated worlds.
     out
-        The file. Words of system prompts and tools stand in it, nobody's own; of what was asked a hash, by which a guess can be checked.
+        The output file. It holds words of system prompts and tools but no user's text; a hash of each prompt could confirm a guess.
     most
-        How many episodes.
+        Most episodes to write.
     """
     from ostinato.launch.commands.worlds.observe import write_episodes
 
@@ -68,22 +68,22 @@ def probe(
     tells: int = 12,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Can production be told from simulation, and by what? A cross-validated classifier with its interval, and features by their own AUC.
+    """Test whether production can be told from simulation, and by what: a cross-validated classifier with its interval, features by AUC.
 
     Parameters
     ----------
     production
-        Observations of real machines or episodes, one a line (made by `ostinato worlds observe` or by the command `episodes`).
+        Observations of real machines or episodes, one per line, from `ostinato worlds observe` or the command `episodes`.
     simulation
-        Observations of sandboxes or rollouts.
+        Observations of sandboxes or rollouts, one per line.
     same_prompts
-        Set aside which tasks are asked for how often: compare episodes that were asked the same, as many of each prompt on either side.
+        Ignore differences in how often each task is asked: compare episodes with the same prompts, equally many of each on both sides.
     seed
-        Of the folds, of the resampling, and of which episodes are drawn for the same prompts.
+        Seeds the folds, the resampling, and with --same-prompts the choice of episodes.
     tells
-        How many features are named.
+        How many features to show.
     json
-        One JSON object instead of the table.
+        Print one JSON object instead of the table.
     """
     from ostinato.launch.commands.worlds.probe import show_probe
 
@@ -92,7 +92,7 @@ def probe(
 
 @worlds.command
 def show(file: Path) -> None:
-    """What a taskset holds: families, splits, harnesses, graders, sizes, and the hash of all of it. Nothing in it is run.
+    """Show what a taskset contains: families, splits, harnesses, graders, sizes, and its hash. Nothing in it is run.
 
     For example: `ostinato worlds show tasks.jsonl`
 
@@ -119,10 +119,10 @@ def run(
     json: Annotated[bool, Parameter(negative="")] = False,
     common: Common | None = None,
 ) -> None:
-    """Try each task so many times with the weights of a run, and say what was solved: pass@1 and best-of-k. Nothing is learned from it.
+    """Try each task several times with the weights of a run, and report pass@1 and best-of-k. Nothing is learned from it.
 
-    Where the run is up, its gateway answers; otherwise a gateway is started for as long as it takes. Every record lies in
-    `finished.jsonl` in the run's directory, too.
+    If the run is up, its gateway answers; otherwise a gateway is started for the duration. Every record is also kept in
+    `finished.jsonl` in the run's directory.
 
     For example: `ostinato worlds run tasks.jsonl --tries 8 --release v40 --set run.directory=runs/demo`
 
@@ -131,20 +131,20 @@ def run(
     file
         The taskset (JSONL).
     split
-        Which of its tasks.
+        The split whose tasks are tried.
     tries
-        Rollouts of each task: k of best-of-k.
+        Rollouts per task: the k of best-of-k.
     limit
-        At most so many tasks, drawn by `worlds.seed`; 0: all.
+        Most tasks to try, drawn by `worlds.seed`. 0: all.
     concurrency
-        Rollouts at once; none: `worlds.concurrency`.
+        Rollouts at once. Default: `worlds.concurrency`.
     release
-        Whose weights: newest, a ref such as live, a number such as v12, or the first digits of a root. They are held still while it
-        lasts; where a release worker is up, only newest can be measured, as it moves.
+        The weights to try: newest, a ref such as live, a number such as v12, or the first digits of a root hash. They stay fixed
+        meanwhile; if a release worker is up, only newest can be measured, and it may move.
     out
-        A file to which the records are appended, for `ostinato worlds coverage` and others.
+        A file to append the records to, for instance for `ostinato worlds coverage`.
     json
-        One JSON object instead of the table.
+        Print one JSON object instead of the table.
     """
     from ostinato.launch.commands.worlds.measuring.run import Asked, run_tasks
 
@@ -164,20 +164,20 @@ def watch(
     once: Annotated[bool, Parameter(negative="")] = False,
     common: Common | None = None,
 ) -> None:
-    """Watch the rollouts of a run: groups under way, success by family, what ended last. Or one rollout, step by step.
+    """Watch the rollouts of a run: groups in progress, success by family, the latest results. Or show one rollout, step by step.
 
-    Until Ctrl-C. Where the output is no terminal, a line for each rollout that ends.
+    Runs until Ctrl-C. If the output is not a terminal, it prints a line for each rollout that ends.
 
     Parameters
     ----------
     directory
-        The run's directory; none: `run.directory`.
+        The run's directory. Default: `run.directory`.
     task
         Show the newest rollout of this task: what the model was given and said, what it changed, how it was graded.
     rollout
-        Show this rollout, by its episode's name.
+        Show the rollout with this episode name.
     once
-        Show how it stands now, and end.
+        Show the current state and exit.
     """
     from ostinato.launch.commands.worlds.watch import show_rollout, watch_worlds
 
@@ -200,7 +200,7 @@ def grade(
     changes: Path | None = None,
     common: Common | None = None,
 ) -> None:
-    """Grade what somebody wrote for a task, by the same graders as rollouts. The exit code is 1 if it is not solved.
+    """Grade somebody's answer to a task with the graders that rollouts use. The exit code is 1 if it is not solved.
 
     For example: `ostinato worlds grade tasks.jsonl --task calc-1 --changes my.patch`
 
@@ -209,12 +209,12 @@ def grade(
     file
         The taskset (JSONL).
     rollouts
-        Trajectories to grade: an ATIF file, or one a line.
+        Trajectories to grade: one ATIF file, or a file with one per line.
     task
-        The id of the task, instead.
+        Instead of rollouts: the id of the task that --changes answers.
     changes
-        With --task: a directory with the changed files, a unified diff (.patch or .diff), or for a task that is answered in words a
-        text.
+        With --task: a directory with the changed files, a unified diff (.patch or .diff), or a text file for a task that is answered
+        in words.
     """
     from ostinato.core.errors import BadConfig
     from ostinato.launch.commands.worlds.grade import grade_changes, grade_rollouts
@@ -236,16 +236,16 @@ def coverage(
     k: Annotated[int, Parameter(name=["-k"])] = 8,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """What each checkpoint solves of held-out tasks at the first try and at the best of k, and whether it is only surer of less.
+    """Show each checkpoint's pass@1 and best-of-k on held-out tasks, and whether training only made it surer of fewer tasks.
 
     Parameters
     ----------
     rollouts
-        Finished rollouts, one JSON object a line: task, family, split, policy ({"number": 3, "hash": "..."}), value.
+        Finished rollouts, one JSON object per line: task, family, split, policy ({"number": 3, "hash": "..."}), value.
     k
-        Tries; tasks with fewer are left out, and counted.
+        Tries per task, 2 or more. Tasks with fewer are left out and counted.
     json
-        One JSON object instead of the table.
+        Print one JSON object instead of the table.
     """
     from ostinato.launch.commands.worlds.coverage import show_coverage
 
@@ -262,22 +262,22 @@ def plan_burst(
     seed: int = 0,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Simulate how long a burst of sandboxes takes to be placed, by three ways to place them, with all that is assumed.
+    """Simulate how long three placement strategies take to place a burst of sandboxes, and list the assumptions.
 
     Parameters
     ----------
     sandboxes
-        How many are asked for.
+        Number of sandboxes requested.
     clusters
-        How many clusters, each in a region of its own.
+        Number of clusters, each in its own region.
     nodes
-        Machines of one cluster.
+        Machines per cluster.
     lose_after
-        Seconds after which the first region is lost with all that runs there; none: never.
+        Seconds after which the first region fails with everything that runs there. Default: never.
     seed
-        Of all that is drawn.
+        Seeds all random draws.
     json
-        One JSON object instead of the table.
+        Print one JSON object instead of the table.
     """
     from ostinato.launch.commands.worlds.burst import show_burst
 
@@ -294,28 +294,28 @@ def build(
     cpu_minutes: float = 4.0,
     seed: int = 0,
 ) -> None:
-    """Make tasks out of published Python packages: bodies removed, functions taken away, bugs put in; the package's tests judge.
+    """Make tasks from published Python packages: function bodies removed, functions deleted, bugs inserted; the package's tests grade them.
 
-    Third-party code runs only in sandboxes without a network. A build that was stopped goes on where it was.
+    Third-party code runs only in sandboxes without a network. A build that was stopped resumes where it was.
 
     For example: `ostinato worlds build tabulate cachetools==8.0.0 --out tasks.jsonl`
 
     Parameters
     ----------
     packages
-        Names at the index that pip uses, with or without a version, or paths of source distributions.
+        Package names at pip's index, with or without a version, or paths of source distributions.
     out
-        The taskset file, such as tasks.jsonl; tasks.layers beside it then holds the packages' files, and belongs to it.
+        The taskset file, such as tasks.jsonl. The packages' files go into tasks.layers beside it; keep the two together.
     held_out
-        Packages, named alike, whose tasks are only measured with; may be repeated. All tasks of a package are of one split.
+        Packages, named in the same way, whose tasks are used only for evaluation; may be repeated. A package's tasks are all in one split.
     cache
-        Where what was tried is kept, for a build that goes on.
+        Directory that keeps the results so far, so that a build can resume.
     tasks
-        Tasks of one package, at most.
+        Most tasks per package.
     cpu_minutes
-        Minutes of CPU for one package, at most.
+        Most minutes of CPU time per package.
     seed
-        Draws the functions and the faults.
+        Seeds the choice of functions and faults.
     """
     from ostinato.launch.commands.worlds.build import build_tasks
     from ostinato.worlds.building.config import BuildConfig

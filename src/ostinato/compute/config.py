@@ -10,43 +10,48 @@ from pydantic import BaseModel, Field, model_validator
 class LendConfig(BaseModel, frozen=True, extra="forbid"):
     """When vLLM servers of the live slot sample rollouts. Users' traffic comes first."""
 
-    most: int = Field(default=0, ge=0, description="The most servers that are lent at once; 0: none ever.")
+    most: int = Field(default=0, ge=0, description="Most servers lent at once. 0: none is ever lent.")
     carries: float = Field(
         default=0.0,
         ge=0,
-        description="Answers a second that one server carries for people; measure it with traffic like yours.",
+        description="Answers per second that one server can give to people; measure it with traffic like yours.",
     )
     lend_below: float = Field(
         default=0.6,
         gt=0,
         le=1,
-        description="A server is lent while the highest rate of the last `window_s` is at most this share of what the others carry.",
+        description="A server is lent while the highest rate of the last `window_s` is at most this share of what the "
+        "others can carry.",
     )
     return_above: float = Field(
         default=0.75,
         gt=0,
         le=1,
-        description="Once the present rate is above this share of what people's servers carry, so many are given back that it is not.",
+        description="Once the current rate exceeds this share of what people's servers can carry, enough are given "
+        "back to end that.",
     )
     guard_s: float = Field(
         default=2.0,
         gt=0,
-        description="Everything is given back once a tenth of people's calls of late, three at least and not all of one user, wait longer "
-        "than this for the live slot's first token; a product with one user at a time has its servers back by load alone.",
+        description="All servers are given back once a tenth of people's recent calls (at least three, of two users "
+        "or more) wait longer than this for the live slot's first token. With one user at a time, only the load "
+        "brings servers back.",
     )
-    window_s: float = Field(default=1800.0, gt=0, description="Seconds of traffic that are looked back on.")
+    window_s: float = Field(default=1800.0, gt=0, description="Seconds of past traffic that `lend_below` considers.")
     hold_s: float = Field(
-        default=900.0, ge=0, description="Nothing is lent for so long after the start and after a return."
+        default=900.0, ge=0, description="Seconds after the start and after each return in which no server is lent."
     )
-    step: int = Field(default=2, ge=1, description="The most that are lent in one go.")
+    step: int = Field(default=2, ge=1, description="Most servers lent at a time.")
     end_s: float = Field(
         default=10.0,
         ge=0,
-        description="Rollouts' answers on a server that is wanted back may end for so long; then they are cut off and asked for again.",
+        description="Seconds for rollouts' answers to end on a server that is wanted back; then they are cut off and "
+        "requested again.",
     )
     only_gateway: bool = Field(
         default=False,
-        description="Needed with a log in Postgres, which several gateways may share: no other one asks the servers of engine.urls.",
+        description="Confirms that no other gateway uses engine.urls; required with a log in Postgres, which gateways "
+        "may share.",
     )
 
     @model_validator(mode="after")
@@ -67,18 +72,19 @@ class ComputeConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.0,
         ge=0,
         lt=1,
-        description="Sampling's share of all operations, which `up --on ray` holds by the number of rollout workers; 0: "
-        "`ray.rollouts` and `ostinato scale` alone say how many there are.",
+        description="Sampling's share of all operations, which `up --on ray` maintains by changing the number of "
+        "rollout workers. 0: only `ray.rollouts` and `ostinato scale` set that number.",
     )
-    least_workers: int = Field(default=1, ge=1, description="With `share`, the fewest rollout workers.")
-    most_workers: int = Field(default=8, ge=1, le=1000, description="With `share`, the most rollout workers.")
+    least_workers: int = Field(default=1, ge=1, description="With `share`: fewest rollout workers.")
+    most_workers: int = Field(default=8, ge=1, le=1000, description="With `share`: most rollout workers.")
     every_s: float = Field(
         default=600.0,
         gt=0,
-        description="With `share`, seconds between two decisions; none is made before another optimizer step was logged.",
+        description="With `share`: seconds between two decisions; each also waits for another optimizer step in the "
+        "log.",
     )
 
-    lend: LendConfig = Field(default_factory=LendConfig, description="People's vLLM servers sample rollouts.")
+    lend: LendConfig = Field(default_factory=LendConfig, description="When people's vLLM servers sample rollouts.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -18,47 +18,51 @@ _HASH = "^[0-9a-f]{64}$"
 class Shard(BaseModel, frozen=True, extra="forbid"):
     """One file of tokens."""
 
-    file: str = Field(pattern=r"^shard-[0-9]{5}\.safetensors$", description="Its name, beside the manifest.")
-    bytes: int = Field(ge=1, description="Its size.")
-    blake3: str = Field(pattern=_HASH, description="Of its bytes.")
-    documents: int = Field(ge=1, description="Files in it.")
-    tokens: int = Field(ge=2, description="Tokens in it, the separators around each file included.")
+    file: str = Field(pattern=r"^shard-[0-9]{5}\.safetensors$", description="File name, beside the manifest.")
+    bytes: int = Field(ge=1, description="Size in bytes.")
+    blake3: str = Field(pattern=_HASH, description="BLAKE3 of the file's bytes.")
+    documents: int = Field(ge=1, description="Files in the shard.")
+    tokens: int = Field(ge=2, description="Tokens in the shard, including the separators around each file.")
 
 
 class SourceShare(BaseModel, frozen=True, extra="forbid"):
     """One source and its contribution to the corpus."""
 
-    name: str = Field(description="Package with version, archive, or directory's name.")
-    licence: str = Field(description="As its metadata states it.")
-    sha256: str = Field(default="", description="Of its archive, as the index promised it; empty for a directory.")
-    documents: int = Field(default=0, ge=0, description="Its files in the corpus.")
-    tokens: int = Field(default=0, ge=0, description="Their tokens.")
+    name: str = Field(description="Package with version, archive, or directory name.")
+    licence: str = Field(description="Licence as its metadata states it.")
+    sha256: str = Field(
+        default="", description="SHA-256 of the archive, as the index states it. Empty for a directory."
+    )
+    documents: int = Field(default=0, ge=0, description="The source's files in the corpus.")
+    tokens: int = Field(default=0, ge=0, description="Tokens of these files.")
 
 
 class Refusal(BaseModel, frozen=True, extra="forbid"):
     """A source that was refused, or a file that contains a part of a test."""
 
-    source: str = Field(description="Where it is from.")
-    path: str = Field(description="The file; empty for the whole source.")
-    reason: str = Field(description="A word.")
-    detail: str = Field(description="The licence, or the test and the words that both hold.")
+    source: str = Field(description="The source it is from.")
+    path: str = Field(description="The file. Empty for the whole source.")
+    reason: str = Field(description="The reason, in a word.")
+    detail: str = Field(description="The licence, or the test and the words that both contain.")
 
 
 class CorpusManifest(BaseModel, frozen=True, extra="forbid"):
     """A corpus: its shards, and how it was built."""
 
-    format: str = Field(pattern=f"^{FORMAT}$", description="Of this file.")
+    format: str = Field(pattern=f"^{FORMAT}$", description="Format of this file.")
     tokenizer: str = Field(pattern=_HASH, description="BLAKE3 of the model's tokenizer.json.")
-    vocabulary: int = Field(ge=1, description="Every token is below this.")
-    separator: int = Field(ge=0, description="The token before and after each file.")
-    settings: CorpusConfig = Field(description="The bounds of the build.")
-    against: dict[str, str] = Field(description="Tests that no file may hold a part of: name -> BLAKE3.")
-    sources: tuple[SourceShare, ...] = Field(description="In the order in which they were given.")
-    left_out: dict[str, int] = Field(description="Files, and sources, that were left out: reason -> how many.")
-    refused: tuple[Refusal, ...] = Field(description="Each refused source, and each file with a part of a test.")
+    vocabulary: int = Field(ge=1, description="Exclusive upper bound of all token ids.")
+    separator: int = Field(ge=0, description="The token id before and after each file.")
+    settings: CorpusConfig = Field(description="Limits of the build.")
+    against: dict[str, str] = Field(description="Tests that no file may contain a part of: name -> BLAKE3.")
+    sources: tuple[SourceShare, ...] = Field(description="Sources in the order in which they were given.")
+    left_out: dict[str, int] = Field(description="Number of files and sources left out, by reason.")
+    refused: tuple[Refusal, ...] = Field(
+        description="Each refused source, and each file that contains a part of a test."
+    )
     documents: int = Field(ge=1, description="Files in all shards.")
     tokens: int = Field(ge=2, description="Tokens in all shards.")
-    shards: tuple[Shard, ...] = Field(min_length=1, max_length=100_000, description="In order.")
+    shards: tuple[Shard, ...] = Field(min_length=1, max_length=100_000, description="The shards, in order.")
 
 
 def read_manifest(directory: Path) -> CorpusManifest:

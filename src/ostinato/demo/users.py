@@ -56,28 +56,28 @@ class UsersConfig(BaseModel, frozen=True, extra="forbid"):
     """How the simulated users behave as a crowd."""
 
     count: int = Field(default=50, ge=1, description="Number of simulated users.")
-    streams_per_user: int = Field(default=1, ge=1, le=64, description="Requests that one user has open at most.")
+    streams_per_user: int = Field(default=1, ge=1, le=64, description="Most open requests per user.")
     think_s: float = Field(default=0.5, ge=0, description="Mean pause between a user's requests, in seconds.")
     reaction_s: float = Field(
         default=1.5, ge=0, description="Mean time from seeing an answer to sending feedback, in seconds."
     )
-    late_share: float = Field(default=0.1, ge=0, le=1, description="Share of feedback that comes much later than that.")
-    late_s: float = Field(default=6.0, ge=0, description="How much later, at most, in seconds.")
+    late_share: float = Field(default=0.1, ge=0, le=1, description="Share of feedback that comes much later.")
+    late_s: float = Field(default=6.0, ge=0, description="Longest extra delay of late feedback, in seconds.")
     duplicate_share: float = Field(
         default=0.1, ge=0, le=1, description="Share of feedback that is sent twice, with the same id."
     )
     ignore_share: float = Field(default=0.05, ge=0, le=1, description="Share of answers that get no feedback.")
     noise: float = Field(default=0.05, ge=0, le=1, description="Share of judgements that are flipped.")
     patience_s: tuple[float, float] = Field(
-        default=(30.0, 90.0), description="Shortest and longest wait for an answer."
+        default=(30.0, 90.0), description="Shortest and longest wait for an answer, in seconds."
     )
     patience_chars: tuple[int, int] = Field(
         default=(140, 400), description="Fewest and most characters that a user reads."
     )
-    grading: int = Field(default=2, ge=1, description="Answers graded at the same time.")
+    grading: int = Field(default=2, ge=1, description="Answers graded at once.")
     attempts: int = Field(default=3, ge=1, description="Times a feedback event is sent before giving up.")
     model: str = Field(default="ostinato", description="Model name to ask for.")
-    api_key: str | None = Field(default=None, description="Bearer key, if the endpoint wants one.")
+    api_key: str | None = Field(default=None, description="Bearer key, if the endpoint needs one.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,60 +14,62 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
 
     kind: Literal["embedded", "vllm"] = Field(
         default="embedded",
-        description="'embedded': in the serving worker; 'vllm': servers of yours, named by engine.urls.",
+        description="'embedded': inside the serving worker. 'vllm': your own vLLM servers, named by engine.urls.",
     )
     urls: tuple[str, ...] = Field(
         default=(),
-        description="vLLM servers. Each holds one version, so as many versions can be loaded at once (live, control, canary, "
-        "evaluation); slots that hold the same version share a server.",
+        description="URLs of vLLM servers. Each holds one version, so give as many as versions are loaded at once "
+        "(live, control, canary, evaluation); slots with the same version share a server.",
     )
     replicas: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default={},
-        description="How many of the vLLM servers hold a slot's version, by slot (live = 2); 1 where nothing is said. Requests are "
-        "routed among them by what was sent there before and by how much they have to do.",
+        description="How many vLLM servers hold a slot's version, by slot (live = 2). Default: 1 per slot. Requests "
+        "are routed by the prompts that a server has seen and by its load.",
     )
-    connect_s: float = Field(default=600.0, gt=0, description="Longest wait for the vLLM servers at the start.")
+    connect_s: float = Field(
+        default=600.0, gt=0, description="Longest wait for the vLLM servers at the start, in seconds."
+    )
     silence_s: float = Field(
-        default=300.0, gt=0, description="A vLLM server that says nothing for so long is given up on."
+        default=300.0, gt=0, description="Seconds without data after which a request to a vLLM server is given up."
     )
     weights_seen_as: str = Field(
         default="",
-        description="How the vLLM servers name the weight store, if not as we do: a directory as they see it, or a URL.",
+        description="The weight store's directory or URL as the vLLM servers see it. Empty: the same as here.",
     )
-    max_batch: int = Field(default=128, ge=1, le=4096, description="samples decoded together")
+    max_batch: int = Field(default=128, ge=1, le=4096, description="Samples decoded together.")
     prefill_chunk: int = Field(
-        default=256, ge=16, description="prompt tokens computed per step and thread; more delays the open streams"
+        default=256, ge=16, description="Prompt tokens computed per step and thread; more delays the open streams."
     )
     kv_tokens: int = Field(
         default=32768,
         ge=64,
-        description="tokens that the KV cache holds, shared by all slots; no answer has more with its prompt",
+        description="Tokens in the KV cache, shared by all slots; a prompt and its answer together cannot have more.",
     )
     block: int = Field(
         default=32,
         ge=16,
         le=256,
         multiple_of=16,
-        description="tokens per KV block: the grain of sharing and of prefix reuse",
+        description="Tokens per KV block, the unit of sharing and prefix reuse.",
     )
     recompute_on_swap: bool = Field(
         default=False,
-        description="Compute the past of open streams again when weights change under them: each token's logprob is then the new "
-        "version's own, at the price of a pause; otherwise tokens after a swap read keys and values of the old version.",
+        description="Recompute the KV cache of open streams when weights change: each token's log-probability is then "
+        "the new version's own, at the cost of a pause. Otherwise tokens after a swap read the old version's keys and "
+        "values.",
     )
     products: Literal["plain", "int8"] = Field(
         default="plain",
-        description="Matrix products of the embedded engine. 'int8': the decoder's linear layers in whole numbers of eight bits, with "
-        "model.numerics = 'fast'. Quicker on some CPUs, as `ostinato doctor` measures; the trainer corrects for what it changes.",
+        description="Matrix products of the embedded engine. 'int8': the decoder's linear layers use 8-bit integers; "
+        "needs model.numerics = 'fast'. Faster on some CPUs, as `ostinato doctor` measures; the trainer corrects for "
+        "the difference.",
     )
-    max_waiting: int = Field(
-        default=1024, ge=1, description="samples that may be open at once; more are refused with 503"
-    )
+    max_waiting: int = Field(default=1024, ge=1, description="Samples that may be open at once; more get 503.")
     threads: int = Field(
         default=1,
         ge=1,
-        description="CPU cores that the engine uses: parts of the batch run side by side, each on one torch thread; a batch too small to "
-        "be parted runs on all where that changes no bit",
+        description="CPU cores that the engine uses: parts of the batch run in parallel, each on one torch thread; a "
+        "batch too small to be split runs on all cores where that changes no bit.",
     )
 
     @model_validator(mode="after")

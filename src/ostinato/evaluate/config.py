@@ -12,17 +12,18 @@ class BarConfig(BaseModel, frozen=True, extra="forbid"):
 
     suite: str = Field(
         default="",
-        description="The task file whose answers count; one that is not compared is drawn for the candidate only. Empty: evaluate.suite.",
+        description="Task file whose answers count; if it is not also compared, only the candidate is sampled on it. "
+        "Empty: evaluate.suite.",
     )
     taskset: str = Field(
         default="",
-        description="Instead of a suite: a taskset file (JSONL) of a simulated world. Its held-out tasks are tried by their harnesses, in "
-        "sandboxes, and graded as rollouts are.",
+        description="Instead of a suite: a taskset file (JSONL) of a simulated world. Its held-out tasks are run by "
+        "their harnesses in sandboxes and graded like rollouts.",
     )
     axis: Literal["score", "format", "latency"] = Field(
         default="score",
-        description="'score': what the grader says. 'format': share of answers that are not empty and ended by themselves. "
-        "'latency': seconds of a request, or of a rollout, as the evaluation sees it.",
+        description="'score': the grader's score. 'format': share of answers that are not empty and ended by "
+        "themselves. 'latency': seconds per request, or per rollout, as the evaluation sees it.",
     )
     at_least: float | None = Field(
         default=None, gt=0.0, lt=1.0, description="The 99% lower bound of the mean must not lie below this."
@@ -30,7 +31,8 @@ class BarConfig(BaseModel, frozen=True, extra="forbid"):
     at_most: float | None = Field(
         default=None,
         gt=0.0,
-        description="The 99% upper bound of the mean must not lie above this; for latency, seconds that `share` of the answers must keep.",
+        description="The 99% upper bound of the mean must not lie above this. For latency: the seconds that `share` "
+        "of the answers must keep.",
     )
     share: float = Field(
         default=0.95,
@@ -64,31 +66,31 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
 
     require: Literal["no_loss", "win"] = Field(
         default="no_loss",
-        description="'no_loss' ships what is not worse than the margins; 'win' only what is proven better than the best release so far.",
+        description="'no_loss' ships a candidate that is not worse than the margins; 'win' only one proven better "
+        "than the best release so far.",
     )
     margin: float = Field(
         default=0.03,
         gt=0.0,
         lt=1.0,
-        description="Largest tolerated true loss against live in mean suite score (0.03 = 3 points).",
+        description="Largest tolerated true loss against live, in mean suite score (0.03 = 3 points).",
     )
     total_margin: float = Field(
         default=0.03,
         gt=0.0,
         lt=1.0,
-        description="Largest tolerated true loss against the best release so far and against the anchor: all releases together.",
+        description="Largest tolerated true loss of all releases together, against the best release so far and "
+        "against the anchor.",
     )
     alpha: float = Field(
         default=0.05,
         gt=0.0,
         lt=0.5,
-        description="Probability of shipping a candidate that is worse than live by the margin, all looks together; against best and "
-        "anchor, and for 'better', the probability over a whole week.",
+        description="Probability of shipping a candidate that is worse than live by the margin, all looks together; "
+        "against best and anchor, and for 'better', the probability over a whole week.",
     )
     candidates_per_week: int = Field(
-        default=56,
-        ge=1,
-        description="How many candidates are judged in a week; the weekly alpha is shared among them.",
+        default=56, ge=1, description="Candidates judged per week, among which the weekly alpha is shared."
     )
     first_draws: int = Field(default=8, ge=1, le=1024, description="Samples per item and policy at the first look.")
     max_draws: int = Field(default=8, ge=1, le=1024, description="Samples per item and policy at the last look.")
@@ -96,38 +98,36 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.5,
         gt=0.0,
         lt=1.0,
-        description="Share of alpha spent on all looks before the last; the rest is kept for the last.",
+        description="Share of alpha spent on all looks before the last; the rest is kept for the last look.",
     )
     items_per_round: int = Field(
-        default=0,
-        ge=0,
-        description="Items drawn for one candidate, others for the next, where a suite has more; 0: all.",
+        default=0, ge=0, description="Items drawn per candidate, different ones for each, if a suite has more. 0: all."
     )
     sealed_share: float = Field(
         default=0.1,
         ge=0.0,
         le=0.5,
-        description="Share of a suite's items, chosen by hash, that stay sealed: few candidates meet them, so nothing is fitted to them.",
+        description="Share of a suite's items, chosen by hash, that are sealed: few candidates see them, so that "
+        "nothing is fitted to them.",
     )
     sealed_every: int = Field(
         default=20,
         ge=1,
-        description="One candidate in so many also meets the sealed items, and is blocked if it is worse on them.",
+        description="One in this many candidates also sees the sealed items, and is blocked if it is worse on them.",
     )
     sample_best: bool = Field(
         default=True,
-        description="Give the best release a slot of its own while a candidate is compared with it, if it is neither live nor the anchor: "
-        "one more copy of the model. If false it is then left out, and losses are bounded against the anchor only.",
+        description="Load the best release into a slot of its own while a candidate is compared with it, if it is "
+        "neither live nor the anchor: one more copy of the model. If false it is left out then, and losses are "
+        "bounded against the anchor only.",
     )
     item_spread: float = Field(
         default=0.122,
         ge=0.0,
-        description="Assumed before anything is measured: standard deviation of one version's own effect on an item.",
+        description="Assumed standard deviation, before any measurement, of a version's own effect on an item.",
     )
     draw_spread: float = Field(
-        default=0.245,
-        gt=0.0,
-        description="Assumed before anything is measured: standard deviation of one draw of an item.",
+        default=0.245, gt=0.0, description="Assumed standard deviation, before any measurement, of one draw of an item."
     )
 
     @model_validator(mode="after")
@@ -176,17 +176,19 @@ class RunnerConfig(BaseModel, frozen=True, extra="forbid"):
         default=2,
         ge=1,
         le=64,
-        description="Draws of one item per request. Part of what a draw means: changing it resamples.",
+        description="Draws of one item per request. It identifies a draw: changing it draws all samples anew.",
     )
     request_timeout_s: float = Field(
-        default=120.0, gt=0.0, description="Seconds for one request, its queueing included."
+        default=120.0, gt=0.0, description="Longest request, queueing included, in seconds."
     )
     slot_timeout_s: float = Field(
-        default=120.0, gt=0.0, description="Seconds for a slot to serve the expected version."
+        default=120.0, gt=0.0, description="Longest wait for a slot to serve the expected version, in seconds."
     )
-    deadline_s: float = Field(default=3600.0, gt=0.0, description="Seconds for a whole run.")
-    retry_pause_s: float = Field(default=0.5, gt=0.0, description="First pause after a failed try; doubles up to 8 s.")
+    deadline_s: float = Field(default=3600.0, gt=0.0, description="Longest evaluation run, in seconds.")
+    retry_pause_s: float = Field(
+        default=0.5, gt=0.0, description="First pause after a failed try, in seconds; doubles up to 8 s."
+    )
     attempts: int = Field(default=8, ge=1, le=100, description="Tries per request before the run is given up.")
     seed: int = Field(
-        default=0, ge=0, le=2**31 - 1, description="Shifts all item seeds: another sample of the same suite."
+        default=0, ge=0, le=2**31 - 1, description="Shifts all item seeds, for another sample of the same suite."
     )

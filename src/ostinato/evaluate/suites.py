@@ -30,8 +30,8 @@ class ItemSampling(BaseModel, frozen=True, extra="forbid"):
     """How an item is sampled; the seed is not here because the runner gives each draw its own."""
 
     max_tokens: int = Field(default=256, ge=1, le=131_072, description="Longest answer, in tokens.")
-    temperature: float = Field(default=1.0, ge=0.0, le=2.0, description="0 is greedy.")
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus cut.")
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus probability.")
     stop: tuple[str, ...] = Field(default=(), max_length=16, description="Strings that end the answer.")
 
 
@@ -48,11 +48,11 @@ class Item(BaseModel, frozen=True, extra="allow"):
     Example: ``Item(id="add-1", family="arithmetic", messages=(Message(role="user", content="..."),), grader="python_tests")``
     """
 
-    id: Annotated[str, Field(min_length=1, max_length=256, description="Unique in the suite.")]
+    id: Annotated[str, Field(min_length=1, max_length=256, description="Id, unique in the suite.")]
     family: Annotated[str, Field(min_length=1, max_length=256, description="The group that the item belongs to.")]
     messages: tuple[Message, ...] = Field(min_length=1, max_length=1024, description="The conversation so far.")
-    continue_final_message: bool = Field(default=False, description="The answer goes on with the last message's text.")
-    sampling: ItemSampling = Field(default=ItemSampling(), description="How the answer is drawn.")
+    continue_final_message: bool = Field(default=False, description="The answer continues the last message's text.")
+    sampling: ItemSampling = Field(default=ItemSampling(), description="How the answer is sampled.")
     grader: str = Field(min_length=1, max_length=64, description="Name of the function that scores the answer.")
 
     @property

@@ -23,33 +23,32 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
         default="smollm2", description="'smollm2', a directory, or a Hugging Face hub name such as Qwen/Qwen3-0.6B."
     )
     name: str = Field(
-        default="", description="What clients send as `model`; empty: the hub name, or the directory's last part."
+        default="", description="Model name that clients send. Empty: the hub name, or the last part of the directory."
     )
-    cache: Path = Field(
-        default=Path("~/.cache/ostinato"), description="Where converted and downloaded models are kept."
-    )
+    cache: Path = Field(default=Path("~/.cache/ostinato"), description="Directory for converted and downloaded models.")
     dtype: Literal["bfloat16", "float32"] = Field(
-        default="bfloat16", description="The dtype that weights are published and stored in."
+        default="bfloat16", description="Dtype in which weights are published and stored."
     )
     compute: Literal["auto", "bf16", "fp32"] = Field(
         default="auto",
-        description="Arithmetic of the engine, and of the trainer unless train.compute says another. auto: bf16 where the CPU "
-        "multiplies bf16 matrices itself, else fp32 (several times as fast there); fp32 for weights stored in float32.",
+        description="Arithmetic of the engine, and of the trainer unless train.compute overrides it. auto: bf16 on "
+        "CPUs with bf16 matrix instructions, else fp32 (several times as fast there); fp32 for weights stored in "
+        "float32.",
     )
     device: str = Field(
         default="cpu",
-        description="Where engine and trainer compute: 'cpu', 'cuda', 'cuda:1'; 'auto' is a CUDA GPU where torch sees one and numerics is "
-        "'fast', else the CPU. No GPU has run it yet (docs/numerics.md).",
+        description="Device of engine and trainer: 'cpu', 'cuda', 'cuda:1'. 'auto': a CUDA GPU if torch sees one and "
+        "numerics is 'fast', else the CPU. No GPU has run it yet (docs/numerics.md).",
     )
     kernels: Literal["auto", "own", "torch"] = Field(
         default="auto",
-        description="'own': our compiled kernels, CPU only. 'torch': torch's operations on any device, dense models, fast numerics. "
-        "auto: own on the CPU, torch elsewhere.",
+        description="'own': our compiled kernels, CPU only. 'torch': torch's operations on any device, for dense "
+        "models with fast numerics. auto: own on the CPU, else torch.",
     )
     numerics: Literal["exact", "fast"] = Field(
         default="exact",
-        description="'exact': engine and trainer compute the same bits, checked at the start. 'fast': unchecked; the "
-        "trainer corrects for the difference and reports what it removed.",
+        description="'exact': engine and trainer compute the same bits, as checked at the start. 'fast': unchecked; "
+        "the trainer corrects for the difference and reports it.",
     )
 
     @field_validator("device")

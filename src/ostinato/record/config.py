@@ -25,45 +25,48 @@ class RecordConfig(BaseModel, frozen=True, extra="forbid"):
 
     url: str = Field(
         default="",
-        description="postgresql://user@host/database: the log lies there, for workers on several machines; empty: in the run's directory.",
+        description="postgresql://user@host/database: keeps the log there, for workers on several machines. Empty: in "
+        "the run's directory.",
     )
     password_env: str = Field(
         default="",
-        description="The environment variable that holds the password for record.url; empty: none, or libpq's own ways.",
+        description="Environment variable that holds the password for record.url. Empty: no password, or libpq's own "
+        "sources.",
     )
     namespace: str = Field(
         default="ostinato",
-        description="The schema of the database that this run's log lies in: one for each run. Those of Postgres begin with pg_.",
+        description="Database schema of this run's log; each run needs its own. Names that begin with pg_ are "
+        "Postgres's own.",
     )
     retain_days: float | None = Field(
-        default=None, gt=0, description="Turns, signals and rewards are dropped so many days later; unset: never."
+        default=None, gt=0, description="Days after which turns, signals and rewards are dropped. Unset: never."
     )
-    segment_rows: int = Field(default=250_000, ge=1, description="Rows of a segment, after which a new one begins.")
-    segment_mb: float = Field(default=256.0, gt=0, description="Megabytes of a segment, after which a new one begins.")
+    segment_rows: int = Field(default=250_000, ge=1, description="Rows after which a new segment begins.")
+    segment_mb: float = Field(default=256.0, gt=0, description="Megabytes after which a new segment begins.")
     segment_hours: float = Field(default=24.0, gt=0, description="Hours after which a new segment begins.")
     append_s: float = Field(
         default=5.0,
         gt=0,
-        description="Longest wait for the disk, for Postgres, or for another process that writes; then 503.",
+        description="Longest wait for the disk, for Postgres or for another writing process, in seconds; then 503.",
     )
     lease_s: float = Field(
         default=15.0,
         ge=1,
-        description="On Postgres: seconds without a sign of life after which another host's worker takes a role over.",
+        description="On Postgres: seconds without a sign of life after which a worker on another host takes over a "
+        "role.",
     )
     away_s: float = Field(
         default=3600.0,
         ge=0,
-        description="On Postgres: seconds that a trainer, rollout or housekeeping worker waits for a server that is away; then it ends and "
-        "starts anew.",
+        description="On Postgres: seconds that a trainer, rollout or housekeeping worker waits for an unreachable "
+        "server; then it ends and is started anew.",
     )
     encrypt: Encrypt = Field(
         default=Encrypt.NONE,
-        description="Encrypt text, tokens, comments and corrections at rest, under one key per 'tenant' or per 'user'.",
+        description="Encrypt text, tokens, comments and corrections at rest, with one key per 'tenant' or per 'user'.",
     )
     master_key: Path | None = Field(
-        default=None,
-        description="A file of 32 or more random bytes that the keys are wrapped with; unset: not wrapped.",
+        default=None, description="File of 32 or more random bytes that wraps the keys. Unset: they are not wrapped."
     )
 
     @field_validator("namespace")

@@ -21,31 +21,34 @@ SignalName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,64}$"
 class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
     """How candidates are released to users, and when they are rolled back."""
 
-    poll_s: float = Field(default=1.0, gt=0.0, description="Pause between looks at the refs when nothing is due.")
+    poll_s: float = Field(default=1.0, gt=0.0, description="Seconds between looks at the refs when nothing is due.")
     canary: bool = Field(
         default=False,
-        description="Try each candidate on a growing share of users, and keep some on the release before it until the verdict. It takes "
-        "hundreds of users a day; without it candidates go live on the gate alone.",
+        description="Try each candidate on a growing share of users, and keep some users on the release before it "
+        "until the verdict. It takes hundreds of users a day; without it candidates go live on the gate alone.",
     )
     require: Require = Field(
         default="no_loss",
-        description="What a candidate must be shown to be before it ships: 'no_loss', not worse than the margin; 'win', better. Users show "
-        "it where `canary` is on, otherwise the suite does, against the best release so far.",
+        description="What must be shown before a candidate ships: 'no_loss', that it is not worse than the margin; "
+        "'win', that it is better. Users show it if `canary` is on, otherwise the suite, against the best release so "
+        "far.",
     )
     approval: Literal["auto", "manual"] = Field(
         default="auto",
-        description="'auto' ships what has passed. With 'manual' it waits until a person says `ostinato approve` or `ostinato refuse`, or "
-        "presses the button on the page.",
+        description="'auto' ships a candidate that has passed. With 'manual' it waits for a person's `ostinato "
+        "approve` or `ostinato refuse`, or the button on the page.",
     )
     cooldown_s: float = Field(
         default=6 * HOUR,
         ge=0.0,
-        description="Seconds after a rollback in which nothing ships by itself and no trial begins. A person may ship all the same.",
+        description="Seconds after a rollback in which nothing ships by itself and no trial begins. A person may "
+        "still ship.",
     )
     rollbacks_a_day: int = Field(
         default=1,
         ge=0,
-        description="Rollbacks without a person within 24 hours; after one more, nothing ships by itself until a person ships or approves.",
+        description="Automatic rollbacks allowed within 24 hours; after one more, nothing ships by itself until a "
+        "person ships or approves.",
     )
     signals: tuple[SignalName, ...] = Field(
         default=(),
@@ -54,21 +57,23 @@ class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
     )
     metrics: tuple[MetricConfig, ...] = Field(
         default=DEFAULT_METRICS,
-        description="What a release is judged by; a list of tables, [[release.metrics]]. Without a goal among them it is acceptance; the "
-        "guardrails here stand beside those that you declare; one of the same name takes its place.",
+        description="What a release is judged by, as tables [[release.metrics]]. Without a goal among them, the goal "
+        "is acceptance. The default guardrails stay in addition to yours; one of yours with the same name replaces a "
+        "default.",
     )
-    trial: TrialConfig = Field(default=TrialConfig(), description="How a candidate is tried before users.")
+    trial: TrialConfig = Field(default=TrialConfig(), description="How a candidate is tried on users.")
     best_arm: bool = Field(
         default=False,
-        description="Keep a share of the users (release.standing.share) on the best release that users ever proved, and compare live with "
-        "them all the time: losses too small for one trial add up there. One more version is held in memory.",
+        description="Keep a share of the users (release.standing.share) on the best release that users ever proved, "
+        "and compare live with it all the time: losses too small for one trial add up there. It holds one more "
+        "version in memory.",
     )
-    standing: StandingConfig = Field(default=StandingConfig(), description="Live against that release.")
-    guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users takes a version back.")
+    standing: StandingConfig = Field(default=StandingConfig(), description="Live against the best release.")
+    guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users rolls a version back.")
     outcomes: OutcomeConfig = Field(default=OutcomeConfig(), description="How turns and signals are joined.")
-    auto: RouterConfig = Field(default=RouterConfig(), description="How Auto moves its shares.")
+    auto: RouterConfig = Field(default=RouterConfig(), description="How Auto adjusts its arms' shares.")
     monitors: MonitorsConfig = Field(
-        default=MonitorsConfig(), description="Which behaviour is watched, and against what."
+        default=MonitorsConfig(), description="Which behaviour is monitored, and against what."
     )
 
     @property

@@ -45,13 +45,10 @@ class GuardConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.02,
         gt=0.0,
         lt=0.5,
-        description="Chance per release of taking back an equally good version, all looks together.",
+        description="Chance per release of rolling back an equally good version, all looks together.",
     )
     tolerance: float = Field(
-        default=0.02,
-        ge=0.0,
-        lt=1.0,
-        description="Loss in share of accepted turns (or rise in errors) that is let pass.",
+        default=0.02, ge=0.0, lt=1.0, description="Tolerated loss in share of accepted turns (or rise in errors)."
     )
     min_outcomes: int = Field(default=60, ge=2, description="Outcomes of the watched version before the first look.")
     min_users: int = Field(default=5, ge=2, description="Users on each side before any look.")

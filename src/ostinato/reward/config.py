@@ -18,31 +18,31 @@ class BaselineConfig(BaseModel, frozen=True, extra="forbid"):
     """The learned baseline b(x, user)."""
 
     shrinkage: float = Field(
-        default=10.0, gt=0, description="How many turns at the overall mean each user's and prompt's mean starts with."
+        default=10.0, gt=0, description="Pseudo-count of turns at the overall mean in each user's and prompt's mean."
     )
-    ridge: float = Field(default=10.0, gt=0, description="Strength of the pull of the regression's weights towards 0.")
+    ridge: float = Field(
+        default=10.0, gt=0, description="Ridge penalty, which pulls the regression's weights towards 0."
+    )
     forget: float = Field(
         default=0.999,
         gt=0,
         le=1,
-        description="Weight that older evidence keeps per observed turn: the policy moves on.",
+        description="Weight that older evidence keeps per observed turn, as the policy changes.",
     )
     max_keys: int = Field(
-        default=100_000, ge=1, description="Users, and prompts, remembered; the longest unseen go first."
+        default=100_000,
+        ge=1,
+        description="Users, and prompts, remembered; those unseen for longest are forgotten first.",
     )
 
 
 class CoverageConfig(BaseModel, frozen=True, extra="forbid"):
     """When too little feedback is taken to mean that feedback is not arriving."""
 
-    enabled: bool = Field(default=True, description="False: silence is always read as the reward function reads it.")
-    min_turns: int = Field(
-        default=200, ge=1, description="Turns of a tenant that must have matured before its silence can be judged."
-    )
+    enabled: bool = Field(default=True, description="False: silence always counts as the reward function says.")
+    min_turns: int = Field(default=200, ge=1, description="Matured turns of a tenant before its silence can be judged.")
     false_alarm_turns: float = Field(
-        default=1e6,
-        gt=1,
-        description="Turns between two false alarms, at least and on average, while feedback arrives.",
+        default=1e6, gt=1, description="Least mean number of turns between two false alarms while feedback arrives."
     )
 
 
@@ -52,109 +52,117 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     function: str = Field(
         default="ostinato.reward.functions:copilot", description="The reward function, as 'module:function'."
     )
-    options: dict[str, Any] = Field(default_factory=dict, description="Keyword options of the reward function.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the reward function.")
     answer_s: float = Field(
-        default=5.0, gt=0, description="Seconds that a reward function has for one turn before its process is killed."
+        default=5.0, gt=0, description="Seconds that the reward function has for one turn; then its process is killed."
     )
     memory_bytes: int = Field(
-        default=4 << 30, gt=0, description="Bytes of memory that a reward function's process may take for itself."
+        default=4 << 30, gt=0, description="Most memory of the reward function's process, in bytes."
     )
-    load_s: float = Field(default=60.0, gt=0, description="Seconds that a reward function's module has to be imported.")
-    max_abs: float = Field(default=100.0, gt=0, le=1e6, description="Largest absolute reward that is believed.")
+    load_s: float = Field(default=60.0, gt=0, description="Longest import of the reward function's module, in seconds.")
+    max_abs: float = Field(default=100.0, gt=0, le=1e6, description="Largest absolute reward that is accepted.")
     settle_s: float = Field(
-        default=0.5, ge=0, description="Seconds granted to signals that were received in the window to reach the disk."
+        default=0.5, ge=0, description="Seconds that signals received in the window are given to reach the disk."
     )
     delivery_s: float = Field(
-        default=60.0, ge=0, description="Seconds after a turn's end in which its delivery must be on record."
+        default=60.0, ge=0, description="Seconds after a turn's end within which its delivery must be recorded."
     )
     longest_wait_s: float = Field(
-        default=7 * DAY, gt=0, description="Seconds after a turn's end in which its reward must be known."
+        default=7 * DAY, gt=0, description="Seconds after a turn's end within which its reward must be known."
     )
     batch_wait_s: float = Field(
         default=7 * DAY,
         gt=0,
-        description="Seconds after its reward was due until a turn is held back because too few others are there to fill a batch, or, "
-        "while the trainer waits for the gate, because newer ones fill it.",
+        description="Seconds after its reward was due until a turn is held back because too few others fill a batch, "
+        "or, while the trainer waits for the gate, because newer turns fill it.",
     )
-    max_signals: int = Field(default=100, ge=1, description="Signals of one turn that count: the first to be written.")
-    max_orphans: int = Field(default=10_000, ge=0, description="Signals about turns yet to come that are remembered.")
-    orphan_bytes: int = Field(default=4 << 20, ge=0, description="Bytes of such signals' ids that are remembered.")
+    max_signals: int = Field(default=100, ge=1, description="Signals per turn that count, the first ones written.")
+    max_orphans: int = Field(
+        default=10_000, ge=0, description="Most signals remembered about turns that are not in the log yet."
+    )
+    orphan_bytes: int = Field(default=4 << 20, ge=0, description="Most bytes of ids of such signals.")
     orphan_s: float = Field(default=3600.0, gt=0, description="Seconds after which such a signal is forgotten.")
     remember: int = Field(
-        default=50_000, ge=0, description="Decided turns remembered, to tell late feedback from feedback about no turn."
+        default=50_000,
+        ge=0,
+        description="Decided turns remembered, to tell late feedback from feedback about an unknown turn.",
     )
     fold_rows: int = Field(
-        default=50_000, ge=1, description="Rows of the log read between two savings of what they add up to."
+        default=50_000, ge=1, description="Rows of the log between two saves of the totals computed from it."
     )
     min_temperature: float = Field(
         default=0.1,
         ge=0,
-        description="Turns sampled below this are not learned from: gradients grow as 1 / temperature.",
+        description="Turns with a lower temperature are not learned from: gradients grow as 1 / temperature.",
     )
     purposes: tuple[Purpose, ...] = Field(
         default=(Purpose.TASK, Purpose.SUBAGENT),
-        description="What calls must have been for to be learned from: task, subagent, compaction, side.",
+        description="Purposes of the calls that are learned from: task, subagent, compaction, side.",
     )
     max_staleness: int = Field(
-        default=4, ge=0, description="Optimizer steps that a turn's oldest token may lie behind the trainer."
+        default=4, ge=0, description="Optimizer steps by which a turn's oldest token may lag behind the trainer."
     )
     world_staleness: int = Field(
         default=8,
         ge=0,
-        description="The same for rollouts in simulated worlds, while newer weights answer in the middle of them. A group with one token "
-        "that lies further behind is held back as a whole.",
+        description="The same for rollouts in simulated worlds, whose weights may change midway. A group with one "
+        "older token is held back as a whole.",
     )
     flat_groups: Literal["hold_back", "train"] = Field(
         default="hold_back",
-        description="Groups of a world's rollouts that are all worth the same: their advantages are 0, so that a batch of `worlds.groups` "
-        "holds none of them and the trainer's time goes where there is something to learn; train: they are computed all the same, which "
-        "applies the KL to them.",
+        description="Groups of rollouts with equal values, whose advantages are 0. 'hold_back': a batch of "
+        "`worlds.groups` contains none, so that the trainer's time goes where there is something to learn. 'train': "
+        "they are trained on, which applies the KL to them.",
     )
     episode_wait_s: float = Field(
         default=7200.0,
         ge=0,
-        description="Seconds after a decided turn's end until it is learned from although its episode goes on.",
+        description="Seconds after a decided turn's end until it is learned from even if its episode goes on.",
     )
     batch_tokens: int = Field(
         default=1 << 17,
         ge=64,
-        description="Tokens of a batch at most, what an episode or group shares counted once; no more than a step can learn from in "
-        "`supervise.work_s`. A batch has fewer turns if no more fit. An episode of people's beyond a quarter of it is parted, a "
-        "group or a single turn held back as too_long; a group of a world's rollouts only beyond all of it.",
+        description="Most tokens per batch, with tokens shared within an episode or group counted once; set no more "
+        "than a step can process in `supervise.work_s`. People's episodes beyond a quarter of it are split, their "
+        "groups and single turns held back as too_long; groups of rollouts are held back only beyond all of it.",
     )
     episode_turns: int = Field(
-        default=256, ge=1, description="Turns of one episode in a batch; a longer one is parted."
+        default=256, ge=1, description="Most turns of one episode in a batch; longer episodes are split."
     )
     group_wait_s: float = Field(
         default=60.0, ge=0, description="Seconds without a new turn after which a group counts as complete."
     )
     discount: float = Field(
-        default=0.9, ge=0, le=1, description="What a later turn's reward is worth to the turn before it in its episode."
+        default=0.9,
+        ge=0,
+        le=1,
+        description="Factor by which a turn's reward counts for the turn before it in its episode.",
     )
     users: Users = Field(
         default="declared",
-        description="Who is a person to the caps: any name that a caller gives, or only verified users, a tenant's others together.",
+        description="Whom the caps count as a user: any name that a caller gives, or only verified users, a tenant's "
+        "others as one.",
     )
     user_cap: float = Field(
         default=0.1,
         gt=0,
         le=1,
-        description="Largest share of a batch that one user may have, each episode counting alike, or 2 / users where that is more: one or "
-        "two are not capped.",
+        description="Largest share of a batch that one user may have, each episode counting equally, or 2 / users if "
+        "that is more: one or two users are not capped.",
     )
     user_steps: int = Field(
         default=50,
         ge=0,
-        description="Optimizer steps over which one user may have an equal share of what comes at most, whatever their traffic: 0.2% "
-        "among 500 users who are equally active. Somebody new may have ten steps' worth at once. 0: only a batch is capped.",
+        description="Optimizer steps over which one user gets at most an equal share, whatever their traffic: 0.2% "
+        "among 500 equally active users. A new user may have ten steps' worth at once. 0: only each batch is capped.",
     )
     tenant_cap: float = Field(
         default=0.5,
         gt=0,
         le=1,
-        description="Largest share of a batch that one tenant may have, each episode counting alike; or 2 / tenants where that is more "
-        "(one or two are not capped), or what the others' users cannot fill under `user_cap`. Tenants with turns to learn from are dealt "
-        "into a batch in turn.",
+        description="Largest share of a batch that one tenant may have, each episode counting equally; or, if more, 2 "
+        "/ tenants (one or two are not capped) or what the others' users cannot fill under `user_cap`. Tenants with "
+        "turns to learn from fill a batch in turn.",
     )
     baseline: BaselineConfig = Field(default_factory=BaselineConfig, description="The learned baseline.")
-    coverage: CoverageConfig = Field(default_factory=CoverageConfig, description="When silence is not believed.")
+    coverage: CoverageConfig = Field(default_factory=CoverageConfig, description="When silence is not trusted.")

@@ -17,22 +17,22 @@ class QuotaConfig(BaseModel, frozen=True, extra="forbid"):
     Example: ``QuotaConfig(calls_per_s=20.0, open_samples=64)``
     """
 
-    calls_per_s: float = Field(default=5_000.0, gt=0, description="Model calls a second; beyond it 429.")
-    burst: float = Field(default=10_000.0, ge=1, description="Model calls that may come at once after a pause.")
+    calls_per_s: float = Field(default=5_000.0, gt=0, description="Model calls per second; more get 429.")
+    burst: float = Field(default=10_000.0, ge=1, description="Model calls that may arrive at once after a pause.")
     open_samples: int = Field(
-        default=512, ge=1, description="Samples (calls times n) in progress at once; beyond it 429."
+        default=512, ge=1, description="Samples (calls times n) in progress at once; more get 429."
     )
-    max_n: int = Field(default=128, ge=1, le=128, description="Samples of one call; beyond it 400.")
+    max_n: int = Field(default=128, ge=1, le=128, description="Samples per call (n); more get 400.")
     tokens_per_minute: int = Field(
         default=0,
         ge=0,
-        description="Tokens of prompts and answers a minute, a call's budget counted until it ends; 0: any.",
+        description="Prompt and answer tokens per minute; a call counts its whole budget until it ends. 0: no limit.",
     )
-    events_per_s: float = Field(default=5_000.0, gt=0, description="Feedback events a second; beyond it 429.")
+    events_per_s: float = Field(default=5_000.0, gt=0, description="Feedback events per second; more get 429.")
     bytes_per_s: float = Field(
         default=8.0 * 2**20,
         gt=0,
-        description="Bytes of request bodies a second, four times as many at once after a pause; beyond it 429.",
+        description="Bytes of request bodies per second, or four times as many at once after a pause; more get 429.",
     )
 
 
@@ -55,12 +55,12 @@ class OtlpConfig(BaseModel, frozen=True, extra="forbid"):
     endpoint: str = Field(
         default="",
         pattern=r"^(https?://.+)?$",
-        description="A collector's address for traces by OTLP over HTTP. Empty: none.",
+        description="URL of a collector for traces by OTLP over HTTP. Empty: no spans are sent.",
     )
     headers: dict[str, SecretStr] = Field(
-        default_factory=dict[str, SecretStr], description="Sent with each export, a key for instance."
+        default_factory=dict[str, SecretStr], description="Headers of each export, for instance a key."
     )
-    service: str = Field(default="ostinato", min_length=1, description="What the spans call this service.")
+    service: str = Field(default="ostinato", min_length=1, description="Service name in the spans.")
     timeout_s: float = Field(default=5.0, gt=0, description="Longest wait for the collector, in seconds.")
 
 
@@ -72,65 +72,79 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
 
     api_keys: tuple[SecretStr, ...] = Field(
         default=(),
-        description="Keys that clients may use, each 'key' or 'tenant:key'. Empty: no authentication, loopback only.",
+        description="Keys that clients may use, each 'key' or 'tenant:key'. Empty: no authentication, and only on "
+        "loopback.",
     )
     api_keys_file: Path | None = Field(
         default=None,
-        description="A file with more keys like those of `serve.api_keys`, one a line (# begins a comment), which not everybody may read; "
-        "it is read at the start.",
+        description="File with more keys like those of `serve.api_keys`, one per line (# begins a comment), read at "
+        "the start. It must give other users no permissions.",
     )
     user_keys: tuple[SecretStr, ...] = Field(
-        default=(), description="Secrets with which a tenant signs who its users are, each 'secret' or 'tenant:secret'."
+        default=(),
+        description="Secrets with which a tenant signs the names of its users, each 'secret' or 'tenant:secret'.",
     )
     admin_key: SecretStr | None = Field(
-        default=None, description="The operator's key: lets a request name its weight slot, and reads all metrics."
+        default=None, description="The operator's key: it lets a request name its weight slot and read all metrics."
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="Names beside loopback's by which a server without keys may be reached and embedded; '*': any.",
+        description="Host names besides loopback's at which a server without keys answers, also to their web pages. "
+        "'*': any.",
     )
     control_share: float = Field(default=0.0, ge=0.0, le=1.0, description="Share of users on the frozen control arm.")
     arm_users: Literal["declared", "verified"] = Field(
         default="declared",
-        description="Who is dealt to arms other than live: any name that a caller gives, or only users that the tenant proved.",
+        description="Who may be assigned to arms other than live: any name that a caller gives, or only users that "
+        "the tenant proved.",
     )
-    page: bool = Field(default=True, description="Serve the page at '/', for browsers.")
-    arm_salt: str = Field(default="ostinato", description="Changing it deals all users to the arms anew.")
-    max_body_bytes: int = Field(default=2 * 1024 * 1024, ge=1024, description="Longest request body; beyond it 413.")
+    page: bool = Field(default=True, description="Serve the web page at '/'.")
+    arm_salt: str = Field(default="ostinato", description="Changing it assigns all users to the arms anew.")
+    max_body_bytes: int = Field(
+        default=2 * 1024 * 1024, ge=1024, description="Longest request body, in bytes; longer ones get 413."
+    )
     max_depth: int = Field(default=64, ge=4, le=500, description="Deepest nesting of a JSON body.")
-    max_values: int = Field(default=100_000, ge=1_000, description="Most values in a JSON body; beyond it 413.")
+    max_values: int = Field(default=100_000, ge=1_000, description="Most values in a JSON body; more get 413.")
     max_inflight: int = Field(
         default=512,
         ge=1,
-        description="Samples in progress at once, all tenants together; beyond it 503. Half is kept for tenants in equal shares.",
+        description="Samples in progress at once, all tenants together; more get 503. Half is reserved for tenants in "
+        "equal shares.",
     )
     connections_per_address: int = Field(
         default=1024,
         ge=0,
-        description="Connections that one address (of IPv6 one /64 network) may have open; more are closed at once. 0: any number.",
+        description="Connections that one address (for IPv6 one /64 network) may have open; more are closed at once. "
+        "0: no limit.",
     )
     first_token_s: float = Field(
         default=0.0,
         ge=0,
-        description="What people may wait for a first token, in seconds: while more than a tenth of them wait longer, ever fewer calls of "
-        "simulated worlds and of the gate are let through at once. 0: any time.",
+        description="Longest acceptable wait for a first token, in seconds. While over a tenth of people's calls wait "
+        "longer, ever fewer calls of simulated worlds and of the gate are let through at once. 0: no limit.",
     )
     tokens_per_s: float = Field(
-        default=0.0, ge=0, description="Likewise the speed at which people are to get the rest of an answer. 0: any."
+        default=0.0,
+        ge=0,
+        description="Likewise the least acceptable tokens per second of the rest of an answer. 0: no limit.",
     )
-    give_way_s: float = Field(default=30.0, gt=0, description="What such a call waits for people at most, in seconds.")
-    quota: QuotaConfig = Field(default_factory=QuotaConfig, description="What each tenant may use.")
+    give_way_s: float = Field(default=30.0, gt=0, description="Longest wait of such a call for people, in seconds.")
+    quota: QuotaConfig = Field(default_factory=QuotaConfig, description="Limits of each tenant.")
     tenant_quotas: dict[str, QuotaConfig] = Field(
-        default_factory=dict[str, QuotaConfig], description="What particular tenants may use instead, by tenant."
+        default_factory=dict[str, QuotaConfig],
+        description="Limits of particular tenants in place of `quota`, by tenant.",
     )
     sampling: dict[str, SamplingRule] = Field(
         default_factory=dict[str, SamplingRule],
-        description="What a tenant's calls are sampled with whatever they ask for, by tenant ('*': all others): a client that sends a "
-        "temperature of 0 teaches nothing. Calls that name a slot keep their own; answers say it in X-Ostinato-Sampling.",
+        description="Sampling parameters that override those of a tenant's calls, by tenant ('*': all others); a "
+        "temperature of 0 teaches nothing. Calls that name a slot keep their own parameters. The header "
+        "X-Ostinato-Sampling names what was overridden.",
     )
-    default_max_tokens: int = Field(default=512, ge=1, description="Token budget of a call that names none.")
+    default_max_tokens: int = Field(default=512, ge=1, description="Token budget of a call that does not give one.")
     max_chars_per_token: int = Field(
-        default=32, ge=4, description="Text longer than this times the context is refused without being tokenised."
+        default=32,
+        ge=4,
+        description="Text with more characters than this times the context is refused without being tokenised.",
     )
     body_timeout_s: float = Field(default=30.0, gt=0, description="Longest wait for a request body, in seconds.")
     loading_wait_s: float = Field(
@@ -145,7 +159,8 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     keep_alive_s: int = Field(
         default=75,
         ge=1,
-        description="How long a connection without a request stays open, in seconds. Longer than callers and balancers keep theirs.",
+        description="How long an idle connection stays open, in seconds. Set it above the keep-alive time of clients "
+        "and load balancers.",
     )
     store_timeout_s: float = Field(
         default=15.0, gt=0, description="Longest wait for the log to confirm a write, in seconds; then 503."
@@ -153,31 +168,36 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     heartbeat_s: float = Field(
         default=10.0,
         gt=0,
-        description="A stream without news for so many seconds sends a comment, so that nobody hangs up.",
+        description="Seconds of silence after which a stream sends a comment, so that nobody hangs up.",
     )
     session_tokens: int = Field(
-        default=4_000_000, ge=0, description="Tokens of past turns kept in memory so that follow-ups reuse their ids."
+        default=4_000_000, ge=0, description="Tokens of past turns kept in memory, so that follow-ups reuse their ids."
     )
     previous_chars: int = Field(
         default=64_000_000,
         ge=0,
-        description="Characters of answers and their inputs kept in memory, so that calls may name them (previous_response_id).",
+        description="Characters of answers and their inputs kept in memory for calls that refer to them "
+        "(previous_response_id).",
     )
     next_message: bool = Field(
         default=False,
-        description="Make signals of what people say next, by rules for English: dissatisfied (a retry, correction or complaint), "
-        "praised, followed_up, interrupted, tool_rejected.",
+        description="Turn a user's next message into signals, by rules for English: dissatisfied (a retry, correction "
+        "or complaint), praised, followed_up, interrupted, tool_rejected.",
     )
     judge: JudgeConfig = Field(
-        default_factory=JudgeConfig, description="A model that hears next messages too, beside the rules."
+        default_factory=JudgeConfig, description="A model that labels next messages in addition to the rules."
     )
     session_rebuild_rows: int = Field(
-        default=2_000, ge=0, description="How many of the log's last rows are read at the start to find sessions again."
+        default=2_000, ge=0, description="How many of the log's last rows are read at the start to restore sessions."
     )
-    otlp: OtlpConfig = Field(default_factory=OtlpConfig, description="Spans of answered calls, for a collector.")
+    otlp: OtlpConfig = Field(
+        default_factory=OtlpConfig, description="Export of spans of answered calls to a collector."
+    )
     auto: AutoConfig = Field(default_factory=AutoConfig, description="A model name that routes among several arms.")
     repeat_keys: int = Field(
-        default=100_000, ge=0, description="Idempotency keys remembered to tell another body under the same key."
+        default=100_000,
+        ge=0,
+        description="Idempotency keys remembered, to detect one that is reused with another body.",
     )
 
     @model_validator(mode="after")

@@ -11,50 +11,52 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     """How one optimizer step is taken. The defaults suit a 135M model learning from a few hundred short turns a step."""
 
     learning_rate: float = Field(
-        default=2e-5, gt=0, description="AdamW's step size after the warm-up, for a batch of full trust."
+        default=2e-5, gt=0, description="AdamW's step size after the warm-up, for a fully trusted batch."
     )
     warmup_steps: int = Field(
         default=2,
         ge=0,
         description="Steps over which the learning rate rises linearly: AdamW's second moment starts from one sample.",
     )
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay of the gradient mean.")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay rate of the mean gradient.")
     beta2: float = Field(
         default=0.95,
         ge=0,
         lt=1,
-        description="AdamW's decay of the squared gradient: 0.95 forgets in 20 steps, as policies move fast.",
+        description="AdamW's decay rate of the squared gradient: 0.95 forgets in 20 steps, as policies move fast.",
     )
-    epsilon: float = Field(default=1e-8, gt=0, description="AdamW's floor under the root of the squared gradient.")
+    epsilon: float = Field(default=1e-8, gt=0, description="AdamW's term added to the root of the squared gradient.")
     weight_decay: float = Field(
         default=0.0,
         ge=0,
-        description="Decay of matrices towards zero, norms and biases left out; 0, because the start model is worth keeping.",
+        description="AdamW's weight decay of matrices, but not of norms and biases. 0, because the start model is "
+        "worth keeping.",
     )
-    clip: float = Field(default=1.0, gt=0, description="The gradient's global norm is scaled down to this.")
+    clip: float = Field(default=1.0, gt=0, description="A larger global norm of the gradient is scaled down to this.")
     compute: Literal["auto", "bf16", "fp32"] = Field(
-        default="auto",
-        description="Arithmetic of forward and backward; auto is the engine's (model.compute).",
+        default="auto", description="Arithmetic of the forward and backward pass. auto: the engine's (model.compute)."
     )
     publish: Literal["bf16", "fp32"] = Field(
         default="bf16",
-        description="The dtype of published weights, as model.dtype; gradients are taken at this rounding.",
+        description="Dtype of published weights, as model.dtype; gradients are taken at weights rounded to it.",
     )
     microbatch_tokens: int = Field(
         default=1024,
         ge=16,
-        description="Packed tokens computed at once. More where a cut would compute much of a shared prefix again: no episode is cut.",
+        description="Packed tokens per micro-batch. More if a cut would recompute much of a shared prefix: no episode "
+        "is cut.",
     )
     largest_microbatch: int = Field(
         default=1 << 15,
         ge=16,
-        description="Packed tokens beyond which a micro-batch is cut although half of it must be computed again; a long episode is not.",
+        description="Packed tokens beyond which a micro-batch is cut even if half of it must be recomputed. A long "
+        "episode is never cut.",
     )
     recompute_tokens: int = Field(
         default=2048,
         ge=0,
-        description="A micro-batch of more tokens on a rank keeps only each layer's input for the backward pass and computes the rest "
-        "again: a fraction of the memory, 1.3x the time. 0: every one.",
+        description="A micro-batch of more tokens per rank keeps only each layer's input for the backward pass and "
+        "recomputes the rest: a fraction of the memory, 1.3x the time. 0: every micro-batch.",
     )
     turn_tokens: int = Field(
         default=64,
@@ -67,13 +69,14 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     anchor_kl: float | None = Field(
         default=0.2,
         gt=0,
-        description="Nats per token that the policy may drift from the first release (the frozen control) before that has a price; "
-        "null: neither measured nor bounded.",
+        description="Nats per token by which the policy may drift from the first release (the frozen control) before "
+        "drift is penalised. null: neither measured nor bounded.",
     )
     anchor_beta: float = Field(
         default=0.1,
         ge=0,
-        description="Price of a nat from the anchor at twice `anchor_kl`; it begins at 0 there and grows with the excess.",
+        description="Penalty per nat from the anchor at twice `anchor_kl`; it is 0 at `anchor_kl` and grows with the "
+        "excess.",
     )
     anchor_limit: float = Field(
         default=2.0, gt=0, description="Nats per token from the anchor beyond which no step is taken."
@@ -81,14 +84,18 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     anchor_tokens: int = Field(
         default=512,
         ge=1,
-        description="Sampled tokens of a batch on which the distance to the anchor is measured; all, once it has a price.",
+        description="Sampled tokens per batch on which the distance to the anchor is measured; all tokens once it is "
+        "penalised.",
     )
-    importance_cap: float = Field(default=2.0, ge=1, description="Token importance weights are truncated here.")
+    importance_cap: float = Field(
+        default=2.0, ge=1, description="Larger importance weights of tokens are truncated to this."
+    )
     min_ess: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="A batch whose ESS/n, of tokens or of turns, is below this is refused: a tenth of it would teach.",
+        description="A batch whose ESS/n, of tokens or of turns, is below this is refused: too little of it would "
+        "teach.",
     )
     ess_horizon: int = Field(
         default=64, ge=1, description="Tokens after which a longer turn weighs no less in the ESS of turns."
@@ -107,47 +114,50 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     )
     foreign_numerics: Literal["label", "refuse"] = Field(
         default="label",
-        description="Turns made under another numerics contract than the trainer's: 'label' trains on them, masked and measured "
-        "apart; 'refuse' holds them back.",
+        description="Turns made under a numerics contract other than the trainer's: 'label' trains on them, masked "
+        "and measured separately; 'refuse' holds them back.",
     )
     broken_promise: Literal["fast", "refuse"] = Field(
         default="fast",
-        description="When tokens of the same weights and the same exact contract have other log-probabilities: 'fast' takes the step as in "
-        "fast mode, every turn under the sequence mask, and raises an alarm; 'refuse' does not take it.",
+        description="If tokens of the same weights and the same exact contract have other log-probabilities: 'fast' "
+        "takes the step as in fast mode, every turn under the sequence mask, and raises an alarm; 'refuse' does not "
+        "take it.",
     )
     sequence_mask: float | None = Field(
         default=2.0,
         gt=1,
-        description="Turns of a foreign contract or of fast mode whose geometric mean ratio lies outside [1/b, b] are left out; "
-        "null: none are.",
+        description="Turns of a foreign contract or of fast mode whose geometric mean ratio lies outside [1/b, b] are "
+        "left out. null: none are.",
     )
     router_replay: bool = Field(
         default=True,
-        description="Recompute a sampled token through the experts that it was sampled with, if it has routes.",
+        description="Recompute each sampled token with the experts that sampled it, if its routes were recorded.",
     )
     plausible: float | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="A token keeps its live experts in a layer where a recorded one has less than this times the probability of "
-        "the last one chosen live; null: recorded experts are always used.",
+        description="A token keeps its live experts in a layer where a recorded one has less than this times the "
+        "probability of the last one chosen live. null: recorded experts are always used.",
     )
-    threads: int = Field(default=1, ge=1, description="torch threads of the trainer, of each rank.")
+    threads: int = Field(default=1, ge=1, description="torch threads per rank of the trainer.")
     ranks: int = Field(
         default=1,
         ge=1,
         le=64,
-        description="Processes of this machine that train together, each with its rows of the masters, gradients and moments.",
+        description="Processes on this machine that train together; each holds a part of the masters, gradients and "
+        "moments.",
     )
     context_ranks: int = Field(
         default=1,
         ge=1,
         le=64,
-        description="Ranks that compute each micro-batch together, each its own tokens of it (context parallelism): for episodes whose "
-        "activations one rank has no memory for. Divides `ranks`.",
+        description="Ranks that compute each micro-batch together, each a part of its tokens (context parallelism), "
+        "for episodes whose activations exceed one rank's memory. Must divide `ranks`.",
     )
     seed: int = Field(
-        default=0, description="Seeds torch at the start, for models that draw; later the checkpoint holds the RNG."
+        default=0,
+        description="Seeds torch at the start, for models that draw at random; later the checkpoint has the RNG.",
     )
 
     @model_validator(mode="after")

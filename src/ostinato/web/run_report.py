@@ -40,13 +40,13 @@ class Gate(_Part, frozen=True):
     """One look of the gate. Differences are shares in [-1, 1], candidate minus live."""
 
     t: float = Field(ge=0.0, description="Minutes since the start.")
-    candidate: str = Field(description="Version judged.")
+    candidate: str = Field(description="Version that was judged.")
     live: str = Field(description="Version it was compared with.")
     difference: float = Field(description="Mean paired difference.")
     lower: float = Field(description="One-sided lower bound.")
     upper: float = Field(description="Upper bound.")
     margin: float = Field(description="Tolerated loss.")
-    power: float = Field(description="Chance that an equal candidate passes.")
+    power: float = Field(description="Probability that an equal candidate passes.")
     items: int = Field(ge=0, description="Suite items.")
     draws: int = Field(ge=0, description="Samples per item.")
     verdict: str = Field(description="SHIP, BLOCK or EXTEND.")
@@ -56,8 +56,8 @@ class Delta(_Part, frozen=True):
     """The bytes sent to publish one version."""
 
     version: str = Field(description="Policy version.")
-    bytes: int = Field(ge=0, description="Size of the delta.")
-    full_bytes: int = Field(gt=0, description="Size of the full weights.")
+    bytes: int = Field(ge=0, description="Size of the delta, in bytes.")
+    full_bytes: int = Field(gt=0, description="Size of the full weights, in bytes.")
 
 
 class Pause(_Part, frozen=True):
@@ -65,14 +65,14 @@ class Pause(_Part, frozen=True):
 
     version: str = Field(description="Policy version swapped in.")
     slot: str = Field(default="live", description="Engine slot.")
-    seconds: float = Field(ge=0.0, description="Time during which no token could be made.")
-    streams: int = Field(default=0, ge=0, description="Streams that went on across the swap.")
+    seconds: float = Field(ge=0.0, description="Seconds during which no token could be made.")
+    streams: int = Field(default=0, ge=0, description="Streams that continued across the swap.")
 
 
 class HeldOut(_Part, frozen=True):
     """Score of one version on the held-out suite."""
 
-    label: str = Field(description="base, final, ...")
+    label: str = Field(description="Such as base or final.")
     mean: float = Field(ge=0.0, le=1.0, description="Mean score.")
     lower: float = Field(description="Lower end of the 95% interval.")
     upper: float = Field(description="Upper end.")
@@ -85,7 +85,7 @@ class Share(_Part, frozen=True):
     mean: float = Field(ge=0.0, le=1.0, description="The share.")
     lower: float = Field(ge=0.0, le=1.0, description="Lower end of the interval.")
     upper: float = Field(ge=0.0, le=1.0, description="Upper end.")
-    n: int = Field(ge=0, description="Outcomes that it is a share of.")
+    n: int = Field(ge=0, description="Number of outcomes.")
 
 
 class Suggesting(_Part, frozen=True):
@@ -93,14 +93,14 @@ class Suggesting(_Part, frozen=True):
 
     suggested: Share = Field(description="Share of answers that suggest something.")
     accepted: Share | None = Field(
-        description="Share of suggestions that are right; null where too few were made to say."
+        description="Share of suggestions that are right; null if there were too few to say."
     )
 
 
 class CalibratedFamily(_Part, frozen=True):
     """One family of tasks under the starting model and under the last release."""
 
-    family: str = Field(description="Its name.")
+    family: str = Field(description="The family's name.")
     before: Suggesting = Field(description="The starting model.")
     after: Suggesting = Field(description="The last release.")
 
@@ -109,7 +109,7 @@ class Calibration(_Part, frozen=True):
     """Whether suggestions are made where they pay: in families where more than `threshold` of them are right."""
 
     threshold: float = Field(gt=0.0, lt=1.0, description="The share above which a suggestion pays.")
-    families: tuple[CalibratedFamily, ...] = Field(description="Every family of the suite.")
+    families: tuple[CalibratedFamily, ...] = Field(description="All families of the suite.")
 
 
 class RunReport(_Part, frozen=True):
@@ -124,20 +124,20 @@ class RunReport(_Part, frozen=True):
 
     title: str = Field(description="Headline of the page.")
     seed: int = Field(description="Seed of the run.")
-    minutes: float = Field(ge=0.0, description="Length of the run.")
+    minutes: float = Field(ge=0.0, description="Length of the run, in minutes.")
     model: str = Field(description="The starting model.")
-    users: int = Field(default=0, ge=0, description="Simulated users.")
+    users: int = Field(default=0, ge=0, description="Number of simulated users.")
     curves: tuple[Curve, ...] = Field(default=(), description="Acceptance per arm.")
     suggested: tuple[Curve, ...] = Field(default=(), description="Share of requests with a suggestion, per arm.")
-    calibration: Calibration | None = Field(default=None, description="For a model that may suggest nothing.")
+    calibration: Calibration | None = Field(default=None, description="Present for a model that may suggest nothing.")
     releases: tuple[Mark, ...] = Field(default=(), description="Releases and rollbacks.")
     gates: tuple[Gate, ...] = Field(default=(), description="Looks of the gate, in order.")
     deltas: tuple[Delta, ...] = Field(default=(), description="Published deltas, in order.")
     pauses: tuple[Pause, ...] = Field(default=(), description="Hot swaps, in order.")
     held_out: tuple[HeldOut, ...] = Field(default=(), description="Held-out scores.")
-    accounting: tuple[tuple[str, int], ...] = Field(default=(), description="Where every served turn ended.")
+    accounting: tuple[tuple[str, int], ...] = Field(default=(), description="How every served turn ended.")
     summary: tuple[tuple[str, str], ...] = Field(default=(), description="The terminal's summary table: label, value.")
-    notes: tuple[str, ...] = Field(default=(), description="Honest remarks shown under the summary.")
+    notes: tuple[str, ...] = Field(default=(), description="Remarks shown under the summary.")
 
     def to_json(self) -> str:
         """The text of `report.json`."""

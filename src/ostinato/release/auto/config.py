@@ -20,36 +20,41 @@ class RouterConfig(BaseModel, frozen=True, extra="forbid"):
     )
     weights: dict[Metric, FiniteFloat] = Field(
         default_factory=lambda: {"reward": 1.0},
-        description="What each metric of a turn is worth: 'reward', 'seconds' (from the call to the answer's end).",
+        description="Weight of each metric of a turn: 'reward', 'seconds' (from the call to the end of the answer).",
     )
     price: float = Field(
-        default=0.0, ge=0.0, description="How much reward an answer may lose to cost one unit of money less."
+        default=0.0, ge=0.0, description="Reward that an answer may lose for each unit of money that it costs less."
     )
-    low: FiniteFloat = Field(default=-1.0, description="The least reward; an answer that failed counts as this.")
-    high: FiniteFloat = Field(default=1.0, description="The most reward; more counts as this.")
-    longest_s: float = Field(default=120.0, gt=0.0, description="Seconds beyond which an answer is no slower.")
+    low: FiniteFloat = Field(
+        default=-1.0, description="Least reward; smaller rewards and failed answers count as this."
+    )
+    high: FiniteFloat = Field(default=1.0, description="Largest reward; larger ones count as this.")
+    longest_s: float = Field(default=120.0, gt=0.0, description="Seconds at which an answer's time is capped.")
     rho: float = Field(
         default=0.5,
         gt=0.0,
         le=1.0,
-        description="How alike a user's turns are taken to be: all that one user says weighs at most 1 / rho turns.",
+        description="Assumed correlation of a user's rewards: all the turns of one user weigh at most 1 / rho turns.",
     )
     users: Literal["declared", "verified"] = Field(
         default="declared",
-        description="Who is a user of their own: any name that a caller gives, or only users that the tenant proved.",
+        description="Who counts as a separate user: any name that a caller gives, or only users that the tenant "
+        "proved.",
     )
     kept: float = Field(
-        default=0.25,
-        ge=0.0,
-        le=1.0,
-        description="Share of what is known of the live release that a new one begins with.",
+        default=0.25, ge=0.0, le=1.0, description="Share of the live release's evidence that a new release begins with."
     )
     alpha: float = Field(
-        default=1e-4, gt=0.0, lt=0.5, description="Chance of ever calling right propensities wrong, over all looks."
+        default=1e-4,
+        gt=0.0,
+        lt=0.5,
+        description="Chance of ever flagging correct propensities as wrong, over all looks.",
     )
-    waiting: int = Field(default=200_000, ge=1, description="Turns whose reward may come yet; the oldest are given up.")
-    fold_rows: int = Field(default=2_000, ge=1, description="Rows of the log after which what is known is saved.")
-    poll_s: float = Field(default=2.0, gt=0.0, description="Pause between looks at the log.")
+    waiting: int = Field(
+        default=200_000, ge=1, description="Turns that wait for their reward; beyond this the oldest are given up."
+    )
+    fold_rows: int = Field(default=2_000, ge=1, description="Rows of the log between two saves of what is known.")
+    poll_s: float = Field(default=2.0, gt=0.0, description="Seconds between looks at the log.")
 
     @model_validator(mode="after")
     def _in_order(self) -> RouterConfig:

@@ -28,45 +28,45 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
     )
     role: Literal["goal", "guardrail", "diagnostic"] = Field(
         default="guardrail",
-        description="'goal': a release must not lose it, and is better if it gains it. 'guardrail': harm to it stops a trial, whatever "
-        "the goals do. 'diagnostic': read and shown, and decides nothing.",
+        description="'goal': a release must not lose it, and is better if it gains it. 'guardrail': harm to it stops "
+        "a trial, whatever the goals do. 'diagnostic': shown only; it decides nothing.",
     )
     direction: Literal["higher", "lower"] = Field(default="higher", description="Which way is better.")
     numerator: tuple[str, ...] = Field(
         default=(),
-        description="Terms: signals by name, or facts of the turn (`turn.latency`), as they are or with a threshold ('stars >= 4'). The "
-        "largest of those that are known of a turn counts.",
+        description="Terms: signals by name or facts of the turn (`turn.latency`), as they are or with a threshold "
+        "('stars >= 4'). The largest known one of a turn counts.",
     )
     unless: tuple[str, ...] = Field(
-        default=(),
-        description="Terms: where one of them is above 0 the turn counts, with 0, whatever the numerator says.",
+        default=(), description="Terms: if one of them is above 0, the turn counts as 0, whatever the numerator says."
     )
     denominator: tuple[str, ...] = Field(
         default=(),
-        description="Terms: what the numerator is divided by; a numerator of which nothing is known is then 0. Empty: turns of which a "
-        "term of the numerator is known, or one of `unless` happened.",
+        description="Terms by which the numerator is divided; an unknown numerator then counts as 0. Empty: turns "
+        "with a known numerator term or with one of `unless`.",
     )
     most: float = Field(
         default=1.0,
         gt=0.0,
         allow_inf_nan=False,
-        description="Values of the numerator are cut to 0 and this much for each 1 of the denominator.",
+        description="Numerators are clipped to between 0 and this much per 1 of the denominator.",
     )
     quantile: float | None = Field(
         default=None,
         gt=0.0,
         lt=1.0,
-        description="Set, the metric is the share of turns whose value is above what this quantile was before the trial: 0.99 is a p99.",
+        description="If set, the metric is the share of turns whose value exceeds this quantile from before the "
+        "trial: 0.99 for a p99.",
     )
     tolerance: float | None = Field(
         default=None,
         ge=0.0,
         allow_inf_nan=False,
-        description="The change for the worse that is let pass, in the metric's own units. A goal of shares without one has "
-        "`release.trial.margin`, one with `most` must name it, a guardrail has none at all.",
+        description="Tolerated change for the worse, in the metric's own units. Default: `release.trial.margin` for a "
+        "goal that is a share, 0 for a guardrail. A goal with `most` needs one.",
     )
     unit: Literal["user"] = Field(
-        default="user", description="What is independent: users, each of them one however many turns they make."
+        default="user", description="The independent unit: users, each counting once however many turns they make."
     )
 
     @model_validator(mode="before")

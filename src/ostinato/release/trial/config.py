@@ -16,37 +16,42 @@ class TrialConfig(BaseModel, frozen=True, extra="forbid"):
     """One candidate's trial, from its first per cent of users to the verdict about it."""
 
     slot_s: float = Field(
-        default=HOUR / 2, gt=0.0, description="Length of the slots of time in which the arms are compared, in seconds."
+        default=HOUR / 2, gt=0.0, description="Length of the time slots in which the arms are compared, in seconds."
     )
     margin: float = Field(
         default=0.02,
         gt=0.0,
         lt=1.0,
-        description="A candidate goes live once it is shown to lose no more than this of a goal that names no `tolerance`.",
+        description="A candidate goes live once it is shown to lose no more than this of each goal without a "
+        "`tolerance`.",
     )
     ship_alpha: float = Field(
-        default=0.05, gt=0.0, lt=0.5, description="Chance that one that loses more of a goal goes live all the same."
+        default=0.05, gt=0.0, lt=0.5, description="Chance that a candidate that loses more of a goal still goes live."
     )
     false_stops: float = Field(
         default=0.5,
         gt=0.0,
-        description="Of `trials_a_week` trials, how many at most may end as 'worse' though nothing is; spent evenly.",
+        description="Most trials, of `trials_a_week`, that may end as 'worse' by chance alone; spent evenly.",
     )
     trials_a_week: float = Field(
         default=20.0,
         gt=0.0,
-        description="Trials that this traffic can carry in a week; `false_stops` is divided by it, and more trials spend more.",
+        description="Trials that this traffic can carry per week; `false_stops` is divided among them, and more "
+        "trials spend more.",
     )
     better_evidence: float = Field(
-        default=50.0, gt=1.0, description="Odds against 'no difference' from which on a release is called better."
+        default=50.0, gt=1.0, description="Odds against 'no difference' at which a release is called better."
     )
     better_after_s: float = Field(
-        default=24 * HOUR, ge=0.0, description="Seconds before which none is called better: what is new may please."
+        default=24 * HOUR,
+        ge=0.0,
+        description="Seconds before a release may be called better: novelty alone may please.",
     )
     retest_s: float = Field(
         default=48 * HOUR,
         gt=0.0,
-        description="Seconds of later outcomes by which a release that was called better is tested again, and harm is looked for anew.",
+        description="Seconds of later outcomes on which a release that was called better is tested again, and checked "
+        "for harm anew.",
     )
     limit_s: float = Field(
         default=96 * HOUR, gt=0.0, description="Seconds after which a candidate without enough evidence is refused."
@@ -54,22 +59,25 @@ class TrialConfig(BaseModel, frozen=True, extra="forbid"):
     min_people: float = Field(
         default=20.0, ge=2.0, description="Effective users on each side before anything is decided."
     )
-    min_turns: float = Field(default=200.0, ge=2.0, description="Turns with an outcome on each side, likewise.")
+    min_turns: float = Field(
+        default=200.0, ge=2.0, description="Turns with an outcome on each side before anything is decided."
+    )
     tenant_people: float = Field(
         default=50.0,
         ge=1.0,
-        description="People of the week before, from which on a tenant is compared by itself; smaller ones are pooled with each other.",
+        description="Users in the week before from which a tenant is compared by itself; smaller tenants are pooled.",
     )
     first_people: float = Field(
-        default=200.0, gt=0.0, description="Active users of a day that the first step shall reach, at least."
+        default=200.0, gt=0.0, description="Least number of daily active users that the first step should reach."
     )
     shares: tuple[float, ...] = Field(
-        default=(0.01, 0.05, 0.10, 0.25, 0.50), description="Shares of users that a ramp goes through."
+        default=(0.01, 0.05, 0.10, 0.25, 0.50), description="Shares of users that the ramp goes through."
     )
     risk: float = Field(
         default=0.02,
         gt=0.0,
-        description="Share of users times the loss that cannot be ruled out: the largest such product that a ramp accepts.",
+        description="Largest product of the share of users and the loss that cannot be ruled out that a ramp step "
+        "accepts.",
     )
     holdback: float = Field(
         default=0.10,
@@ -77,7 +85,7 @@ class TrialConfig(BaseModel, frozen=True, extra="forbid"):
         lt=1.0,
         description="Share of users who stay on the previous release while the new one is being proven.",
     )
-    most_turns_a_day: float = Field(default=20.0, gt=0.0, description="Turns of one user and day that count.")
+    most_turns_a_day: float = Field(default=20.0, gt=0.0, description="Most turns of one user that count per day.")
     imbalance: float = Field(
-        default=1000.0, gt=1.0, description="Odds against the set shares from which on a trial is void."
+        default=1000.0, gt=1.0, description="Odds against the configured shares at which a trial is void."
     )

@@ -33,10 +33,10 @@ class PathConfig(BaseModel, frozen=True, extra="forbid"):
     proving_s: float = Field(
         default=0.0,
         ge=0.0,
-        description="Seconds after a release goes live before the next trial begins: as long as it is being proven better.",
+        description="Seconds after a release goes live before the next trial begins, while it is being proven better.",
     )
     rollbacks_a_day: int = Field(
-        default=1, ge=0, description="Rollbacks that may happen by themselves in a day; after that a person decides."
+        default=1, ge=0, description="Automatic rollbacks per day; beyond that a person decides."
     )
 
 

@@ -25,34 +25,34 @@ class AutoArm(BaseModel, frozen=True, extra="forbid"):
     Example: ``AutoArm(name="large", url="https://api.example.com/v1", model="large-2", key_env="LARGE_KEY", answer_price=8.0)``
     """
 
-    name: str = Field(pattern=_NAME, description="What it is called in the log, in metrics and to clients.")
+    name: str = Field(pattern=_NAME, description="The arm's name in the log, in metrics and to clients.")
     slot: Literal["live", "canary", "previous", "control"] | None = Field(
         default=None,
-        description="The slot that answers; canary and previous are there only while the release ledger says that a trial uses them.",
+        description="The slot that answers. canary and previous are available only while a trial uses them.",
     )
     url: str = Field(
-        default="", description="Base URL of the model outside, up to and with /v1. Redirects are not followed."
+        default="", description="Base URL of an outside model, up to and with /v1. Redirects are not followed."
     )
-    model: str = Field(default="", description="The model's name there.")
-    key_env: str = Field(default="", description="The environment variable that holds the key for it; empty: no key.")
+    model: str = Field(default="", description="The outside model's name there.")
+    key_env: str = Field(
+        default="", description="Environment variable that holds the outside model's key. Empty: no key."
+    )
     budget_field: Literal["max_tokens", "max_completion_tokens"] = Field(
-        default="max_tokens", description="What the token budget is called there."
+        default="max_tokens", description="The outside API's field for the token budget."
     )
-    prompt_price: float = Field(
-        default=0.0, ge=0.0, description="Money for a million tokens of prompts, in your currency."
-    )
-    answer_price: float = Field(
-        default=0.0, ge=0.0, description="Money for a million tokens of answers, in your currency."
-    )
+    prompt_price: float = Field(default=0.0, ge=0.0, description="Price of a million prompt tokens, in your currency.")
+    answer_price: float = Field(default=0.0, ge=0.0, description="Price of a million answer tokens, in your currency.")
     tenants: tuple[str, ...] = Field(
-        default=(), description="Tenants whose conversations may be answered by this arm; empty: everybody's."
+        default=(), description="Tenants whose conversations this arm may answer. Empty: all tenants."
     )
     silence_s: float = Field(
-        default=30.0, gt=0.0, description="Longest wait for the outside's next bytes, in seconds; then the call failed."
+        default=30.0,
+        gt=0.0,
+        description="Longest pause in the outside model's answer, in seconds; then the call fails.",
     )
-    longest_s: float = Field(default=300.0, gt=0.0, description="Longest call to the outside, in seconds.")
+    longest_s: float = Field(default=300.0, gt=0.0, description="Longest call to the outside model, in seconds.")
     max_open: int = Field(
-        default=64, ge=1, description="Calls to the outside at once; while so many are open, the arm is not drawn."
+        default=64, ge=1, description="Most outside calls at once; while so many are open, the arm is not drawn."
     )
 
     @model_validator(mode="after")
@@ -78,17 +78,17 @@ class AutoConfig(BaseModel, frozen=True, extra="forbid"):
 
     name: str = Field(default="auto", min_length=1, max_length=512, description="The model name that clients send.")
     arms: tuple[AutoArm, ...] = Field(
-        default=(), max_length=16, description="The arms; give the first two or more, and the model exists."
+        default=(), max_length=16, description="The arms; the model exists once two or more are given."
     )
     failures: int = Field(
-        default=5, ge=1, description="Calls of a model outside that fail one after the other until it is left alone."
+        default=5, ge=1, description="Failed calls in a row after which an outside model is not called for a while."
     )
     rest_s: float = Field(
-        default=15.0, gt=0.0, description="How long it is left alone the first time; twice as long each time after."
+        default=15.0, gt=0.0, description="Seconds until it is tried again; doubled after each further failure."
     )
-    longest_rest_s: float = Field(default=600.0, gt=0.0, description="How long at most.")
+    longest_rest_s: float = Field(default=600.0, gt=0.0, description="Longest pause, in seconds.")
     episodes: int = Field(
-        default=100_000, ge=1, description="Episodes whose arm is remembered; an older one is drawn for anew."
+        default=100_000, ge=1, description="Episodes whose arm is remembered; the arm of an older one is drawn anew."
     )
 
     @model_validator(mode="after")

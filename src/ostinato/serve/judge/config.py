@@ -17,44 +17,47 @@ class JudgeConfig(BaseModel, frozen=True, extra="forbid"):
 
     url: str = Field(
         default="",
-        description="Base URL, up to and with /v1, of the model that judges; it speaks OpenAI's chat completions. What a person asked, the "
-        "beginning and end of the answer, and what they typed next are sent there, readable whatever record.encrypt says, and not who "
-        "they are. Empty: only the rules judge.",
+        description="Base URL, up to and with /v1, of a judge model with OpenAI's chat completions API. It is sent a "
+        "user's request, the beginning and end of the answer, and the user's next message, in plain text whatever "
+        "record.encrypt says, but not the user's identity. Empty: only the rules judge.",
     )
     model: str = Field(default="", description="The model's name there.")
-    key_env: str = Field(default="", description="The environment variable that holds the key for it; empty: no key.")
+    key_env: str = Field(default="", description="Environment variable that holds the judge's key. Empty: no key.")
     tenants: tuple[str, ...] = Field(
-        default=(), description="Tenants whose messages may be sent there; empty: everybody's."
+        default=(), description="Tenants whose messages may be sent to the judge. Empty: all tenants."
     )
-    share: float = Field(default=1.0, ge=0.0, le=1.0, description="Share of the messages that it hears.")
+    share: float = Field(default=1.0, ge=0.0, le=1.0, description="Share of the messages that the judge labels.")
     calls_per_minute: int = Field(
-        default=60, ge=1, description="Calls in any minute; what comes beyond is left to the rules."
+        default=60, ge=1, description="Most calls in any minute; only the rules label further messages."
     )
-    timeout_s: float = Field(default=20.0, gt=0.0, description="Longest wait for its answer, in seconds.")
+    timeout_s: float = Field(default=20.0, gt=0.0, description="Longest wait for the judge's answer, in seconds.")
     decides: bool = Field(
         default=False,
-        description="False: its word is a signal of its own (judged_dissatisfied, ...), which no reward reads unless it says so. True: its "
-        "word takes the place of the rules', which is retracted.",
+        description="False: the judge's label is a signal of its own (judged_dissatisfied, ...), which a reward must "
+        "read explicitly. True: it replaces the rules' signal, which is retracted.",
     )
     schema_sent: bool = Field(
         default=True,
-        description="Send a JSON schema with each question (response_format). False, for endpoints that know none: it is only told.",
+        description="Send a JSON schema with each question (response_format). False, for endpoints without schemas: "
+        "the prompt describes it.",
     )
     max_tokens: int = Field(
-        default=64, ge=8, le=8192, description="Token budget of its answer; a model that reasons first needs more."
+        default=64,
+        ge=8,
+        le=8192,
+        description="Token budget of the judge's answer; a model that reasons first needs more.",
     )
     budget_field: Literal["max_tokens", "max_completion_tokens"] = Field(
-        default="max_tokens", description="What the token budget is called there."
+        default="max_tokens", description="The judge API's field for the token budget."
     )
     temperature: float = Field(
-        default=0.0, ge=0.0, le=2.0, description="What it samples with; some models that reason take 1 only."
+        default=0.0,
+        ge=0.0,
+        le=2.0,
+        description="The judge's sampling temperature; some reasoning models accept only 1.",
     )
-    prompt_price: float = Field(
-        default=0.0, ge=0.0, description="Money for a million tokens of prompts, in your currency."
-    )
-    answer_price: float = Field(
-        default=0.0, ge=0.0, description="Money for a million tokens of answers, in your currency."
-    )
+    prompt_price: float = Field(default=0.0, ge=0.0, description="Price of a million prompt tokens, in your currency.")
+    answer_price: float = Field(default=0.0, ge=0.0, description="Price of a million answer tokens, in your currency.")
 
     @model_validator(mode="after")
     def _whole(self) -> JudgeConfig:

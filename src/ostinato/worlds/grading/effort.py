@@ -24,24 +24,21 @@ class EffortConfig(BaseModel, frozen=True, extra="forbid"):
     """
 
     weight: float = Field(
-        default=0.0,
-        ge=0.0,
-        lt=1.0,
-        description="What the greatest effort takes off an outcome's value; 0: effort is free.",
+        default=0.0, ge=0.0, lt=1.0, description="Most that effort takes off an outcome's value. 0: effort is free."
     )
-    k: float = Field(default=1e-3, ge=0.0, le=1e6, description="How soon the price of a unit falls; 0: never.")
-    q: float = Field(default=0.5, ge=0.0, le=10.0, description="How far it falls: a unit costs (1 + k x)^-q.")
+    k: float = Field(default=1e-3, ge=0.0, le=1e6, description="How soon the price of a unit falls. 0: never.")
+    q: float = Field(default=0.5, ge=0.0, le=10.0, description="How far the price falls: a unit costs (1 + k x)^-q.")
     most: float = Field(
-        default=20_000.0, gt=0.0, le=1e12, description="The effort that costs `weight`; more costs no more."
+        default=20_000.0, gt=0.0, le=1e12, description="Effort, in units, that costs `weight`; more costs no more."
     )
     thinking_tokens: float = Field(
-        default=1.0, ge=0.0, description="Units of a token of reasoning, where a harness tells it apart."
+        default=1.0, ge=0.0, description="Units per reasoning token, if the harness tells them apart."
     )
-    call_tokens: float = Field(default=1.0, ge=0.0, description="Units of a token of an answer with a call.")
-    output_tokens: float = Field(default=0.1, ge=0.0, description="Units of a token that a tool answered.")
-    final_tokens: float = Field(default=1.0, ge=0.0, description="Units of a token of an answer without a call.")
-    calls: float = Field(default=20.0, ge=0.0, description="Units of a tool's call.")
-    turns: float = Field(default=20.0, ge=0.0, description="Units of a turn.")
+    call_tokens: float = Field(default=1.0, ge=0.0, description="Units per token of an answer with a call.")
+    output_tokens: float = Field(default=0.1, ge=0.0, description="Units per token of a tool's output.")
+    final_tokens: float = Field(default=1.0, ge=0.0, description="Units per token of an answer without a call.")
+    calls: float = Field(default=20.0, ge=0.0, description="Units per tool call.")
+    turns: float = Field(default=20.0, ge=0.0, description="Units per turn.")
 
 
 def effort_cost(x: float, k: float, q: float) -> float:

@@ -36,23 +36,24 @@ class FunctionGrading(BaseModel, frozen=True, extra="forbid"):
     Example: ``FunctionGrading(entry="solution.py:add", reference="def add(a, b): return a + b", draw="def draw(r): return r.random(), 1")``
     """
 
-    entry: str = Field(pattern=r"^[\w./-]+\.py:\w+$", description="Where the function is: path, a colon, its name.")
+    entry: str = Field(pattern=r"^[\w./-]+\.py:\w+$", description="Location of the function, as path:name.")
     draw: str = Field(description="Python source: draw(random) -> a tuple of arguments.")
-    reference: str = Field(default="", description="Python source of a right function of the same name.")
+    reference: str = Field(default="", description="Python source of a correct function of the same name.")
     vary: str = Field(default="", description="Python source: vary(random, args) -> further tuples of arguments.")
     holds: str = Field(
-        default="", description="Python source: holds(inputs, results) -> bool, of an input and what vary made of it."
+        default="",
+        description="Python source: holds(inputs, results) -> bool, for an input and those that vary made of it.",
     )
-    draws: int = Field(default=32, ge=1, le=4096, description="How many inputs are drawn.")
+    draws: int = Field(default=32, ge=1, le=4096, description="Number of inputs drawn.")
     relative: float = Field(
-        default=0.0, ge=0.0, description="By how much a number may differ from the reference's, as a share."
+        default=0.0, ge=0.0, description="Tolerated relative difference of a number from the reference's."
     )
-    absolute: float = Field(default=0.0, ge=0.0, description="The same in absolute terms.")
+    absolute: float = Field(default=0.0, ge=0.0, description="The same as an absolute difference.")
     sources: tuple[str, ...] = Field(
-        default=(), description="Globs of what else may count; none: only the function's file."
+        default=(), description="Globs of further files that may count. Empty: only the function's file."
     )
     message: bool = Field(
-        default=False, description="The function is the last code block of the last message, not a file."
+        default=False, description="The function is the last code block of the last message instead of a file."
     )
 
     @model_validator(mode="after")

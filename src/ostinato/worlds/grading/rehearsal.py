@@ -33,17 +33,22 @@ class PytestGrading(BaseModel, frozen=True, extra="forbid"):
     Example: ``PytestGrading(fail_to_pass=("test_calc.py::test_add",), solution={"calc.py": "def add(a, b): return a + b"})``
     """
 
-    fail_to_pass: tuple[str, ...] = Field(min_length=1, description="Ids of tests that fail before and pass after.")
-    pass_to_pass: tuple[str, ...] = Field(default=(), description="Ids of tests that pass before and after.")
+    fail_to_pass: tuple[str, ...] = Field(
+        min_length=1, description="Ids of tests that fail before the solution and pass after."
+    )
+    pass_to_pass: tuple[str, ...] = Field(
+        default=(), description="Ids of tests that pass before and after the solution."
+    )
     solution: Mapping[str, str | None] = Field(
         default={},
-        description="Path -> text of each file that the solution changes, None: it is deleted. Only a canary has none.",
+        description="Path -> text of each file that the solution changes; None: it is deleted. Only a canary has no "
+        "solution.",
     )
     sources: tuple[str, ...] = Field(
-        default=("**/*.py",), description="Globs of what may count of a rollout's changes."
+        default=("**/*.py",), description="Globs of the files of which a rollout's changes may count."
     )
     path: tuple[str, ...] = Field(
-        default=(".",), description="Import roots below the working directory, first looked at first."
+        default=(".",), description="Import roots below the working directory, in search order."
     )
 
     @property

@@ -26,13 +26,13 @@ class Axis(BaseModel, frozen=True, extra="forbid"):
     Example: ``Axis(name="clarity", asks="How clear is the code?", options={"clear": 1.0, "hard to follow": 0.0}, weight=0.1)``
     """
 
-    name: str = Field(pattern=r"^[a-z][a-z_]*$", description="In parts of a grade.")
-    asks: str = Field(min_length=1, description="The question.")
+    name: str = Field(pattern=r"^[a-z][a-z_]*$", description="Its name in the parts of a grade.")
+    asks: str = Field(min_length=1, description="The question to the judge.")
     options: Mapping[str, float] = Field(
-        min_length=2, max_length=8, description="What may be answered -> its value in [0, 1]."
+        min_length=2, max_length=8, description="Possible answer -> its value in [0, 1]."
     )
     weight: float = Field(
-        default=0.1, gt=0.0, le=1.0, description="Beside the verifier's weight and those of the other axes."
+        default=0.1, gt=0.0, le=1.0, description="Weight relative to the verifier's and those of the other axes."
     )
 
     @model_validator(mode="after")
@@ -49,12 +49,14 @@ class RubricConfig(BaseModel, frozen=True, extra="forbid"):
     """
 
     url: str = Field(description="Base URL, up to and with /v1, of a model that speaks OpenAI's chat completions.")
-    model: str = Field(description="The model's name there, with its version: it is told with each grade.")
-    key_env: str = Field(default="", description="The environment variable that holds the key for it; empty: no key.")
-    axes: tuple[Axis, ...] = Field(min_length=1, description="What is asked.")
-    verifier: float = Field(default=1.0, gt=0.0, le=1.0, description="The verifier's weight beside those of the axes.")
+    model: str = Field(description="The model's name there, with its version, which is recorded with each grade.")
+    key_env: str = Field(default="", description="Environment variable that holds the judge's key. Empty: no key.")
+    axes: tuple[Axis, ...] = Field(min_length=1, description="The axes to judge.")
+    verifier: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="The verifier's weight relative to those of the axes."
+    )
     only_solved: bool = Field(
-        default=True, description="Ask about solved outcomes only: no word makes an unsolved one worth anything."
+        default=True, description="Judge only solved outcomes: no judgement can make an unsolved one worth anything."
     )
     max_tokens: int = Field(default=64, ge=8, le=8192, description="Token budget of an answer.")
     timeout_s: float = Field(default=30.0, gt=0.0, description="Longest wait for an answer, in seconds.")

@@ -28,23 +28,24 @@ class RepairConfig(BaseModel, frozen=True, extra="forbid"):
     """`[worlds.harness.repair]`."""
 
     path: str = Field(
-        default="answer.py", description="The file that the model's code becomes, in the working directory."
+        default="answer.py", description="File in the working directory that the model's code is written to."
     )
     command: tuple[str, ...] = Field(
         default=("python3", "-B", "-S", "-s", "check.py"),
         min_length=1,
-        description="The check, run in the working directory: exit code 0 says that the code passes. The task brings its files. Keep "
-        "Python from caching bytecode (-B): two answers within a second would be one to it.",
+        description="The check, run in the working directory; exit code 0 means that the code passes. The task brings "
+        "its files. Keep Python from caching bytecode (-B), or it takes two answers within a second for one.",
     )
-    command_s: float = Field(default=10.0, gt=0, description="Seconds until the check is killed.")
+    command_s: float = Field(default=10.0, gt=0, description="Seconds after which the check is killed.")
     output_chars: int = Field(
         default=400,
         ge=40,
-        description="Characters of the check's output that are shown; what is longer loses its middle.",
+        description="Characters of the check's output that are shown; longer output loses its middle.",
     )
     told: str = Field(
         default="That fails:\n{output}\nWrite it again.",
-        description="What the model is told after a failure; {output} stands for the end of what the check printed.",
+        description="Message to the model after a failure; {output} stands for the check's output, cut to "
+        "`output_chars`.",
     )
 
 

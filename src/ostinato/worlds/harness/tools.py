@@ -27,20 +27,20 @@ class ToolLoopConfig(BaseModel, frozen=True, extra="forbid"):
 
     prompt: str = Field(
         default="Work on the task with the tools. Call submit when it is done.",
-        description="The system message of tasks that have none; empty: none.",
+        description="System message for tasks without one. Empty: none.",
     )
     offered: tuple[str, ...] = Field(
         default=OFFERED,
         min_length=1,
-        description="The tools that the model is told of: read, write, edit, bash, python, submit.",
+        description="Tools offered to the model: read, write, edit, bash, python, submit.",
     )
     output_chars: int = Field(
-        default=8000, ge=200, description="Characters of a tool's answer; what is longer loses its middle."
+        default=8000, ge=200, description="Characters of a tool's answer; longer answers lose their middle."
     )
     answer_tokens: int = Field(
-        default=32768, ge=1, description="Tokens that the model may say in one rollout, all answers together."
+        default=32768, ge=1, description="Most tokens of all the model's answers in one rollout."
     )
-    command_s: float = Field(default=60.0, gt=0, description="Seconds until a shell command is killed.")
+    command_s: float = Field(default=60.0, gt=0, description="Seconds after which a shell command is killed.")
 
 
 class ToolLoop:

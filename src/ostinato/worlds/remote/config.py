@@ -8,27 +8,27 @@ from pydantic import BaseModel, Field
 class DoorConfig(BaseModel, frozen=True, extra="forbid"):
     """`[worlds.door]`: where rollout workers on other machines connect, each with its own certificate."""
 
-    host: str = Field(default="", description="Address to bind. Empty: there is no door.")
+    host: str = Field(default="", description="Address to bind. Empty: no door.")
     port: int = Field(default=8443, ge=0, le=65535, description="TCP port; 0 lets the system choose.")
-    certificate: str = Field(default="", description="This side's certificate chain (PEM).")
-    key: str = Field(default="", description="Its private key (PEM).")
+    certificate: str = Field(default="", description="The door's certificate chain (PEM file).")
+    key: str = Field(default="", description="The door's private key (PEM file).")
     authority: str = Field(
-        default="", description="The certificates (PEM) that sign the workers'. Nobody else should be signed by them."
+        default="",
+        description="Certificates (PEM file) that sign the workers' certificates. They should sign nobody else's.",
     )
     names: tuple[str, ...] = Field(
-        default=(),
-        description="The workers that may come in, by their certificates' common names; none: all that are signed.",
+        default=(), description="Common names of the certificates of workers that may connect. Empty: all signed ones."
     )
-    calls: int = Field(default=64, ge=1, description="Requests of one worker at once; beyond it 429.")
-    body_bytes: int = Field(default=2 << 20, ge=1024, description="Longest request; beyond it 413.")
+    calls: int = Field(default=64, ge=1, description="Concurrent requests per worker; more get 429.")
+    body_bytes: int = Field(default=2 << 20, ge=1024, description="Longest request, in bytes; longer ones get 413.")
 
 
 class ConnectConfig(BaseModel, frozen=True, extra="forbid"):
     """`[worlds.connect]`, or the options of `ostinato rollout`: the door that the worker connects to."""
 
     url: str = Field(
-        default="", pattern=r"^(https://[^/]+/?)?$", description="The door, https://host:port. Empty: none."
+        default="", pattern=r"^(https://[^/]+/?)?$", description="The door's URL, https://host:port. Empty: none."
     )
-    certificate: str = Field(default="", description="This worker's certificate chain (PEM).")
-    key: str = Field(default="", description="Its private key (PEM).")
-    authority: str = Field(default="", description="The certificates (PEM) that sign the door's.")
+    certificate: str = Field(default="", description="This worker's certificate chain (PEM file).")
+    key: str = Field(default="", description="This worker's private key (PEM file).")
+    authority: str = Field(default="", description="Certificates (PEM file) that sign the door's certificate.")

@@ -14,66 +14,77 @@ from ostinato.worlds.remote.config import ConnectConfig, DoorConfig
 class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     """Rollouts in simulated worlds, for `learn.source` "worlds" or "both"."""
 
-    file: str = Field(default="", description="The taskset file (JSONL). Empty: there is no simulated world.")
-    group: int = Field(default=16, ge=1, le=128, description="Rollouts per task, which are compared with each other.")
+    file: str = Field(default="", description="The taskset file (JSONL). Empty: no simulated world.")
+    group: int = Field(
+        default=16, ge=1, le=128, description="Rollouts per task, whose values are compared with each other."
+    )
     groups: int = Field(default=8, ge=1, description="Groups per optimizer step.")
-    concurrency: int = Field(default=16, ge=1, description="Rollouts at once.")
+    concurrency: int = Field(default=16, ge=1, description="Rollouts in progress at once.")
     lead: int = Field(
         default=2,
         ge=1,
-        description="Steps' worth of groups that may be under way or wait for the trainer; then no new one is begun.",
+        description="Steps' worth of groups that may be in progress or waiting for the trainer; beyond that no group "
+        "begins.",
     )
     window: int = Field(
         default=16,
         ge=1,
-        description="Groups, counted from the oldest that has not ended, that may be under way: within them whatever ends first counts "
-        "first, and beyond them nothing begins, so that what is quick does not crowd out what takes long. With `lead` it bounds how far a "
-        "group falls behind: lead + window / groups + 2 steps; beyond `reward.world_staleness` what takes long is held back.",
+        description="Groups that may be in progress, counted from the oldest unfinished one. Within the window groups "
+        "that finish first are used first; none begins beyond it, so that quick groups do not crowd out slow ones. A "
+        "group falls behind by at most lead + window / groups + 2 steps; beyond `reward.world_staleness` it is held "
+        "back.",
     )
     epochs: int = Field(
-        default=1, ge=0, description="How often each task is drawn; 0: for ever. 1 as published: no prompt is repeated."
+        default=1,
+        ge=0,
+        description="How often each task is drawn. 0: without end. 1, as published: no prompt is repeated.",
     )
     seed: int = Field(default=0, description="Seeds the order of the tasks.")
     curriculum: bool = Field(
         default=True,
-        description="Draw tasks first of which a tenth to nine tenths of the latest rollouts were solved, or that were never tried. "
-        "Nothing is left out, and in a first epoch nothing is known.",
+        description="Draw first the tasks of whose latest rollouts a tenth to nine tenths were solved, or that were "
+        "never tried. No task is left out; in the first epoch nothing is known yet.",
     )
     temperature: float = Field(default=1.0, gt=0, le=2, description="Sampling temperature of rollouts.")
     tries: int = Field(
         default=3,
         ge=1,
-        description="Tries at one rollout that something other than the policy ends; then its group does without.",
+        description="Tries at a rollout that fails for reasons other than the policy; then its group goes on without "
+        "it.",
     )
     measure_every: int = Field(
-        default=0, ge=0, description="Groups between two measurements of the held-out tasks; 0: they are never tried."
+        default=0, ge=0, description="Groups between two measurements of the tasks not in the split `train`. 0: never."
     )
     patience_s: float = Field(
         default=3600.0,
         gt=0,
-        description="Seconds that a gateway, sandbox or grader may be away in one piece; then the worker ends, and says why.",
+        description="Seconds that a gateway, sandbox or grader may be unavailable in one piece; then the worker ends, "
+        "and says why.",
     )
     retry_pause_s: float = Field(
-        default=1.0, gt=0, description="Pause before a gateway, sandbox or grader that failed is tried again."
+        default=1.0, gt=0, description="Seconds before a failed gateway, sandbox or grader is tried again."
     )
-    poll_s: float = Field(default=0.2, gt=0, description="Pause between two looks at what the trainer has taken.")
+    poll_s: float = Field(default=0.2, gt=0, description="Seconds between two looks at what the trainer has taken.")
     harness: dict[str, dict[str, Any]] = Field(
-        default_factory=dict[str, dict[str, Any]], description="Settings of harnesses, by name: [worlds.harness.tools]."
+        default_factory=dict[str, dict[str, Any]],
+        description="Settings of harnesses, by name, as in [worlds.harness.tools].",
     )
     door: DoorConfig = Field(
-        default_factory=DoorConfig, description="Where rollout workers of other machines come in, over mutual TLS."
+        default_factory=DoorConfig, description="Where rollout workers on other machines connect, over mutual TLS."
     )
     connect: ConnectConfig = Field(
-        default_factory=ConnectConfig, description="The door of another machine's run to make rollouts for."
+        default_factory=ConnectConfig, description="The door of a run on another machine to make rollouts for."
     )
-    effort: EffortConfig = Field(default_factory=EffortConfig, description="What effort takes off an outcome's value.")
+    effort: EffortConfig = Field(
+        default_factory=EffortConfig, description="How much effort reduces an outcome's value."
+    )
     judge: RubricConfig | None = Field(
         default=None,
-        description="A model that judges outcomes beside the verifier, axis by axis: [worlds.judge] with url, model, key_env, and "
-        "[[worlds.judge.axes]]. What was asked and written is sent there. None: nobody does.",
+        description="A model that judges outcomes besides the verifier, axis by axis: [worlds.judge] with url, model, "
+        "key_env, and [[worlds.judge.axes]]. It is sent the prompt and the answer. None: no judge.",
     )
     cheat_quiet: int = Field(
         default=500,
         ge=1,
-        description="Graded rollouts in a row in which nobody cheated, after which the alarm that somebody did is cleared.",
+        description="Graded rollouts in a row without cheating after which the alarm about cheating is cleared.",
     )

@@ -10,9 +10,10 @@ class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
 
     backend: Literal["namespaces", "gvisor", "e2b"] = Field(
         default="namespaces",
-        description="What stands between the code of simulated worlds and this machine: Linux namespaces; gVisor, a kernel of its own "
-        "(needs runsc; slower); or E2B, virtual machines elsewhere (needs ostinato[e2b] and a key in the variable E2B_API_KEY). Answers to "
-        "suites, the demo's, and what `ostinato worlds build` runs are in namespaces in any case.",
+        description="What isolates the code of simulated worlds from this machine: Linux namespaces; gVisor, with a "
+        "kernel of its own (needs runsc; slower); or E2B, virtual machines elsewhere (needs ostinato[e2b] and a key "
+        "in the variable E2B_API_KEY). Answers to suites, the demo's code and `ostinato worlds build` always run in "
+        "namespaces.",
     )
     template: str = Field(
         default="base",
@@ -20,17 +21,21 @@ class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
         description="With backend = 'e2b': the E2B template that sandboxes start from. It needs bash, python3 (3.10 or newer) and "
         "whatever the tasks run.",
     )
-    concurrency: int = Field(default=2, ge=1, le=256, description="Runs at the same time; more wait their turn.")
+    concurrency: int = Field(default=2, ge=1, le=256, description="Runs at the same time; further runs wait.")
     memory_mb: int = Field(
         default=256, ge=32, description="Memory of a run, and address space of each of its processes, in MiB."
     )
     disk_mb: int = Field(default=16, ge=1, description="Size of the run's /tmp and of any file in it, in MiB.")
-    processes: int = Field(default=16, ge=4, description="Processes and threads of a run, the sandbox's own included.")
-    open_files: int = Field(default=64, ge=8, le=1024, description="Open files of each process of a run.")
-    output_bytes: int = Field(default=65536, ge=1, description="stdout or stderr beyond this many bytes ends the run.")
+    processes: int = Field(
+        default=16, ge=4, description="Most processes and threads of a run, including the sandbox's own."
+    )
+    open_files: int = Field(default=64, ge=8, le=1024, description="Most open files per process of a run.")
+    output_bytes: int = Field(
+        default=65536, ge=1, description="A run is ended when its stdout or stderr exceeds this many bytes."
+    )
     boxes: int = Field(
         default=256,
         ge=1,
         le=4000,
-        description="Sandboxes with a state of their own that may be open at once; more wait.",
+        description="Sandboxes with a state of their own that may be open at once; further ones wait.",
     )

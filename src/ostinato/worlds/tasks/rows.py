@@ -45,9 +45,9 @@ class CallRow(BaseModel):
     """A call in a message that the task begins with."""
 
     model_config = _STRICT
-    id: _Id = Field(description="What the tool's message names.")
-    name: _Id = Field(description="The tool.")
-    arguments: str = Field(description="JSON text of an object.")
+    id: _Id = Field(description="Id, which the tool's message names.")
+    name: _Id = Field(description="The tool's name.")
+    arguments: str = Field(description="Arguments: JSON text of an object.")
 
 
 class MessageRow(BaseModel):
@@ -55,9 +55,9 @@ class MessageRow(BaseModel):
 
     model_config = _STRICT
     role: Role = Field(description="system, user, assistant or tool.")
-    content: str = Field(description="Its text.")
-    reasoning: str = Field(default="", description="What an assistant thought.")
-    calls: tuple[CallRow, ...] = Field(default=(), max_length=256, description="What an assistant called.")
+    content: str = Field(description="The message's text.")
+    reasoning: str = Field(default="", description="An assistant's reasoning.")
+    calls: tuple[CallRow, ...] = Field(default=(), max_length=256, description="An assistant's tool calls.")
     answers: str = Field(default="", max_length=512, description="The id of the call that a tool's message answers.")
     failed: bool = Field(default=False, description="The call failed.")
 
@@ -66,8 +66,8 @@ class LimitsRow(BaseModel):
     """The limits of the task's sandbox."""
 
     model_config = _STRICT
-    memory_mb: int = Field(default=256, ge=16, le=1 << 20, description="MiB of memory.")
-    disk_mb: int = Field(default=64, ge=1, le=1 << 20, description="MiB of files that it writes.")
+    memory_mb: int = Field(default=256, ge=16, le=1 << 20, description="Memory in MiB.")
+    disk_mb: int = Field(default=64, ge=1, le=1 << 20, description="MiB of files that it may write.")
     processes: int = Field(default=32, ge=1, le=1 << 16, description="Processes and threads.")
     open_files: int = Field(default=256, ge=8, le=1 << 16, description="Open files of each process.")
     output_bytes: int = Field(default=65536, ge=1, le=1 << 26, description="Bytes that one program may print.")
@@ -78,13 +78,13 @@ class WorldRow(BaseModel):
 
     model_config = _STRICT
     layers: tuple[str, ...] = Field(
-        default=(), max_length=128, description="Directories, relative to the taskset file, the last on top."
+        default=(), max_length=128, description="Directories, relative to the taskset file; the last one is on top."
     )
     files: Files = Field(default_factory=dict, description="Path below workdir -> text, or {'base64': ...}.")
-    workdir: str = Field(default="/work", pattern=r"^(/[A-Za-z0-9._-]+)+$", description="Where the files lie.")
-    env: dict[str, str] = Field(default_factory=dict, max_length=256, description="Further variables.")
-    hosts: tuple[str, ...] = Field(default=(), max_length=256, description="What may be reached, as 'host:port'.")
-    limits: LimitsRow = Field(default=LimitsRow(), description="What it may take.")
+    workdir: str = Field(default="/work", pattern=r"^(/[A-Za-z0-9._-]+)+$", description="Directory of the files.")
+    env: dict[str, str] = Field(default_factory=dict, max_length=256, description="Further environment variables.")
+    hosts: tuple[str, ...] = Field(default=(), max_length=256, description="Hosts that may be reached, as 'host:port'.")
+    limits: LimitsRow = Field(default=LimitsRow(), description="Limits of the sandbox.")
 
     @field_validator("layers")
     @classmethod
@@ -128,9 +128,9 @@ class GradingRow(BaseModel):
 
     model_config = _STRICT
     grader: _Id = Field(description="The grader's name.")
-    data: dict[str, JsonValue] = Field(default_factory=dict, description="What the grader needs.")
-    hidden: Files = Field(default_factory=dict, description="Files that the grader's own sandbox alone sees.")
-    timeout_s: float = Field(default=60.0, gt=0, le=86_400, description="Seconds for grading.")
+    data: dict[str, JsonValue] = Field(default_factory=dict, description="The grader's own data.")
+    hidden: Files = Field(default_factory=dict, description="Files that only the grader's own sandbox sees.")
+    timeout_s: float = Field(default=60.0, gt=0, le=86_400, description="Longest grading, in seconds.")
 
     @field_validator("hidden")
     @classmethod
@@ -143,26 +143,26 @@ class TaskRow(BaseModel):
     """One line of a taskset file."""
 
     model_config = _STRICT
-    id: _Id = Field(description="Unique in the taskset.")
-    family: _Id = Field(description="What the task is like; families are counted and held out whole.")
+    id: _Id = Field(description="Id, unique in the taskset.")
+    family: _Id = Field(description="The kind of task; families are counted and held out as a whole.")
     messages: tuple[MessageRow, ...] = Field(
         min_length=1,
         max_length=1024,
-        description="What the model is given; an assistant's message at the end is gone on with.",
+        description="Messages that the model is given; an assistant's message at the end is continued.",
     )
     grading: GradingRow = Field(description="How the outcome is graded.")
-    world: WorldRow = Field(default=WorldRow(), description="The sandbox it is worked on in.")
+    world: WorldRow = Field(default=WorldRow(), description="The sandbox in which the task is worked on.")
     harness: _Id = Field(
-        default="single", description="Who lets the model work on it: single, repair, tools, agent or agent-NAME."
+        default="single", description="What runs the model on the task: single, repair, tools, agent or agent-NAME."
     )
-    split: Split = Field(default=Split.TRAIN, description="train, held_out, or canary: one that cannot be solved.")
-    turns: int = Field(default=1, ge=1, le=10_000, description="How often the model is asked, at most.")
+    split: Split = Field(default=Split.TRAIN, description="train, held_out, or canary: a task that cannot be solved.")
+    turns: int = Field(default=1, ge=1, le=10_000, description="Most calls of the model.")
     tokens: int = Field(default=512, ge=1, le=131_072, description="Most tokens of one answer.")
     stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
-        default=(), max_length=16, description="Texts before which an answer ends."
+        default=(), max_length=16, description="Strings before which an answer ends."
     )
-    timeout_s: float = Field(default=600.0, gt=0, le=604_800, description="Seconds for the whole rollout.")
-    about: dict[str, str] = Field(default_factory=dict, max_length=64, description="For people.")
+    timeout_s: float = Field(default=600.0, gt=0, le=604_800, description="Longest rollout, in seconds.")
+    about: dict[str, str] = Field(default_factory=dict, max_length=64, description="Notes for people.")
 
     @field_validator("messages")
     @classmethod

@@ -1,4 +1,4 @@
-"""Four questions about one release, and their answers in sentences: the page, the command line and the report all say these. Pure."""
+"""Four questions about a release and their answers in sentences, as shown by the page, the command line and the report. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DECISIONS = {"shipped": "Shipped", "blocked": "Refused", "rolled_back": "Rolled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One question, its answer in a few words, and what it rests on. `state` is good, wait or bad.
+    """A question, its answer in a few words (`verdict`) and the evidence for it (`details`). `state` is good, wait or bad.
 
     Example: ``Answer(question="Is v17 better than v16?", verdict="not worse than 2 pp", state="wait", details=("...",))``
     """
@@ -28,12 +28,12 @@ class Answer:
 
 
 def answers(found: ReleaseDetail, run: str = "") -> tuple[Answer, ...]:
-    """Is it better, how sure is that, what changed, how is it taken back. `run`: what a command needs besides, to find the run."""
+    """The answers: is it better, how sure is that, what changed, how is it taken back. `run`: options by which a command finds the run."""
     return (_better(found), _sure(found), _changed(found), _way_back(found, f" {run}" if run else ""))
 
 
 def sentence(line: ReleaseLine) -> str:
-    """What the gate says of a version, in words a person can repeat."""
+    """The gate's finding about a version, in a few words."""
     if line.difference is None or line.lower is None or line.upper is None:
         return "no data: the gate has not looked at it"
     if line.lower > 0:
@@ -46,7 +46,7 @@ def sentence(line: ReleaseLine) -> str:
 
 
 def interval(look: MeasureLook | ReleaseLine | GateLook) -> str:
-    """A difference with its bounds. Example: ``+2.1 pp [+0.4, +3.8]``"""
+    """A difference with its bounds, or words that there is none. Example: ``+2.1 pp [+0.4, +3.8]``"""
     if look.difference is None:
         return "nobody has said anything"
     return f"{points(look.difference)} pp [{points(look.lower)}, {points(look.upper)}]"
@@ -142,7 +142,7 @@ def _sure(found: ReleaseDetail) -> Answer:
 
 
 def _people(evidence: ReleaseEvidence, last: TrialLook) -> tuple[str, str, list[str]]:
-    """What the last look at users rests on."""
+    """How sure the last look at users is: the verdict, its state, and the details."""
     people = "no" if not last.goal.people else count(last.goal.people)
     verdict = f"{people} effective users on the smaller side, {count(last.turns)} turns"
     state = "wait" if last.finding == "undecided" or not last.goal.people else "good"
@@ -160,7 +160,7 @@ def _people(evidence: ReleaseEvidence, last: TrialLook) -> tuple[str, str, list[
 
 
 def dealt_as_set(dealt: Dealt, void_odds: float) -> tuple[str, bool]:
-    """Whether people were dealt to the sides in the shares that were set, in a sentence."""
+    """A sentence on whether people were assigned to the sides in the configured shares; False if they were not (the trial is void)."""
     counted = (
         f"{count(dealt.candidate)} people on the new side where {count(dealt.expected)} were expected, "
         f"{count(dealt.others)} on the other"
@@ -254,7 +254,7 @@ def _way_back(found: ReleaseDetail, run: str) -> Answer:
 
 
 def _decided(found: ReleaseDetail) -> tuple[str, ...]:
-    """The last decision about it, whose it was, and why."""
+    """The last decision about the release, who made it, and why; empty if there is none."""
     for event, detail in found.events:
         if event.action in _DECISIONS:
             actor = f" by {detail['actor']}" if detail.get("actor") else " by the release worker"

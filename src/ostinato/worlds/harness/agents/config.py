@@ -21,37 +21,41 @@ class AgentConfig(BaseModel, frozen=True, extra="forbid"):
         min_length=1, description="The program and its arguments. It gets no input and runs in the working directory."
     )
     environment: dict[str, str] = Field(
-        default_factory=dict[str, str], description="Variables of the agent, in place of the sandbox's."
+        default_factory=dict[str, str], description="Environment variables of the agent, in place of the sandbox's."
     )
     files: dict[str, str] = Field(
         default_factory=dict[str, str],
-        description="Files that are put there for it, its settings for instance: path below {home} -> text.",
+        description="Files written for the agent, such as its settings: path below {home} -> text.",
     )
     runtime: dict[str, str] = Field(
         default_factory=dict[str, str],
-        description="What it is made of: place in the sandbox -> directory of this machine, which is shown read-only.",
+        description="The agent's installation: path in the sandbox -> directory of this machine, mounted read-only.",
     )
     dialect: Dialect = Field(
-        default="chat", description="How it asks its model: chat completions, messages, responses."
+        default="chat", description="API that the agent speaks: chat (chat completions), messages or responses."
     )
-    version: str = Field(default="", description="The agent's own version, for people and for the harness's hash.")
+    version: str = Field(
+        default="", description="The agent's own version, as information and part of the harness's hash."
+    )
     turns: int = Field(
-        default=64, ge=1, description="Model calls of one rollout at most, and never more than the task's."
+        default=64, ge=1, description="Most model calls per rollout, and never more than the task's `turns`."
     )
     answer_tokens: int = Field(
-        default=32768, ge=1, description="Tokens that the model may say in one rollout, all answers together."
+        default=32768, ge=1, description="Most tokens of all the model's answers in one rollout."
     )
     sent_bytes: int = Field(
-        default=128 << 20, ge=1024, description="Bytes of requests that it may send in one rollout."
+        default=128 << 20, ge=1024, description="Most bytes of requests that the agent may send in one rollout."
     )
-    memory_mb: int = Field(default=1024, ge=32, description="Memory of the sandbox, if its task has less, in MiB.")
-    disk_mb: int = Field(default=256, ge=1, description="Disk of the sandbox, if its task has less, in MiB.")
-    processes: int = Field(default=128, ge=4, description="Processes and threads, if its task has fewer.")
+    memory_mb: int = Field(default=1024, ge=32, description="Memory of the sandbox in MiB, if its task sets less.")
+    disk_mb: int = Field(default=256, ge=1, description="Disk of the sandbox in MiB, if its task sets less.")
+    processes: int = Field(default=128, ge=4, description="Most processes and threads, if its task sets fewer.")
     open_files: int = Field(
-        default=1024, ge=8, le=1024, description="Open files of each process, if its task has fewer."
+        default=1024, ge=8, le=1024, description="Most open files per process, if its task sets fewer."
     )
     output_bytes: int = Field(
-        default=1 << 20, ge=1024, description="What it may print to stdout or stderr; beyond it, it is ended."
+        default=1 << 20,
+        ge=1024,
+        description="Bytes that the agent may print to stdout or stderr; beyond that it is ended.",
     )
 
     @field_validator("files")
