@@ -30,10 +30,10 @@ test: install ## the tests in two processes: the quick ones, then whole programs
 	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/e2e
 	$(BIN)/pytest -n 2 --dist worksteal tests/e2e
 
-unit: install ## the fast part: half a minute
+unit: install ## the unit tests alone
 	$(BIN)/pytest -n 2 tests/unit
 
-check: install ## format, lint, types, floors
+check: install ## format, lint, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
