@@ -144,7 +144,7 @@ def train(world: str, file: Path, own: dict[str, Any], seed: int, steps: int, pl
     for release in ("base", "newest"):
         ostinato(
             "worlds", "run", str(file), "--tries", str(TRIES), "--release", release, "--out", str(tried), *settings,
-            log=log,
+            "--set", "engine.threads=2", log=log,
         )  # fmt: skip
     before, after = covered(read_attempts(tried), TRIES)
     if before.rates is None or after.rates is None or after.change is None:
