@@ -74,13 +74,13 @@ async def test_one_rollout_shows_its_steps_its_diff_and_its_grading(worlds):
             '<span class="d removed">-    return a - b',
             "1 of 1 and 3 of 3 tests pass",
             "fail_to_pass",
-            "Next of the group: w3f.0.1.0",
+            "Next in the group: w3f.0.1.0",
             'href="/turns/w3f.0.0.0%3A0"',
         ):
             assert said in page, said
-        assert "Previous of the group" not in page
+        assert "Previous in the group" not in page
         other = (await w.get("/worlds/rollouts/w3f.0.1.0")).text
-        assert "Previous of the group: w3f.0.0.0" in other
+        assert "Previous in the group: w3f.0.0.0" in other
         assert "This turn is no longer in the log." in other
         under_way = (await w.get("/worlds/rollouts/w3f.1.2.0")).text
         assert "It has not ended" in under_way
