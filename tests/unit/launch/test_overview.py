@@ -97,7 +97,7 @@ def test_a_worker_that_stays_down_is_shown_with_what_to_do():
             replace(BOARD, ended="train cannot run: BadConfig: no"),
             "`ostinato up` ended 1 s ago: train cannot run: BadConfig: no",
         ),
-        (replace(BOARD, at=NOW - 300), "`ostinato up` (pid 700) was killed, or hangs: last heard of 5 min ago"),
+        (replace(BOARD, at=NOW - 300), "`ostinato up` (pid 700) was killed or hangs: no sign of life for 5 min"),
     ],
 )
 def test_a_supervisor_that_is_gone_is_said_so(board, told):

@@ -49,7 +49,7 @@ def _device(config: Config) -> str:
     seen = f"torch sees {', '.join(gpus)}" if gpus else "torch sees no CUDA GPU"
     kernels = "our own kernels" if found.kernels == "own" else "torch's kernels"
     never = "" if found.device == "cpu" else "; no GPU has run this yet, see docs/numerics.md"
-    return f"engine and trainer compute on {found.device} by {kernels}; {seen}{never}"
+    return f"engine and trainer compute on {found.device} with {kernels}; {seen}{never}"
 
 
 def _sqlite(_: Config) -> str:
@@ -182,7 +182,7 @@ def _address(config: Config) -> str:
     if url is not None and url.endswith(f":{config.listen.port}"):
         return f"this run's gateway answers on {url}"
     with bind(config.listen.host, config.listen.port) as listener:
-        return f"{url_of(listener)} is free" if config.listen.port else f"a free port of {config.listen.host}"
+        return f"{url_of(listener)} is free" if config.listen.port else f"a free port on {config.listen.host}"
 
 
 CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (

@@ -96,7 +96,7 @@ def workers(board: Shown | None, now: float) -> list[RenderableType]:
             Text(f"`ostinato up` ended {ago(age)} ago" + ("" if told else f": {board.ended}"), "dim" if told else "red")
         ]
     if age > STALE_S:
-        return [Text(f"`ostinato up` (pid {board.pid}) was killed, or hangs: last heard of {ago(age)} ago", "red")]
+        return [Text(f"`ostinato up` (pid {board.pid}) was killed or hangs: no sign of life for {ago(age)}", "red")]
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     for name in ("worker", "", "activity", "for", "restarts", "last exit"):
         table.add_column(name)
@@ -142,7 +142,7 @@ def _arms(run: Overview) -> list[RenderableType]:
     oldest = ago(run.now - rated[0].served.started_at)
     return [
         arms_table(arm_rows(run), run.who, f"newest {len(rated)}, oldest {oldest} ago"),
-        Text(f"feedback on {100 * heard / len(rated):.0f}% of them; signals in all: {names or 'none'}", "dim"),
+        Text(f"feedback on {100 * heard / len(rated):.0f}% of them; signals in total: {names or 'none'}", "dim"),
     ]
 
 

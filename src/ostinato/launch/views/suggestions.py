@@ -104,7 +104,7 @@ def _percent(share: Estimate | None) -> str:
 
 def _changed(found: Change | None) -> str:
     if found is None:
-        return "unknown: too few users, or none in the control arm"
+        return "unknown: too few users, or a rate of zero in an arm"
     relative, points = found.relative, found.difference
     return (
         f"{100 * relative.mean:+.0f}%, 95% [{100 * relative.lower:+.0f}%, {100 * relative.upper:+.0f}%]; "

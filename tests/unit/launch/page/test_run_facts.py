@@ -222,7 +222,7 @@ def test_only_a_supervisor_that_is_there_says_what_workers_do():
     assert troubles(board, NOW) == ("The train worker is down and is not restarted: BadConfig: no such module.",)
     assert [each.name for each in workers(board, NOW)] == ["train"]
     assert workers(board, NOW + 60) == ()
-    assert "was killed, or hangs" in troubles(board, NOW + 60)[0]
+    assert "was killed or hangs" in troubles(board, NOW + 60)[0]
     assert troubles(None, NOW)
 
 

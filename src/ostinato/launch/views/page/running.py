@@ -160,7 +160,7 @@ def troubles(board: Shown | None, now: float) -> tuple[str, ...]:
     if board is None or board.ended is not None:
         return ("`ostinato up` is not running: a worker that exits is not restarted.",)
     if now - board.at > STALE_S:
-        return (f"`ostinato up` (pid {board.pid}) was killed, or hangs: a worker that exits is not restarted.",)
+        return (f"`ostinato up` (pid {board.pid}) was killed or hangs: a worker that exits is not restarted.",)
     down = [
         f"The {worker.name} worker is down and is not restarted: {worker.reason or 'no reason was given'}."
         for worker in board.workers
