@@ -122,9 +122,7 @@ def _arms_over_time(run: RunReport, curves: Sequence[Curve], title: str, what: s
     table = _table(
         "Every point of the chart", ("Arm", "Minute", what, "95% interval", "Turns"), rows, numbers=(1, 2, 4)
     )
-    hint = (
-        "The control arm stays on the first checkpoint for the whole run. Dashed vertical lines are releases, named above."
-    )
+    hint = "The control arm stays on the first checkpoint for the whole run. Dashed vertical lines are releases, named above."
     return _section(title, hint, f"{chart}<details><summary>The same as a table</summary>{table}</details>")
 
 

@@ -116,7 +116,7 @@ def test_alarms_answers_and_coverage_are_shown():
     text = drawn(replace(RUN, summary=seen))
     assert "alarm coverage:acme: no feedback for 212 turns (60 s ago)" in text
     assert "simulated" not in text
-    assert "newest 8 since 10 min ago" in text
+    assert "newest 8, oldest 10 min ago" in text
     assert "feedback on 25% of them" in text
     assert "control (frozen)" in text
     assert "simulated users" in drawn(replace(RUN, summary=seen, who="simulated users"))
@@ -139,7 +139,7 @@ def test_where_turns_and_feedback_stand_is_shown():
     assert "9 turns = 4 trained + 2 held back (2 arm:control) + 3 waiting, the longest for 42 s: balanced" in text
     assert "6 rewards; 1 turns without a reward (1 reward_failed)" in text
     assert "feedback without effect: 5 late" in text
-    assert "(7 more wait for a turn that is not in the log yet)" in text
+    assert "(7 still waiting for theirs)" in text
     assert "usual feedback of acme: on 62% of turns (4100 turns), SILENT NOW" in text
     assert "NOT BALANCED" in drawn(replace(RUN, accounting=replace(found, ingested=10)))
 

@@ -106,9 +106,7 @@ async def test_a_version_that_nobody_compared_is_not_praised():
     )
     by_hand = answers(await detail(line=line, looks=(), evidence=ReleaseEvidence(against=V16)))[0]
     assert by_hand.verdict == "unknown: it was never compared"
-    assert by_hand.details == (
-        "It was not judged on a suite (evaluate.suite), and it was not tried on users first.",
-    )
+    assert by_hand.details == ("It was not judged on a suite (evaluate.suite), and it was not tried on users first.",)
 
 
 async def test_people_who_were_dealt_otherwise_void_the_comparison():
@@ -218,4 +216,6 @@ async def test_commands_name_the_run_that_they_are_for():
 async def test_a_suite_says_how_sure_it_is():
     evidence = replace(evidence_of(V17), trial=(), rules=None, dealt=None, gate_alpha=0.05)
     sure = answers(await detail(evidence=evidence))[1]
-    assert any("worse than live by the margin of 10 pp passes with 5% at most" in each for each in sure.details), sure
+    assert any(
+        "worse than live by the margin of 10 pp passes with a chance of at most 5%" in each for each in sure.details
+    ), sure

@@ -18,7 +18,7 @@ def accounts(found: Accounting, now: float) -> list[str]:
         f"{found.rewarded} rewards; {sum(found.quarantined.values())} turns without a reward ({_counts(found.quarantined)})",
         f"feedback without effect: {found.late} late, {found.retracted} retracted after training, {found.foreign} about "
         f"another tenant's turns, {found.moot} about turns without a reward, {found.excess} over the limit, {found.forgotten} about "
-        f"unknown turns ({found.orphans} more wait for a turn that is not in the log yet)",
+        f"unknown turns ({found.orphans} still waiting for theirs)",
     ]
     lines += [
         f"usual feedback of {tenant}: on {100 * each.usual:.0f}% of turns ({each.turns} turns){', SILENT NOW' if each.alarm else ''}"

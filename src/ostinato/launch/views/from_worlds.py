@@ -155,7 +155,7 @@ def _way(seen: Observed, candidate: PolicyVersion, phases: Phases) -> list[tuple
         if event.policy != candidate:
             continue
         for bar in event.detail.get("report", {}).get("bars", ()) if event.action == "evaluated" else ():
-            told = f"99% bound {100 * bar['bound']:.1f}% of {100 * bar['wanted']:.1f}% required, {bar['n']} items"
+            told = f"99% bound {100 * bar['bound']:.1f}% of {100 * bar['wanted']:.1f}% wanted, {bar['n']} items"
             rows.append(
                 (f"bar on {bar['axis']} of {bar['suite']}", f"{'cleared' if bar['holds'] else 'MISSED'}: {told}")
             )

@@ -34,14 +34,18 @@ class RunNumbers(Collector):
             standing.add_metric([name], 1.0)
         yield standing
         free = shutil.disk_usage(self._board.parent).free
-        yield GaugeMetricFamily("ostinato_disk_free_bytes", "Free bytes on the disk of the run's directory.", value=free)
+        yield GaugeMetricFamily(
+            "ostinato_disk_free_bytes", "Free bytes on the disk of the run's directory.", value=free
+        )
         yield from self._workers()
 
     def _workers(self) -> Iterable[Metric]:
         board, now = read_board(self._board), wall_clock()
         if board is None or board.ended is not None:
             return
-        yield GaugeMetricFamily("ostinato_up_heard_seconds", "Seconds since the last sign of life of `ostinato up`.", value=now - board.at)
+        yield GaugeMetricFamily(
+            "ostinato_up_heard_seconds", "Seconds since the last sign of life of `ostinato up`.", value=now - board.at
+        )
         running = GaugeMetricFamily("ostinato_worker_running", "1 while the worker runs.", labels=["worker"])
         troubled = GaugeMetricFamily(
             "ostinato_worker_trouble", "1 while it waits for a disk or a store.", labels=["worker"]

@@ -41,8 +41,8 @@ def carries(pace: Mapping[str, Any] | None, rules: ReleaseConfig) -> list[str]:
         )
     elif not pace["tried"] and spent["verdicts"]:
         said.append(
-            f"of {spent['verdicts']} verdicts of the gate in {WEEKS} weeks at most {spent['false_ships']:.2f} are expected to have passed a "
-            "candidate that loses the margin against live"
+            f"of {spent['verdicts']} verdicts of the gate in {WEEKS} weeks at most {spent['false_ships']:.2f} are expected to have passed "
+            "a candidate that loses the margin against live"
         )
     if spent.get("false_rollbacks"):  # lines of earlier versions lack it
         said.append(

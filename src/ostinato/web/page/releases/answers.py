@@ -69,7 +69,9 @@ def _better(found: ReleaseDetail) -> Answer:
     if line.difference is None:
         tried = found.evidence.rules is not None
         details = (
-            _no_trial(found.evidence) if tried else "It was not judged on a suite (evaluate.suite), and it was not tried on users first.",
+            _no_trial(found.evidence)
+            if tried
+            else "It was not judged on a suite (evaluate.suite), and it was not tried on users first.",
         )
         return Answer(question=question, verdict="unknown: it was never compared", state="wait", details=details)
     said = sentence(line)
@@ -167,7 +169,10 @@ def dealt_as_set(dealt: Dealt, void_odds: float) -> tuple[str, bool]:
     )
     part = "" if dealt.whole else f" (the first {count(dealt.turns)} turns)"
     if dealt.odds >= void_odds:
-        return f"VOID: people were not assigned in the configured shares: {counted}{part}; odds {dealt.odds:.3g} to 1 against them.", False
+        return (
+            f"VOID: people were not assigned in the configured shares: {counted}{part}; odds {dealt.odds:.3g} to 1 against them.",
+            False,
+        )
     return f"The assignment of people fits the configured shares: {counted}{part}.", True
 
 
