@@ -179,7 +179,7 @@ async def test_shares_follow_simulated_users_and_other_shares_are_estimated_befo
         assert f"{value.mean:+.3f}" in said.getvalue()
         assert f"{value.lower:+.3f} to {value.upper:+.3f}" in said.getvalue()
     assert changed.snips.mean < changed.earned.mean, "half to the worse arm earns less than was earned"
-    assert "Nothing speaks against the logged propensities" in said.getvalue()
+    assert "No evidence against the logged propensities" in said.getvalue()
 
 
 async def outside_dies(world, outside):

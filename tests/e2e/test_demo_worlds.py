@@ -115,8 +115,8 @@ async def test_what_a_world_taught_goes_through_bar_and_canary_to_users(tmp_path
     assert summary["bar on score of world functions"].startswith("cleared: 99% bound ")
     assert summary["solved in the world, held-out tasks"].endswith("40 tasks x 2")
     assert " pp, 95% [" in summary["live minus control"]
-    assert "acceptance, live arm, came from the world" in summary
-    assert "acceptance, control arm, skipped it" in summary
+    assert "acceptance, live arm, trained in the world" in summary
+    assert "acceptance, control arm, not trained in it" in summary
     assert summary["turns accounted for"] == "all, once each"
     assert summary["user requests, failed"].endswith(", 0")
     assert [bar.label for bar in report.held_out] == [
@@ -137,4 +137,4 @@ async def test_below_the_bar_there_are_no_users(tmp_path, monkeypatch):
     assert summary["live minus control"] == "it did not go live"
     assert summary["turns accounted for"] == "all, once each"
     assert (report.users, report.curves) == (0, ())
-    assert "met no user: below a quality bar (score of world functions" in told
+    assert "was not tried on users: below a quality bar (score of world functions" in told

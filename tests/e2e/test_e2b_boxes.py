@@ -469,7 +469,7 @@ async def test_doctor_says_what_it_offers(server):
     said = await asyncio.to_thread(dict(CHECKS)["sandbox"], CONFIG)
     assert "E2B works (template base)" in said
     assert "cannot be copied" in said
-    assert "E2B's SDK is there" in await asyncio.to_thread(dict(CHECKS)["sandbox"], Config())
+    assert "E2B's SDK is installed" in await asyncio.to_thread(dict(CHECKS)["sandbox"], Config())
     assert server.machines == {}
 
 

@@ -340,7 +340,7 @@ def test_doctor_says_what_it_offers():
     said = dict(CHECKS)["sandbox"](Config(sandbox=SandboxConfig(backend="gvisor")))
     assert "gVisor works" in said
     assert "cannot be copied" in said
-    assert "runsc is there" in dict(CHECKS)["sandbox"](Config())
+    assert "runsc is installed" in dict(CHECKS)["sandbox"](Config())
 
 
 UNPRIVILEGED = """

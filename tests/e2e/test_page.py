@@ -75,7 +75,7 @@ async def test_the_report_is_the_page_in_one_file_that_asks_nobody(server, tmp_p
     address = (tmp_path / "report.html").as_uri()
     async with browsing(server, java_script_enabled=False) as (tab, told):
         await tab.goto(address)
-        assert "By what people did better" in (await tab.inner_text("body")).replace("by", "By")
+        assert "in the trial with users better" in (await tab.inner_text("body")).lower()
         await tab.click(f"#ledger-title ~ div >> text=v{V17.number}")
         assert tab.url.endswith(f"#v-{V17.hash[:16]}")
         assert told == [f"outside: {address}"]

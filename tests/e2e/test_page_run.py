@@ -58,9 +58,9 @@ async def test_the_page_shows_a_run_and_moves_its_releases(tmp_path, running, si
             turn = await get(session, f"/turns/{turns[0]}")
             assert "Optimizer step" in turn
             assert "sim-" in turn
-            assert "Reward of the batch" in await get(session, "/learning")
+            assert "Mean reward of the batch" in await get(session, "/learning")
             now = await get(session, "/")
-            assert "each once" in now
+            assert "each counted once" in now
             assert "release:suite" in now
 
             newest, before = await run_refs(run)

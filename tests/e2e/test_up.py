@@ -353,7 +353,7 @@ async def test_a_trainer_that_cannot_run_any_more_leaves_the_gateway_alone(tmp_p
     done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, check=True)
     told = " ".join(done.stdout.split())
     assert "reward.function 'nightly:reward'" in told
-    assert "train is not started again" in told
+    assert "train is not restarted" in told
     assert "start `ostinato train` beside it" in told
     run.process.send_signal(signal.SIGTERM)
     assert await run.ended() == 0

@@ -56,7 +56,7 @@ async def test_a_fresh_run_measures_the_model_that_it_starts_from(tmp_path, quic
     assert "pass@1" in done.stdout
     assert "best of 3" in done.stdout
     assert "answered by v0@" in done.stdout
-    assert "held still" in done.stdout
+    assert ", pinned" in done.stdout
     config = load(None, settings)
     records, bad = read_finished(out.read_text().splitlines())
     assert (len(records), bad) == (60, 0)
@@ -112,7 +112,7 @@ async def test_a_version_of_ones_choice_answers_and_the_run_is_left_as_it_was(tm
     with hold(place.root, "release"):
         refused = await asyncio.to_thread(run, tasks, settings, "--release", "v2")
     assert refused.returncode == 2
-    assert "the release worker is up" in refused.stderr
+    assert "the release worker is running" in refused.stderr
 
 
 def test_what_is_wrong_is_said_before_anything_is_started(tmp_path, quick_settings):

@@ -378,11 +378,11 @@ class WrittenFacts:
         points = tuple((float(step), 0.1 + 0.01 * step + 0.05 * (step % 5)) for step in range(1, 49))
         return LearningNow(
             series=(
-                StepSeries(name="reward_mean", title="Reward of the batch's turns, mean", unit="reward", points=points),
+                StepSeries(name="reward_mean", title="Mean reward of the batch's turns", unit="reward", points=points),
                 StepSeries(name="ess", title="Effective sample size", unit="share of the batch", points=points),
                 StepSeries(
                     name="seconds",
-                    title="Length of a step",
+                    title="Duration of a step",
                     unit="seconds",
                     points=tuple((float(step), float(step % 9)) for step in range(1, 1201)),
                 ),

@@ -122,9 +122,7 @@ def _arms_over_time(run: RunReport, curves: Sequence[Curve], title: str, what: s
     table = _table(
         "Every point of the chart", ("Arm", "Minute", what, "95% interval", "Turns"), rows, numbers=(1, 2, 4)
     )
-    hint = (
-        "The control arm stays on the first checkpoint for the whole run. Dashed verticals are releases, named above."
-    )
+    hint = "The control arm stays on the first checkpoint for the whole run. Dashed vertical lines are releases, named above."
     return _section(title, hint, f"{chart}<details><summary>The same as a table</summary>{table}</details>")
 
 
@@ -143,7 +141,7 @@ def _calibration(run: RunReport) -> str:
         )
         for each in found.families
     ]
-    heads = ("Family", "Right before", "Suggested before", "Right after", "Suggested after")
+    heads = ("Family", "Right, before", "Suggested, before", "Right, after", "Suggested, after")
     table = _table("Shares with their 95% intervals", heads, rows, numbers=(1, 2, 3, 4))
     hint = (
         f"Each family of held-out tasks under the starting model (hollow) and the last release (filled). A suggestion pays where more "
@@ -193,7 +191,7 @@ def _deltas(run: RunReport) -> str:
     hint = "No version was published."
     if run.deltas:
         share = sum(d.bytes for d in run.deltas) / sum(d.full_bytes for d in run.deltas)
-        hint = f"MiB per published version; together {_percent(share)} of sending the full weights each time."
+        hint = f"MiB per published version; in total {_percent(share)} of the bytes that full weights would take."
     return _section("Delta size", hint, bars("Delta size in MiB", hint, sizes, "MiB"))
 
 
@@ -202,7 +200,7 @@ def _pauses(run: RunReport) -> str:
     hint = "No swap took place."
     if values:
         streams = sum(pause.streams for pause in run.pauses)
-        hint = f"Milliseconds per swap; median {statistics.median(values):.0f}, longest {max(values):.0f}. {streams} streams went on."
+        hint = f"Milliseconds per swap; median {statistics.median(values):.0f}, longest {max(values):.0f}. {streams} streams continued."
     bars_in = [(pause.version, value) for pause, value in zip(run.pauses, values, strict=True)]
     return _section("Swap pause", hint, bars("Swap pause in milliseconds", hint, bars_in, "ms"))
 
@@ -218,7 +216,7 @@ def _held_out(run: RunReport) -> str:
 def _accounting(run: RunReport) -> str:
     rows = [(label, f"{count:,}") for label, count in run.accounting]
     body = _table("", ("Turns", "Count"), rows, numbers=(1,))
-    return _section("Where every served turn went", "Each ends as one reward or one recorded reason.", body)
+    return _section("Served turns by outcome", "Each ends as one reward or one recorded reason.", body)
 
 
 def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> str:

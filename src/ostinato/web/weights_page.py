@@ -49,7 +49,7 @@ def render(title: str, lead: str, rows: Sequence[Row]) -> str:
     parts = [
         f"<h1>{escape(title)}</h1><p>{escape(lead)}</p>",
         _section("By layer", _map(inside, layers)) if inside else "",
-        _section("Outside of layers", _list(outside)) if outside else "",
+        _section("Outside the layers", _list(outside)) if outside else "",
         _section("Every tensor, most changed first", _list(sorted(rows, key=lambda row: -row.share))),
     ]
     return (

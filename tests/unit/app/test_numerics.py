@@ -166,7 +166,7 @@ def test_the_doctor_shows_what_was_tested(source, verdicts):
 
 def test_the_doctor_downloads_nothing():
     text = doctor._numerics(load(None, ["model.source=nobody/nothing"]))
-    assert text == "exact mode; measured at the start, when the model has been downloaded"
+    assert text == "exact mode; measured at startup, once the model has been downloaded"
 
 
 async def test_the_desk_refuses_only_what_it_was_told_to(tmp_path):
@@ -188,7 +188,7 @@ async def test_a_stamp_is_written_once_and_shown(tmp_path):
     seen = io.StringIO()
     console = Console(file=seen, width=140)
     await show_status(config, console)
-    assert f"numerics {parts(older)}; apart from the newest in threads 2, not 1" in seen.getvalue()
+    assert f"numerics {parts(older)}; differs from the newest: threads 2, not 1" in seen.getvalue()
     assert f"numerics {parts(CONTRACT)}\n" in seen.getvalue()
     await print_log(config, "contracts", 1, console)
     assert CONTRACT.to_json() in seen.getvalue()

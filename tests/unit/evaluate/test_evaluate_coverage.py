@@ -56,7 +56,7 @@ def test_the_command_tells_from_a_file_of_rollouts(tmp_path):
     file = written(tmp_path / "r.jsonl", [*tried(1, BROAD), *tried(2, NARROW)])
     out = io.StringIO()
     show_coverage(file, 8, Console(file=out, width=200), machine=False)
-    assert "v2 is surer of less" in out.getvalue()
+    assert "v2 has narrowed" in out.getvalue()
     out = io.StringIO()
     show_coverage(file, 8, Console(file=out, width=200), machine=True)
     assert json.loads(out.getvalue())["lost"].startswith("v2@")

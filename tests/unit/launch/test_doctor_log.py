@@ -13,8 +13,8 @@ look = dict(CHECKS)["log"]
 def test_a_log_in_postgres_is_looked_for_and_not_made(in_postgres, tmp_path):
     record = in_postgres()
     config = load(None, [f"run.directory='{tmp_path / 'run'}'"]).model_copy(update={"record": record})
-    assert "the log is made at the first start" in look(config)
-    assert "the log is made at the first start" in look(config), "looking made it"
+    assert "the log is created at the first start" in look(config)
+    assert "the log is created at the first start" in look(config), "looking made it"
     open_log(config).close()
     assert look(config).endswith(f"(schema {record.namespace})")
 

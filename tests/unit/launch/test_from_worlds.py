@@ -98,9 +98,9 @@ def test_only_what_the_candidate_answered_live_is_compared_and_with_control_of_t
     assert {(turn.arm, turn.oldest) for turn, _ in compared} == {(Arm.LIVE, 9), (Arm.CONTROL, 0)}
     assert len(compared) == 140
     summary = dict(page(seen).summary)
-    assert summary["acceptance, live arm, came from the world"].startswith("50.0% [")
-    assert summary["acceptance, control arm, skipped it"].startswith("20.0% [")
-    assert summary["acceptance, control arm, skipped it"].endswith("of 70, 7 users")
+    assert summary["acceptance, live arm, trained in the world"].startswith("50.0% [")
+    assert summary["acceptance, control arm, not trained in it"].startswith("20.0% [")
+    assert summary["acceptance, control arm, not trained in it"].endswith("of 70, 7 users")
     assert summary["live minus control"].startswith("+30.0 pp, 95% [")
     assert summary["acceptance before it was live, canary arm"].startswith("90.0% [")
     assert summary["acceptance before it was live, live arm"].startswith("10.0% [")

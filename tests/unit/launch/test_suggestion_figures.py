@@ -58,8 +58,8 @@ def test_the_live_arm_is_named_first():
 @pytest.mark.parametrize("groups", [(), ((Arm.LIVE, 5, LAST, END, 1, 1, 1),), ((Arm.CONTROL, 1, LAST, END, 1, 1, 1),)])
 def test_without_two_users_on_each_side_nothing_is_claimed(groups):
     said = dict(rows(observed(*groups), START, END))
-    assert said["suggestions, live against control"].startswith("not known")
-    assert said["accept rate, live against control"].startswith("not known")
+    assert said["suggestions, live against control"].startswith("unknown")
+    assert said["accept rate, live against control"].startswith("unknown")
 
 
 def test_curves_have_each_window_s_own_shares():

@@ -41,10 +41,10 @@ def test_a_step_is_told_with_success_by_split_and_groups_without_contrast():
 def test_a_step_is_told_with_how_long_rollouts_were_and_how_many_were_cut():
     screen = WorldScreen()
     screen.take({"kind": "group", "n": 0, "flat": True, "tokens": []})  # a restart may have forgotten all of them
-    assert "lately" not in screen.take(STEP)[0]
+    assert "recently" not in screen.take(STEP)[0]
     group = {"kind": "group", "flat": False, "cut": 1, "timeouts": 0, "failed": 0}
     screen.take(group | {"tokens": [1, 2, 3, 4, 5], "turns": [1, 1, 1, 1, 2]})
     screen.take(group | {"tokens": [6, 7, 8, 90, 1000], "turns": [2, 2, 2, 4, 4], "timeouts": 3, "failed": 1})
     (said,) = screen.take(STEP)
-    assert "lately 113 tokens (p90 90) and 2.0 turns a rollout" in said
+    assert "recently 113 tokens (p90 90) and 2.0 turns a rollout" in said
     assert "20% cut at the length limit, 30% out of time, 10% failed" in said

@@ -45,4 +45,4 @@ async def test_a_package_cannot_be_in_two_splits(tmp_path, monkeypatch):
             paths[:1], paths[1:], tmp_path / "out.jsonl", tmp_path, BuildConfig(), Console(file=out, width=500)
         )
     assert ran == [("tiny-counts", "train"), ("weak-shapes", "held_out")]
-    assert "tiny-counts is to be trained on already; name a package for one split only" in out.getvalue()
+    assert "tiny-counts is already used for training; name a package for one split only" in out.getvalue()

@@ -71,5 +71,5 @@ def test_a_package_in_both_splits_is_told(tmp_path):
     save(taskset_of("tasks", tasks), tmp_path / "tasks.jsonl")
     out = io.StringIO()
     show_taskset(tmp_path / "tasks.jsonl", Console(file=out, width=200))
-    assert "tabulate has tasks that are taught and tasks that are held out" in out.getvalue()
+    assert "tabulate has both training and held-out tasks" in out.getvalue()
     assert "parse has" not in out.getvalue()

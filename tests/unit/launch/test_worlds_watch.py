@@ -84,7 +84,7 @@ async def test_a_rollout_is_shown_step_by_step_with_its_diff_and_its_grading(fac
 
 async def test_what_is_not_there_is_named(facts):
     console, _ = a_console()
-    with pytest.raises(NotFound, match="no rollout of task 'other'"):
+    with pytest.raises(NotFound, match="no finished rollout of task 'other'"):
         await print_rollout(facts[0], console, task="other")
     with pytest.raises(NotFound, match="no rollout 'w9'"):
         await print_rollout(facts[0], console, episode="w9")

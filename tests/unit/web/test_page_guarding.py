@@ -297,7 +297,7 @@ async def test_what_ends_with_its_cause_has_no_form():
     async with page_world() as w:
         w.facts.acceptable = False
         page = (await w.get(ALARM)).text
-        assert "nobody can accept it" in page
+        assert "This alarm cannot be accepted" in page
         assert '<form class="act"' not in page
         assert (await w.get("/monitors/none")).status_code == 404
 

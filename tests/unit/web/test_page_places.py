@@ -161,7 +161,7 @@ async def test_a_tenant_that_asks_for_many_pages_at_once_is_told_to_come_again_a
             await asyncio.sleep(0)
         late = await w.get(path, ACME)
         assert (late.status_code, late.headers["retry-after"]) == (429, "1")
-        assert "4 pages of this key are being looked up already" in late.text
+        assert "4 pages are already being loaded with this key" in late.text
         other = asyncio.create_task(w.get("/turns", BOLT))
         assert (await w.get("/turns?user=ann&tenant=acme", ADMIN)).status_code == 200, "asks at once"
         assert (await w.get("/", ADMIN)).status_code == 200

@@ -32,13 +32,13 @@ async def test_a_release_that_people_proved_is_answered_for_in_four_sentences():
     better, sure, changed, back = answers(await detail())
     assert better.question == "Is v17 better than v16?"
     assert (better.verdict, better.state) == (
-        "by what people did better (provisional): +2.1 pp [+0.4, +3.8] in the share of good turns",
+        "in the trial with users better (provisional): +2.1 pp [+0.4, +3.8] in the share of good turns",
         "good",
     )
     assert better.details == ("On the suite: better, +2.1 pp [+0.4, +3.8].",)
     assert sure.verdict == "812 effective users on the smaller side, 4,060 turns"
     assert "at all looks together" in sure.details[0]
-    assert any(each.startswith("People were dealt as set: 2,031") for each in sure.details)
+    assert any(each.startswith("The assignment of people fits the configured shares: 2,031") for each in sure.details)
     assert (
         changed.verdict
         == "question moved; 8 optimizer steps on 1,152 turns; 1.2 MB of 269.0 MB of weights sent in 2 versions"
@@ -50,12 +50,12 @@ async def test_a_release_that_people_proved_is_answered_for_in_four_sentences():
 
 async def test_what_the_bounds_do_not_say_is_not_said():
     looks = {
-        "not worse": ("by what people did not worse than 2 pp", "good"),
-        "undecided": ("by what people did undecided", "wait"),
-        "better, confirmed": ("by what people did better, and again in the days after", "good"),
-        "better at first": ("by what people did better at first, but not in the days after", "wait"),
-        "worse": ("by what people did worse", "bad"),
-        "too few people": ("by what people did not known yet: too few people", "wait"),
+        "not worse": ("in the trial with users not worse than 2 pp", "good"),
+        "undecided": ("in the trial with users undecided", "wait"),
+        "better, confirmed": ("in the trial with users better, and again in the days after", "good"),
+        "better at first": ("in the trial with users better at first, but not in the days after", "wait"),
+        "worse": ("in the trial with users worse", "bad"),
+        "too few people": ("in the trial with users not known yet: too few people", "wait"),
     }
     for finding, (said, state) in looks.items():
         found = answers(await detail(evidence=with_trial(a_trial_look(1.0, "ramped", 0.05, 0.01, 0.05, 90.0, finding))))
@@ -92,8 +92,8 @@ async def test_without_a_trial_the_suite_is_all_there_is():
 async def test_a_version_that_nobody_compared_is_not_praised():
     line = replace((await detail()).line, difference=None, lower=None, upper=None)
     better, sure, changed, _ = answers(await detail(line=line, looks=(), evidence=ReleaseEvidence(against=V16)))
-    assert better.verdict == "nobody knows: it was never compared"
-    assert sure.verdict == "not at all: there is no look at it"
+    assert better.verdict == "unknown: it was never compared"
+    assert sure.verdict == "no evidence yet"
     assert (changed.verdict, changed.details) == (
         "nothing is recorded",
         ("Behaviour: too few people on both versions to say.",),
@@ -101,19 +101,21 @@ async def test_a_version_that_nobody_compared_is_not_praised():
     first = answers(await detail(line=line, looks=(), evidence=ReleaseEvidence()))[0]
     assert (first.question, first.verdict, first.details) == (
         "Is v17 better than what was live?",
-        "it is where the releases began",
+        "it is the first release",
         (),
     )
     by_hand = answers(await detail(line=line, looks=(), evidence=ReleaseEvidence(against=V16)))[0]
-    assert by_hand.verdict == "nobody knows: it was never compared"
-    assert by_hand.details == ("No suite judged it (evaluate.suite), and no users tried it first.",)
+    assert by_hand.verdict == "unknown: it was never compared"
+    assert by_hand.details == ("It was not judged on a suite (evaluate.suite), and it was not tried on users first.",)
 
 
 async def test_people_who_were_dealt_otherwise_void_the_comparison():
     odd = Dealt(candidate=2300, others=1743, expected=2021.5, odds=5e6, turns=30_000, whole=False)
     said, sound = dealt_as_set(odd, 1000.0)
     assert not sound
-    assert said.startswith("VOID: people were not dealt as set: 2,300 people on the new side where 2,022 were expected")
+    assert said.startswith(
+        "VOID: people were not assigned in the configured shares: 2,300 people on the new side where 2,022 were expected"
+    )
     assert "(the first 30,000 turns)" in said
     assert answers(await detail(evidence=replace(evidence_of(V17), dealt=odd)))[1].state == "bad"
 
@@ -131,7 +133,7 @@ async def test_the_way_back_fits_what_is_live():
     found = await detail()
     assert answers(replace(found, previous=None))[3].verdict == "there is no earlier release to go back to"
     gone = replace(found, line=replace(found.line, live=False, state="rolled_back"), live=V18, kept=False)
-    assert answers(gone)[3].verdict == "nothing to take back: it is rolled back, and v18 is live"
+    assert answers(gone)[3].verdict == "nothing to roll back: it is rolled back, and v18 is live"
     assert answers(gone)[3].details[-1] == "Its weights are not in the store any more, so it cannot be shipped."
     assert "ostinato ship v17" in answers(replace(gone, kept=True))[3].details[-1]
 
@@ -141,14 +143,19 @@ async def test_the_page_says_the_verdict_first_and_shows_what_it_rests_on():
         page = (await w.get(f"/releases/{V17.hash}", ADMIN)).text
     heads = (
         ' verdict">',
-        "How do I take it back?",
+        "How do I roll it back?",
         "Roll back to v16",
-        ">By what people did<",
+        ">Trial with users<",
         ">Looks of the gate<",
     )
     places = [page.index(head) for head in heads]
     assert places == sorted(places)
-    for shown in ("Every measure at the last look", "Quality bars", "People were dealt as set", "Say hello to Ann."):
+    for shown in (
+        "Every measure at the last look",
+        "Quality bars",
+        "The assignment of people fits the configured shares",
+        "Say hello to Ann.",
+    ):
         assert shown in page, shown
     assert page.count('class="difference better"') == 1
 
@@ -183,7 +190,7 @@ async def test_a_release_that_waits_for_approval_says_how_it_is_decided():
     found = await detail()
     back = answers(replace(found, line=replace(found.line, live=False), awaits=True))[-1]
     assert back.question == "How is it decided?"
-    assert back.verdict.startswith("ostinato approve v17 puts it before users; ostinato refuse v17")
+    assert back.verdict.startswith("ostinato approve v17 ships it; ostinato refuse v17")
 
 
 async def test_who_decided_and_why_is_said():
@@ -201,7 +208,7 @@ async def test_commands_name_the_run_that_they_are_for():
     found, run = await detail(), "--set run.directory=runs/demo-0"
     assert answers(found, run)[3].verdict == f'ostinato rollback {run} --reason "..." makes v16 live again'
     waits = replace(found, line=replace(found.line, live=False), awaits=True)
-    assert answers(waits, run)[3].verdict.startswith(f"ostinato approve v17 {run} puts it")
+    assert answers(waits, run)[3].verdict.startswith(f"ostinato approve v17 {run} ships it")
     older = replace(found, line=replace(found.line, live=False), live=V18)
     assert any(each.startswith(f'ostinato ship v17 {run} --reason "..."') for each in answers(older, run)[3].details)
 
@@ -209,4 +216,6 @@ async def test_commands_name_the_run_that_they_are_for():
 async def test_a_suite_says_how_sure_it_is():
     evidence = replace(evidence_of(V17), trial=(), rules=None, dealt=None, gate_alpha=0.05)
     sure = answers(await detail(evidence=evidence))[1]
-    assert any("worse than live by the margin of 10 pp passes with 5% at most" in each for each in sure.details), sure
+    assert any(
+        "worse than live by the margin of 10 pp passes with a chance of at most 5%" in each for each in sure.details
+    ), sure

@@ -69,19 +69,19 @@ async def test_one_rollout_shows_its_steps_its_diff_and_its_grading(worlds):
             "Mend calc.py: add must add.",
             "calls <strong>read</strong>",
             "Done: it adds.",
-            "tokens given",
+            "prompt tokens",
             '<span class="d added">+    return a + b',
             '<span class="d removed">-    return a - b',
             "1 of 1 and 3 of 3 tests pass",
             "fail_to_pass",
-            "Next of the group: w3f.0.1.0",
+            "Next in the group: w3f.0.1.0",
             'href="/turns/w3f.0.0.0%3A0"',
         ):
             assert said in page, said
-        assert "Previous of the group" not in page
+        assert "Previous in the group" not in page
         other = (await w.get("/worlds/rollouts/w3f.0.1.0")).text
-        assert "Previous of the group: w3f.0.0.0" in other
-        assert "The log does not have this turn any more." in other
+        assert "Previous in the group: w3f.0.0.0" in other
+        assert "This turn is no longer in the log." in other
         under_way = (await w.get("/worlds/rollouts/w3f.1.2.0")).text
         assert "It has not ended" in under_way
         assert (await w.get("/worlds/rollouts/none")).status_code == 404
@@ -96,7 +96,7 @@ async def test_words_that_were_forgotten_stand_on_no_page(tmp_path):
     worlds = worlds_of(home, write_run(home, rollouts=[finished()]), log)
     async with page_world(worlds=worlds) as w:
         page = (await w.get(ROLLOUT)).text
-        assert "Its words were forgotten" in page
+        assert "Its text was erased and cannot be read again." in page
         assert "calls <strong>read" not in page
     worlds.close()
 
@@ -140,7 +140,7 @@ async def test_foreign_words_stay_words_wherever_they_stand(tmp_path):
 async def test_a_run_without_a_world_says_what_to_type_and_one_that_waits_what_is_missing(tmp_path):
     async with page_world() as w:
         page = (await w.get("/worlds")).text
-        assert "Nothing is learned in simulated worlds" in page
+        assert "This run does not learn in simulated worlds" in page
         assert "ostinato train --world tasks.jsonl --steps 50" in page
         assert "No rollout" not in page
         assert "0 rollouts on record" in (await w.get("/worlds/rollouts")).text
@@ -150,7 +150,7 @@ async def test_a_run_without_a_world_says_what_to_type_and_one_that_waits_what_i
         page = (await w.get("/worlds")).text
         assert "No rollout worker has read a taskset yet." in page
         assert "missing.jsonl cannot be read" in page
-        assert "draws the first" in page
+        assert "The first is drawn by" in page
     worlds.close()
 
 

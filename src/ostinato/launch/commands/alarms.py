@@ -26,7 +26,7 @@ async def show_alarms(config: Config, console: Console) -> None:
     with open_run(config) as run:
         found = await standing(run.log)
     if not found:
-        console.print("no alarm stands", style="green")
+        console.print("no active alarms", style="green")
     for name, alarm in found.items():
         since = f"  since {ago(wall_clock() - alarm.at)}"
         console.print(Text.assemble(("◷ ", "yellow"), (plain(name), "bold"), (since, "dim")))
@@ -34,7 +34,7 @@ async def show_alarms(config: Config, console: Console) -> None:
         turns = alarm.detail.get("turns")
         if isinstance(turns, list) and turns:
             named = ", ".join(plain(str(turn)) for turn in cast("list[object]", turns)[-_TURNS:])
-            console.print(Text(f"  turns that show it: {named}", "dim"), soft_wrap=True)
+            console.print(Text(f"  example turns: {named}", "dim"), soft_wrap=True)
         ends = f"ostinato alarms accept {name}" if acceptable(name) else "it ends when its cause does"
         console.print(Text(f"  {plain(ends)}", "dim"), soft_wrap=True)
 
@@ -44,4 +44,4 @@ async def accept_alarm(config: Config, name: str, reason: str, actor: str | None
     existing(config)
     with open_run(config) as run:
         row = await accept(run.log, name, reason, actor or login(), wall_clock())
-    console.print(Text(f"{row.name} ended; it does not come again for as much"))
+    console.print(Text(f"{row.name} ended; it is not raised again for a finding of this size"))

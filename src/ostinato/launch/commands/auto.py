@@ -67,7 +67,7 @@ def _arms(router: Router, there: list[str]) -> Table:
     for view in router.views():
         known = view.utility
         low, high = known.mean - 1.96 * known.deviation, known.mean + 1.96 * known.deviation
-        share = f"{odds[view.arm]:.1%}" if view.arm in odds else "not there"
+        share = f"{odds[view.arm]:.1%}" if view.arm in odds else "not in use"
         numbers = (share, f"{known.mean:+.3f}", f"{low:+.3f} to {high:+.3f}", f"{known.users:.0f}")
         table.add_row(view.arm, *numbers, str(view.turns), str(view.failed), f"{view.cost:.6f}")
     return table
@@ -76,9 +76,9 @@ def _arms(router: Router, there: list[str]) -> Table:
 def _propensities(router: Router, alpha: float) -> str:
     wrong = router.propensities.wrong(alpha)
     if wrong:
-        return f"\nThe logged propensities of {', '.join(wrong)} are not what was drawn: trust no estimate of them."
+        return f"\nThe logged propensities of {', '.join(wrong)} do not match the draws: do not trust estimates based on them."
     draws = max((balance.draws for balance in router.propensities.balances()), default=0)
-    return f"\nNothing speaks against the logged propensities ({draws} draws, alpha {alpha:g}, however often you look)."
+    return f"\nNo evidence against the logged propensities ({draws} draws, alpha {alpha:g}, however often you look)."
 
 
 def _prospect(found: Prospect) -> Table:
@@ -91,9 +91,9 @@ def _prospect(found: Prospect) -> Table:
         title_justify="left",
         caption=found.advice or None,
     )
-    for name in ("estimate", "utility a turn", "95%", "worth so many turns"):
+    for name in ("estimate", "utility a turn", "95%", "effective turns"):
         table.add_column(name, justify="left" if name == "estimate" else "right")
-    rows = {"as it was": found.earned, "IPS": found.ips, "SNIPS": found.snips, "doubly robust": found.dr}
+    rows = {"as logged": found.earned, "IPS": found.ips, "SNIPS": found.snips, "doubly robust": found.dr}
     for name, value in rows.items():
         table.add_row(name, *_numbers(value))
     return table

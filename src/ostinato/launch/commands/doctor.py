@@ -35,7 +35,7 @@ def _torch(_: Config) -> str:
 
     flags = torch.cpu.get_capabilities()
     found = [name for name in ("amx_bf16", "avx512_bf16", "avx512_f", "avx2") if flags.get(name)]
-    note = "" if {"amx_bf16", "avx512_bf16"} & set(found) else "; no bf16 instructions: fp32 is quicker"
+    note = "" if {"amx_bf16", "avx512_bf16"} & set(found) else "; no bf16 instructions: fp32 is faster"
     return f"{torch.__version__}, {os.cpu_count()} cores, {' '.join(found)}{note}"
 
 
@@ -49,7 +49,7 @@ def _device(config: Config) -> str:
     seen = f"torch sees {', '.join(gpus)}" if gpus else "torch sees no CUDA GPU"
     kernels = "our own kernels" if found.kernels == "own" else "torch's kernels"
     never = "" if found.device == "cpu" else "; no GPU has run this yet, see docs/numerics.md"
-    return f"engine and trainer compute on {found.device} by {kernels}; {seen}{never}"
+    return f"engine and trainer compute on {found.device} with {kernels}; {seen}{never}"
 
 
 def _sqlite(_: Config) -> str:
@@ -66,8 +66,8 @@ def _sandbox(config: Config) -> str:
         return f"{found}; {asyncio.run(_gvisor(config))}"
     if config.sandbox.backend == "e2b":
         return f"{found}; {asyncio.run(_e2b(config))}"
-    runsc = "runsc is there" if shutil.which("runsc") else "no runsc"
-    sdk = "E2B's SDK is there" if importlib.util.find_spec("e2b") else "no SDK of E2B's"
+    runsc = "runsc is installed" if shutil.which("runsc") else "no runsc"
+    sdk = "E2B's SDK is installed" if importlib.util.find_spec("e2b") else "no E2B SDK"
     return f"{found}; {runsc} for sandbox.backend = 'gvisor', {sdk} for 'e2b'"
 
 
@@ -107,13 +107,13 @@ def _numerics(config: Config) -> str:
 
     numerics.check_products(config)
     if _elsewhere(config):
-        return f"{config.model.numerics} mode; measured at the start, when the model has been downloaded"
+        return f"{config.model.numerics} mode; measured at startup, once the model has been downloaded"
     engine, trainer = numerics.engine_contract(config), numerics.trainer_contract(config)
     alike = "engine and trainer alike"
     if engine != trainer:
         alike = f"the trainer's is {trainer.id}: {apart(engine, trainer)}, so its turns count as foreign"
     if backend(config.model).kernels == "torch":
-        return f"{parts(engine)}; {alike}; torch's kernels promise no bits, so there is no self-test"
+        return f"{parts(engine)}; {alike}; torch's kernels promise no bitwise equality, so there is no self-test"
     found = numerics.verdict(config, compute_dtype(config.model), 1)
     held = f"exact mode holds with row rule {found.rows}" if found.exact else found.reason
     lines = [f"{parts(engine)}; {alike}", f"self-test, {found.seconds:.1f} s, {config.engine.threads} threads: {held}"]
@@ -131,7 +131,7 @@ def _elsewhere(config: Config) -> bool:
 
 def _suite(config: Config) -> str:
     if not config.evaluate.suite:
-        return "none: nothing ships by itself; name a task file in evaluate.suite, or ship by hand"
+        return "none: nothing ships by itself; set evaluate.suite to a task file, or ship by hand"
     suite = asyncio.run(check_suite(config))
     return f"{len(suite.items)} items of {suite.name}, each can be graded here"
 
@@ -157,21 +157,21 @@ def _disk(config: Config) -> str:
         raise StorageFull(
             f"{free:.1f} GiB free in {place}: {NEEDED_GIB} GiB are needed; free some or set run.directory"
         )
-    return f"{free:.0f} GiB free in {place}, which can be written"
+    return f"{free:.0f} GiB free in {place}, which is writable"
 
 
 def _log(config: Config) -> str:
     if not config.record.url:
         return f"a directory, {Home(config.run.directory).log}"
     name, there = log_elsewhere(config.record)
-    return name if there else f"{name} can be reached; the log is made at the first start"
+    return name if there else f"{name} can be reached; the log is created at the first start"
 
 
 def _memory(_: Config) -> str:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     if total < NEEDED_GIB:
         raise BadConfig(
-            f"{total:.1f} GiB of memory: {NEEDED_GIB} GiB are needed for the default model; take a smaller one or a larger machine"
+            f"{total:.1f} GiB of memory: {NEEDED_GIB} GiB are needed for the default model; choose a smaller model or a larger machine"
         )
     return f"{total:.0f} GiB"
 
@@ -182,7 +182,7 @@ def _address(config: Config) -> str:
     if url is not None and url.endswith(f":{config.listen.port}"):
         return f"this run's gateway answers on {url}"
     with bind(config.listen.host, config.listen.port) as listener:
-        return f"{url_of(listener)} is free" if config.listen.port else f"a free port of {config.listen.host}"
+        return f"{url_of(listener)} is free" if config.listen.port else f"a free port on {config.listen.host}"
 
 
 CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (

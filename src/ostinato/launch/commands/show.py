@@ -40,7 +40,8 @@ async def show_release(config: Config, version: str, console: Console) -> None:
             console.print(Text(f"    {plain(detail)}"), soft_wrap=True)
     if unread > 0:
         console.print(
-            f"\n{count(unread)} older rows of the log were not read: behaviour is of the newest turns", style="dim"
+            f"\n{count(unread)} older rows of the log were not read: behaviour is computed from the newest turns",
+            style="dim",
         )
     for table in (_trial(found), _gate(found)):
         if table.row_count:
@@ -58,7 +59,9 @@ async def find_release(facts: Facts, version: str) -> ReleaseDetail:
             return await _detail(facts, page.live.hash)
         matching = [line for line in page.rows if _is(line, wanted, number)]
         if len({line.policy.hash for line in matching}) > 1:
-            raise BadRequest(f"{len(matching)} releases match {version!r}: give more of the root", field="version")
+            raise BadRequest(
+                f"{len(matching)} releases match {version!r}: give more digits of the hash", field="version"
+            )
         if matching:
             return await _detail(facts, matching[0].policy.hash)
         if page.older is None:
@@ -80,7 +83,7 @@ async def _detail(facts: Facts, root: str) -> ReleaseDetail:
 
 
 def _trial(found: ReleaseDetail) -> Table:
-    table = Table("then", "share", "change, pp", "bounds, pp", "people", "turns", "finding", title="looks at users")
+    table = Table("action", "share", "change, pp", "bounds, pp", "people", "turns", "finding", title="looks at users")
     for look in found.evidence.trial[-10:]:
         goal = look.goal
         share = DASH if look.share is None else f"{100 * look.share:g}%"

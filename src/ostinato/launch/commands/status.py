@@ -77,7 +77,7 @@ async def _look(config: Config, place: Home, seen: summary.Summary, ledger: Stat
     return Overview(
         directory=str(config.run.directory),
         url=read_address(place.address),
-        who="simulated users of" if (place.root / DEMO_MARKER).exists() else "arm",
+        who="simulated users" if (place.root / DEMO_MARKER).exists() else "arm",
         now=wall_clock(),
         board=read_board(place.workers),
         summary=seen,
@@ -96,6 +96,6 @@ def _contracts(seen: summary.Summary) -> list[str]:
     lines: list[str] = []
     for contract in contracts:
         alike = contract == contracts[-1] or same_arithmetic(contract, contracts[-1])
-        away = "" if alike else f"; apart from the newest in {apart(contracts[-1], contract)}"
+        away = "" if alike else f"; differs from the newest: {apart(contracts[-1], contract)}"
         lines.append(f"numerics {parts(contract)}{away}")
     return lines

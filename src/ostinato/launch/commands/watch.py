@@ -68,7 +68,7 @@ def install(name: str, scope: Scope, at: Surroundings, console: Console, *, yes:
     else:
         files.write(own, text, secret=False)
     scoped = " --scope project" if scope == "project" else ""
-    say(console, [f"`ostinato watch --install {name} --undo{scoped}` takes it out", *_opened(at)])
+    say(console, [f"`ostinato watch --install {name} --undo{scoped}` removes it", *_opened(at)])
 
 
 def undo(name: str, scope: Scope, at: Surroundings, console: Console, *, yes: bool) -> None:
@@ -86,7 +86,7 @@ def undo(name: str, scope: Scope, at: Surroundings, console: Console, *, yes: bo
         before = None if connected.backup is None else connected.backup.before
         files.amend(connected, text, None if before is None else hook.taken(before))
         own.kept.unlink(missing_ok=True)
-    say(console, [f"{own.path} has no hook of ours any more"])
+    say(console, [f"{own.path} no longer contains the hook"])
 
 
 def _look(name: str, scope: Scope, at: Surroundings) -> tuple[Hook, files.Settings, files.Settings]:
@@ -103,8 +103,8 @@ def _opened(at: Surroundings) -> list[str]:
     try:
         found = Repository.at(at.directory)
     except GitError:
-        return ["run `ostinato watch` in each repository that is to be followed"]
+        return ["run `ostinato watch` in each repository to follow"]
     (found.common / "ostinato").mkdir(mode=0o700, exist_ok=True)
     return [
-        f"edits in {found.root} are kept for `ostinato watch` from now on; run it there, and in others that are to be followed"
+        f"edits in {found.root} are kept for `ostinato watch` from now on; run it there, and in each other repository to follow"
     ]

@@ -15,13 +15,13 @@ def accounts(found: Accounting, now: float) -> list[str]:
     lines = [
         f"{found.ingested} turns = {found.trained} trained + {held} held back ({_counts(found.held)}) + "
         f"{found.waiting} waiting{wait}: {state}",
-        f"{found.rewarded} rewards; {sum(found.quarantined.values())} turns without one ({_counts(found.quarantined)})",
-        f"feedback that changed nothing: {found.late} late, {found.retracted} taken back after training, {found.foreign} about "
-        f"another tenant's turns, {found.moot} about turns without reward, {found.excess} too many, {found.forgotten} about no turn "
-        f"({found.orphans} wait for theirs)",
+        f"{found.rewarded} rewards; {sum(found.quarantined.values())} turns without a reward ({_counts(found.quarantined)})",
+        f"feedback without effect: {found.late} late, {found.retracted} retracted after training, {found.foreign} about "
+        f"another tenant's turns, {found.moot} about turns without a reward, {found.excess} over the limit, {found.forgotten} about "
+        f"unknown turns ({found.orphans} still waiting for theirs)",
     ]
     lines += [
-        f"feedback of {tenant}: {100 * each.usual:.0f}% of turns have some ({each.turns} turns){', SILENT NOW' if each.alarm else ''}"
+        f"usual feedback of {tenant}: on {100 * each.usual:.0f}% of turns ({each.turns} turns){', SILENT NOW' if each.alarm else ''}"
         for tenant, each in sorted(found.coverage.items())
     ]
     return lines

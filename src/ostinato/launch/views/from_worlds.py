@@ -18,7 +18,7 @@ from ostinato.web.run_report import HeldOut, RunReport
 NOTES = (
     "The users are simulated: programs that run the suggested body against hidden tests, with 5% wrong labels.",
     "They ask for functions of the families that the world trained on; the held-out families are neither trained on nor asked for.",
-    "The control arm is the start that skipped the world: the model as it came. Nothing was learned from users in this run.",
+    "The control arm is the starting model without training in the world. Nothing was learned from users in this run.",
     "Success in the world is measured with seeds that neither training, bar nor gate saw; intervals are 95%, tasks or users as clusters.",
 )
 
@@ -178,7 +178,7 @@ def _arms(seen: Observed, candidate: PolicyVersion, phases: Phases) -> list[tupl
     if live is None:
         return [*rows, ("live minus control", "it did not go live")]
     compared = beside_control(seen, candidate, live.at, phases.ended)
-    names = {Arm.LIVE: "live arm, came from the world", Arm.CONTROL: "control arm, skipped it"}
+    names = {Arm.LIVE: "live arm, trained in the world", Arm.CONTROL: "control arm, not trained in it"}
     rows += [(f"acceptance, {name}", told) for name, told in _shares(compared, names)]
     gap = live_minus_control(compared)
     told = f"{100 * gap.mean:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters"

@@ -44,20 +44,20 @@ class LearningNumbers(Collector):
         if seen is None:
             return
         yield from _people(seen.rated)
-        yield GaugeMetricFamily("ostinato_step", "Optimizer steps that the log has.", value=seen.step)
+        yield GaugeMetricFamily("ostinato_step", "Optimizer steps in the log.", value=seen.step)
         actions = _ACTIONS | seen.actions
         yield _counted("ostinato_releases", "Lines of the release ledger, by action.", "action", actions)
-        yield _counted("ostinato_held_turns", "Turns that are not learned from, by reason.", "reason", seen.held)
+        yield _counted("ostinato_held_turns", "Turns held back from training, by reason.", "reason", seen.held)
         yield GaugeMetricFamily(
-            "ostinato_summary_behind_rows", "Rows of the log that these numbers do not know yet.", value=self.behind
+            "ostinato_summary_behind_rows", "Rows of the log that are not in these numbers yet.", value=self.behind
         )
         live = None if self.ledger is None else self.ledger.live
         if self.ledger is not None and live is not None:
             ahead = seen.lineage.lag(seen.step, live.number)
             age = wall_clock() - self.ledger.shipped_at
-            yield GaugeMetricFamily("ostinato_live_version", "The number of what is live.", value=live.number)
-            yield GaugeMetricFamily("ostinato_live_seconds", "How long it has been live.", value=max(0.0, age))
-            yield GaugeMetricFamily("ostinato_ahead_steps", "Steps that the trainer is ahead of it.", value=ahead)
+            yield GaugeMetricFamily("ostinato_live_version", "Number of the live version.", value=live.number)
+            yield GaugeMetricFamily("ostinato_live_seconds", "Seconds since it became live.", value=max(0.0, age))
+            yield GaugeMetricFamily("ostinato_ahead_steps", "Steps by which the trainer is ahead of it.", value=ahead)
 
 
 def _people(rated: Iterable[RatedTurn]) -> Iterable[Metric]:
@@ -66,8 +66,8 @@ def _people(rated: Iterable[RatedTurn]) -> Iterable[Metric]:
     lower = GaugeMetricFamily("ostinato_acceptance_lower", "Its lower bound, 95%, users as clusters.", labels=["arm"])
     upper = GaugeMetricFamily("ostinato_acceptance_upper", "Its upper bound.", labels=["arm"])
     mean = GaugeMetricFamily("ostinato_reward_mean", f"Mean reward {newest}.", labels=["arm"])
-    turns = GaugeMetricFamily("ostinato_rated_turns", "How many of these are an arm's.", labels=["arm"])
-    heard = GaugeMetricFamily("ostinato_heard_turns", "To how many of these somebody reacted.", labels=["arm"])
+    turns = GaugeMetricFamily("ostinato_rated_turns", "Number of these turns, by arm.", labels=["arm"])
+    heard = GaugeMetricFamily("ostinato_heard_turns", "Number of these turns with feedback.", labels=["arm"])
     by_arm: defaultdict[str, list[RatedTurn]] = defaultdict(list)
     for each in rated:
         by_arm[each.served.arm].append(each)

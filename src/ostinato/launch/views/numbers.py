@@ -29,27 +29,31 @@ class RunNumbers(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The metric families of one scrape."""
-        standing = GaugeMetricFamily("ostinato_alarm", "1 for each alarm that stands in the log.", labels=["name"])
+        standing = GaugeMetricFamily("ostinato_alarm", "1 for each active alarm in the log.", labels=["name"])
         for name in sorted(self.alarms):
             standing.add_metric([name], 1.0)
         yield standing
         free = shutil.disk_usage(self._board.parent).free
-        yield GaugeMetricFamily("ostinato_disk_free_bytes", "Room on the disk of the run's directory.", value=free)
+        yield GaugeMetricFamily(
+            "ostinato_disk_free_bytes", "Free bytes on the disk of the run's directory.", value=free
+        )
         yield from self._workers()
 
     def _workers(self) -> Iterable[Metric]:
         board, now = read_board(self._board), wall_clock()
         if board is None or board.ended is not None:
             return
-        yield GaugeMetricFamily("ostinato_up_heard_seconds", "Since `ostinato up` was heard of.", value=now - board.at)
+        yield GaugeMetricFamily(
+            "ostinato_up_heard_seconds", "Seconds since the last sign of life of `ostinato up`.", value=now - board.at
+        )
         running = GaugeMetricFamily("ostinato_worker_running", "1 while the worker runs.", labels=["worker"])
         troubled = GaugeMetricFamily(
             "ostinato_worker_trouble", "1 while it waits for a disk or a store.", labels=["worker"]
         )
         doing = GaugeMetricFamily(
-            "ostinato_worker_doing_seconds", "How long it has done what it does.", labels=["worker"]
+            "ostinato_worker_doing_seconds", "Seconds in its current activity.", labels=["worker"]
         )
-        restarts = CounterMetricFamily("ostinato_worker_restarts", "How often it was started again.", labels=["worker"])
+        restarts = CounterMetricFamily("ostinato_worker_restarts", "Number of restarts.", labels=["worker"])
         for worker in board.workers:
             running.add_metric([worker.name], float(worker.condition == "running"))
             troubled.add_metric([worker.name], float(worker.trouble is not None))

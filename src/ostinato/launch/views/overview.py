@@ -34,8 +34,8 @@ from ostinato.reward.accounting import Accounting
 
 SHOWN_RELEASES = 6
 _DOWN = (
-    "{name} is not started again: mend the reason of its last end; then end `ostinato up` and start it again, or, so that serving "
-    "goes on, start `ostinato {name}` beside it with the same options"
+    "{name} is not restarted automatically: fix the cause of its last exit, then restart `ostinato up`; or, to keep serving, start "
+    "`ostinato {name}` beside it with the same options"
 )
 _STYLES = {"running": "green", "waiting": "yellow", "failed": "bold red"}
 
@@ -96,9 +96,9 @@ def workers(board: Shown | None, now: float) -> list[RenderableType]:
             Text(f"`ostinato up` ended {ago(age)} ago" + ("" if told else f": {board.ended}"), "dim" if told else "red")
         ]
     if age > STALE_S:
-        return [Text(f"`ostinato up` (pid {board.pid}) was killed, or hangs: last heard of {ago(age)} ago", "red")]
+        return [Text(f"`ostinato up` (pid {board.pid}) was killed or hangs: no sign of life for {ago(age)}", "red")]
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-    for name in ("worker", "", "does", "for", "restarts", "last end"):
+    for name in ("worker", "", "activity", "for", "restarts", "last exit"):
         table.add_column(name)
     for worker in board.workers:
         table.add_row(*_worker(worker, now))
@@ -141,8 +141,8 @@ def _arms(run: Overview) -> list[RenderableType]:
     names = ", ".join(f"{count} {name}" for name, count in run.summary.names.most_common())
     oldest = ago(run.now - rated[0].served.started_at)
     return [
-        arms_table(arm_rows(run), run.who, f"newest {len(rated)} since {oldest} ago"),
-        Text(f"feedback on {100 * heard / len(rated):.0f}% of them; signals in all: {names or 'none'}", "dim"),
+        arms_table(arm_rows(run), run.who, f"newest {len(rated)}, oldest {oldest} ago"),
+        Text(f"feedback on {100 * heard / len(rated):.0f}% of them; signals in total: {names or 'none'}", "dim"),
     ]
 
 

@@ -36,18 +36,18 @@ def carries(pace: Mapping[str, Any] | None, rules: ReleaseConfig) -> list[str]:
     if pace["tried"] and spent["trials"]:
         said.append(
             f"of {spent['trials']} trials in {WEEKS} weeks at most {spent['false_ships']:.2f} are expected to have shipped a loss of the "
-            f"margin, and at most {spent['false_stops']:.2f} of all comparisons with harmless ones to have ended as harm "
+            f"margin; of comparisons of harmless versions at most {spent['false_stops']:.2f} are expected to have ended as harmful "
             f"(release.trial.false_stops allows {spent['stops_allowed']:g} at release.trial.trials_a_week)"
         )
     elif not pace["tried"] and spent["verdicts"]:
         said.append(
-            f"of {spent['verdicts']} verdicts of the gate in {WEEKS} weeks at most {spent['false_ships']:.2f} are expected to have let a "
-            "loss of the margin against live pass"
+            f"of {spent['verdicts']} verdicts of the gate in {WEEKS} weeks at most {spent['false_ships']:.2f} are expected to have passed "
+            "a candidate that loses the margin against live"
         )
     if spent.get("false_rollbacks"):  # lines of earlier versions lack it
         said.append(
-            f"of releases that harm nothing at most {spent['false_rollbacks']:.2f} are expected to have been taken back in {WEEKS} weeks "
-            "by the guard or beside the best release"
+            f"of harmless releases at most {spent['false_rollbacks']:.2f} are expected to have been rolled back in {WEEKS} weeks "
+            "by the guard or by the comparison with the best release"
         )
     return said
 
@@ -88,5 +88,5 @@ def _cadence(pace: Mapping[str, Any], rules: ReleaseConfig) -> str:
     if found["measured"]:
         why = f"the last {found['measured']} trials that passed took {ago(found['trial_s'])} each (median)"
     else:
-        why = f"to rule out a loss of {margin:.1f} pp takes a trial about {ago(found['trial_s'])}"
-    return f"{use} carry about {found['a_week']:.1f} verified releases a week: {why}; what comes faster is skipped{off}"
+        why = f"a trial takes about {ago(found['trial_s'])} to rule out a loss of {margin:.1f} pp"
+    return f"{use} carry about {found['a_week']:.1f} verified releases a week: {why}; candidates beyond that are skipped{off}"

@@ -99,14 +99,14 @@ def swap_line(line: dict[str, Any]) -> str:
 def lent_line(line: dict[str, Any], now: float) -> str:
     """How many of the people's servers are lent to rollouts."""
     given = f"; {line['tokens']:.0f} tokens in {line['seconds'] / 3600:.2f} server-hours, {line['cut']} answers cut off"
-    back = f", {line['returning']} on the way back" if line["returning"] else ""
+    back = f", {line['returning']} returning" if line["returning"] else ""
     why = f"; {ago(now - line['at'])} ago {line['why']}" if line["why"] else ""
-    return f"lent to rollouts: {line['lent']}{back}, {line['serving']} with people{given}{why}"
+    return f"lent to rollouts: {line['lent']}{back}, {line['serving']} serving people{given}{why}"
 
 
 def recent_acceptance(seen: Observed, now: float) -> Table:
     """Acceptance per arm over the last two minutes."""
-    return arms_table(recent_arms(seen, now), "simulated users of", "last 2 min")
+    return arms_table(recent_arms(seen, now), "simulated users", "last 2 min")
 
 
 def panel(seen: Observed, head: str, arms: RenderableType) -> RenderableType:

@@ -57,7 +57,7 @@ def recent_suggestions(seen: Observed, now: float) -> Table:
     newest = {turn.arm: turn.oldest for turn, _ in recent}
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     for name in (
-        "simulated users of",
+        "simulated users",
         "suggestions per request",
         "accepted of these",
         "requests, last 2 min",
@@ -104,7 +104,7 @@ def _percent(share: Estimate | None) -> str:
 
 def _changed(found: Change | None) -> str:
     if found is None:
-        return "not known: too few users, or none of it in control"
+        return "unknown: too few users, or a rate of zero in an arm"
     relative, points = found.relative, found.difference
     return (
         f"{100 * relative.mean:+.0f}%, 95% [{100 * relative.lower:+.0f}%, {100 * relative.upper:+.0f}%]; "

@@ -87,7 +87,7 @@ class WorldScreen:
 
     def _told(self, step: Mapping[str, Any]) -> str:
         shown = "".join(f"  {split} {what}" for split, what in self._success.items())
-        drawn = f" (of all drawn lately {sum(self._drawn) / len(self._drawn):.3f})" if self._drawn else ""
+        drawn = f" (all drawn recently {sum(self._drawn) / len(self._drawn):.3f})" if self._drawn else ""
         return (
             f"step {step['step']:>4}  reward {step['reward_mean']:.3f}{drawn}  {step['episodes']:.0f} rollouts  lag {step['lag_mean']:.1f} "
             f"(at most {step['lag_max']:.0f})  KL {step.get('kl_k1', 0.0):+.4f}  ESS {step['ess']:.2f}  {step['seconds']:.1f} s  "
@@ -108,6 +108,6 @@ def _lengths(groups: Sequence[Mapping[str, Any]]) -> str:
     turns = sum(int(each) for group in groups for each in group["turns"]) / count
     cut, late, failed = (sum(int(group[name]) for group in groups) / count for name in ("cut", "timeouts", "failed"))
     return (
-        f"  lately {sum(tokens) / count:.0f} tokens (p90 {ninth}) and {turns:.1f} turns a rollout, "
+        f"  recently {sum(tokens) / count:.0f} tokens (p90 {ninth}) and {turns:.1f} turns a rollout, "
         f"{100 * cut:.0f}% cut at the length limit, {100 * late:.0f}% out of time, {100 * failed:.0f}% failed"
     )

@@ -38,7 +38,7 @@ class Admission:
             return
         if self._asked[visitor] >= MOST_ASKED:
             raise TooManyQuestions(
-                f"{MOST_ASKED} pages of this key are being looked up already; load this one again when they are there."
+                f"{MOST_ASKED} pages are already being loaded with this key; load this one again once they have arrived."
             )
         self._asked[visitor] += 1
         try:

@@ -139,7 +139,7 @@ class Pages:
             return Response(status_code=499)
         except Exception as error:
             logger.exception("%s failed", request.url.path)
-            told = OstinatoError(f"Internal error ({type(error).__name__}); the server's log has more.")
+            told = OstinatoError(f"Internal error ({type(error).__name__}); see the server's log.")
             return await self._failed(told, visitor)
 
     async def _failed(self, error: OstinatoError, visitor: Visitor | None) -> Response:

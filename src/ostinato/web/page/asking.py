@@ -43,7 +43,7 @@ def words(fields: Mapping[str, str], name: str, longest: int = _LONGEST_FIELD, *
 def root(text: str) -> str:
     """The first digits of a version's hash. Raises BadRequest."""
     if not _ROOT.fullmatch(text):
-        raise BadRequest(f"{text[:80]!r} is no version: give 6 to 64 hexadecimal digits of its hash", field="root")
+        raise BadRequest(f"{text[:80]!r} is not a version: give 6 to 64 hexadecimal digits of its hash", field="root")
     return text
 
 
@@ -52,7 +52,7 @@ def version(text: str) -> str:
     if text == "live" or _VERSION.fullmatch(text):
         return text
     if not _ROOT.fullmatch(text):
-        raise BadRequest(f"{text[:80]!r} is no version: give live, v12 or 6 to 64 digits of its hash", field="root")
+        raise BadRequest(f"{text[:80]!r} is not a version: give live, v12 or 6 to 64 digits of its hash", field="root")
     return text
 
 

@@ -43,7 +43,7 @@ class Live:
     def take(self, visitor: Visitor) -> Place:
         """A place for one stream, held until it is given back. Raises Unavailable if none is free: the page then changes on reload only."""
         if self._closing.is_set() or self._full(visitor):
-            raise Unavailable("Too many pages are open; this one stands still.")
+            raise Unavailable("Too many pages are open; this one does not update itself.")
         return Place(self._open, visitor)
 
     def _full(self, visitor: Visitor) -> bool:

@@ -206,7 +206,7 @@ def stations_of(run: RunNow) -> list[Station]:
     ready = candidate is not None and candidate != live
     return [
         Station(name="Serve", figure=pace, note=f"{count(run.served)} turns served", state=bad.get("serve", "good")),
-        Station(name="Signals", figure=count(run.signals), note="what people did next"),
+        Station(name="Signals", figure=count(run.signals), note="feedback on turns"),
         Station(
             name="Reward", figure=f"{count(run.waiting)} waiting", note=wait, state="good" if run.balanced else "bad"
         ),

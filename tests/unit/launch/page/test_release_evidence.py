@@ -216,7 +216,7 @@ async def test_the_command_line_answers_as_the_page_does(seen):
     await show_release(seen.run.config, "v17", console)
     text = console.file.getvalue()
     assert "Is v17 better than v16?" in text
-    assert "by what people did better (provisional): +2.1 pp [+0.4, +3.8] in the share of good turns" in text
+    assert "in the trial with users better (provisional): +2.1 pp [+0.4, +3.8] in the share of good turns" in text
     assert f'ostinato rollback {named(seen.run.config)} --reason "..." makes v16 live again' in text
     assert (await find_release(seen.facts, "live")).line.policy == NEW
     assert (await find_release(seen.facts, OLD.hash[:8])).line.policy == OLD
@@ -247,7 +247,7 @@ async def test_the_report_of_any_run_is_one_file_that_asks_nobody(seen, tmp_path
     console = Console(file=io.StringIO(), width=160)
     await write_report(seen.run.config, tmp_path / "out" / "report.html", console)
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "by what people did better (provisional)" in page.lower()
+    assert "in the trial with users better (provisional)" in page.lower()
     assert f'href="#v-{NEW.hash[:16]}"' in page
     assert 'href="/' not in page
     for word in ("<script", "<link", "<form", "src=", "url(", "@import", "http:", "https:"):

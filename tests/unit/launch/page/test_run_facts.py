@@ -41,7 +41,7 @@ async def test_an_empty_run_has_dashes_and_no_zeros_that_nobody_measured(seen):
     run = await seen.facts.now()
     assert (run.pace, run.last, run.arms, run.oldest_wait, run.refs) == (None, None, (), None, {})
     assert (run.served, run.waiting, run.batch, run.balanced) == (0, 0, 32, True)
-    assert run.troubles == ("`ostinato up` does not run: nothing starts a worker again that ends.",)
+    assert run.troubles == ("`ostinato up` is not running: a worker that exits is not restarted.",)
     assert (await seen.facts.weights()).published == ()
     assert (await seen.facts.learning()).series == ()
     await seen.fill()
@@ -137,7 +137,7 @@ async def test_ship_and_rollback_are_the_command_lines_and_expect_what_was_seen(
     zero, one = await seen.publish(0, "live"), await seen.publish(1)
     acts = RunActs(seen.run)
     await seen.fill(ReleaseEvent(id="0", action="shipped", policy=zero, previous=None, reason="", detail={}, at=1.0))
-    with pytest.raises(Conflict, match="is live now, not what the page showed"):
+    with pytest.raises(Conflict, match="is live now, which is not what the page showed"):
         await acts.ship(one.hash, one.hash, "why", "ann")
     with pytest.raises(NotFound):
         await acts.ship("ab" * 32, zero.hash, "why", "ann")
@@ -189,7 +189,7 @@ async def test_what_waits_is_approved_or_refused_from_the_page_and_expects_what_
     await seen.fill(event(0, "shipped", zero), event(1, "awaits_approval", one))
     assert (await seen.facts.release(one.hash)).awaits
     assert not (await seen.facts.release(zero.hash)).awaits
-    with pytest.raises(Conflict, match="is live now, not what the page showed"):
+    with pytest.raises(Conflict, match="is live now, which is not what the page showed"):
         await acts.approve(one.hash, one.hash, "why", "ann")
     with pytest.raises(NotFound, match="does not wait for approval"):
         await acts.approve(two.hash, zero.hash, "why", "ann")
@@ -219,10 +219,10 @@ def test_only_a_supervisor_that_is_there_says_what_workers_do():
         reason_at=900.0,
     )
     board = Shown(at=NOW, pid=1, ended=None, workers=(worker,))
-    assert troubles(board, NOW) == ("The train worker is down and is not started again: BadConfig: no such module.",)
+    assert troubles(board, NOW) == ("The train worker is down and is not restarted: BadConfig: no such module.",)
     assert [each.name for each in workers(board, NOW)] == ["train"]
     assert workers(board, NOW + 60) == ()
-    assert "was killed, or hangs" in troubles(board, NOW + 60)[0]
+    assert "was killed or hangs" in troubles(board, NOW + 60)[0]
     assert troubles(None, NOW)
 
 
@@ -289,7 +289,7 @@ async def test_an_alarm_is_shown_with_its_turns_and_a_person_ends_it(seen):
     assert [(line.turn.id, line.signals) for line in found.turns] == [("a:0", ("accepted",))]
     console = Console(file=io.StringIO(), width=160)
     await show_alarms(seen.run.config, console)
-    assert "turns that show it: a:0, gone:0" in console.file.getvalue()
+    assert "example turns: a:0, gone:0" in console.file.getvalue()
     assert "ostinato alarms accept monitor:edit" in console.file.getvalue()
     with pytest.raises(Conflict, match="anew"):
         await RunActs(seen.run).accept("monitor:edit", "m:0", "wanted", "ann")
@@ -297,5 +297,5 @@ async def test_an_alarm_is_shown_with_its_turns_and_a_person_ends_it(seen):
     await seen.fill()
     assert not (await seen.facts.alarm("monitor:edit")).line.standing
     await show_alarms(seen.run.config, console)
-    assert "no alarm stands" in console.file.getvalue()
+    assert "no active alarms" in console.file.getvalue()
     assert await seen.facts.alarm("monitor:none") is None

@@ -89,7 +89,7 @@ def test_what_others_answered_who_cheated_and_what_was_not_graded_is_said():
     for part in (
         "answered by v5@ee: 3 rollouts",
         "v3@cc to v5@ee: 1",
-        "nobody named: 1",
+        "unnamed weights: 1",
         "patched the judge",
         "not graded, 1",
     ):

@@ -59,7 +59,7 @@ async def build_tasks(
                 try:
                     built.append(await _one(place, config, package, split, splits, bar))
                 except SandboxRefused as error:
-                    refused[package] = f"the sandbox did not hold it: {error}"
+                    refused[package] = f"it could not be isolated in the sandbox: {error}"
                 except OstinatoError as error:
                     refused[package] = str(error)
     finally:
@@ -71,7 +71,7 @@ async def build_tasks(
     for package, why in refused.items():
         console.print(Text(f"refused {plain(package)}: {plain(why)}"))
     if not tasks:
-        raise BadRequest("no package gave a task; the reasons stand above", field="package")
+        raise BadRequest("no package gave a task; see the reasons above", field="package")
     taskset = taskset_of(out.stem, tasks)
     save(taskset, out)
     console.print(Text(f"{out}: {len(tasks)} tasks, hash {taskset.hash}"))
@@ -91,7 +91,7 @@ async def _one(
         build = PackageBuild(place, config, await fetch_sdist(package), package, split)
         if splits.setdefault(build.tree.name, split) is not split:
             raise BadRequest(
-                f"{build.tree.name} is to be trained on already; name a package for one split only", field="package"
+                f"{build.tree.name} is already used for training; name a package for one split only", field="package"
             )
         return await build.run(progress)
     finally:

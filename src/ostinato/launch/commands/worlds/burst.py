@@ -49,7 +49,7 @@ def show_burst(
             f"{each.cost:.2f}",
         )
     console.print(table)
-    console.print(Text("a simulation, not a measurement. Assumed:", "dim"))
+    console.print(Text("A simulation, not a measurement. Assumptions:", "dim"))
     for name, value in {**asdict(fleet), **asdict(burst), "seed": seed}.items():
         console.print(Text(f"  {name} = {value}", "dim"))
     for line in ASSUMPTIONS:

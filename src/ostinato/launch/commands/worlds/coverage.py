@@ -35,13 +35,13 @@ def show_coverage(rollouts: Path, k: int, console: Console, *, machine: bool) ->
         table.add_column(name)
     for row in rows:
         rates, change = row.rates, row.change
-        tasks = f"{rates.first.items if rates else 0}" + (f" (and {row.short} tried too seldom)" if row.short else "")
+        tasks = f"{rates.first.items if rates else 0}" + (f" (and {row.short} with too few tries)" if row.short else "")
         figures = (_share(rates.first), _share(rates.best)) if rates else (_NONE, _NONE)
         moves = (_points(change.first), _points(change.best)) if change else (_NONE, _NONE)
         table.add_row(f"v{row.policy.number}", f"{row.attempts}", tasks, *figures, *moves)
     console.print(table)
     if lost is not None:
-        told = f"v{lost.policy.number} is surer of less: pass@1 rose and the best of {k} fell; training on does not bring it back"
+        told = f"v{lost.policy.number} has narrowed: pass@1 rose and the best of {k} fell; further training does not undo it"
         console.print(Text(told, "red"))
 
 
@@ -69,7 +69,7 @@ def read_attempts(path: Path, split: str = HELD_OUT) -> list[Attempt]:
                     raise ValueError(f"value {value:g} does not lie in [0, 1]")
                 found.append(Attempt(task=str(row["task"]), family=str(row["family"]), policy=policy, value=value))
         except (ValueError, TypeError, KeyError) as error:
-            raise BadRequest(f"{path}, line {number} is no finished rollout: {error!r}") from error
+            raise BadRequest(f"{path}, line {number} is not a finished rollout: {error!r}") from error
     return found
 
 

@@ -188,7 +188,7 @@ class _Course:
             if passed:
                 with console.status("waiting for the last feedback to mature"):
                     await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
-        with console.status("measuring the first and the last model in the world, with draws nobody saw"):
+        with console.status("measuring the first and the last model in the world, with unseen draws"):
             solved = await self._solved(candidate, url)
         phases = Phases(began=began, trained=trained, judged=judged, ended=ended, measured=wall_clock())
         seen = await self._observer.look()
@@ -206,7 +206,7 @@ class _Course:
         (out / "report.json").write_text(page.to_json(), encoding="utf-8")
         show(page, out, console)
         if not passed:
-            console.print(Text(f"{candidate} met no user: {figures.last_word(seen, candidate)}", "yellow"))
+            console.print(Text(f"{candidate} was not tried on users: {figures.last_word(seen, candidate)}", "yellow"))
         await write_report(config, out / "report.html", console, page)
 
     async def _judged(self, candidate: PolicyVersion) -> bool:

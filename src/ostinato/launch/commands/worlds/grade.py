@@ -125,4 +125,4 @@ def _trajectory(path: Path, number: int, line: str) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise BadConfig(f"{path}, line {number} is no JSON: {error}") from error
+        raise BadConfig(f"{path}, line {number} is not JSON: {error}") from error

@@ -48,7 +48,7 @@ def show_probe(
         )
     sides = f"{_counted(found.production)} of production, {_counted(found.simulation)} of simulation, {found.columns} columns"
     console.print(Text(sides, "dim"))
-    chance = "" if found.p is None else f", p = {found.p:.2g} by labels dealt anew"
+    chance = "" if found.p is None else f", p = {found.p:.2g} by permutation of the labels"
     console.print(f"AUC {found.auc:.3f} [{found.lower:.3f}, {found.upper:.3f}]{chance}", highlight=False)
     console.print(Text(verdict(found), "green" if found.faithful else "red" if found.told_apart else "yellow"))
     table = Table(box=None, pad_edge=False)
@@ -66,13 +66,13 @@ def verdict(found: Probed) -> str:
     units = "independent pairs" if found.paired else "groups on each side"
     aside = ", the task mix set aside" if found.paired else ""
     if found.too_few:
-        return f"too few groups to say anything: at least {FEWEST} on each side, {found.needed} {units} to rule an AUC of {BOUND:g} out"
+        return f"too few groups: at least {FEWEST} on each side are needed, and {found.needed} {units} to rule out an AUC of {BOUND:g}"
     if found.told_apart:
-        return f"told apart{aside}: a model can know that it is being simulated, by what stands below"
+        return f"told apart{aside}: a model can know that it is in a simulation, by the features below"
     if found.faithful:
         return f"an AUC above {BOUND:g} is ruled out by these features{aside}"
     return (
-        f"not told apart{aside}, and not ruled out either: {found.needed} {units} would rule an AUC above {BOUND:g} out"
+        f"not told apart{aside}, but not ruled out either: {found.needed} {units} would rule out an AUC above {BOUND:g}"
     )
 
 

@@ -34,7 +34,7 @@ def show_taskset(file: Path, console: Console) -> None:
         told = f"turns = 1 in {len(alone)} of them, {plain(alone[0])} first: the model acts once and sees no result"
         console.print(Text(told, "yellow"))
     for package in shared_packages(taskset):
-        told = f"{plain(package)} has tasks that are taught and tasks that are held out: its code is known when they are measured"
+        told = f"{plain(package)} has both training and held-out tasks: the held-out tasks use code that the model sees in training"
         console.print(Text(told, "yellow"))
     unknown = sorted(
         {task.harness for task in taskset.tasks if task.harness not in HARNESSES and not is_agent(task.harness)}

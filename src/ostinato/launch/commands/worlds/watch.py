@@ -71,11 +71,11 @@ async def print_rollout(facts: WorldFacts, console: Console, *, task: str = "", 
     if not episode:
         rows = (await facts.rollouts(RolloutQuery(task=task))).rows
         if not rows:
-            raise NotFound(f"no rollout of task {task!r} has ended, or is on record any more", field="task")
+            raise NotFound(f"no finished rollout of task {task!r} is on record", field="task")
         episode = rows[0].episode
     whole = detail = await facts.rollout(episode, 0)
     if whole is None:
-        raise NotFound(f"there is no rollout {episode!r}; `ostinato worlds watch` names them", field="rollout")
+        raise NotFound(f"there is no rollout {episode!r}; `ostinato worlds watch` lists them", field="rollout")
     console.print(head_of(whole), soft_wrap=True)
     shown = 0
     while detail is not None and detail.steps:
@@ -116,7 +116,7 @@ def screen(now: WorldsNow, at: float) -> RenderableType:
     pacing, groups = now.pacing, now.groups
     parts: list[RenderableType] = [
         Text(
-            f"taskset {plain(each.name) or 'of before'} {plain(each.hash[:12])}: {each.rollouts} rollouts on record",
+            f"taskset {plain(each.name) or 'earlier'} {plain(each.hash[:12])}: {each.rollouts} rollouts on record",
             "bold",
         )
         for each in now.tasksets
@@ -212,7 +212,7 @@ def step_of(step: RolloutStep) -> RenderableType:
     head = f"--- turn {step.at + 1}  {plain(step.turn)}  {made}  {step.new} new of {step.prompt} tokens, {step.sampled} sampled"
     parts: list[RenderableType] = [Text(f"{head}  {step.finish}  {step.seconds:.1f} s", "bold")]
     if step.missing or step.redacted:
-        parts.append(Text("the log has it no more" if step.missing else "its words were erased", "yellow"))
+        parts.append(Text("no longer in the log" if step.missing else "its text was erased", "yellow"))
     parts += [Text.assemble((f"{plain(said.role) or 'given'}: ", "cyan"), _lines(said.text)) for said in step.given]
     if step.reasoning is not None:
         parts.append(Text.assemble(("reasoning: ", "dim"), (_lines(step.reasoning.text), "dim")))
@@ -231,7 +231,7 @@ def outcome_of(detail: RolloutDetail) -> RenderableType:
     if detail.more_changes:
         parts.append(Text(f"and {detail.more_changes} more", "dim"))
     if not detail.on_record:
-        return Group(*parts, Text("it has not ended, or is not on record any more", "dim"))
+        return Group(*parts, Text("it has not ended, or is no longer on record", "dim"))
     parts.append(Text.assemble(("graded ", "bold"), line_about(detail.line)))
     parts += [Text(f"  {plain(name)} {value:g}") for name, value in detail.parts.items()]
     parts += [Text(f"  {plain(line)}") for line in detail.why.splitlines()]

@@ -61,7 +61,7 @@ class RunActs:
     async def accept(self, alarm: str, id: str, reason: str, actor: str) -> str:
         """As `ostinato alarms accept`."""
         row = await accept(self._run.log, alarm, reason, actor, wall_clock(), id)
-        return f"{row.name} ended; it does not come again for as much"
+        return f"{row.name} ended; it is not raised again for a finding of this size"
 
     async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[Answered, ...]:
         """Ask through the gateway with the run's own key. These turns belong to nobody, and nothing is learned from them."""
@@ -91,14 +91,14 @@ class RunActs:
         live = (await releases.ledger.refresh()).live
         if live is None or live.hash != expected_live:
             raise Conflict(
-                f"{_named(live)} is live now, not what the page showed when you decided: nothing was done; look again"
+                f"{_named(live)} is live now, which is not what the page showed: nothing was done; load the page again"
             )
         return releases, live
 
     async def _kept(self, root: str) -> PolicyVersion:
         policy = await self._run.follower.resolve(version_ref(root))
         if policy is None:
-            raise NotFound(f"{root[:16]} is not in the weight store any more; it cannot be shipped", field="root")
+            raise NotFound(f"{root[:16]} is no longer in the weight store and cannot be shipped", field="root")
         return policy
 
     def _headers(self) -> dict[str, str]:

@@ -212,17 +212,18 @@ class Questions:
         try:
             db = connect(self._path, write=False)
         except driver.Error as error:
-            raise Unavailable(f"the page's index cannot be read now: {error}; look again in a moment") from error
+            raise Unavailable(f"the page's index cannot be read now: {error}; try again in a moment") from error
         try:
             db.set_progress_handler(lambda: int(self._clock() > until), _INSTRUCTIONS)
             yield db
         except driver.Error as error:
             if "interrupted" in str(error):
                 raise TooWide(
-                    f"this took longer than {1e3 * self._longest_s:.0f} ms and was given up: name a user, an arm, a version or an outcome"
+                    f"this search took longer than {1e3 * self._longest_s:.0f} ms and was stopped: name a user, an arm, a version or "
+                    "an outcome"
                 ) from error
             why = "is being written" if is_busy(error) else f"cannot be read: {error}"
-            raise Unavailable(f"the page's index {why}; look again in a moment") from error
+            raise Unavailable(f"the page's index {why}; try again in a moment") from error
         finally:
             db.close()
 

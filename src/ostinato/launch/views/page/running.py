@@ -158,11 +158,11 @@ class Running:
 def troubles(board: Shown | None, now: float) -> tuple[str, ...]:
     """The workers' faults in sentences, the worst first."""
     if board is None or board.ended is not None:
-        return ("`ostinato up` does not run: nothing starts a worker again that ends.",)
+        return ("`ostinato up` is not running: a worker that exits is not restarted.",)
     if now - board.at > STALE_S:
-        return (f"`ostinato up` (pid {board.pid}) was killed, or hangs: nothing starts a worker again that ends.",)
+        return (f"`ostinato up` (pid {board.pid}) was killed or hangs: a worker that exits is not restarted.",)
     down = [
-        f"The {worker.name} worker is down and is not started again: {worker.reason or 'no reason was given'}."
+        f"The {worker.name} worker is down and is not restarted: {worker.reason or 'no reason was given'}."
         for worker in board.workers
         if worker.condition == "failed"
     ]

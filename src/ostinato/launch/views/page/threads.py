@@ -31,7 +31,7 @@ class Threads:
     async def ask(self, question: Callable[[], T], /) -> T:
         """Run a blocking question and return its result. Raises its errors, and Unavailable after `close`."""
         if self._closed:
-            raise Unavailable("the page is closed: the gateway ends; look again in a moment")
+            raise Unavailable("the page is closed because the gateway is stopping; try again in a moment")
         return await asyncio.get_running_loop().run_in_executor(self._pool, question)
 
     def close(self) -> None:

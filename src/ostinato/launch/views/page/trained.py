@@ -18,18 +18,18 @@ STEPS = 5_000
 SHOWN = 50
 
 FIGURES: Mapping[str, tuple[str, str]] = {
-    "reward_mean": ("Reward of the batch's turns, mean", "reward"),
-    "advantage_abs": ("Advantage, mean size", "advantage"),
+    "reward_mean": ("Mean reward of the batch's turns", "reward"),
+    "advantage_abs": ("Advantage, mean absolute value", "advantage"),
     "ess": ("Effective sample size", "share of the batch"),
     "kl_k1": ("KL from the reference release", "nats per token"),
     "anchor_kl": ("KL from the anchor", "nats per token"),
     "drift_k3": ("Trainer against engine, k3", "nats per token"),
-    "masked_share": ("Tokens that were masked", "share"),
-    "entropy_proxy": ("Entropy, by the sampled tokens", "nats per token"),
+    "masked_share": ("Masked tokens", "share"),
+    "entropy_proxy": ("Entropy, estimated from the sampled tokens", "nats per token"),
     "grad_norm": ("Gradient norm before clipping", "norm"),
     "loss": ("Loss", "nats"),
-    "tokens_per_second": ("Tokens learned from", "tokens a second"),
-    "seconds": ("Length of a step", "seconds"),
+    "tokens_per_second": ("Training throughput", "tokens a second"),
+    "seconds": ("Duration of a step", "seconds"),
     "learning_rate": ("Learning rate", "per step"),
 }
 """The figures to draw if the lines have them, in this order, with title and unit."""

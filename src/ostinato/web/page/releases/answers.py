@@ -48,7 +48,7 @@ def sentence(line: ReleaseLine) -> str:
 def interval(look: MeasureLook | ReleaseLine | GateLook) -> str:
     """A difference with its bounds, or words that there is none. Example: ``+2.1 pp [+0.4, +3.8]``"""
     if look.difference is None:
-        return "nobody has said anything"
+        return "no feedback yet"
     return f"{points(look.difference)} pp [{points(look.lower)}, {points(look.upper)}]"
 
 
@@ -65,13 +65,15 @@ def _better(found: ReleaseDetail) -> Answer:
         details += [] if line.difference is None else [f"On the suite: {sentence(line)}, {interval(line)}."]
         return Answer(question=question, verdict=verdict, state=state, details=tuple(details))
     if line.difference is None and against is None:
-        return Answer(question=question, verdict="it is where the releases began", state="wait", details=())
+        return Answer(question=question, verdict="it is the first release", state="wait", details=())
     if line.difference is None:
         tried = found.evidence.rules is not None
         details = (
-            _no_trial(found.evidence) if tried else "No suite judged it (evaluate.suite), and no users tried it first.",
+            _no_trial(found.evidence)
+            if tried
+            else "It was not judged on a suite (evaluate.suite), and it was not tried on users first.",
         )
-        return Answer(question=question, verdict="nobody knows: it was never compared", state="wait", details=details)
+        return Answer(question=question, verdict="unknown: it was never compared", state="wait", details=details)
     said = sentence(line)
     state = {"better": "good", "worse": "bad", "did not pass": "bad"}.get(said, "wait")
     verdict = f"on the suite {said}: {interval(line)}"
@@ -84,13 +86,13 @@ def _by_people(look: TrialLook, evidence: ReleaseEvidence) -> tuple[str, str]:
     margin = "the margin" if evidence.rules is None else f"{100 * evidence.rules.margin:g} pp"
     said, state = {
         "better": ("better (provisional)", "good"),
-        "better, confirmed": ("better, and again in the days after that was said", "good"),
-        "better at first": ("better at first, but not in the days after that was said", "wait"),
+        "better, confirmed": ("better, and again in the days after that finding", "good"),
+        "better at first": ("better at first, but not in the days after that finding", "wait"),
         "not worse": (f"not worse than {margin}", "good"),
         "worse": ("worse", "bad"),
         "undecided": ("undecided", "wait"),
     }.get(look.finding, ("not known yet: too few people", "wait"))
-    return f"by what people did {said}: {interval(look.goal)} in the {look.goal.name}", state
+    return f"in the trial with users {said}: {interval(look.goal)} in the {look.goal.name}", state
 
 
 def _own_units(measure: MeasureLook) -> str:
@@ -102,7 +104,7 @@ def _own_units(measure: MeasureLook) -> str:
 
 def _no_trial(evidence: ReleaseEvidence) -> str:
     if evidence.rules is None:
-        return "It was not tried on a share of the users (release.canary is off): the suite is all there is."
+        return "It was not tried on a share of the users (release.canary is off): the suite is the only evidence."
     return "The ledger has no look at users yet."
 
 
@@ -112,7 +114,7 @@ def _accepted(rates: tuple[RateShift, ...]) -> tuple[str, ...]:
         return ()
     moved = f"{points(rate.after - rate.before)} pp [{points(rate.lower)}, {points(rate.upper)}]"
     shares = f"{100 * rate.after:.1f}% of its newest rated turns and {100 * rate.before:.1f}% before"
-    return (f"People accepted {shares}, {moved}; at different times, so other things may have changed, too.",)
+    return (f"People accepted {shares}, {moved}; measured at different times, so other things may have changed, too.",)
 
 
 # ---------------------------------------------------------------- how sure is that?
@@ -121,7 +123,7 @@ def _accepted(rates: tuple[RateShift, ...]) -> tuple[str, ...]:
 def _sure(found: ReleaseDetail) -> Answer:
     evidence, looks = found.evidence, found.looks
     details: list[str] = []
-    verdict, state = "not at all: there is no look at it", "wait"
+    verdict, state = "no evidence yet", "wait"
     if looks:
         last = looks[-1]
         verdict, state = f"{last.items} items × {last.draws} draws of the suite, no users", "wait"  # noqa: RUF001
@@ -131,8 +133,8 @@ def _sure(found: ReleaseDetail) -> Answer:
         )
         if evidence.gate_alpha is not None:
             details.append(
-                f"One that is worse than live by the margin of {100 * last.margin:g} pp passes with "
-                f"{100 * evidence.gate_alpha:g}% at most, all looks together."
+                f"A candidate that is worse than live by the margin of {100 * last.margin:g} pp passes with a chance of at most "
+                f"{100 * evidence.gate_alpha:g}%, all looks together."
             )
     details += _held_against(evidence)
     if evidence.trial:
@@ -149,9 +151,9 @@ def _people(evidence: ReleaseEvidence, last: TrialLook) -> tuple[str, str, list[
     details: list[str] = []
     if evidence.rules is not None:
         sure = f"{100 * (1 - evidence.rules.alpha):g}%"
-        details.append(f"Each bound is right with {sure}, at all looks together: one may look as often as one likes.")
+        details.append(f"Each bound holds at all looks together with {sure} confidence, however many looks there are.")
     if last.sees is not None:
-        details.append(f"The smallest loss that so many people could show by now: {100 * last.sees:.1f} pp.")
+        details.append(f"The smallest loss that this many people could reveal by now: {100 * last.sees:.1f} pp.")
     if evidence.dealt is not None:
         said, sound = dealt_as_set(evidence.dealt, 1000.0 if evidence.rules is None else evidence.rules.void_odds)
         details.append(said)
@@ -167,8 +169,11 @@ def dealt_as_set(dealt: Dealt, void_odds: float) -> tuple[str, bool]:
     )
     part = "" if dealt.whole else f" (the first {count(dealt.turns)} turns)"
     if dealt.odds >= void_odds:
-        return f"VOID: people were not dealt as set: {counted}{part}; odds {dealt.odds:.3g} to 1 against it.", False
-    return f"People were dealt as set: {counted}{part}.", True
+        return (
+            f"VOID: people were not assigned in the configured shares: {counted}{part}; odds {dealt.odds:.3g} to 1 against them.",
+            False,
+        )
+    return f"The assignment of people fits the configured shares: {counted}{part}.", True
 
 
 def _held_against(evidence: ReleaseEvidence) -> list[str]:
@@ -216,7 +221,7 @@ def _moved(rate: RateShift) -> str:
     assert rate.before is not None
     assert rate.after is not None
     how = "up" if rate.after > rate.before else "down"
-    watched = "; a move this way is watched as harm" if rate.harmful else ""
+    watched = "; a change in this direction is watched as harm" if rate.harmful else ""
     return f"{rate.name} is {how}: {100 * rate.before:.1f}% to {100 * rate.after:.1f}% ({rate.means}){watched}."
 
 
@@ -226,7 +231,7 @@ def _moved(rate: RateShift) -> str:
 def _way_back(found: ReleaseDetail, run: str) -> Answer:
     policy, live, previous = found.line.policy, found.live, found.previous
     decided = _decided(found)
-    question = "How do I take it back?"
+    question = "How do I roll it back?"
     if found.line.live and previous is not None:
         verdict = f'ostinato rollback{run} --reason "..." makes {_name(previous)} live again'
         details = (
@@ -243,12 +248,12 @@ def _way_back(found: ReleaseDetail, run: str) -> Answer:
             f"ostinato approve {_name(policy)}{run}",
             f'ostinato refuse {_name(policy)}{run} --reason "..."',
         )
-        verdict = f"{approve} puts it before users; {refuse} does not"
+        verdict = f"{approve} ships it; {refuse} blocks it"
         details = ("It has passed and waits for a person: release.approval is manual.",)
         return Answer(question="How is it decided?", verdict=verdict, state="wait", details=details)
     state = found.line.state.replace("_", " ")
-    verdict = f"nothing to take back: it is {state}, and {'nothing' if live is None else _name(live)} is live"
-    ships = f'ostinato ship {_name(policy)}{run} --reason "..." puts it before users, unjudged.'
+    verdict = f"nothing to roll back: it is {state}, and {'nothing' if live is None else _name(live)} is live"
+    ships = f'ostinato ship {_name(policy)}{run} --reason "..." ships it without a check by the gate.'
     way = ships if found.kept else "Its weights are not in the store any more, so it cannot be shipped."
     return Answer(question=question, verdict=verdict, state="good", details=(*decided, way))
 

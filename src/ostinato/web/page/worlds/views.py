@@ -68,7 +68,7 @@ class WorldViews:
         found = await self._facts.rollout(fields["episode"], first)
         if found is None:
             raise NotFound(
-                "No rollout of that name is on record: the oldest are let go, and what was never begun has none.",
+                "No rollout with that name is on record: it never began, or its record was dropped as one of the oldest.",
                 field="episode",
             )
         names = [line.episode for line in found.members]

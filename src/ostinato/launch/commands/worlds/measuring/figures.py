@@ -117,7 +117,7 @@ def show_figures(records: Sequence[Finished], k: int, policy: PolicyVersion, con
         table.add_row(row.split.value, Text(plain(row.family) or "all"), tasks, str(row.tries), *figures)
     console.print(table)
     for (first, last), count in sorted(answered_by(records).items(), key=str):
-        made = "weights that nobody named" if first is None else f"{first}" if first == last else f"{first} to {last}"
+        made = "unnamed weights" if first is None else f"{first}" if first == last else f"{first} to {last}"
         other = first != policy or last != policy
         console.print(Text(f"answered by {made}: {count} rollouts", "yellow" if other else ""))
     ended = Counter(record.ended.value for record in records)

@@ -101,7 +101,7 @@ def chosen_tasks(tasks: Taskset, split: str, limit: int, seed: int) -> list[Task
     """The tasks of a split ("all": every task), in the file's order; if over `limit`, those that the seed draws. Raises BadConfig."""
     found = [task for task in tasks.tasks if split in ("all", task.split.value)]
     if not found:
-        raise BadConfig(f"{tasks.name}: no task has the split {split!r}; `ostinato worlds show` says what there is")
+        raise BadConfig(f"{tasks.name}: no task has the split {split!r}; `ostinato worlds show` lists the splits")
     if not 0 < limit < len(found):
         return found
     drawn = set(shuffled([task.id for task in found], 0, seed)[:limit])
@@ -109,7 +109,7 @@ def chosen_tasks(tasks: Taskset, split: str, limit: int, seed: int) -> list[Task
 
 
 def _named(placed: PlacedWeights) -> str:
-    held = "held still" if placed.pinned else "which moves as the trainer learns"
+    held = "pinned" if placed.pinned else "which changes as the trainer learns"
     return f"answers come from {placed.policy}, slot {placed.slot}, {held}"
 
 

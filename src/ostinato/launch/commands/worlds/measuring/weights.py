@@ -61,7 +61,7 @@ async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _
         return await work(url)
 
     with hold(place.root, "up"):
-        say(f"nothing is up for {place.root}: a gateway is started")
+        say(f"no gateway is running for {place.root}: starting one")
         try:
             async with launch(listening, told, front="serve", names=("serve",), settings=settings) as launched:
                 return await launched.during(served())
@@ -85,8 +85,8 @@ async def place_weights(config: Config, url: str, release: str) -> AsyncGenerato
         except Conflict as error:
             if release != NEWEST:
                 raise Conflict(
-                    f"--release {release}: the release worker is up, and holds the slot in which a version of one's choice is put; leave "
-                    "--release out, or measure while it is down"
+                    f"--release {release}: the release worker is running and holds the slot that a chosen version needs; leave out "
+                    "--release, or measure while the release worker is stopped"
                 ) from error
             yield await _unpinned(config, url)
             return
@@ -116,8 +116,8 @@ async def _unpinned(config: Config, url: str) -> PlacedWeights:
         policy = await gateway.holds()
     if policy is None:
         raise Conflict(
-            "the release worker is up, and the gateway has no slot for worlds, as the run learns from people only "
-            "(learn.source): measure while it is down"
+            "the release worker is running, and the gateway has no slot for worlds because the run learns from people only "
+            "(learn.source): measure while the release worker is stopped"
         )
     return PlacedWeights(url=url, slot=Arm.WORLD.value, policy=policy, pinned=False)
 
