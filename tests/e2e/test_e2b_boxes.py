@@ -26,9 +26,10 @@ from ostinato.launch.commands.doctor import CHECKS
 from ostinato.worlds.grading.completion import CompletionGrader
 from ostinato.worlds.sandbox import SandboxConfig
 from ostinato.worlds.sandbox.e2b import E2BBoxes
-from ostinato.worlds.sandbox.e2b.account import LIFE_S
+from ostinato.worlds.sandbox.e2b.account import LIFE_S, MachineGone
 from ostinato.worlds.sandbox.e2b.inside import packets
 from ostinato.worlds.sandbox.e2b.inside.packets import DATA, NUMBER, OPEN, PART, TOOK, WINDOW, as_line
+from ostinato.worlds.sandbox.e2b.wire import Wire
 from ostinato.worlds.sandbox.gvisor import RunsInBoxes
 
 needs_server = pytest.mark.skipif(bool(cannot_run()), reason=cannot_run())
@@ -442,6 +443,32 @@ def test_a_channel_never_holds_more_than_its_window(monkeypatch):
             relay.Relay._take(SimpleNamespace(_say=lambda *what: said.append(what)), channel)
     assert [data for *_, data in said] == [bytes(10)]
     assert channel.unseen == WINDOW
+
+
+class EndedHelper:
+    """A machine whose helper has ended: it cannot be reached, and a moment later its exit code arrives."""
+
+    async def run(self, command, heard, complained):
+        complained("python3: not found")
+        return self
+
+    async def send(self, data):
+        raise MachineGone("no such process")
+
+    async def ended(self):
+        await asyncio.sleep(0.1)
+        return 127
+
+
+async def test_a_helper_that_ended_before_it_was_reached_is_named_with_its_complaint():
+    lost = []
+    wire = Wire(EndedHelper(), lost.append)
+    ours, pid_one = socket.socketpair()
+    with pid_one:
+        await wire.open("python3 helper.pyz", ours)
+        pid_one.send(b"hello")
+        await until(lambda: lost)
+    assert lost == ["the sandbox is gone: its helper ended with 127: python3: not found"]
 
 
 async def test_single_runs_are_sandboxes_too(boxes, server):

@@ -38,6 +38,7 @@ from ostinato.worlds.sandbox.e2b.inside.packets import (
 _BATCH = 256 << 10
 _PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0)  # before each try to send, or to reconnect
 _LONG_S = 5.0  # after connections shorter than this, the pause before reconnecting grows, up to this
+_LAST_WORDS_S = 0.5
 _SAY_EVERY = 64  # packets received before the next acknowledgement
 _MOST_CHANNELS = 256
 _COMPLAINT = 1500
@@ -137,6 +138,8 @@ class Wire:
             try:
                 await self._insisting(lambda batch=bytes(batch): self._machine.send(batch))
             except OstinatoError as error:
+                # if the helper has ended, `_follow` closes the line with its exit code and complaint
+                await asyncio.sleep(_LAST_WORDS_S)
                 self._lose(str(error))
                 return
 
