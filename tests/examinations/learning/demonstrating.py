@@ -26,7 +26,13 @@ class _Scripted:
         self._say = say
 
     async def ask(
-        self, messages: Sequence[Message], tools: Sequence[object] = (), *, max_tokens: int, stop: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[object] = (),
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        left_s: float | None = None,
     ) -> Answered:
         said = self._say(messages)
         said = replace(said, calls=tuple(replace(call, id=f"call_{len(messages)}") for call in said.calls))
