@@ -123,6 +123,7 @@ async def start_of(world: str, place: Path, tasks: Path | None) -> tuple[Path, d
 
 def imitated(world: str, lines: list[str], place: Path) -> Path:
     """The model after its start by imitation of these lines, made only once per place."""
+    place.mkdir(parents=True, exist_ok=True)
     shown, model = place / f"{world}.shown.jsonl", place / f"{world}.start"
     shown.write_text("\n".join(lines) + "\n")
     if not model.exists():
