@@ -46,17 +46,17 @@ async def standing(log: Log) -> dict[str, Alarm]:
 
 
 async def accept(log: Log, name: str, why: str, by: str, at: float, expected: str | None = None) -> Alarm:
-    """End an alarm that stands, because a person accepts it. If `expected` is given, it must be the alarm raised with that id.
+    """End an active alarm because a person accepts it. If `expected` is given, it must be the alarm raised with that id.
 
     Raises:
         Conflict: it ended, and was raised anew for something else.
-        NotFound: it does not stand.
+        NotFound: no such alarm is active.
         BadRequest: it is about a fault, and ends when that does.
     """
     found = await standing(log)
     if name not in found:
-        there = f"what stands: {', '.join(found)}" if found else "no alarm stands"
-        raise NotFound(f"the alarm {name!r} does not stand; {there}", field="name")
+        there = f"these are: {', '.join(found)}" if found else "no alarm is"
+        raise NotFound(f"the alarm {name!r} is not active; {there}", field="name")
     if not acceptable(name):
         raise BadRequest(f"{name} cannot be accepted: it ends when its cause does", field="name")
     if expected not in (None, found[name].id):
