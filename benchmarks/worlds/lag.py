@@ -5,9 +5,10 @@
 
 The same code runs twice, with gateway and trainer as separate processes. *sync* starts the next step's rollouts once the last step's
 weights are served (lag 0; the trainer waits for the slowest of 128). *async* continues meanwhile within a bound. A rollout is one short
-answer and then a wait as long as tools and tests would take (`lag_world.py`: log-normal, 1/400 of a median of 7.5 minutes). `idle` is the
-share of time in which the trainer does not compute, over the steps after the first `WARM`. For comparison there is TRL's GRPOTrainer,
-whose reward function waits as long.
+answer and then a wait as long as tools and tests would take (`lag_world.py`: log-normal, a median of 7.5 minutes over `--scale`). What
+counts is how long that is beside a step: where a step takes twice as long, half of the scale compares the same. `idle` is the share of time
+in which the trainer does not compute, over the steps after the first `WARM`. For comparison there is TRL's GRPOTrainer, whose reward
+function waits as long.
 """
 
 from __future__ import annotations
@@ -59,7 +60,6 @@ from ostinato.worlds.rollout.working import Rollouts
 from ostinato.worlds.tasks.task import Grading, Task, Taskset
 from ostinato.worlds.tasks.tasksets import taskset_of
 
-RESULT = RESULTS / "worlds_lag.json"
 HIDDEN, LAYERS = 384, 5
 RATE = 2e-5
 BOUND = 8
@@ -127,8 +127,9 @@ class Slow:
     name = "slow"
     hash = harness_hash(name, 1)
 
-    def __init__(self, seed: int, gateway: WorldGateway, spending: Spending, *, lockstep: bool) -> None:
-        self._seed, self._gateway, self._spending, self._lockstep = seed, gateway, spending, lockstep
+    def __init__(self, seed: int, gateway: WorldGateway, spending: Spending, *, lockstep: bool, scale: float) -> None:
+        self._seed, self._gateway, self._spending = seed, gateway, spending
+        self._lockstep, self._scale = lockstep, scale
         self._answer, self._count, self._served = SingleAnswer(), 0, 0
         self._asking = asyncio.Lock()
 
@@ -143,18 +144,18 @@ class Slow:
                 self._served = int(health["slots"]["world"]["number"])
                 await asyncio.sleep(0.02)
         rollout = await self._answer.run(task, model, sandbox)
-        await asyncio.sleep(duration(f"{self._seed}.{number}"))
+        await asyncio.sleep(duration(f"{self._seed}.{number}", self._scale))
         return replace(rollout, harness=f"{self.name}@{self.hash}")
 
 
 @contextlib.asynccontextmanager
-async def rollouts(run: Run, url: str, seed: int, *, lockstep: bool) -> AsyncGenerator[Rollouts]:
+async def rollouts(run: Run, url: str, seed: int, *, lockstep: bool, scale: float) -> AsyncGenerator[Rollouts]:
     """The rollout worker's `Rollouts`, with this world's harness."""
     journal, events = EventFile.open(run.home.rollouts)
     with contextlib.closing(journal):
         async with WorldGateway(url, run.home.admin_key()) as gateway:
             spending = Spending(run.log, after=0)
-            harness = Slow(seed, gateway, spending, lockstep=lockstep)
+            harness = Slow(seed, gateway, spending, lockstep=lockstep, scale=scale)
             shop = Workshop(harnesses={"slow": harness}, backend=None, grader=PatternGrader(), gateway=gateway)
             yield Rollouts(tasks(), shop, journal, events, spending, run.config.worlds, lambda *_, **__: None)
 
@@ -179,7 +180,7 @@ def reached(rewards: Sequence[float]) -> int | None:
     return None
 
 
-async def learn(seed: int, steps: int, *, lockstep: bool) -> dict[str, Any]:
+async def learn(seed: int, steps: int, scale: float, *, lockstep: bool) -> dict[str, Any]:
     """Train until the reward is reached and, unless in lockstep, `steps` steps were taken, at most twice `steps`. Returns a report."""
     with tempfile.TemporaryDirectory() as place:
         config = load(None, settings(Path(place), seed, lockstep=lockstep))
@@ -187,7 +188,7 @@ async def learn(seed: int, steps: int, *, lockstep: bool) -> dict[str, Any]:
             async with launch(config, lambda *_: None, names=("serve", "train")) as launched:
                 url = await launched.during(ready(launched.home, ("world",)))
                 with open_run(config) as run:
-                    async with rollouts(run, url, seed, lockstep=lockstep) as making:
+                    async with rollouts(run, url, seed, lockstep=lockstep, scale=scale) as making:
                         began, doing, spent = time.time(), Counter[str](), cpu(launched)
                         task = asyncio.create_task(making.run())
                         while not task.done():
@@ -231,18 +232,19 @@ def report(steps: list[dict[str, Any]], began: float, held: Counter[str]) -> dic
     }
 
 
-def plan(step_s: float) -> str:
+def plan(step_s: float, scale: float) -> str:
     """The concurrency that the trainer needs by Little's law if a step takes `step_s`, as text."""
-    mean = statistics.fmean(duration(f"m.{n}") for n in range(20_000))
+    mean = statistics.fmean(duration(f"m.{n}", scale) for n in range(20_000))
     rate = GROUP * GROUPS / step_s
+    group_s = slowest(GROUP, scale)
     return (
         f"a step of {step_s:.2f} s takes {rate:.0f} rollouts/s x {mean:.2f} s = {rate * mean:.0f} at once, in groups whose slowest lasts "
-        f"{slowest(GROUP):.1f} s on average: {GROUPS / step_s * slowest(GROUP):.0f} groups under way ({WINDOW} may be); the slowest of a "
-        f"step lasts {slowest(GROUP * GROUPS):.1f} s"
+        f"{group_s:.1f} s on average: {GROUPS / step_s * group_s:.0f} groups under way ({WINDOW} may be); the slowest of a "
+        f"step lasts {slowest(GROUP * GROUPS, scale):.1f} s"
     )
 
 
-def peer(seed: int, steps: int) -> dict[str, Any]:
+def peer(seed: int, steps: int, scale: float) -> dict[str, Any]:
     """TRL on the same prompts, model and waits."""
     python = PEERS / "trl" / "bin" / "python"
     if not python.exists():
@@ -260,6 +262,7 @@ def peer(seed: int, steps: int) -> dict[str, Any]:
                 str(RATE),
                 str(TARGET),
                 str(RECENT),
+                str(scale),
             ],
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
@@ -273,22 +276,23 @@ def peer(seed: int, steps: int) -> dict[str, Any]:
     return found | {"reached_step": good, "reached_s": found["at"][good - 1] if good else None}
 
 
-def keep(seed: int, side: str, found: dict[str, Any]) -> None:
-    """Add one side's result for a seed to the results file. Results under other settings are dropped."""
+def keep(seed: int, side: str, scale: float, found: dict[str, Any]) -> None:
+    """Add one side's result for a seed to the scale's results file. Results under other settings are dropped."""
     about = {
         "bound": BOUND,
         "target": TARGET,
-        "scale": SCALE,
+        "scale": scale,
         "rate": RATE,
         "lead": LEAD,
         "window": WINDOW,
         "hidden": HIDDEN,
         "layers": LAYERS,
     }
-    old = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    file = RESULTS / ("worlds_lag.json" if scale == SCALE else f"worlds_lag_{scale:g}.json")
+    old = json.loads(file.read_text()) if file.exists() else {}
     rows = old.get("rows", {}) if {name: old.get(name) for name in about} == about else {}
     rows.setdefault(str(seed), {})[side] = found
-    RESULT.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    file.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
 
 
 def say(who: str, seed: int, found: dict[str, Any]) -> None:
@@ -307,23 +311,24 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=20, help="asynchronous steps to take at least; nobody takes twice as many"
     )
+    parser.add_argument("--scale", type=float, default=SCALE, help="real seconds per second of the benchmark")
     args = parser.parse_args()
     console.print(
-        f"durations: 1/{SCALE} of a median of 7.5 min, at most {LONGEST_S * SCALE / 60:.0f} min; bound {BOUND} steps, by the pace at most "
+        f"durations: 1/{args.scale:g} of a median of 7.5 min, at most {LONGEST_S / 60:.0f} min; bound {BOUND} steps, by the pace at most "
         f"{most_steps_behind(per_step=GROUPS, lead=LEAD, window=WINDOW)}"
     )
     for seed in args.seeds:
         for side in args.sides:
             before = machine()
             found = (
-                peer(seed, args.steps)
+                peer(seed, args.steps, args.scale)
                 if side == "trl"
-                else asyncio.run(learn(seed, args.steps, lockstep=side == "sync"))
+                else asyncio.run(learn(seed, args.steps, args.scale, lockstep=side == "sync"))
             )
             say(side, seed, found)
             if side == "async":
-                console.print(" ", plan(found["step_s"]))
-            keep(seed, side, found | {"machine": before})
+                console.print(" ", plan(found["step_s"], args.scale))
+            keep(seed, side, args.scale, found | {"machine": before})
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ LIKED = "^[a-z]"
 TASKS = 40
 TOKENS = 64
 GROUP, GROUPS = 32, 4
-MEDIAN_S, SIGMA, LONGEST_S = 1.125, 0.8, 11.25
+MEDIAN_S, SIGMA, LONGEST_S = 450.0, 0.8, 4500.0
+"""Real seconds."""
 SCALE = 400
-"""Real seconds per second here. The median stands for 7.5 real minutes, the longest duration for 75."""
+"""Real seconds per second here, unless another scale is asked for."""
 
 
 def prompt(number: int) -> str:
@@ -23,13 +24,13 @@ def prompt(number: int) -> str:
     return f"say {number % 7}"
 
 
-def duration(name: str) -> float:
+def duration(name: str, scale: float = SCALE) -> float:
     """Seconds that the rollout of this name continues after its answer: log-normal, capped, and a function of the name."""
     bits = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
     normal = statistics.NormalDist().inv_cdf((bits + 0.5) / 2**64)
-    return min(LONGEST_S, MEDIAN_S * math.exp(SIGMA * normal))
+    return min(LONGEST_S, MEDIAN_S * math.exp(SIGMA * normal)) / scale
 
 
-def slowest(count: int, draws: int = 2000) -> float:
+def slowest(count: int, scale: float, draws: int = 2000) -> float:
     """The mean of the longest of `count` rollouts, in seconds."""
-    return statistics.fmean(max(duration(f"{draw}.{n}") for n in range(count)) for draw in range(draws))
+    return statistics.fmean(max(duration(f"{draw}.{n}", scale) for n in range(count)) for draw in range(draws))

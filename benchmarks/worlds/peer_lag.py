@@ -65,7 +65,7 @@ class Watched(TrainerCallback):
 
 def main() -> None:
     answers = quiet_stdout()
-    model, seed, steps, rate, target, recent = sys.argv[1], *map(float, sys.argv[2:])
+    model, seed, steps, rate, target, recent, scale = sys.argv[1], *map(float, sys.argv[2:])
     torch.set_num_threads(THREADS)
     rewards: list[float] = []
     at: list[float] = []
@@ -73,7 +73,7 @@ def main() -> None:
 
     def graded(completions: list[Any], **_: Any) -> list[float]:
         nonlocal count
-        time.sleep(max(duration(f"{seed:.0f}.{count + n}") for n in range(len(completions))))  # rollouts overlap
+        time.sleep(max(duration(f"{seed:.0f}.{count + n}", scale) for n in range(len(completions))))  # rollouts overlap
         count += len(completions)
         found = [float(re.match(LIKED, said[0]["content"]) is not None) for said in completions]
         rewards.append(statistics.fmean(found))

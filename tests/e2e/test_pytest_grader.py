@@ -8,7 +8,7 @@ from tests.fakes.grading_boxes import PYTHON, GradingBoxes
 from tests.fakes.pytest_layer import SITE, pytest_layer
 
 from ostinato.core.conversation import Message, Role
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
 from ostinato.worlds.grading.apart import Apart
 from ostinato.worlds.grading.flaky import steadiness_of
@@ -168,6 +168,16 @@ async def test_a_task_without_a_solution_is_refused_unless_it_is_a_canary(grader
 async def test_a_solution_that_does_not_pass_is_named(grader):
     with pytest.raises(BadConfig, match="solution: 7 listed tests"):
         await grader.grade(task(solution={"calc.py": BROKEN}), wrote())
+
+
+async def test_tests_that_the_deadline_stopped_are_worth_another_try(grader):
+    slow = task(fail_to_pass=("test_calc.py::test_slow",), pass_to_pass=())
+    text = "import time\n\ndef test_slow():\n    time.sleep(60)\n"
+    slow = dataclasses.replace(
+        slow, grading=dataclasses.replace(slow.grading, hidden={"test_calc.py": text.encode()}, timeout_s=2.0)
+    )
+    with pytest.raises(Unavailable, match="did not end within 2 s with the solution in place"):
+        await grader.grade(slow, wrote())
 
 
 async def test_a_few_tests_beside_that_fail_with_the_solution_are_left_out(grader):

@@ -76,7 +76,7 @@ async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
     """Run the tests unsealed, then sealed until what they show is stable, each time under another hash seed.
 
     Raises BadConfig if fail-to-pass tests, or many pass-to-pass tests, do not pass with the solution (a few of the latter are left out),
-    or if what the tests show does not become stable. Raises Unavailable if nothing is collected.
+    or if what the tests show does not become stable. Raises Unavailable if nothing is collected, or if the deadline stopped the tests.
     """
     plain = await run_suite(apart, task, asked, asked.solution, sealed=False)
     if not asked.solution:
@@ -89,6 +89,8 @@ async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
         plain = await run_suite(apart, task, asked, asked.solution, sealed=False)
         broken &= _broken(every, plain)
     _collected(plain, task, asked)
+    if broken:
+        _check_ended(plain, task)
     if broken & set(asked.fail_to_pass) or len(broken) > _FAULTY * len(asked.pass_to_pass):
         raise BadConfig(
             f"task {task.id!r}: grading.solution: {len(broken)} listed tests do not pass with it, as {min(broken)!r}"
@@ -98,6 +100,7 @@ async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
     before: Testimony | None = None
     for _ in range(_TRIES):
         shown = await run_suite(apart, task, asked, asked.solution, open_places=opened)
+        _check_ended(shown, task)
         ids = dict(zip(plain.collected, shown.collected, strict=False))
         found = _unsealable([shown.tests[ids[id]] for id in listed if ids.get(id) in shown.tests], before)
         if before is not None and not found:
@@ -121,6 +124,15 @@ def _collected(plain: Testimony, task: Task, asked: PytestGrading) -> Sequence[s
             f"task {task.id!r}: pytest collected nothing from {files} with the solution in place; {plain.errors}"
         )
     return plain.collected
+
+
+def _check_ended(heard: Testimony, task: Task) -> None:
+    """Raise Unavailable if the deadline stopped the tests, since it is the machine that was too slow if they passed once."""
+    if heard.timed_out:
+        raise Unavailable(
+            f"task {task.id!r}: its tests did not end within {task.grading.timeout_s:g} s with the solution in place; "
+            "raise grading.timeout_s, or run less beside them"
+        )
 
 
 def _broken(listed: Sequence[str], plain: Testimony) -> set[str]:
@@ -200,7 +212,8 @@ async def run_suite(
         env={"PYTHONHASHSEED": str(drawn.randrange(1, 1 << 32))},
     )
     ended = f"it ended with {result.code} ({result.killed_reason or 'by itself'}): "
-    return replace(read_testimony(result.stdout, sites), errors=ended + result.stderr.decode("utf-8", "replace")[-300:])
+    errors = ended + result.stderr.decode("utf-8", "replace")[-300:]
+    return replace(read_testimony(result.stdout, sites), errors=errors, timed_out=result.timed_out)
 
 
 def _source(task: Task, path: str) -> str:

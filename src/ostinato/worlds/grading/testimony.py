@@ -49,6 +49,7 @@ class TestHeard:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Testimony:
     """All that one run reported. `forged` counts lines that no honest run sends. `errors` is the end of its stderr, for people.
+    `timed_out`: it was stopped by its deadline.
 
     Example: ``Testimony(collected=("test_calc.py::test_add",), tests={"test_calc.py::test_add": heard}, forged=0)``
     """
@@ -59,6 +60,7 @@ class Testimony:
     tests: Mapping[str, TestHeard]
     forged: int = 0
     errors: str = ""
+    timed_out: bool = False
 
 
 def read_testimony(sent: bytes, sites: Sites) -> Testimony:
