@@ -23,7 +23,7 @@ from ostinato.worlds.grading.testimony import TestHeard, Testimony, holds, passe
 from ostinato.worlds.tasks.task import Task
 
 _TRIES = 5
-_PLAIN = 3  # the most runs of the unsealed tests: a busy machine does not make a task faulty
+_PLAIN = 3  # the most runs of the unsealed tests: one failure on a busy machine does not make a task faulty
 _FAULTY = 0.1  # the largest share of the pass-to-pass tests that may be left out because they fail with the solution
 
 
@@ -127,7 +127,7 @@ def _collected(plain: Testimony, task: Task, asked: PytestGrading) -> Sequence[s
 
 
 def _check_ended(heard: Testimony, task: Task) -> None:
-    """Raise Unavailable if the deadline stopped the tests, since it is the machine that was too slow if they passed once."""
+    """Raise Unavailable, which is retried, if the deadline stopped the tests: a busy machine does not make a task faulty."""
     if heard.timed_out:
         raise Unavailable(
             f"task {task.id!r}: its tests did not end within {task.grading.timeout_s:g} s with the solution in place; "
