@@ -8,11 +8,11 @@ from tests.fakes.grading_boxes import PYTHON, GradingBoxes
 from tests.fakes.pytest_layer import SITE, pytest_layer
 
 from ostinato.core.conversation import Message, Role
-from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.errors import BadConfig
 from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
 from ostinato.worlds.grading.apart import Apart
 from ostinato.worlds.grading.flaky import steadiness_of
-from ostinato.worlds.grading.rehearsal import PytestGrading
+from ostinato.worlds.grading.rehearsal import PytestGrading, rehearse
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Split, Task
@@ -120,10 +120,15 @@ def wrote(*changes):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def grader():
+async def apart():
     backend = GradingBoxes()
-    yield PytestGrader(Apart(backend=backend, python=PYTHON))
+    yield Apart(backend=backend, python=PYTHON)
     await backend.close()
+
+
+@pytest.fixture(scope="module")
+def grader(apart):
+    return PytestGrader(apart)
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -170,14 +175,27 @@ async def test_a_solution_that_does_not_pass_is_named(grader):
         await grader.grade(task(solution={"calc.py": BROKEN}), wrote())
 
 
-async def test_tests_that_the_deadline_stopped_are_worth_another_try(grader):
-    slow = task(fail_to_pass=("test_calc.py::test_slow",), pass_to_pass=())
-    text = "import time\n\ndef test_slow():\n    time.sleep(60)\n"
-    slow = dataclasses.replace(
-        slow, grading=dataclasses.replace(slow.grading, hidden={"test_calc.py": text.encode()}, timeout_s=2.0)
+def waiting(seconds, timeout_s):
+    """A task with one test, which takes `seconds`."""
+    text = f"import time\nfrom calc import double\n\ndef test_slow():\n    time.sleep({seconds})\n    assert double(3) == 6\n"
+    made = task(fail_to_pass=("test_calc.py::test_slow",), pass_to_pass=())
+    return dataclasses.replace(
+        made, grading=dataclasses.replace(made.grading, hidden={"test_calc.py": text.encode()}, timeout_s=timeout_s)
     )
-    with pytest.raises(Unavailable, match="did not end within 2 s with the solution in place"):
-        await grader.grade(slow, wrote())
+
+
+async def test_a_solution_gets_more_time_than_an_answer_because_machines_are_busy(apart):
+    slow = waiting(1.2, timeout_s=1.0)
+    rehearsed = await rehearse(apart, slow, PytestGrading.model_validate(slow.grading.data))
+    assert list(rehearsed.ids) == ["test_calc.py::test_slow"]
+    assert not rehearsed.ungradable
+
+
+async def test_tests_that_never_end_are_named_with_the_deadline(grader):
+    with pytest.raises(
+        BadConfig, match="timeout_s is 1, and its tests do not end within 4 s with the solution in place"
+    ):
+        await grader.grade(waiting(60, timeout_s=1.0), wrote())
 
 
 async def test_a_few_tests_beside_that_fail_with_the_solution_are_left_out(grader):
