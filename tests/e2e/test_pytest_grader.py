@@ -12,7 +12,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
 from ostinato.worlds.grading.apart import Apart
 from ostinato.worlds.grading.flaky import steadiness_of
-from ostinato.worlds.grading.rehearsal import PytestGrading, rehearse
+from ostinato.worlds.grading.rehearsal import PytestGrading
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Split, Task
@@ -120,15 +120,10 @@ def wrote(*changes):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def apart():
+async def grader():
     backend = GradingBoxes()
-    yield Apart(backend=backend, python=PYTHON)
+    yield PytestGrader(Apart(backend=backend, python=PYTHON))
     await backend.close()
-
-
-@pytest.fixture(scope="module")
-def grader(apart):
-    return PytestGrader(apart)
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -184,11 +179,9 @@ def waiting(seconds, timeout_s):
     )
 
 
-async def test_a_solution_gets_more_time_than_an_answer_because_machines_are_busy(apart):
-    slow = waiting(1.2, timeout_s=1.0)
-    rehearsed = await rehearse(apart, slow, PytestGrading.model_validate(slow.grading.data))
-    assert list(rehearsed.ids) == ["test_calc.py::test_slow"]
-    assert not rehearsed.ungradable
+async def test_on_a_busy_machine_solution_and_answers_get_more_time(grader):
+    slow = waiting(2.1, timeout_s=2.0)
+    assert (await grader.grade(slow, wrote(("calc.py", RIGHT)))).solved
 
 
 async def test_tests_that_never_end_are_named_with_the_deadline(grader):

@@ -24,7 +24,7 @@ from ostinato.worlds.tasks.task import Task
 
 _TRIES = 5
 _PLAIN = 3  # the most runs of the unsealed tests: one failure on a busy machine does not make a task faulty
-_DEADLINES = (1, 2, 4)  # times the task's own deadline
+_LONGER = 4  # times its own deadline: the longest that a task's tests may take with the solution
 _FAULTY = 0.1  # the largest share of the pass-to-pass tests that may be left out because they fail with the solution
 
 
@@ -62,7 +62,8 @@ class PytestGrading(BaseModel, frozen=True, extra="forbid"):
 class Rehearsal:
     """What is needed to grade a task. `ids` maps a test's id to its id once expected values are removed from its parameters.
 
-    `ungradable`: listed tests that do not pass with the solution when sealed. `solution` is None for a canary.
+    `ungradable`: listed tests that do not pass with the solution when sealed. `solution` is None for a canary. `seconds`: the deadline that
+    sufficed for the solution and holds for answers; None: the task's own.
 
     Example: ``Rehearsal(ids={"t.py::test[1-2]": "t.py::test[1-None]"}, open_places={}, solution={...}, ungradable=())``
     """
@@ -71,6 +72,7 @@ class Rehearsal:
     open_places: Mapping[str, frozenset[Place]] = field(default_factory=dict[str, frozenset[Place]])
     solution: Mapping[str, TestHeard] | None = None
     ungradable: tuple[str, ...] = ()
+    seconds: float | None = None
 
 
 async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
@@ -82,13 +84,13 @@ async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
     if not asked.solution:
         plain = await run_suite(apart, task, asked, {}, sealed=False)
         return Rehearsal(ids={id: id for id in _collected(plain, task, asked)})
-    plain = await _solved(apart, task, asked, sealed=False)
+    plain, seconds = await _solved(apart, task, asked, task.grading.timeout_s, sealed=False)
     every = (*asked.fail_to_pass, *asked.pass_to_pass)
     broken = _broken(every, plain)
     for _ in range(_PLAIN - 1):
         if not broken:
             break
-        plain = await _solved(apart, task, asked, sealed=False)
+        plain, seconds = await _solved(apart, task, asked, seconds, sealed=False)
         broken &= _broken(every, plain)
     _collected(plain, task, asked)
     if broken & set(asked.fail_to_pass) or len(broken) > _FAULTY * len(asked.pass_to_pass):
@@ -99,7 +101,7 @@ async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
     opened: dict[str, set[Place]] = {path: set() for path in asked.files}
     before: Testimony | None = None
     for _ in range(_TRIES):
-        shown = await _solved(apart, task, asked, sealed=True, open_places=opened)
+        shown, seconds = await _solved(apart, task, asked, seconds, sealed=True, open_places=opened)
         ids = dict(zip(plain.collected, shown.collected, strict=False))
         found = _unsealable([shown.tests[ids[id]] for id in listed if ids.get(id) in shown.tests], before)
         if before is not None and not found:
@@ -109,6 +111,7 @@ async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
                 open_places={path: frozenset(places) for path, places in opened.items()},
                 solution=shown.tests,
                 ungradable=tuple(id for id in every if id not in gradable),
+                seconds=seconds,
             )
         for path, place in found:
             opened[path].add(place)
@@ -129,29 +132,27 @@ async def _solved(
     apart: Apart,
     task: Task,
     asked: PytestGrading,
+    seconds: float,
     *,
     sealed: bool,
     open_places: Mapping[str, Collection[Place]] | None = None,
-) -> Testimony:
-    """Run the tests with the solution in place, with up to four times the task's deadline: a busy machine does not make a task faulty.
+) -> tuple[Testimony, float]:
+    """Run the tests with the solution in place. Returns what they reported and the deadline that sufficed, in seconds.
 
-    Raises BadConfig if they do not end even then.
+    The deadline is doubled from `seconds` to at most four times the task's own: a busy machine does not make a task faulty. Raises
+    BadConfig if they do not end even then.
     """
-    for factor in _DEADLINES:
+    most = _LONGER * task.grading.timeout_s
+    while seconds <= most:
         heard = await run_suite(
-            apart,
-            task,
-            asked,
-            asked.solution,
-            sealed=sealed,
-            open_places=open_places,
-            seconds=factor * task.grading.timeout_s,
+            apart, task, asked, asked.solution, sealed=sealed, open_places=open_places, seconds=seconds
         )
         if not heard.timed_out:
-            return heard
+            return heard, seconds
+        seconds *= 2
     raise BadConfig(
         f"task {task.id!r}: grading.timeout_s is {task.grading.timeout_s:g}, and its tests do not end within "
-        f"{_DEADLINES[-1] * task.grading.timeout_s:g} s with the solution in place: raise it"
+        f"{most:g} s with the solution in place: raise it"
     )
 
 

@@ -54,7 +54,9 @@ class PytestGrader:
             rollout.changes,
             CountedSources(sources=asked.sources, roots=asked.path, tests=(*asked.files, *task.grading.hidden)),
         )
-        heard = await run_suite(self._apart, task, asked, _texts(filtered), open_places=rehearsal.open_places)
+        heard = await run_suite(
+            self._apart, task, asked, _texts(filtered), open_places=rehearsal.open_places, seconds=rehearsal.seconds
+        )
         return _graded(asked, rehearsal, filtered, heard)
 
     async def _rehearsed(self, task: Task, asked: PytestGrading) -> Rehearsal:
