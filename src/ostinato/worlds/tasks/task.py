@@ -22,6 +22,7 @@ class Split(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grading:
     """How an outcome is graded: a grader's name and what it needs. `hidden` are files that only the grader's own sandbox ever sees.
+    `timeout_s` is for one run of its programs; with `pytest`, up to four times as much if the reference solution needs it.
 
     Example: ``Grading(grader="pytest", data={"fail_to_pass": ["test_calc.py::test_add"]}, hidden={"test_calc.py": b"..."})``
     """
