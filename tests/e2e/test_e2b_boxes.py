@@ -133,13 +133,37 @@ async def test_a_start_that_fails_leaves_no_machine(server, monkeypatch, path):
     await boxes.close()
 
 
-async def test_a_cancelled_start_leaves_no_machine(boxes, server):
+async def test_a_start_cancelled_at_any_moment_is_cancelled_and_leaves_no_machine(boxes, server):
+    for hundredths in range(0, 15):  # from before the request is sent to after the helper has been started
+        starting = asyncio.create_task(boxes.start(SandboxSpec()))
+        await asyncio.sleep(hundredths / 100)
+        starting.cancel()
+        try:
+            await (await starting).stop()
+        except asyncio.CancelledError:
+            assert starting.cancelled()
+        else:
+            break  # it had ended before
+        await asyncio.sleep(0.03)
+        await until(lambda: server.machines == {})
+    assert len(server.ended) > 2
+
+
+async def test_a_cancellation_that_the_sdk_answers_with_an_error_is_one(boxes, server, monkeypatch):
+    async def run(*_, **__):
+        try:
+            await asyncio.sleep(30.0)
+        except asyncio.CancelledError as error:
+            raise RuntimeError("Request was cancelled") from error
+
+    monkeypatch.setattr("e2b.sandbox_async.commands.command.Commands.run", run)
     starting = asyncio.create_task(boxes.start(SandboxSpec()))
-    await until(lambda: server.machines)
+    await until(lambda: any(path == "/files" for _, path, _ in server.asked))
+    await asyncio.sleep(0.1)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    await until(lambda: server.machines == {})
+    assert server.machines == {}
 
 
 async def test_a_template_that_cannot_serve_is_named(server, monkeypatch):

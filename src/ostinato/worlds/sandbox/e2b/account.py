@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import uuid
@@ -49,7 +50,18 @@ class Account:
             raise BadConfig(_NO_KEY)
 
     async def machine(self) -> Machine:
-        """Create a machine without a network. Raises BadConfig if the key or the template is refused, Unavailable."""
+        """Create a machine without a network. Cancelled, it first ends the machine that the server may have made by then.
+
+        Raises BadConfig if the key or the template is refused, Unavailable.
+        """
+        creating = asyncio.create_task(self._create())
+        try:
+            return await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            await asyncio.shield(_undone(creating))
+            raise
+
+    async def _create(self) -> Machine:
         with self.explained("start a sandbox"):
             sandbox = await self._sdk.AsyncSandbox.create(
                 template=self._template,
@@ -65,13 +77,22 @@ class Account:
 
     @contextlib.contextmanager
     def explained(self, doing: str) -> Generator[None]:
-        """Turn any error of the SDK into one of ours that keeps its message, except for the key."""
+        """Turn any error of the SDK into one of ours that keeps its message, except for the key.
+
+        The SDK answers some cancellations with an error of its own, or with a result: here they are raised after all.
+        """
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
         try:
             yield
         except OstinatoError:
             raise
         except Exception as error:  # noqa: BLE001 - a server that answers nonsense makes the SDK raise anything
+            if task and task.cancelling() > before:
+                raise asyncio.CancelledError from None
             raise self._ours(error, doing) from None  # its own text may hold the key
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError
 
     def _ours(self, error: Exception, doing: str) -> OstinatoError:
         sdk = self._sdk
@@ -160,3 +181,9 @@ class Following:
         """Stop listening."""
         with contextlib.suppress(Exception):
             await self._handle.disconnect()
+
+
+async def _undone(creating: asyncio.Task[Machine]) -> None:
+    """End the machine once it is made. It ends by itself later if that fails."""
+    with contextlib.suppress(OstinatoError):
+        await (await creating).kill()
