@@ -61,10 +61,9 @@ def test_harbors_folders_are_shown_as_well(tmp_path):
 
 
 def test_a_package_in_both_splits_is_told(tmp_path):
-    about = {"about": {"package": "tabulate"}}
     tasks = [
-        calc_task(**about),
-        calc_task(id="b", **about, split=Split.HELD_OUT),
+        calc_task(about={"package": "Tabulate"}),
+        calc_task(id="b", about={"package": "tabulate"}, split=Split.HELD_OUT),
         calc_task(id="c", about={"package": "parse"}),
     ]
     assert shared_packages(taskset_of("tasks", tasks)) == ["tabulate"]

@@ -46,6 +46,18 @@ def test_a_signature_over_several_lines_keeps_its_shape():
     assert "    @lru_cache\n    def _cell_width(\n        self,\n        text: str,\n    ) -> int:\n\n" in words
 
 
+def test_comments_and_colons_inside_a_signature_do_not_cut_it():
+    header = """@deco(key=lambda x: {"#": x})
+def draw(
+    text,  # what is drawn: a line
+    sizes: dict[str, int] = {"a": 1},
+) -> "list[str]":"""
+    (drawn,) = functions_of(
+        "chart.py", f"{header}  # type: ignore\n    # drawn: below\n    found = text\n    return found\n"
+    )
+    assert drawn.signature == header
+
+
 def test_a_property_is_called_one():
     for function in (TITLE, FOOTER):
         assert f"the property `{function.name}`" in instruct(TaskKind.REMOVAL, function, "charts", TESTS)

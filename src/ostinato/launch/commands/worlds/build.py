@@ -18,6 +18,7 @@ from ostinato.launch.views.plain import plain
 from ostinato.worlds.building.config import BuildConfig
 from ostinato.worlds.building.package_build import BuildPlace, PackageBuild, PackageYield
 from ostinato.worlds.building.sources.fetch import fetch_sdist
+from ostinato.worlds.building.sources.package import canonical
 from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import save, taskset_of
 
@@ -89,7 +90,7 @@ async def _one(
     try:
         progress("fetching it", 0, 0.0)
         build = PackageBuild(place, config, await fetch_sdist(package), package, split)
-        if splits.setdefault(build.tree.name, split) is not split:
+        if splits.setdefault(canonical(build.tree.name), split) is not split:
             raise BadRequest(
                 f"{build.tree.name} is already used for training; name a package for one split only", field="package"
             )

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ostinato.app.worlds_grading import check_grading
 from ostinato.launch.views.plain import plain
+from ostinato.worlds.building.sources.package import canonical
 from ostinato.worlds.harness.opening import HARNESSES, is_agent, no_harness
 from ostinato.worlds.tasks.harbor.reading import load_harbor
 from ostinato.worlds.tasks.task import Split, Task, Taskset
@@ -44,9 +45,9 @@ def show_taskset(file: Path, console: Console) -> None:
 
 
 def shared_packages(taskset: Taskset) -> list[str]:
-    """The packages (`about.package`) that have tasks in both splits."""
+    """The packages (`about.package`, by their canonical names) that have tasks in both splits."""
     taught, held_out = (
-        {task.about["package"] for task in taskset.tasks if task.split is split and "package" in task.about}
+        {canonical(task.about["package"]) for task in taskset.tasks if task.split is split and "package" in task.about}
         for split in (Split.TRAIN, Split.HELD_OUT)
     )
     return sorted(taught & held_out)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import io
 import textwrap
+import tokenize
 from dataclasses import dataclass
 
+_OPEN, _CLOSED = {"(", "[", "{"}, {")", "]", "}"}
 _SAYS_NOTHING = {"None", "Any", "object"}  # as an annotation
 _LEFT_OUT = {"overload", "setter", "getter", "deleter", "register", "abstractmethod"}  # parts of another definition
 
@@ -14,8 +17,8 @@ _LEFT_OUT = {"overload", "setter", "getter", "deleter", "register", "abstractmet
 class Function:
     """A top-level function, or a method of a top-level class. Lines count from 1; `first` is the line of its first decorator, if any.
 
-    `code_lines` counts the lines of its body that are neither blank, comment nor docstring. `signature` is the text before the body,
-    including decorators; `types` counts the type annotations in it that say something.
+    `code_lines` counts the lines of its body that are neither blank, comment nor docstring. `signature` is the text up to
+    the colon before the body, including decorators; `types` counts the type annotations in it that say something.
 
     Example: ``Function(path="calc.py", name="Stack.pop", first=3, last=6, code_lines=3, docstring="Take one.", signature="def pop(self):",
     in_class=True)``
@@ -75,10 +78,23 @@ def _function(path: str, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef
         last=last,
         code_lines=sum(bool(line) and not line.startswith("#") for line in code),
         docstring=docstring,
-        signature=textwrap.dedent("".join(lines[first - 1 : start])).split("#")[0].strip(),
+        signature=_header(textwrap.dedent("".join(lines[first - 1 : start]))),
         in_class="." in name,
         types=_types(node),
     )
+
+
+def _header(text: str) -> str:
+    """Decorators and the `def`, up to the colon before the body."""
+    lines = text.splitlines(keepends=True)
+    depth, defined = 0, False
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        defined = defined or token.string == "def"
+        depth += (token.string in _OPEN) - (token.string in _CLOSED)
+        if defined and depth == 0 and token.string == ":":
+            row, column = token.end
+            return "".join([*lines[: row - 1], lines[row - 1][:column]])
+    return text.strip()
 
 
 def functions_of(path: str, text: str) -> list[Function]:

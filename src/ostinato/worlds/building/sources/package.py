@@ -28,7 +28,8 @@ _NOT_NEEDED = re.compile(
 )
 
 
-def _normal(name: str) -> str:
+def canonical(name: str) -> str:
+    """A project's name as PyPI compares names (PEP 503): lower case, and "-" for any run of "-", "_" and "."."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -82,27 +83,27 @@ def _requirements(metadata: Any, pyproject: Mapping[str, Any]) -> tuple[list[str
         extra = re.search(r"""extra\s*==\s*['"]([^'"]+)['"]""", marker)
         if extra is None:
             needed.append(line)
-        elif _TEST_EXTRAS.match(_normal(extra[1])):
+        elif _TEST_EXTRAS.match(canonical(extra[1])):
             rest = re.sub(r"""\s*(and)?\s*\(?\s*extra\s*==\s*['"][^'"]+['"]\s*\)?\s*(and)?\s*""", "", marker).strip()
             testing.append(requirement.strip() + (f"; {rest}" if rest else ""))
     groups = pyproject.get("dependency-groups", {})
     for name, group in groups.items() if isinstance(groups, dict) else ():
-        if _TEST_EXTRAS.match(_normal(name)):
+        if _TEST_EXTRAS.match(canonical(name)):
             testing += [each for each in group if isinstance(each, str)]
     wanted = [
-        each for each in testing if not _NOT_NEEDED.match(_normal(re.split(r"[\s<>=!~;\[]", each, maxsplit=1)[0]))
+        each for each in testing if not _NOT_NEEDED.match(canonical(re.split(r"[\s<>=!~;\[]", each, maxsplit=1)[0]))
     ]
     return needed, wanted
 
 
 def _modules(files: Mapping[str, bytes], name: str) -> tuple[str, tuple[str, ...]]:
     """The import root and the names of the modules there: those named like the package if any, else others found there."""
-    wanted = {_normal(name), _normal(name.removeprefix("python-")), _normal(name.removeprefix("py"))}
+    wanted = {canonical(name), canonical(name.removeprefix("python-")), canonical(name.removeprefix("py"))}
     for root in _ROOTS:
         here = {path[len(root) :] for path in files if path.startswith(root)}
         packages = {path.split("/")[0] for path in here if path.count("/") == 1 and path.endswith("/__init__.py")}
         single = {path.removesuffix(".py") for path in here if "/" not in path and path.endswith(".py")}
-        found = {each for each in packages | single if _normal(each) in wanted}
+        found = {each for each in packages | single if canonical(each) in wanted}
         if not found and root:
             found = packages | single
         if not found:
@@ -131,7 +132,7 @@ def read_tree(files: Mapping[str, bytes], project: str) -> SourceTree:
         raise BadRequest(f"{project}: no PKG-INFO at the top; is this a source distribution?", field="package")
     metadata = Parser().parsestr(files["PKG-INFO"].decode("utf-8", "replace"))
     name, version = str(metadata["Name"]), str(metadata["Version"])
-    if _normal(name) in _PYTEST_NEEDS:
+    if canonical(name) in _PYTEST_NEEDS:
         raise BadRequest(
             f"{project}: pytest itself imports it, so a change would break the tests' own tool", field="package"
         )
