@@ -33,6 +33,30 @@ async def test_a_server_that_was_started_again_gets_its_weights_back(quick_looks
     assert (chunks[-1].finish, runs(chunks)) == (Finish.LENGTH, [1])
 
 
+async def test_a_server_that_was_started_again_is_not_asked_while_it_fetches_its_weights(quick_looks):
+    fakes, go_on, asked = [TokenVllm(SCRIPT) for _ in range(2)], asyncio.Event(), asyncio.Event()
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await engine.load("live", version(1))
+        driver = engine._servers[0].driver
+        honest = driver.stage
+
+        async def stage(policy):
+            asked.set()
+            await go_on.wait()
+            return await honest(policy)
+
+        driver.stage = stage
+        fakes[0].forget()
+        await asyncio.wait_for(asked.wait(), 5)
+        for _ in range(4):
+            chunks = await collect(engine, ask(max_tokens=2))
+            assert (chunks[-1].finish, runs(chunks)) == (Finish.LENGTH, [1])
+        assert (len(fakes[0].requests), len(fakes[1].requests)) == (0, 4)
+        go_on.set()
+        await until(lambda: fakes[0].label == "hash1")
+        await until(lambda: len(engine._fleet.candidates("live")) == 2)
+
+
 async def test_nobody_waits_for_the_download_of_a_server_that_was_started_again_before_it_loaded(quick_looks):
     fakes, go_on, asked = [TokenVllm(SCRIPT) for _ in range(3)], asyncio.Event(), []
     async with vllm_engine(*fakes, replicas={"live": 2}) as engine:

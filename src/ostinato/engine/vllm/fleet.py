@@ -286,13 +286,13 @@ class Fleet:
                 replica.well = True
                 replica.stand_for(slot)
             return
+        known = replica.policy is None or replica.policy.hash == served
+        if replica.well and not known and not replica.swapping and replica.state == seen:
+            replica.set_aside()  # it was restarted, and would answer with other weights while it fetches
+            return
         promised = self._promised.get(replica)
         if promised is not None and replica.may_stand_for(promised):
-            # it must fetch another version, and keep it until it loads it
-            known = replica.policy is None or replica.policy.hash == served
-            if replica.well and not known and not replica.swapping and replica.state == seen:
-                replica.set_aside()  # it was restarted
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_LOOK_S)  # it must fetch another version, and keep it until it loads it
             return
         async with replica.driving:
             await replica.server.driver.stage(policy)
