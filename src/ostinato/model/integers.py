@@ -102,7 +102,7 @@ class Integers:
     @property
     def name(self) -> str:
         """The name in a numerics contract. It leaves the library out, because exact sums have one value."""
-        return f"int8 weights by output, activations of {2 * self.most + 1} levels by row"
+        return f"int8 weights by output, activations of {2 * self.most + 1} levels by row, both rotated"
 
     def matrix(self, weight_OI: Tensor) -> Matrix:
         """Lay out an int8 weight [outputs, inputs]."""

@@ -1,8 +1,9 @@
 # pyright: basic, reportCallIssue=false
 """Quantisation of rows to a scale and integer levels, and dequantisation of the sums of their products.
 
-For a row x with a = max |x_d|: the scale is a / most, level d is x_d (most / a) rounded to nearest, ties to even, so that |level| <= most.
-A row that is almost zero has scale 0 and levels 0. A row with a NaN or an infinity has the scale NaN, so all results from it are NaN.
+A row is first rotated (`kernels.hadamard`). For a rotated row x with a = max |x_d|: the scale is a / most, level d is x_d (most / a)
+rounded to nearest, ties to even, so that |level| <= most. A row that is almost zero has scale 0 and levels 0. A row with a NaN or an
+infinity has the scale NaN, so all results from it are NaN.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ostinato.model.kernels.arithmetic import ROUND, load, store
+from ostinato.model.kernels.arithmetic import ROUND, store
+from ostinato.model.kernels.hadamard import rotate_row
 from ostinato.model.kernels.vector import WIDE, add16, all16, fma16, load16, max16, mul16, store16, sub16, sum16, top16
 
 _LEAST = np.float32(1e-30)  # below it the reciprocal of a row's largest number would overflow
@@ -22,23 +24,24 @@ def to_levels(x_ND, most, zero, levels_ND, scales_N):
     rows, dim = x_ND.shape
     whole = dim // WIDE * WIDE
     nothing = all16(np.float32(0.0))
+    rotated = np.empty((1, dim), np.float32)
     for n in range(rows):
+        rotate_row(x_ND, n, rotated)
         top, odd = nothing, nothing
         for d in range(0, whole, WIDE):
-            x = load16(x_ND, n, d)
+            x = load16(rotated, 0, d)
             top = max16(max16(top, x), sub16(nothing, x))
             odd = fma16(x, nothing, odd)
         largest, stray = top16(top), sum16(odd)
         for d in range(whole, dim):
-            x = load(x_ND[n, d])
-            largest = max(largest, abs(x))
-            stray += x * np.float32(0.0)
+            largest = max(largest, abs(rotated[0, d]))
+            stray += rotated[0, d] * np.float32(0.0)
         if largest < _LEAST:
             scales_N[n], factor = stray, np.float32(0.0)
         else:
             scales_N[n], factor = largest / most + stray, most / largest
         for d in range(dim):
-            levels_ND[n, d] = ((load(x_ND[n, d]) * factor + ROUND) - ROUND) + zero
+            levels_ND[n, d] = ((rotated[0, d] * factor + ROUND) - ROUND) + zero
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -200,6 +200,23 @@ def away16(typingctx: Any, value: Any) -> Any:
 
 
 @intrinsic
+def hadamard16(typingctx: Any, value: Any) -> Any:
+    """The sixteen lanes times the 16 x 16 Hadamard matrix of +1 and -1 (Sylvester's order), joined 1, 2, 4 and 8 apart."""
+    del typingctx, value
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del context, signature
+        value = args[0]
+        for apart in (1, 2, 4, 8):
+            other = builder.shuffle_vector(value, value, _words(*(lane ^ apart for lane in range(WIDE))))
+            signs = ir.Constant(_FLOATS, [-1.0 if lane & apart else 1.0 for lane in range(WIDE)])
+            value = _fused(builder, value, signs, other)
+        return value
+
+    return v16(v16), generate
+
+
+@intrinsic
 def sum16(typingctx: Any, value: Any) -> Any:
     """The sum of the lanes, folded 8, 4, 2, 1."""
     del typingctx, value

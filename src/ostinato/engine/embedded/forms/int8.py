@@ -1,7 +1,8 @@
 """Linear layers that multiply 8-bit integers: their results differ from the trainer's, and their weights take a quarter of fp32's memory.
 
-Each output has one scale for its weights, and each row one for its activations, computed per row at run time, so that an answer does not
-depend on others in its batch. Sums are exact (`model.integers`); rounding happens when numbers become levels, and once more at the end.
+Weights and activations are rotated by the same Hadamard matrix, which spreads a large channel over many (`kernels.hadamard`). Each output
+has one scale for its weights, and each row one for its activations, computed per row at run time, so that an answer does not depend on
+others in its batch. Sums are exact (`model.integers`); rounding happens when numbers become levels, and once more at the end.
 The output head keeps its precision by default, since its errors would go directly into the logits.
 """
 
@@ -21,6 +22,7 @@ from ostinato.engine.embedded.forms.fused import fuse
 from ostinato.engine.embedded.forms.packed import PackedLinear
 from ostinato.model import routing
 from ostinato.model.integers import WEIGHT_LEVELS, Integers
+from ostinato.model.kernels.hadamard import block, rotate
 from ostinato.model.kernels.levels import from_sums, to_levels
 from ostinato.model.linear import Linear
 from ostinato.model.paged import array
@@ -36,11 +38,16 @@ NO_LINEARS = (
 
 
 def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """Levels [O, I] in int8, in [-127, 127], and scales [O] in fp32: level x scale is within half a scale of the weight."""
-    weight = weight_OI.detach().float()
+    """Levels [O, I] in int8, in [-127, 127], and scales [O] in fp32: level x scale is within half a scale of the rotated weight.
+
+    The scales are divided by the rotation's block size, as its products are that many times too large.
+    """
+    weight = torch.empty(weight_OI.shape, dtype=torch.float32)
+    rotate(array(weight_OI.float().contiguous()), weight.numpy())
     scales_O = weight.abs().amax(1) / WEIGHT_LEVELS
     factors_O = torch.where(scales_O > 0, scales_O, 1.0).reciprocal()
-    return (weight * factors_O[:, None]).round_().clamp_(-WEIGHT_LEVELS, WEIGHT_LEVELS).to(torch.int8), scales_O
+    levels_OI = (weight * factors_O[:, None]).round_().clamp_(-WEIGHT_LEVELS, WEIGHT_LEVELS).to(torch.int8)
+    return levels_OI, scales_O / block(weight.shape[1])
 
 
 class Int8Linear(nn.Module):
