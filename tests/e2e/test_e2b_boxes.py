@@ -134,9 +134,9 @@ async def test_a_start_that_fails_leaves_no_machine(server, monkeypatch, path):
 
 
 async def test_a_start_cancelled_at_any_moment_is_cancelled_and_leaves_no_machine(boxes, server):
-    for hundredths in range(0, 15):  # from before the request is sent to after the helper has been started
+    for ms in range(0, 150, 7):  # from before the request is sent to after the helper has been started
         starting = asyncio.create_task(boxes.start(SandboxSpec()))
-        await asyncio.sleep(hundredths / 100)
+        await asyncio.sleep(ms / 1000)
         starting.cancel()
         try:
             await (await starting).stop()
@@ -150,7 +150,10 @@ async def test_a_start_cancelled_at_any_moment_is_cancelled_and_leaves_no_machin
 
 
 async def test_a_cancellation_that_the_sdk_answers_with_an_error_is_one(boxes, server, monkeypatch):
+    running = asyncio.Event()
+
     async def run(*_, **__):
+        running.set()
         try:
             await asyncio.sleep(30.0)
         except asyncio.CancelledError as error:
@@ -158,8 +161,7 @@ async def test_a_cancellation_that_the_sdk_answers_with_an_error_is_one(boxes, s
 
     monkeypatch.setattr("e2b.sandbox_async.commands.command.Commands.run", run)
     starting = asyncio.create_task(boxes.start(SandboxSpec()))
-    await until(lambda: any(path == "/files" for _, path, _ in server.asked))
-    await asyncio.sleep(0.1)
+    await asyncio.wait_for(running.wait(), 20.0)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

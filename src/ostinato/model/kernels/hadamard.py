@@ -13,7 +13,7 @@ from ostinato.model.kernels.arithmetic import load
 from ostinato.model.kernels.vector import WIDE, add16, hadamard16, load16, store16, sub16
 
 
-@njit
+@njit(nogil=True, cache=True)
 def block(width):
     """The number b of entries in a block; 1, which rotates nothing, for a width that is no multiple of 16."""
     return width & -width if width % WIDE == 0 else 1

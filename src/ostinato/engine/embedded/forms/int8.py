@@ -43,7 +43,7 @@ def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     The scales are divided by the rotation's block size, as its products are that many times too large.
     """
     weight = torch.empty(weight_OI.shape, dtype=torch.float32)
-    rotate(array(weight_OI.float().contiguous()), weight.numpy())
+    rotate(array(weight_OI.contiguous()), weight.numpy())
     scales_O = weight.abs().amax(1) / WEIGHT_LEVELS
     factors_O = torch.where(scales_O > 0, scales_O, 1.0).reciprocal()
     levels_OI = (weight * factors_O[:, None]).round_().clamp_(-WEIGHT_LEVELS, WEIGHT_LEVELS).to(torch.int8)

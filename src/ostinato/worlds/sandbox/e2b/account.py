@@ -83,16 +83,19 @@ class Account:
         """
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
+
+        def check() -> None:
+            if task and task.cancelling() > before:
+                raise asyncio.CancelledError from None
+
         try:
             yield
         except OstinatoError:
             raise
         except Exception as error:  # noqa: BLE001 - a server that answers nonsense makes the SDK raise anything
-            if task and task.cancelling() > before:
-                raise asyncio.CancelledError from None
+            check()
             raise self._ours(error, doing) from None  # its own text may hold the key
-        if task and task.cancelling() > before:
-            raise asyncio.CancelledError
+        check()
 
     def _ours(self, error: Exception, doing: str) -> OstinatoError:
         sdk = self._sdk
