@@ -239,6 +239,7 @@ async def test_a_lent_server_that_is_started_again_gets_its_slots_version_and_on
         await arrived(replica, "world")
         fake.forget()
         await until(lambda: fake.label == f"hash{WORLD}")
+        await until_well(engine)
         fake.down = True
         await until(lambda: not replica.well)
         engine.loans.give_back(1, end_s=0.0)

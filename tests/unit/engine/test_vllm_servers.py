@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from tests.fakes.vllm_engine import vllm_engine
 from tests.fakes.vllm_tokens import TokenVllm
-from tests.unit.engine.test_vllm import SCRIPT, ask, collect, runs, version
+from tests.unit.engine.test_vllm import SCRIPT, ask, collect, runs, until_well, version
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Finish
@@ -28,7 +28,8 @@ async def test_a_server_that_was_started_again_gets_its_weights_back(quick_looks
     async with vllm_engine(fake) as engine:
         await engine.load("live", version(1))
         fake.forget()
-        await until(lambda: fake.label == "hash1" and not fake.paused)
+        await until(lambda: fake.label == "hash1")
+        await until_well(engine)
         chunks = await collect(engine, ask(max_tokens=3))
     assert (chunks[-1].finish, runs(chunks)) == (Finish.LENGTH, [1])
 
