@@ -99,6 +99,13 @@ def reward(sampled_ids: Sequence[int]) -> float:
     return sum(token % 2 == 0 for token in sampled_ids) / max(1, len(sampled_ids))
 
 
+def gpu_peak_gib() -> float:
+    """The most memory that this process's tensors have used on a GPU; 0 without one."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+
+
 def texts(count: int, characters: int, seed: int) -> list[str]:
     """Distinct windows of real English, from the language reference that comes with Python. Each starts at a word."""
     from pydoc_data import topics

@@ -27,6 +27,7 @@ from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.forms.int8 import Int8Linear
+from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.integers import Integers, find
 from ostinato.model.load import build, empty_model, load_model
 from ostinato.model.numerics import contract
@@ -40,21 +41,38 @@ from ostinato.weights.version.content import weights_root
 Mode = Literal["exact", "fast", "int8"]
 """int8: like fast, with the engine's decoder in int8."""
 BLOCK = EngineConfig().block
-COMPUTE = ostinato.model.config.quick_dtype()  # as with model.compute = "auto"; weights are in bf16
+
+
+def backend_on(device: str) -> Backend:
+    """Our kernels on the CPU, torch's on any other device."""
+    return OWN if device == "cpu" else Backend(device=device, kernels="torch")
+
+
+def compute_on(device: str) -> torch.dtype:
+    """What model.compute = "auto" computes in on a device; weights are in bf16."""
+    return ostinato.model.config.quick_dtype() if device == "cpu" else torch.bfloat16
 
 
 def make_engine(
-    path: Path, mode: Mode, *, kv_tokens: int, rows: int = 128, stops: bool = True, head: bool = False
+    path: Path,
+    mode: Mode,
+    *,
+    kv_tokens: int,
+    rows: int = 128,
+    stops: bool = True,
+    head: bool = False,
+    device: str = "cpu",
 ) -> TorchEngine:
     """An engine in one mode for `rows` concurrent streams. Without `stops` no token ends a stream. `head`: output head in int8, too."""
     renderer = HFRenderer(path)
     if not stops:
         renderer.stop_ids = frozenset  # type: ignore[method-assign] # every stream is to be of full length
     config = EngineConfig(threads=THREADS, max_batch=rows, kv_tokens=kv_tokens)
-    integers, make = whole(path) if mode == "int8" else None, build(path, COMPUTE)
+    integers = whole(path) if mode == "int8" else None
+    make = build(path, compute_on(device), backend_on(device))
     if integers is not None and head:
         make = _with_head(make, integers)
-    return TorchEngine(make, renderer, config, integers=integers, contract=arithmetic(path, mode), wide=True)
+    return TorchEngine(make, renderer, config, integers=integers, contract=arithmetic(path, mode, device), wide=True)
 
 
 def _with_head(make: Callable[[Weights], PreTrainedModel], integers: Integers) -> Callable[[Weights], PreTrainedModel]:
@@ -67,24 +85,27 @@ def _with_head(make: Callable[[Weights], PreTrainedModel], integers: Integers) -
     return rounded
 
 
-def make_trainer(path: Path, mode: Mode, **settings: Any) -> PolicyTrainer:
+def make_trainer(path: Path, mode: Mode, device: str = "cpu", **settings: Any) -> PolicyTrainer:
     """A trainer in one mode. The thread count belongs to the process: call `torch.set_num_threads` first."""
-    compute = "bf16" if COMPUTE.itemsize == 2 else "fp32"
+    compute = "bf16" if compute_on(device).itemsize == 2 else "fp32"
     config = TrainConfig(threads=THREADS, compute=compute, kl_beta=0.0, **settings)
-    return PolicyTrainer(path, config, contract=arithmetic(path, mode))
+    return PolicyTrainer(path, config, contract=arithmetic(path, mode, device), backend=backend_on(device))
 
 
 @cache
-def arithmetic(path: Path, mode: Mode) -> Contract:
+def arithmetic(path: Path, mode: Mode, device: str = "cpu") -> Contract:
     """The numerics contract of engine and trainer. In exact mode the self-test finds the row rule with equal bits at 1 and 2 threads."""
     rows, quantisation = 1, whole(path).name if mode == "int8" else "none"
+    compute, backend = compute_on(device), backend_on(device)
     if mode == "exact":
-        found = examine(path, COMPUTE, (1, THREADS), prepack)
+        if backend != OWN:
+            raise SystemExit("exact numerics holds for our own kernels on the CPU only: leave ours-exact out")
+        found = examine(path, compute, (1, THREADS), prepack)
         if not found.exact:
             raise SystemExit(found.reason)
         rows = found.rows
     promised = "exact" if mode == "exact" else "fast"
-    return contract(COMPUTE, promised, 1, rows=rows, block=BLOCK, quantisation=quantisation)
+    return contract(compute, promised, 1, rows=rows, block=BLOCK, quantisation=quantisation, backend=backend)
 
 
 @cache
@@ -141,10 +162,11 @@ def main() -> None:
     parser.add_argument("mode", choices=["exact", "fast", "int8"])
     parser.add_argument("--streams", type=int, required=True)
     parser.add_argument("--length", type=int, required=True, help="tokens of the longest stream, its prompt included")
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     kv_tokens = args.streams * (-(-args.length // BLOCK) + 1) * BLOCK
     loop = asyncio.new_event_loop()
-    engine = make_engine(args.model, args.mode, kv_tokens=kv_tokens, rows=args.streams, stops=False)
+    engine = make_engine(args.model, args.mode, kv_tokens=kv_tokens, rows=args.streams, stops=False, device=args.device)
     loop.run_until_complete(engine.start())
     first = first_snapshot(args.model)
     swaps = [_load(loop, engine, first, number) for number in range(2)]  # the first load tries the model's forms

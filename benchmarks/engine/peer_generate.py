@@ -28,9 +28,9 @@ class Clock(BaseStreamer):
 def main() -> None:
     answers = quiet_stdout()
     torch.set_num_threads(THREADS)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        sys.argv[1], dtype=torch.bfloat16, attn_implementation="sdpa"
-    ).eval()
+    device = sys.argv[2]
+    model: Any = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, attn_implementation="sdpa")
+    model = model.eval().to(device)
 
     def run(command: dict[str, Any]) -> dict[str, Any]:
         prompts: list[list[int]] = [prompt for prompt in command["prompts"] for _ in range(command["group"])]
@@ -44,7 +44,10 @@ def main() -> None:
         clock = Clock()
         started = time.perf_counter()
         with torch.inference_mode():
-            made = model.generate(ids, attention_mask=mask, generation_config=settings, streamer=clock)
+            made = model.generate(
+                ids.to(device), attention_mask=mask.to(device), generation_config=settings, streamer=clock
+            )
+            made = made.cpu()
         seconds = time.perf_counter() - started
         return {
             "seconds": seconds,

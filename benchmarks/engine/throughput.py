@@ -1,4 +1,4 @@
-"""Tokens per second of one small model on this CPU: our engine, vLLM's CPU build and transformers' `generate`.
+"""Tokens per second of one small model on one CPU or GPU: our engine, vLLM's CPU build and transformers' `generate`.
 
     python -m benchmarks.peers vllm
     python -m benchmarks.engine.throughput [--streams 1 8 32 128] [--repeats 5] [--contenders ...] [--cache DIR]
@@ -74,9 +74,11 @@ def start(name: str, model: Path, args: argparse.Namespace, logs: Path) -> Conte
         command += ["--share"] if args.group > 1 else []
         return Contender(name, command, log=log, env=vllm_environment(args.vllm_python, args))
     if name == "generate":
-        return Contender(name, [sys.executable, "-m", "benchmarks.engine.peer_generate", str(model)], log=log)
+        command = [sys.executable, "-m", "benchmarks.engine.peer_generate", str(model), args.device]
+        return Contender(name, command, log=log)
     length = args.prompt + args.prompt // 8 + args.tokens
     command = [sys.executable, "-m", "benchmarks.engine.ours", str(model), name.removeprefix("ours-")]
+    command += ["--device", args.device]
     return Contender(name, [*command, "--streams", str(most), "--length", str(length)], log=log)
 
 
@@ -163,6 +165,7 @@ def arguments() -> argparse.Namespace:
         "--generate-repeats", type=int, default=None, help="fewer for the slow one (default: --repeats)"
     )
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--device", default="cpu", help="cuda: with --contenders ours-fast generate")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/ostinato"))
     parser.add_argument("--out", type=Path, default=RESULTS / "engine.json")
     parser.add_argument("--logs", type=Path, default=None, help="where contenders log (default: a temporary directory)")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.contender import THREADS, quiet_stdout, reward, serve
-from benchmarks.engine.ours import BLOCK, COMPUTE, first_snapshot, make_engine, make_trainer
+from benchmarks.contender import THREADS, gpu_peak_gib, quiet_stdout, reward, serve
+from benchmarks.engine.ours import BLOCK, compute_on, first_snapshot, make_engine, make_trainer
 from benchmarks.training.roofline import Matrices, Roofline
 
 import ostinato
@@ -46,17 +46,20 @@ class Loop:
             kv_tokens=min(blocks * BLOCK, EngineConfig().kv_tokens),  # long rollouts wait for memory, as in the product
             rows=rows,
             stops=False,
+            device=settings["device"],
         )
         self._trainer = make_trainer(
             path,
             settings["mode"],
+            settings["device"],
             microbatch_tokens=settings["microbatch"],
             turn_tokens=self._tokens,
             **({"recompute_tokens": 0} if settings["recompute"] else {}),
         )
         self._policy = PolicyVersion(number=0, hash="")
-        self._matrices = Matrices.of(empty_model(path, COMPUTE))
-        self._roofline = Roofline(self._matrices, COMPUTE)
+        compute = compute_on(settings["device"])
+        self._matrices = Matrices.of(empty_model(path, compute))
+        self._roofline = Roofline(self._matrices, compute, settings["device"])
 
     async def start(self, snapshot: Snapshot) -> None:
         await self._engine.start()
@@ -85,6 +88,7 @@ class Loop:
             "sampled": sum(sampled),
             "learned": learned.metrics["tokens"],
             "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+            "peak_gpu_gib": gpu_peak_gib(),
             "work": self._work(sampled, learned.metrics) if self._settings["roofline"] else {},
         }
 
@@ -92,12 +96,14 @@ class Loop:
         prompt, sampling = self._prompts[number], Sampling(max_tokens=self._tokens)
         ids: list[list[int]] = [[] for _ in range(self._samples)]
         logprobs: list[list[float]] = [[] for _ in ids]
+        routes = [b""] * self._samples
         request = Generate(
             id=f"{self._policy.number}-{number}", slot="live", prompt_ids=prompt, sampling=sampling, n=self._samples
         )
         async for chunk in self._engine.generate(request):
             ids[chunk.index] += chunk.ids
             logprobs[chunk.index] += chunk.logprobs
+            routes[chunk.index] = chunk.routes
         return [
             Turn(
                 id=f"{request.id}:{index}",
@@ -117,6 +123,7 @@ class Loop:
                 started_at=0.0,
                 ended_at=0.0,
                 numerics=self._engine.numerics(),
+                routes=routes[index],
             )
             for index, made in enumerate(ids)
         ]
@@ -156,7 +163,11 @@ def main() -> None:
     loop, contender = asyncio.new_event_loop(), Loop(path, settings)
     loop.run_until_complete(contender.start(first_snapshot(path)))
     about = {"version": ostinato.__version__, "torch": torch.__version__, "mode": settings["mode"]}
-    about |= {"compute": str(COMPUTE), "masters": "torch.float32", "microbatch": settings["microbatch"]}
+    about |= {
+        "compute": str(compute_on(settings["device"])),
+        "masters": "torch.float32",
+        "microbatch": settings["microbatch"],
+    }
     serve(about, lambda command: loop.run_until_complete(contender.step(command)), answers)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from benchmarks.contender import THREADS, quiet_stdout, serve
-from benchmarks.engine.ours import COMPUTE, make_trainer
+from benchmarks.engine.ours import compute_on, make_trainer
 
 import ostinato
 
@@ -33,7 +33,7 @@ def main() -> None:
         found = {"loss": made["loss"], "tokens": made["tokens"], "seconds": seconds, "phases": phases}
         return found | {"peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
 
-    about = {"version": ostinato.__version__, "torch": torch.__version__, "compute": str(COMPUTE)}
+    about = {"version": ostinato.__version__, "torch": torch.__version__, "compute": str(compute_on("cpu"))}
     serve(about | {"masters": "torch.float32", "microbatch": settings["microbatch"]}, answer, answers)
 
 

@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer as a contender of step.py. It runs in an environment that `python -m benchmarks.peers` makes.
 
 One optimizer step per command: the trainer runs its own loop, and at the end of each step waits for the next command. It
-generates with transformers, as it does without a GPU. `dtype` applies to weights, gradients, moments and arithmetic:
+generates with transformers, its default. `dtype` applies to weights, gradients, moments and arithmetic:
 bf16 needs a CPU that multiplies it natively, and fp32 is faster on all others. All rollouts of a step are generated at once;
 `batch` is the number of rollouts per forward and backward pass.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import trl
-from benchmarks.contender import THREADS, quiet_stdout, reward
+from benchmarks.contender import THREADS, gpu_peak_gib, quiet_stdout, reward
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 
@@ -65,6 +65,8 @@ class Turnstile(TrainerCallback):
         self.trainer.spent["optimizer"] += time.perf_counter() - self._updating
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         seconds, spent = time.perf_counter() - self._started, self.trainer.spent
         phases = {
             "rollout": spent["rollout"],
@@ -78,6 +80,7 @@ class Turnstile(TrainerCallback):
             "phases": phases,
             "sampled": int(spent["sampled"]),
             "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+            "peak_gpu_gib": gpu_peak_gib(),
         }
         print(json.dumps(answer), file=self._answers, flush=True)
         if not sys.stdin.readline():
@@ -99,7 +102,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         config = trl.GRPOConfig(
             output_dir=scratch,
-            use_cpu=True,
+            use_cpu=settings["device"] == "cpu",
             bf16=dtype == "bfloat16",
             model_init_kwargs={"dtype": dtype},
             per_device_train_batch_size=batch,

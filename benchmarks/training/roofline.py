@@ -1,4 +1,4 @@
-"""The speed at which this CPU multiplies a model's own matrices: the time of a pass if it consisted of its matrix products alone."""
+"""The speed at which a device multiplies a model's own matrices: the time of a pass if it consisted of its matrix products alone."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ostinato.model.linear import linear
 
 Shapes = Counter[tuple[int, ...]]
+_CALLS = 50
 
 
 @dataclass(frozen=True)
@@ -43,25 +44,30 @@ def _round(rows: int) -> int:
     return rows if rows < 32 else 32 * round(rows / 32)
 
 
-def _best(work: Callable[[], Any], seconds: float = 0.25) -> float:
-    """The shortest of several runs: the machine's speed without other load."""
+def _best(work: Callable[[], Any], device: str, seconds: float = 0.25) -> float:
+    """The shortest of several runs: the machine's speed without other load. On a GPU several calls are timed together, since a product may
+    take less time than its launch."""
     times: list[float] = []
-    end = time.perf_counter() + seconds
+    end, calls = time.perf_counter() + seconds, 1 if device == "cpu" else _CALLS
     while len(times) < 3 or time.perf_counter() < end:
         started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
+        for _ in range(calls):
+            work()
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+        times.append((time.perf_counter() - started) / calls)
     return min(times)
 
 
-def seconds(shapes: Shapes, rows: int, dtype: torch.dtype, *, backward: bool) -> float:
+def seconds(shapes: Shapes, rows: int, dtype: torch.dtype, device: str = "cpu", *, backward: bool) -> float:
     """Seconds for `rows` rows through all `shapes`, with the products that a pass needs for a linear layer."""
     total = 0.0
     with torch.inference_mode():
         for (out, into), count in shapes.items():
-            weight = torch.randn(out, into).to(dtype)
-            x, grad = torch.randn(rows, into).to(dtype), torch.randn(rows, out).to(dtype)
-            total += count * sum(_best(product) for product in _products(x, weight, grad, backward=backward))
+            weight, x, grad = (
+                torch.randn(shape).to(device, dtype) for shape in ((out, into), (rows, into), (rows, out))
+            )
+            total += count * sum(_best(product, device) for product in _products(x, weight, grad, backward=backward))
     return total
 
 
@@ -72,8 +78,8 @@ def _products(x: Tensor, weight: Tensor, grad: Tensor, *, backward: bool) -> lis
 class Roofline:
     """Least seconds for an amount of work, from products of the same shapes measured here. Each row count is measured once."""
 
-    def __init__(self, matrices: Matrices, dtype: torch.dtype) -> None:
-        self._matrices, self._dtype = matrices, dtype
+    def __init__(self, matrices: Matrices, dtype: torch.dtype, device: str = "cpu") -> None:
+        self._matrices, self._dtype, self._device = matrices, dtype, device
         self._known: dict[tuple[str, int, bool], float] = {}
         self.rates: dict[str, float] = {}
 
@@ -87,7 +93,7 @@ class Roofline:
         key = (part, rows, backward)
         if key not in self._known:
             shapes: Shapes = getattr(self._matrices, part)
-            self._known[key] = seconds(shapes, rows, self._dtype, backward=backward)
+            self._known[key] = seconds(shapes, rows, self._dtype, self._device, backward=backward)
             flop = 2 * rows * _weights(shapes) * (2 if backward else 1)
             name = f"{part} {'backward' if backward else 'forward'}, {rows} rows"
             self.rates[name] = flop / self._known[key] / 1e9

@@ -1,4 +1,4 @@
-"""One step of reinforcement learning, end to end on this CPU: our loop and TRL's GRPOTrainer, on the same prompts.
+"""One step of reinforcement learning, end to end on one CPU or GPU: our loop and TRL's GRPOTrainer, on the same prompts.
 
     python -m benchmarks.peers trl
     python -m benchmarks.training.step                      # both sides, short and long completions: 10 to 15 minutes
@@ -7,7 +7,7 @@
 
 A step is rollouts, a trivial reward, one optimizer step, and (ours) the new weights rounded and swapped into the engine. TRL gets
 its best setting: weights in bf16 and in fp32 are tried, and then the other batch sizes with the faster dtype. Steps alternate, and an
-idle contender is stopped. "least" is the time of the phase's matrix products on this CPU when nothing else runs, measured in the same
+idle contender is stopped. "least" is the time of the phase's matrix products on this device when nothing else runs, measured in the same
 run; "share" is least / seconds. Refuses to start on a busy machine. Writes benchmarks/results/step.json.
 """
 
@@ -17,6 +17,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -66,6 +67,7 @@ class Bench:
             "microbatch": args.microbatch,
             "recompute": args.recompute,
             "roofline": args.roofline,
+            "device": args.device,
         }
 
     def start(self, name: str, **more: Any) -> Contender:
@@ -151,7 +153,10 @@ def report(name: str, found: dict[str, Any]) -> None:
     work, rows = found["workload"], found["rows"]
     print(f"\n{name}: {work['prompts']} prompts x {work['samples']} samples of {work['tokens']} tokens")
     for contender, row in rows.items():
-        print(f"{contender}: {row['seconds']:.2f} s (spread {row['spread']:.0%}), peak {row['peak_rss_gib']:.2f} GiB")
+        print(
+            f"{contender}: {row['seconds']:.2f} s (spread {row['spread']:.0%}), peak {row['peak_rss_gib']:.2f} GiB"
+            + (f", GPU {row['peak_gpu_gib']:.2f} GiB" if row["peak_gpu_gib"] else "")
+        )
         print(f"{'':>20}{'seconds':>10}{'GFLOP':>10}{'GFLOP/s':>10}{'least s':>10}{'share':>8}")
         for phase, seconds in row["phases"].items():
             line = f"{phase:>20}{seconds:>10.2f}"
@@ -186,16 +191,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--roofline", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--dry-run", action="store_true", help="one tiny step each, whatever else runs; writes nothing")
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--device", default="cpu", help="cuda: with --contenders ours-fast trl")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/ostinato"))
     parser.add_argument("--trl-python", type=Path, default=PEERS / "trl" / "bin" / "python")
     parser.add_argument("--logs", type=Path, default=None, help="where contenders log (default: a temporary directory)")
     parser.add_argument("--out", type=Path, default=RESULTS / "step.json")
     args = parser.parse_args()
-    if "trl" in args.contenders and not args.trl_python.exists():
+    if "trl" in args.contenders and not (args.trl_python.exists() or shutil.which(args.trl_python)):
         parser.error(f"{args.trl_python} does not exist: run `python -m benchmarks.peers trl`, or leave trl out")
     if args.dry_run:
         args.repeats, args.warmups, args.roofline = 1, 0, False
-    elif os.getloadavg()[0] > BUSY:
+    elif args.device == "cpu" and os.getloadavg()[0] > BUSY:
         parser.error(
             f"the load is {os.getloadavg()[0]:.2f}, above {BUSY}: times would say little. Wait until the machine is idle"
         )
@@ -229,7 +235,9 @@ def main() -> None:
         report(name, each)
     if args.dry_run:
         return
-    settings = {name: getattr(args, name) for name in ("characters", "microbatch", "recompute", "repeats", "warmups")}
+    settings = {
+        name: getattr(args, name) for name in ("device", "characters", "microbatch", "recompute", "repeats", "warmups")
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     about = {"machine": before, "load_after": machine()["load"], "settings": settings}
     args.out.write_text(json.dumps({**about, "workloads": found}, indent=1) + "\n")

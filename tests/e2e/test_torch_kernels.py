@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling, Span, Turn
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Snapshot
-from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.backend import OWN
 from ostinato.model.numerics import contract
+from ostinato.testing.devices import TORCH
 from ostinato.testing.records import a_sample, a_turn
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_engine import tiny_engine
@@ -22,7 +24,6 @@ from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 
 torch.set_num_threads(1)
-TORCH = Backend(kernels="torch")
 CONFIG = TrainConfig(
     compute="fp32", publish="fp32", learning_rate=1e-3, warmup_steps=0, turn_tokens=8, microbatch_tokens=64
 )
@@ -34,25 +35,34 @@ def prompt_of(number: int) -> tuple[int, ...]:
     return (*(b"def add(a, b): return a " * (1 + number % 3)), number)
 
 
-async def answers(engine, number: int, **sampling) -> tuple[tuple[int, ...], tuple[float, ...], PolicyVersion]:
+class Answer(NamedTuple):
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    policy: PolicyVersion
+    routes: bytes
+
+
+async def answer(engine, number: int, **sampling) -> Answer:
     prompt = prompt_of(number)
     asked = Generate(
         id=f"r{number}", slot="live", prompt_ids=prompt, sampling=Sampling(max_tokens=24, seed=number, **sampling)
     )
     chunks = [chunk async for chunk in engine.generate(asked)]
     ids = tuple(token for chunk in chunks for token in chunk.ids)
-    return ids, tuple(logprob for chunk in chunks for logprob in chunk.logprobs), chunks[-1].policy
+    logprobs = tuple(logprob for chunk in chunks for logprob in chunk.logprobs)
+    return Answer(ids, logprobs, chunks[-1].policy, chunks[-1].routes)
 
 
+@pytest.mark.parametrize("write", [tiny_model, tiny_moe])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_the_same_tokens_are_drawn(tmp_path: Path, temperature: float):
+async def test_the_same_tokens_are_drawn(tmp_path: Path, temperature: float, write):
     found = []
     for backend in (OWN, TORCH):
-        async with tiny_engine(tmp_path, backend=backend) as tiny:
-            found.append([await answers(tiny.engine, i, temperature=temperature) for i in range(6)])
-    for (own_ids, own_logprobs, _), (ids, logprobs, _) in zip(*found, strict=True):
-        assert ids == own_ids
-        assert logprobs == pytest.approx(own_logprobs, abs=WITHIN)
+        async with tiny_engine(tmp_path, backend=backend, write=write) as tiny:
+            found.append([await answer(tiny.engine, i, temperature=temperature) for i in range(6)])
+    for ours, torchs in zip(*found, strict=True):
+        assert (torchs.ids, torchs.routes) == (ours.ids, ours.routes)
+        assert torchs.logprobs == pytest.approx(ours.logprobs, abs=WITHIN)
 
 
 def teaching(trainer: PolicyTrainer, turns: list[Turn]) -> list[Sample]:
@@ -108,35 +118,36 @@ def test_a_step_ends_at_a_layer_when_it_is_told_to(tmp_path: Path):
     assert trainer.step_count == 0
 
 
-async def test_what_was_served_is_learned_from_and_served(tmp_path: Path):
+@pytest.mark.parametrize("write", [tiny_model, tiny_moe])
+async def test_what_was_served_is_learned_from_and_served(tmp_path: Path, write):
     """One turn of the loop: sampled, trained on under the same contract, published, loaded, and another answer."""
     own = contract(torch.float32, "fast", 1, 1, 16, backend=TORCH)
-    async with tiny_engine(tmp_path, backend=TORCH) as tiny:
+    async with tiny_engine(tmp_path, backend=TORCH, write=write) as tiny:
         trainer = PolicyTrainer(tiny.path, CONFIG, own, backend=TORCH)
         samples = []
         for i in range(6):
-            ids, logprobs, policy = await answers(tiny.engine, i, temperature=1.0)
+            ids, logprobs, policy, routes = await answer(tiny.engine, i, temperature=1.0)
             turn = a_turn(f"{i}:0", prompt=prompt_of(i), sampled=ids)
             spans = (Span(policy=policy, tokens=len(ids)),)
-            turn = replace(turn, logprobs=logprobs, spans=spans, numerics=own.id, finish=Finish.LENGTH)
+            turn = replace(turn, logprobs=logprobs, spans=spans, numerics=own.id, finish=Finish.LENGTH, routes=routes)
             samples.append(a_sample(turn, 1.0 if i % 2 else -0.7, reward=1.0))
         taught = [*samples[1].turn.prompt_ids, *samples[1].turn.sampled_ids]
         before = await tiny.engine.score("live", taught, len(prompt_of(1)))
         learned = trainer.step(samples)
         assert learned.metrics["mismatch_tokens"] == sum(len(sample.turn.sampled_ids) for sample in samples)
         assert learned.metrics["mismatch_max_abs"] < WITHIN
+        if write is tiny_moe:
+            assert learned.metrics["router_routed"] == 2 * learned.metrics["tokens"], (
+                "both layers' choices are replayed"
+            )
+            assert learned.metrics["router_flips"] == learned.metrics["router_refused"] == 0
         version = PolicyVersion(number=learned.policy_number, hash="step1")
         await tiny.engine.load("live", Snapshot(policy=version, weights=learned.weights))
         after = await tiny.engine.score("live", taught, len(prompt_of(1)))
         assert sum(after) > sum(before), "what was rewarded is likelier"
-        assert (await answers(tiny.engine, 1, temperature=0.0))[2] == version
+        assert (await answer(tiny.engine, 1, temperature=0.0)).policy == version
 
 
 def test_ranks_are_refused_by_name(tmp_path: Path):
     with pytest.raises(BadConfig, match=r"train\.ranks"):
         PolicyTrainer(tiny_model(tmp_path / "m"), CONFIG.model_copy(update={"ranks": 2}), backend=TORCH)
-
-
-def test_a_mixture_of_experts_is_refused_by_name(tmp_path: Path):
-    with pytest.raises(BadConfig, match='"torch" computes dense models only'):
-        PolicyTrainer(tiny_moe(tmp_path / "m", "mixtral"), CONFIG, backend=TORCH)

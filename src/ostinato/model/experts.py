@@ -3,6 +3,8 @@
 Registered in the library's ExpertsInterface, so engine and trainer run the same Hugging Face module. Three rules make it exact:
 each expert sees its tokens in a row count padded up to the row rule, nothing is shared between tokens but weights, and a token's
 expert outputs are added one after another in the order of their expert ids (never in arrival order or order of probability).
+
+On a GPU, where exactness is not promised, all experts' products are one grouped product, and the host waits for no row count.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.integrations.moe import (
     ExpertsInterface,
     _default_apply_gate,  # pyright: ignore[reportPrivateUsage]
@@ -48,10 +51,13 @@ def experts_of(model: nn.Module) -> list[nn.Module]:
 class _Plan:
     """The layout of rows: S = N x k pairs of (token, slot), P >= S rows after padding, in ascending order of expert."""
 
-    experts: list[int]  # the experts that were hit, ascending
-    sizes: list[int]  # rows of each of them, padding included; their sum is P
+    sizes_E: Tensor  # rows of each expert, padding included; their sum is P
     token_P: Tensor  # which token fills a row; padding repeats token 0
     row_S: Tensor  # the row that holds the output of (token, slot), slots in ascending order of expert id
+
+    def hit(self) -> list[tuple[int, int]]:
+        """The experts that were hit, ascending, with their rows."""
+        return [(expert, size) for expert, size in enumerate(cast("list[int]", self.sizes_E.tolist())) if size]
 
 
 def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -87,34 +93,54 @@ ExpertsInterface.register(IMPLEMENTATION, experts)
 def _plan(ids_Nk: Tensor, experts: int, rows: int) -> _Plan:
     flat_S = ids_Nk.reshape(-1)
     order_S = torch.argsort(flat_S, stable=True)
-    counts_E = torch.bincount(flat_S, minlength=experts)
-    if len(counts_E) > experts:
-        raise BadConfig(f"the router chose expert {len(counts_E) - 1} of {experts}: router and experts do not fit")
+    chosen_S = flat_S[order_S]
+    if (
+        chosen_S.is_cpu and int(chosen_S[-1]) >= experts
+    ):  # on a GPU the index below fails instead, and nothing is waited for
+        raise BadConfig(f"the router chose expert {int(chosen_S[-1])} of {experts}: router and experts do not fit")
+    ends_E = torch.searchsorted(chosen_S, torch.arange(experts, device=chosen_S.device), right=True)
+    counts_E = ends_E.diff(prepend=ends_E.new_zeros(1))
     padded_E = (counts_E + (rows - 1)) // rows * rows
-    shift_E = (padded_E.cumsum(0) - padded_E) - (counts_E.cumsum(0) - counts_E)  # rows of padding before each expert
-    at_S = torch.arange(len(flat_S), device=flat_S.device) + shift_E[flat_S[order_S]]
-    sizes = cast("list[int]", padded_E.tolist())
-    hit = [expert for expert, size in enumerate(sizes) if size]
-    token_P = flat_S.new_zeros(sum(sizes)).index_copy_(0, at_S, order_S // ids_Nk.shape[1])
+    shift_E = (padded_E.cumsum(0) - padded_E) - (ends_E - counts_E)  # rows of padding before each expert
+    at_S = torch.arange(len(flat_S), device=flat_S.device) + shift_E[chosen_S]
+    filled = len(flat_S) if rows == 1 else int(padded_E.sum())  # without padding a GPU's counts need not be waited for
+    token_P = flat_S.new_zeros(filled).index_copy_(0, at_S, order_S // ids_Nk.shape[1])
     row_S = torch.empty_like(at_S).index_copy_(0, order_S, at_S)
-    return _Plan(hit, [sizes[expert] for expert in hit], token_P, row_S)
+    return _Plan(padded_E, token_P, row_S)
 
 
 def _linear(module: Any, name: str, x_PD: Tensor, plan: _Plan) -> Tensor:
     """Each expert's rows times its own weight (plus its bias): [P, in] -> [P, out]."""
-    weights = _by_expert(getattr(module, name))
-    biases = _by_expert(getattr(module, f"{name}_bias")) if module.has_bias else None
+    stacked: Tensor = getattr(module, name)
+    bias: Tensor | None = getattr(module, f"{name}_bias") if module.has_bias else None
+    if x_PD.is_cuda and can_group(stacked):
+        return grouped(x_PD, stacked if module.is_transposed else stacked.transpose(1, 2), bias, plan.sizes_E)
+    weights, biases, hit = _by_expert(stacked), None if bias is None else _by_expert(bias), plan.hit()
     parts: list[Tensor] = []
-    for expert, x in zip(plan.experts, x_PD.split(plan.sizes), strict=True):
+    for (expert, _), x in zip(hit, x_PD.split([size for _, size in hit]), strict=True):
         part = x @ weights[expert] if module.is_transposed else linear(x, weights[expert])
         parts.append(part if biases is None else part + biases[expert])
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
+def can_group(stacked: Tensor) -> bool:
+    """Whether torch's grouped product takes these weights [E, *, *]: bf16, with rows and columns of whole 16 bytes."""
+    return stacked.dtype == torch.bfloat16 and not any(size % 8 for size in stacked.shape[1:])
+
+
+def grouped(x_PD: Tensor, weights_EDO: Tensor, bias_EO: Tensor | None, sizes_E: Tensor) -> Tensor:
+    """The rows of each expert, ascending, times its weight (plus its bias), in one product: [P, D] -> [P, O]."""
+    y_PO = F.grouped_mm(x_PD, weights_EDO, offs=sizes_E.cumsum(0).to(torch.int32))
+    if bias_EO is None:
+        return y_PO
+    owners_P = torch.arange(len(sizes_E), device=x_PD.device).repeat_interleave(sizes_E, output_size=len(x_PD))
+    return y_PO + bias_EO[owners_P]
+
+
 def _activate(module: Any, x_PD: Tensor) -> Tensor:
     if not module.has_gate:
         return module.act_fn(x_PD)
-    if type(module)._apply_gate is _default_apply_gate and isinstance(module.act_fn, nn.SiLU):
+    if x_PD.is_cpu and type(module)._apply_gate is _default_apply_gate and isinstance(module.act_fn, nn.SiLU):
         return gated(*x_PD.chunk(2, -1))
     return module._apply_gate(x_PD)
 

@@ -166,11 +166,6 @@ def _ready(model: Any, *, train: bool, backend: Backend) -> PreTrainedModel:
         replace_norms(model)
         replace_mlps(model)
         replace_linears(model)
-    elif experts.experts_of(model):
-        raise BadConfig(
-            f'model.kernels = "torch" computes dense models only, and {type(model).__name__} is a mixture of experts: '
-            'set model.kernels = "own" and model.device = "cpu"'
-        )
     mark(model, backend)
     return model.to(backend.device).train(train).requires_grad_(train)
 

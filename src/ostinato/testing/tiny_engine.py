@@ -53,10 +53,13 @@ async def tiny_engine(
     contract: Contract | None = None,
     clock: Callable[[], float] = time.monotonic,
     backend: Backend = OWN,
+    write: Callable[..., Path] = tiny_model,
 ) -> AsyncGenerator[TinyEngine, None]:
-    """Write the tiny model below `path`, start an engine on it, load it into "live"; close the engine at the end."""
+    """Write a tiny model below `path` (`write`: `tiny_model` or `tiny_moe`), start an engine on it, load it into "live"; close the engine
+    at the end.
+    """
     torch.set_num_threads(1)  # on so small a model, more threads would only wait for each other
-    directory = tiny_model(path / "seed0", seed=0, context=context)
+    directory = write(path / "seed0", seed=0, context=context)
     model, renderer = load_model(directory, torch.float32), HFRenderer(directory)
     config = config or EngineConfig(kv_tokens=4096, block=16)
     engine = TorchEngine(

@@ -10,6 +10,7 @@ from ostinato.engine.embedded.sampler import Draw, draw, uniform
 from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.devices.masks import tree
 from ostinato.model.devices.softmax import TensorSoftmax
+from ostinato.model.experts import can_group, grouped
 from ostinato.model.logit_edits import Edit
 from ostinato.model.logprobs import GREEDY, RowSoftmax
 from ostinato.model.paged import Entry
@@ -151,3 +152,24 @@ def test_the_head_holds_a_chunk_of_logits_and_gives_our_gradient():
     for ours, torchs in zip(*answers, strict=True):
         torch.testing.assert_close(torchs, ours, atol=1e-4, rtol=1e-4)
     assert max(seen) <= 512
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_grouped_product_is_that_of_each_experts_own_rows(biased):
+    """What a GPU runs for a mixture of experts, on the CPU: experts without rows among them."""
+    torch.manual_seed(5)
+    sizes = torch.tensor([3, 0, 7, 1, 0])
+    x, weights = torch.randn(11, 16).bfloat16(), torch.randn(5, 16, 24).bfloat16()
+    biases = torch.randn(5, 24).bfloat16() if biased else None
+    assert can_group(weights)
+    x, weights = x.requires_grad_(), weights.requires_grad_()
+    found = grouped(x, weights, biases, sizes)
+    coefficients = torch.randn(11, 24)
+    (found * coefficients).sum().backward()
+    grads = x.grad, weights.grad
+    x.grad = weights.grad = None
+    parts = [part @ weights[e] + (0 if biases is None else biases[e]) for e, part in enumerate(x.split(sizes.tolist()))]
+    expected = torch.cat(parts)
+    (expected * coefficients).sum().backward()
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(grads, (x.grad, weights.grad), atol=5e-2, rtol=2e-2)

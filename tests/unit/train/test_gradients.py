@@ -9,9 +9,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ostinato.model.devices.backend import OWN, Backend
-from ostinato.model.experts import experts_of
-from ostinato.model.load import empty_model
 from ostinato.model.norms import RMSNorm
+from ostinato.testing.devices import TORCH
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny_moe import tiny_moe
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
@@ -51,7 +50,7 @@ def ours(
 def passed(path: Path, config: TrainConfig, coefficients: torch.Tensor, backend: Backend = OWN):
     """Log-probabilities, the gradient of their sum times `coefficients`, and the names of those parameters whose part autograd made."""
     policy = Policy(path, arithmetic(config), config, backend=backend)
-    sums = {name: torch.zeros(p.shape) for name, p in policy.model.named_parameters()}
+    sums = {name: torch.zeros(p.shape, device=p.device) for name, p in policy.model.named_parameters()}
     policy.model.requires_grad_(True)
     sum_gradients_into(policy.model, sums)
     packed = pack(token_turns(turns()))
@@ -60,7 +59,7 @@ def passed(path: Path, config: TrainConfig, coefficients: torch.Tensor, backend:
     by_autograd = {name for name, parameter in policy.model.named_parameters() if parameter.grad is not None}
     for name in by_autograd:
         sums[name] += policy.model.get_parameter(name).grad
-    return found.detach(), sums, by_autograd
+    return found.detach(), {name: total.cpu() for name, total in sums.items()}, by_autograd
 
 
 def theirs(path: Path, coefficients: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -81,11 +80,9 @@ def coefficients() -> torch.Tensor:
 
 @pytest.mark.parametrize("recompute_tokens", [0, 10_000])
 @pytest.mark.parametrize("kind", [*SUPPORTED, "moe"])
-@pytest.mark.parametrize("backend", [OWN, Backend(kernels="torch")], ids=["own", "torch"])
+@pytest.mark.parametrize("backend", [OWN, TORCH], ids=["own", "torch"])
 def test_every_gradient_is_autograds(kind: str, recompute_tokens: int, backend: Backend, tmp_path: Path):
     path = tiny_moe(tmp_path / "moe", "mixtral") if kind == "moe" else tiny_of(tmp_path / "zoo", SUPPORTED[kind]())
-    if backend != OWN and experts_of(empty_model(path, torch.float32)):
-        pytest.skip("torch's kernels take no mixtures of experts")
     config = FP32.model_copy(update={"recompute_tokens": recompute_tokens})
     found, sums = ours(path, config, coefficients(), backend)
     expected, gradients = theirs(path, coefficients())
@@ -138,7 +135,7 @@ def graph(path: Path) -> set[str]:
     return {node.name().removesuffix("Backward") for node in seen}
 
 
-@pytest.mark.parametrize("backend", [OWN, Backend(kernels="torch")], ids=["own", "torch"])
+@pytest.mark.parametrize("backend", [OWN, TORCH], ids=["own", "torch"])
 def test_no_matrix_gets_its_gradient_as_a_tensor_of_its_own(backend: Backend, tmp_path: Path):
     """They are added where they are summed, those of the embedding and of the head that shares its weight too: only norms are left."""
     _, _, by_autograd = passed(llama(tmp_path / "model"), FP32, coefficients(), backend)
@@ -146,14 +143,15 @@ def test_no_matrix_gets_its_gradient_as_a_tensor_of_its_own(backend: Backend, tm
     assert all("norm" in name for name in by_autograd), by_autograd
 
 
-@pytest.mark.parametrize("backend", [OWN, Backend(kernels="torch")], ids=["own", "torch"])
+@pytest.mark.parametrize("backend", [OWN, TORCH], ids=["own", "torch"])
 def test_a_bf16_head_that_runs_chunk_by_chunk_adds_its_gradient_up_in_fp32(backend: Backend, tmp_path: Path):
     """A sum in bf16 of 600 equal parts would end at 256 of them."""
     policy = Policy(llama(tmp_path / "model"), torch.bfloat16, TrainConfig(compute="bf16"), backend=backend)
     policy.model.requires_grad_(True)
-    sums = {name: torch.zeros(p.shape) for name, p in policy.model.named_parameters()}
+    sums = {name: torch.zeros(p.shape, device=p.device) for name, p in policy.model.named_parameters()}
     sum_gradients_into(policy.model, sums)
-    head, states_MD = policy.model.get_output_embeddings(), torch.ones(2, 64, dtype=torch.bfloat16)
+    head = policy.model.get_output_embeddings()
+    states_MD = torch.ones(2, 64, dtype=torch.bfloat16, device=head.weight.device)
     torch.stack([head(states_MD).sum() for _ in range(600)]).sum().backward()
     for name, parameter in policy.model.named_parameters():
         if parameter.grad is not None:  # what autograd made of it, in its dtype
@@ -161,7 +159,7 @@ def test_a_bf16_head_that_runs_chunk_by_chunk_adds_its_gradient_up_in_fp32(backe
     assert (sums["model.embed_tokens.weight"] == 1200).all()
 
 
-@pytest.mark.parametrize("backend", [OWN, Backend(kernels="torch")], ids=["own", "torch"])
+@pytest.mark.parametrize("backend", [OWN, TORCH], ids=["own", "torch"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_bits_of_a_pass_with_gradients_are_those_of_one_without(dtype: str, backend: Backend, tmp_path: Path):
     """And those are the engine's: modules as they were loaded, without anything of the trainer's in them. Wide enough that another
