@@ -7,6 +7,9 @@ os.environ.setdefault(
     "OMP_WAIT_POLICY", "passive"
 )  # before torch: threads that spin starve each other on a busy machine
 
+# before torch, which may import Triton: without a GPU its kernels run in its interpreter
+os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("OSTINATO_TEST_DEVICE") else "1")
+
 import pytest
 import torch
 from hypothesis import settings

@@ -50,10 +50,11 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json
 
 
 def draw(directory: Path, shape: str, tokenizer: Path) -> Path:
-    """Write the model directory. The same arguments give the same weights."""
+    """Write the model directory. The same arguments give the same weights on the same kind of device."""
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(SHAPES[shape](), dtype=torch.bfloat16)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model: Any = AutoModelForCausalLM.from_config(SHAPES[shape](), dtype=torch.bfloat16)
     model.save_pretrained(directory)
     for name in TOKENIZER:
         if (tokenizer / name).exists():

@@ -26,7 +26,7 @@ AT_ONCE = 32
 
 
 def measure_modes(
-    path: Path, modes: Sequence[str], count: int, summary: Callable[[list[float]], dict[str, float]]
+    path: Path, modes: Sequence[str], count: int, summary: Callable[[list[float]], dict[str, float]], device: str
 ) -> list[dict[str, Any]]:
     """A row for each mode: `summary` of d, and the measures that a training step uses (`drift`). Prompts and seeds are the same for all."""
     first, renderer = first_snapshot(path), HFRenderer(path)
@@ -35,8 +35,8 @@ def measure_modes(
     for mode in modes:
         own = cast("Mode", mode.partition("-")[0])
 
-        turns = asyncio.run(sample(path, own, prompts, first, head=mode == "int8-head"))
-        trainer = make_trainer(path, "exact" if own == "exact" else "fast")
+        turns = asyncio.run(sample(path, own, prompts, first, head=mode == "int8-head", device=device))
+        trainer = make_trainer(path, "exact" if own == "exact" else "fast", device)
         trainer.go_back(first.weights)
         scored = trainer.score(turns)
         d = [a - b for turn, ours in zip(turns, scored, strict=True) for a, b in zip(ours, turn.logprobs, strict=True)]
@@ -48,10 +48,10 @@ def measure_modes(
 
 
 async def sample(
-    path: Path, mode: Mode, prompts: Sequence[Sequence[int]], first: Snapshot, *, head: bool
+    path: Path, mode: Mode, prompts: Sequence[Sequence[int]], first: Snapshot, *, head: bool, device: str
 ) -> list[Turn]:
     """One turn for each prompt, all sampled concurrently."""
-    engine = make_engine(path, mode, kv_tokens=AT_ONCE * (PROMPT + TOKENS + 64), rows=AT_ONCE, head=head)
+    engine = make_engine(path, mode, kv_tokens=AT_ONCE * (PROMPT + TOKENS + 64), rows=AT_ONCE, head=head, device=device)
     await engine.start()
     await engine.load("live", first)
     turns = await asyncio.gather(*(answer(engine, number, prompt) for number, prompt in enumerate(prompts)))

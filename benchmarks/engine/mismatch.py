@@ -7,7 +7,7 @@ RUN_DIRECTORY is the directory of a run of `ostinato demo` or `ostinato up` (def
 run, without those during which weights were swapped. d = trainer - engine, per sampled token, in nats. Prints a table and writes
 benchmarks/results/mismatch.json.
 
-With --fresh no run is read: an engine in each of these modes samples new turns, and the default model's trainer scores them (int8: the
+With --fresh no run is read: an engine in each of these modes samples new turns, and the model's trainer scores them (int8: the
 decoder in int8; int8-head: its output head too). Writes benchmarks/results/mismatch_modes.json, with the drift measures of such a batch.
 """
 
@@ -91,13 +91,16 @@ def main() -> None:
     parser.add_argument("run", type=Path, nargs="?")
     parser.add_argument("--turns", type=int, default=None, help="1000 stored ones, or 64 fresh ones")
     parser.add_argument("--fresh", nargs="+", choices=MODES, default=None)
+    parser.add_argument("--model", default="smollm2", help="with --fresh")
+    parser.add_argument("--device", default="cpu", help="with --fresh; cuda: with fast alone")
+    parser.add_argument("--out", type=Path, default=RESULTS / "mismatch_modes.json", help="with --fresh")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/ostinato"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.fresh:
-        made = measure_modes(resolve("smollm2", args.cache), args.fresh, args.turns or 64, summary)
+        made = measure_modes(resolve(args.model, args.cache), args.fresh, args.turns or 64, summary, args.device)
         table("mode", [{"mode": row["mode"], "turns": row["turns"]} | row for row in made])
-        _write(RESULTS / "mismatch_modes.json", {"modes": made, "torch": torch.__version__, "machine": machine()})
+        _write(args.out, {"modes": made, "torch": torch.__version__, "machine": machine()})
         return
     turns = args.turns or 1000
     runs = sorted(Path("runs").glob("*/config.json"), key=lambda path: path.stat().st_mtime)

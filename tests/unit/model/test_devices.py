@@ -60,9 +60,8 @@ def test_flex_attention_with_the_same_mask_gives_the_same(window):
     packed = branches()
     q, k, v = drawn(packed.tokens)
     masked = tree(torch.from_numpy(packed.ends_N), torch.from_numpy(packed.positions_N))
-    by_head = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
-    flex = flex_attention(*by_head, block_mask=masked.by_blocks(window), scale=0.25, enable_gqa=True)
-    torch.testing.assert_close(flex[0].transpose(0, 1), masked(q, k, v, 0.25, window), atol=1e-6, rtol=1e-5)
+    flex = masked.by_flex(flex_attention, q, k, v, 0.25, window)
+    torch.testing.assert_close(flex, masked(q, k, v, 0.25, window), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("window", [0, 11])

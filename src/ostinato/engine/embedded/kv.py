@@ -12,10 +12,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ostinato.model.attention import Attend
 from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.devices.cache import CacheAttend, cached_layer
+from ostinato.model.devices.decoding import Decoding
 from ostinato.model.paged import Blocks, Entry, Pages, Places, Reads
 
 
@@ -51,6 +53,10 @@ class KVStore(Protocol):
         """Attention for one flattened forward over `entries`, which writes its keys and values here."""
         ...
 
+    def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[Entry]) -> Tensor | None:
+        """The final states [R, hidden] of one token per entry, from a recorded pass; None if this store records none."""
+        ...
+
 
 def open_store(shape: KVShape, blocks: int, block: int) -> KVStore:
     """An empty store for the backend that the shape names."""
@@ -58,14 +64,19 @@ def open_store(shape: KVShape, blocks: int, block: int) -> KVStore:
 
 
 class DeviceStore:
-    """A store on the backend's device, using torch operations. All of its memory is allocated at once."""
+    """A store on the backend's device, using torch operations. All of its memory is allocated at once, with a spare block for padding."""
 
     def __init__(self, shape: KVShape, blocks: int, block: int) -> None:
         self.shape, self.block = shape, block
         self._layers = [
-            cached_layer(blocks, shape.kv_heads, block, shape.head_dim, shape.dtype, shape.backend.device)
+            cached_layer(blocks + 1, shape.kv_heads, block, shape.head_dim, shape.dtype, shape.backend.device)
             for _ in range(shape.layers)
         ]
+        self._decoding = Decoding(self._layers, block, blocks) if self._layers[0].keys.is_cuda else None
+
+    def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[Entry]) -> Tensor | None:
+        """As `KVStore.decoded`, on a GPU."""
+        return None if self._decoding is None else self._decoding.run(model, ids, entries)
 
     def copy(self, source: int, target: int) -> None:
         """Give `target` the content of `source`."""
@@ -110,6 +121,9 @@ class Store:
     def attend(self, entries: Sequence[Entry]) -> PagedAttention:
         """Attention for one flattened forward over `entries`."""
         return PagedAttention(self, entries)
+
+    def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[Entry]) -> None:
+        """None: on a CPU there is nothing to gain."""
 
 
 class PagedAttention:

@@ -128,12 +128,17 @@ def cut(model: PreTrainedModel, pieces: Sequence[Scheduled], lanes: int) -> list
 @torch.inference_mode()
 def forward(part: Part, store: KVStore, rows: int) -> Ran:
     """Run the part's pieces through the model; afterwards their keys and values are in the store."""
-    pieces = part.pieces
+    pieces, router = part.pieces, routing.of(part.model)
     device = part.model.device
-    ids = torch.tensor([token for p in pieces for token in p.sample.ids[p.start : p.end]]).to(device)
+    tokens = [token for p in pieces for token in p.sample.ids[p.start : p.end]]
+    entries = [Entry(start=p.start, end=p.end, blocks=p.sample.blocks) for p in pieces]
+    if len(tokens) == len(pieces) and router is None:
+        states_RD = store.decoded(part.model, tokens, entries)
+        if states_RD is not None:
+            return Ran(states_RD, None)
+    ids = torch.tensor(tokens).to(device)
     positions = torch.tensor([position for p in pieces for position in range(p.start, p.end)]).to(device)
-    plan = store.attend([Entry(start=p.start, end=p.end, blocks=p.sample.blocks) for p in pieces])
-    router = routing.of(part.model)
+    plan = store.attend(entries)
     with router.record() if router is not None and router.can_record else nullcontext() as recording:
         states_ND = hidden(part.model, ids, positions, plan, rows=rows)
     ends = np.cumsum([p.end - p.start for p in pieces])

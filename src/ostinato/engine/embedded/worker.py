@@ -263,8 +263,10 @@ class EngineThread(threading.Thread):
         store = self._store
         if store is None:
             raise RuntimeError("a policy is loaded, so the store exists")
-        drawing: dict[PreTrainedModel, list[tuple[Generation, Tensor]]] = {}
+        drawing: dict[PreTrainedModel, list[tuple[list[Generation], Tensor]]] = {}
         for part, ran in zip(parts, self._lanes.map(lambda part: forward(part, store, self._rows), parts), strict=True):
+            samples: list[Generation] = []
+            rows: list[int] = []
             for at, piece in enumerate(part.pieces):
                 count = piece.end - piece.start
                 self.counters["prefill_tokens"] += count if count > 1 else 0
@@ -273,9 +275,14 @@ class EngineThread(threading.Thread):
                 self.scheduler.advance(piece)
                 if piece.last:
                     first = self._fork(piece.sample, store) if piece.sample.sampled == 0 else []
-                    drawing.setdefault(part.model, []).extend((s, ran.states_RD[at]) for s in [piece.sample, *first])
-        for model, rows in drawing.items():
-            self._draw(model, rows)
+                    samples += [piece.sample, *first]
+                    rows += [at] * (1 + len(first))
+            states_MD = ran.states_RD.index_select(0, torch.tensor(rows, dtype=torch.long).to(ran.states_RD.device))
+            drawing.setdefault(part.model, []).append((samples, states_MD))
+        for model, found in drawing.items():
+            self._draw(
+                model, [sample for some, _ in found for sample in some], torch.cat([states for _, states in found])
+            )
 
     def _fork(self, leader: Generation, store: KVStore) -> list[Generation]:
         started = self.scheduler.fork(leader) if leader.request.n > 1 else []
@@ -284,7 +291,9 @@ class EngineThread(threading.Thread):
                 store.copy(source, target)
         return [sample for sample, _, _ in started]
 
-    def _draw(self, model: PreTrainedModel, drawing: Sequence[tuple[Generation, Tensor]]) -> None:
+    def _draw(self, model: PreTrainedModel, samples: Sequence[Generation], states_MD: Tensor) -> None:
+        if not samples:
+            return
         rows = [
             Draw(
                 temperature=sample.request.sampling.temperature,
@@ -293,11 +302,10 @@ class EngineThread(threading.Thread):
                 edit=None if sample.editor is None else sample.editor.edit(),
                 tops=sample.request.tops,
             )
-            for sample, _ in drawing
+            for sample in samples
         ]
-        states_MD = torch.stack([state for _, state in drawing])
         drawn = draw_rows(model, states_MD, rows, self._lanes, self._rows)
-        for i, (sample, _) in enumerate(drawing):
+        for i, sample in enumerate(samples):
             if drawn.sound[i]:
                 self._take(sample, drawn.tokens[i], drawn.logprobs[i], drawn.tops[i])
             else:

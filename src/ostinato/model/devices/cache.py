@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ostinato.model.devices.masks import MaskedAttention, padded
+from ostinato.model.devices.masks import MaskedAttention, enough, padded
 from ostinato.model.paged import Entry
 
 
@@ -122,12 +122,16 @@ class _Runs:
 
         self.rows = moved([np.arange(first, first + size) for (first, _, _), size in zip(runs, sizes, strict=True)])
         self._slots_S = moved([held for _, _, held in runs])
-        owners_Q, owners_S = (moved([np.repeat(np.arange(len(runs)), counts)]) for counts in (sizes, lengths))
         queries_Q = moved([np.arange(entry.start, entry.end) for _, entry, _ in runs])
         keys_S = moved([np.arange(length) for length in lengths])
+        owners = (moved([np.repeat(np.arange(len(runs)), counts)]) for counts in (sizes, lengths))
+        # padding sees nothing and is not seen
+        owners_Q, owners_S, at_Q, at_S = (
+            enough(x, fill) for x, fill in zip((*owners, queries_Q, keys_S), (-1, -2, 0, 0), strict=True)
+        )
 
         def sees(q: Tensor, kv: Tensor) -> Tensor:
-            return (owners_Q[q] == owners_S[kv]) & (keys_S[kv] <= queries_Q[q])
+            return (owners_Q[q] == owners_S[kv]) & (at_S[kv] <= at_Q[q])
 
         self._masked = MaskedAttention(sees, queries_Q, keys_S)
 
