@@ -1,7 +1,10 @@
 """Engine and trainer by torch's own operations, on the CPU: the code that a GPU would run, beside our kernels."""
 
+import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +16,10 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling, Span, Turn
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Snapshot
-from ostinato.model.devices.backend import OWN
+from ostinato.engine.embedded.kv import DeviceStore
+from ostinato.model.attention import hidden
+from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.decoding import Decoding, Recorded, Step, StepAttend, numbers_of
 from ostinato.model.numerics import contract
 from ostinato.testing.devices import TORCH
 from ostinato.testing.records import a_sample, a_turn
@@ -151,3 +157,33 @@ async def test_what_was_served_is_learned_from_and_served(tmp_path: Path, write)
 def test_ranks_are_refused_by_name(tmp_path: Path):
     with pytest.raises(BadConfig, match=r"train\.ranks"):
         PolicyTrainer(tiny_model(tmp_path / "m"), CONFIG.model_copy(update={"ranks": 2}), backend=TORCH)
+
+
+async def test_a_recorded_step_draws_the_same_tokens(tmp_path: Path, monkeypatch):
+    """What a GPU replays is computed anew here from the same numbers, in Triton's interpreter; streams end, and spare rows are added."""
+    pytest.importorskip("triton", reason="Triton is not installed here: it is for Linux only")
+    sizes = []
+
+    def record(self: Decoding, model, rows: int, blocks: int) -> Recorded:
+        sizes.append(rows)
+        step = Step(torch.from_numpy(numbers_of((), (), self._block, rows, blocks, self._spare)))
+        again = partial(hidden, model, step.ids_R, step.positions_R, StepAttend(self._layers, self._block, step))
+        states_RD = again()
+        return Recorded(SimpleNamespace(replay=lambda: states_RD.copy_(again())), step, states_RD)
+
+    def decoded(self: DeviceStore, *args):
+        if self._decoding is None:
+            self._decoding = Decoding(self._layers, self.block, len(self._layers[0].keys) // self.block - 1)
+        return self._decoding.run(*args)
+
+    async def some(backend: Backend) -> list[Answer]:
+        async with tiny_engine(tmp_path, backend=backend) as tiny:
+            return await asyncio.gather(*(answer(tiny.engine, i, temperature=1.0) for i in range(5)))
+
+    expected = await some(OWN)
+    monkeypatch.setattr(Decoding, "_record", record)
+    monkeypatch.setattr(DeviceStore, "decoded", decoded)
+    for ours, recorded in zip(expected, await some(Backend(kernels="torch")), strict=True):
+        assert recorded.ids == ours.ids
+        assert recorded.logprobs == pytest.approx(ours.logprobs, abs=WITHIN)
+    assert max(sizes) == 8, "five rows and three spare ones"

@@ -38,12 +38,12 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
     device: str = Field(
         default="cpu",
         description="Device of engine and trainer: 'cpu', 'cuda', 'cuda:1'. 'auto': a CUDA GPU if torch sees one and "
-        "numerics is 'fast', else the CPU. No GPU has run it yet (docs/numerics.md).",
+        "numerics is 'fast', else the CPU. Tried on one H100 (docs/numerics.md).",
     )
     kernels: Literal["auto", "own", "torch"] = Field(
         default="auto",
-        description="'own': our compiled kernels, CPU only. 'torch': torch's operations on any device, for dense "
-        "models with fast numerics. auto: own on the CPU, else torch.",
+        description="'own': our compiled kernels, CPU only. 'torch': torch's operations on any device, with fast "
+        "numerics. auto: own on the CPU, else torch.",
     )
     numerics: Literal["exact", "fast"] = Field(
         default="exact",

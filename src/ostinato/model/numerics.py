@@ -15,12 +15,13 @@ from torch.nn import functional as F
 from ostinato.core.numerics import Contract
 from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.devices.cache import CacheAttend, CachedLayer
+from ostinato.model.devices.decoding import Step, StepAttend, numbers_of
 from ostinato.model.devices.softmax import TensorSoftmax
 from ostinato.model.linear import linear
 from ostinato.model.paged import Entry
 from ostinato.model.threads import team
 
-TORCH_KERNELS = "1"
+TORCH_KERNELS = "2"
 """Raise it with every change of `model.devices` that changes results."""
 KERNELS = "2"
 """Raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
@@ -117,8 +118,12 @@ def _attended(cached: Tensor, x: Tensor) -> Tensor:
     """One token's attention over a cache, as in each step of a stream: 8 heads over 4."""
     slots_SKD = cached.view(_OUTPUTS, 4, -1)
     held = CachedLayer(slots_SKD.clone(), slots_SKD.flip(0))
-    last = Entry(start=_OUTPUTS - 1, end=_OUTPUTS, blocks=(2, 0, 1))
-    attend = CacheAttend([held], _OUTPUTS // 3, [last], x.device)
+    last, block = Entry(start=_OUTPUTS - 1, end=_OUTPUTS, blocks=(2, 0, 1)), _OUTPUTS // 3
+    if x.is_cuda:
+        numbers = numbers_of([0], [last], block, rows=1, blocks=3, spare=0)
+        attend = StepAttend([held], block, Step(torch.from_numpy(numbers).to(x.device)))
+    else:
+        attend = CacheAttend([held], block, [last], x.device)
     return attend(0, x[:2].view(1, 8, -1), slots_SKD[:1], slots_SKD[1:2], 0.125, 0)
 
 

@@ -1,5 +1,7 @@
 """What stands in for our kernels on other devices, tried on the CPU: it gives what they give, to rounding."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,13 +9,16 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from ostinato.engine.embedded.kv import KVShape, open_store
 from ostinato.engine.embedded.sampler import Draw, draw, uniform
+from ostinato.model.attention import hidden
 from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.devices.masks import tree
 from ostinato.model.devices.softmax import TensorSoftmax
 from ostinato.model.experts import can_group, grouped
+from ostinato.model.load import empty_model
 from ostinato.model.logit_edits import Edit
 from ostinato.model.logprobs import GREEDY, RowSoftmax
 from ostinato.model.paged import Entry
+from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 from ostinato.train.batch.packing import TokenTurn, pack
 from ostinato.train.gradients.head import token_logprobs
 from ostinato.train.gradients.masked_tree import MaskedTree
@@ -172,3 +177,13 @@ def test_a_grouped_product_is_that_of_each_experts_own_rows(biased):
     (expected * coefficients).sum().backward()
     torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
     torch.testing.assert_close(grads, (x.grad, weights.grad), atol=5e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SUPPORTED if "moe" not in kind])
+def test_a_pass_of_single_tokens_asks_the_device_for_nothing(kind, tmp_path):
+    """A pass that waits for a number cannot be recorded; without memory there is no number to wait for."""
+    model = empty_model(tiny_of(tmp_path, SUPPORTED[kind]()), torch.bfloat16, backend=replace(TORCH, device="meta"))
+    numbers = torch.zeros(4, 8, dtype=torch.long, device="meta")
+    with torch.inference_mode():
+        states = hidden(model, numbers[:, 0], numbers[:, 1], lambda layer, q, k, v, scale, window: q.contiguous())
+    assert (states.device.type, len(states)) == ("meta", 4)

@@ -97,7 +97,9 @@ class StepAttend:
 
 
 @dataclass(frozen=True, slots=True)
-class _Recorded:
+class Recorded:
+    """A recorded pass: it reads `step` and writes `states_RD`."""
+
     graph: Any
     step: Step
     states_RD: Tensor
@@ -108,7 +110,7 @@ class Decoding:
 
     def __init__(self, layers: Sequence[CachedLayer], block: int, spare: int) -> None:
         self._layers, self._block, self._spare = layers, block, spare
-        self._made: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], _Recorded]] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], Recorded]] = WeakKeyDictionary()
         self._pool: Any = None
 
     @torch.inference_mode()
@@ -125,7 +127,7 @@ class Decoding:
         found.graph.replay()
         return found.states_RD[: len(entries)].clone()  # recorded passes share their memory
 
-    def _record(self, model: PreTrainedModel, rows: int, blocks: int) -> _Recorded:
+    def _record(self, model: PreTrainedModel, rows: int, blocks: int) -> Recorded:
         empty = torch.from_numpy(numbers_of((), (), self._block, rows, blocks, self._spare))
         step = Step(empty.to(model.device))
         attend = StepAttend(self._layers, self._block, step)
@@ -139,4 +141,4 @@ class Decoding:
         # another thread may be building the next version's model: only this thread's calls may spoil the recording
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             states_RD = hidden(model, step.ids_R, step.positions_R, attend)
-        return _Recorded(graph, step, states_RD)
+        return Recorded(graph, step, states_RD)

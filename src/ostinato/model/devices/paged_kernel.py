@@ -4,7 +4,7 @@ The softmax is computed tile by tile with a running maximum (Milakov and Gimelsh
 program reads the whole past of one token for one key head; its queries share that reading. Torch's CUDA builds bring Triton.
 """
 
-# pyright: basic, reportMissingImports=false
+# pyright: basic
 # ruff: noqa: ANN001, ANN202 (the compiler of Triton reads the kernel, and knows its arguments' types)
 
 from __future__ import annotations

@@ -102,10 +102,11 @@ class _LookedUp(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (ids,), (shape, dtype, padding) = ctx.saved_tensors, ctx.rest
         known_K, place_N = ids.flatten().unique(return_inverse=True)
-        rows_KD = torch.zeros(len(known_K), shape[1]).index_add_(0, place_N, _flat(grads[0]).float())
+        rows_KD = torch.zeros(len(known_K), shape[1], device=ids.device).index_add_(0, place_N, _flat(grads[0]).float())
         if padding is not None:  # its embedding is a constant
             rows_KD[known_K == padding] = 0
-        return None, torch.zeros(shape, dtype=dtype).index_copy_(0, known_K, rows_KD.to(dtype)), None
+        made = torch.zeros(shape, dtype=dtype, device=ids.device)
+        return None, made.index_copy_(0, known_K, rows_KD.to(dtype)), None
 
 
 def looked_up(ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
@@ -131,7 +132,10 @@ class _Embedding(torch.autograd.Function):
         ids_N, grad_ND = ids.flatten(), _flat(grads[0]).float()
         if padding is not None:  # its embedding is a constant
             ids_N, grad_ND = ids_N[ids_N != padding], grad_ND[ids_N != padding]
-        total.index_add_(0, ids_N, grad_ND)
+        if total.is_cuda:  # sorts before it adds; `index_add_` adds in the order of arrival there
+            total.index_put_((ids_N,), grad_ND, accumulate=True)
+        else:
+            total.index_add_(0, ids_N, grad_ND)
         return None, None, None, None
 
 
