@@ -27,6 +27,9 @@ from ostinato.model.linear import linear
 
 IMPLEMENTATION = "ostinato"
 """Name under which the function is registered."""
+_HOPPER = (
+    9  # on later ones the gradient of an expert without rows is not zero (github.com/pytorch/pytorch/issues/172439)
+)
 DEFAULT_ROWS = 32
 """The row rule if none was measured: the largest that the self-test tries, so that exactness holds if it can on this machine."""
 
@@ -113,7 +116,7 @@ def _linear(module: Any, name: str, x_PD: Tensor, plan: _Plan) -> Tensor:
     """Each expert's rows times its own weight (plus its bias): [P, in] -> [P, out]."""
     stacked: Tensor = getattr(module, name)
     bias: Tensor | None = getattr(module, f"{name}_bias") if module.has_bias else None
-    if x_PD.is_cuda and can_group(stacked):
+    if x_PD.is_cuda and can_group(stacked) and torch.cuda.get_device_capability(x_PD.device)[0] == _HOPPER:
         return grouped(x_PD, stacked if module.is_transposed else stacked.transpose(1, 2), bias, plan.sizes_E)
     weights, biases, hit = _by_expert(stacked), None if bias is None else _by_expert(bias), plan.hit()
     parts: list[Tensor] = []

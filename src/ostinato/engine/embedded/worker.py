@@ -228,6 +228,7 @@ class EngineThread(threading.Thread):
             except queue.Empty:
                 return
             order()
+            del order  # it may hold the old version's model, and the wait for the next may be long
             self.counters["orders_done"] += 1
             if self._stopping:
                 return
@@ -277,8 +278,9 @@ class EngineThread(threading.Thread):
                     first = self._fork(piece.sample, store) if piece.sample.sampled == 0 else []
                     samples += [piece.sample, *first]
                     rows += [at] * (1 + len(first))
-            states_MD = ran.states_RD.index_select(0, torch.tensor(rows, dtype=torch.long).to(ran.states_RD.device))
-            drawing.setdefault(part.model, []).append((samples, states_MD))
+            if samples:
+                states_MD = ran.states_RD.index_select(0, torch.tensor(rows).to(ran.states_RD.device))
+                drawing.setdefault(part.model, []).append((samples, states_MD))
         for model, found in drawing.items():
             self._draw(
                 model, [sample for some, _ in found for sample in some], torch.cat([states for _, states in found])
@@ -292,8 +294,6 @@ class EngineThread(threading.Thread):
         return [sample for sample, _, _ in started]
 
     def _draw(self, model: PreTrainedModel, samples: Sequence[Generation], states_MD: Tensor) -> None:
-        if not samples:
-            return
         rows = [
             Draw(
                 temperature=sample.request.sampling.temperature,

@@ -1,7 +1,7 @@
 """Keys and values in blocks on any device, and one step's attention over them by torch's operations.
 
-The cached keys and values are gathered for each layer: a copy of those of the running sequences per layer and step is the price of
-needing no kernel of our own. All indices are made on the host once per step and moved once.
+For the CPU, and on a GPU for steps that are not recorded (`decoding`). The cached keys and values are gathered, a copy of those of the
+running sequences for each layer. All indices are made on the host once per step and moved once.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ model, up to a number of rows and of blocks per sequence; spare rows write to a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -22,7 +24,8 @@ from ostinato.model.devices.cache import CachedLayer
 from ostinato.model.paged import Entry
 
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-_BLOCKS = 32  # fewest columns of a table of blocks
+_BLOCKS = 128  # fewest columns of a table of blocks; unused ones are not read
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,39 +109,56 @@ class Recorded:
 
 
 class Decoding:
-    """The recorded passes over one cache, whose block `spare` belongs to no sequence. Used by one thread."""
+    """The recorded passes over one cache, whose block `spare` belongs to no sequence.
+
+    They share one pool of memory, which is sound because one runs at a time and its result is copied before the next. A model's passes go
+    with the model. A model whose first pass fails is not recorded: its steps are launched as any others.
+    """
 
     def __init__(self, layers: Sequence[CachedLayer], block: int, spare: int) -> None:
         self._layers, self._block, self._spare = layers, block, spare
         self._made: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], Recorded]] = WeakKeyDictionary()
         self._pool: Any = None
+        self._failed: WeakSet[PreTrainedModel] = WeakSet()
+        self._one = Lock()  # two versions' parts of a step may run on two threads
 
     @torch.inference_mode()
-    def run(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[Entry]) -> Tensor:
-        """The final states [R, hidden] of one token per entry."""
+    def run(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[Entry]) -> Tensor | None:
+        """The final states [R, hidden] of one token per entry; None for a model that cannot be recorded."""
+        with self._one:
+            return None if model in self._failed else self._run(model, ids, entries)
+
+    def _run(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[Entry]) -> Tensor | None:
         most = max(-(-entry.end // self._block) for entry in entries)
         rows, blocks = rounded_rows(len(entries)), max(_BLOCKS, 1 << (most - 1).bit_length())
         passes = self._made.setdefault(model, {})
-        if (rows, blocks) not in passes:
-            passes[rows, blocks] = self._record(model, rows, blocks)
-        found = passes[rows, blocks]
+        found = passes.get((rows, blocks)) or self._record(model, rows, blocks)
+        if found is None:
+            return None
+        passes[rows, blocks] = found
         numbers = numbers_of(ids, entries, self._block, rows, blocks, self._spare)
         found.step.numbers.copy_(torch.from_numpy(numbers))
         found.graph.replay()
         return found.states_RD[: len(entries)].clone()  # recorded passes share their memory
 
-    def _record(self, model: PreTrainedModel, rows: int, blocks: int) -> Recorded:
+    def _record(self, model: PreTrainedModel, rows: int, blocks: int) -> Recorded | None:
         empty = torch.from_numpy(numbers_of((), (), self._block, rows, blocks, self._spare))
         step = Step(empty.to(model.device))
         attend = StepAttend(self._layers, self._block, step)
-        aside = torch.cuda.Stream(model.device)
-        aside.wait_stream(torch.cuda.current_stream(model.device))
-        with torch.cuda.stream(aside):  # kernels are compiled and libraries set up before the recording
-            hidden(model, step.ids_R, step.positions_R, attend)
-        torch.cuda.current_stream(model.device).wait_stream(aside)
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        # another thread may be building the next version's model: only this thread's calls may spoil the recording
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            states_RD = hidden(model, step.ids_R, step.positions_R, attend)
+        with torch.cuda.device(model.device):
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            try:
+                with torch.cuda.stream(aside):  # kernels are compiled and libraries set up before the recording
+                    hidden(model, step.ids_R, step.positions_R, attend)
+            except Exception:  # noqa: BLE001 (whatever a compiler or a model of another kind raises, its steps can be launched)
+                _LOG.exception("decoding steps are not recorded for this version, and so are slower")
+                self._failed.add(model)
+                return None
+            torch.cuda.current_stream().wait_stream(aside)
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            # another thread may be building the next version's model: only this thread's calls may spoil the recording
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                states_RD = hidden(model, step.ids_R, step.positions_R, attend)
         return Recorded(graph, step, states_RD)

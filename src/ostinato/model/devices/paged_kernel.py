@@ -89,9 +89,26 @@ def attend(
         [R, H, D] in q's dtype.
     """
     q = q.contiguous()
-    rows, heads, dim = q.shape
-    out, shared = torch.empty_like(q), heads // keys.shape[1]
-    _kernel[(rows, keys.shape[1])](
+    out, shared = torch.empty_like(q), q.shape[1] // keys.shape[1]
+    with torch.cuda.device_of(q):  # Triton launches on the current device
+        _launch(q, keys, values, table_RB, lengths_R, out, scale, window, shared, block)
+    return out
+
+
+def _launch(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table_RB: Tensor,
+    lengths_R: Tensor,
+    out: Tensor,
+    scale: float,
+    window: int,
+    shared: int,
+    block: int,
+) -> None:
+    dim = q.shape[2]
+    _kernel[(len(q), keys.shape[1])](
         q,
         keys,
         values,
@@ -113,4 +130,3 @@ def attend(
         TILE=_TILE,
         BLOCK=block,
     )
-    return out
