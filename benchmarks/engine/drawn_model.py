@@ -2,8 +2,7 @@
 
     python -m benchmarks.engine.drawn_model DIRECTORY --shape qwen3-0.6b --tokenizer MODEL_DIRECTORY
 
-The tokenizer is any model's that has at most as many tokens. Weights are drawn with a standard deviation at which attention and the
-output head are far from uniform.
+The tokenizer is any model's that has at most as many tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 QWEN3 = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
     "vocab_size": 151936,
     "head_dim": 128,
     "max_position_embeddings": 4096,
@@ -26,19 +27,15 @@ QWEN3 = {
 SHAPES: dict[str, Any] = {
     # huggingface.co/Qwen/Qwen3-0.6B, config.json
     "qwen3-0.6b": lambda: Qwen3Config(
-        hidden_size=1024,
         intermediate_size=3072,
         num_hidden_layers=28,
-        num_attention_heads=16,
         num_key_value_heads=8,
         **QWEN3,
     ),
     # a small mixture of experts of the same kind
     "moe-1b": lambda: Qwen3MoeConfig(
-        hidden_size=1024,
         moe_intermediate_size=512,
         num_hidden_layers=12,
-        num_attention_heads=16,
         num_key_value_heads=4,
         num_experts=64,
         num_experts_per_tok=8,

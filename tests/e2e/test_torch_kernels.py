@@ -159,6 +159,13 @@ def test_ranks_are_refused_by_name(tmp_path: Path):
         PolicyTrainer(tiny_model(tmp_path / "m"), CONFIG.model_copy(update={"ranks": 2}), backend=TORCH)
 
 
+def decoded(self: DeviceStore, *args):
+    """`DeviceStore.decoded` as on a GPU."""
+    if self._decoding is None:
+        self._decoding = Decoding(self._layers, self.block, len(self._layers[0].keys) // self.block - 1)
+    return self._decoding.run(*args)
+
+
 async def test_a_recorded_step_draws_the_same_tokens(tmp_path: Path, monkeypatch):
     """What a GPU replays is computed anew here from the same numbers, in Triton's interpreter; streams end, and spare rows are added."""
     pytest.importorskip("triton", reason="Triton is not installed here: it is for Linux only")
@@ -171,11 +178,6 @@ async def test_a_recorded_step_draws_the_same_tokens(tmp_path: Path, monkeypatch
         states_RD = again()
         return Recorded(SimpleNamespace(replay=lambda: states_RD.copy_(again())), step, states_RD)
 
-    def decoded(self: DeviceStore, *args):
-        if self._decoding is None:
-            self._decoding = Decoding(self._layers, self.block, len(self._layers[0].keys) // self.block - 1)
-        return self._decoding.run(*args)
-
     async def some(backend: Backend) -> list[Answer]:
         async with tiny_engine(tmp_path, backend=backend) as tiny:
             return await asyncio.gather(*(answer(tiny.engine, i, temperature=1.0) for i in range(5)))
@@ -187,3 +189,19 @@ async def test_a_recorded_step_draws_the_same_tokens(tmp_path: Path, monkeypatch
         assert recorded.ids == ours.ids
         assert recorded.logprobs == pytest.approx(ours.logprobs, abs=WITHIN)
     assert max(sizes) == 8, "five rows and three spare ones"
+
+
+async def test_a_model_that_cannot_be_recorded_is_tried_once_and_its_steps_are_launched(tmp_path: Path, monkeypatch):
+    tried = []
+
+    def fail(self: Decoding, model, rows: int, blocks: int) -> None:
+        tried.append(rows)
+        self._failed.add(model)
+
+    monkeypatch.setattr(Decoding, "_record", fail)
+    monkeypatch.setattr(DeviceStore, "decoded", decoded)
+    async with tiny_engine(tmp_path, backend=Backend(kernels="torch")) as tiny:
+        found = await answer(tiny.engine, 1, temperature=0.0)
+    async with tiny_engine(tmp_path) as tiny:
+        assert found.ids == (await answer(tiny.engine, 1, temperature=0.0)).ids
+    assert tried == [1]

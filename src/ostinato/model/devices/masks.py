@@ -91,8 +91,7 @@ class MaskedAttention:
 
 def enough(x: Tensor, fill: int = 0) -> Tensor:
     """Pad what is indexed by tokens to the fewest that FlexAttention gets: compiled code is made anew for a length of one block."""
-    missing = _FEWEST - len(x)
-    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing), value=fill) if missing > 0 else x
+    return padded(x, max(_FEWEST, len(x)), fill)
 
 
 @lru_cache
@@ -107,7 +106,7 @@ def tree(ends_N: Tensor, positions_N: Tensor) -> MaskedAttention:
     return MaskedAttention(lambda q, kv: (kv <= q) & (q < bounds_N[kv]), positions_N, positions_N)
 
 
-def padded(out_ND: Tensor, rows: int) -> Tensor:
-    """Append zeros for a call's padding rows: [N, ...] -> [rows, ...]."""
-    missing = rows - len(out_ND)
-    return F.pad(out_ND, (0, 0) * (out_ND.dim() - 1) + (0, missing)) if missing else out_ND
+def padded(x: Tensor, rows: int, fill: int = 0) -> Tensor:
+    """Append rows of a number: [N, ...] -> [rows, ...]."""
+    missing = rows - len(x)
+    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing), value=fill) if missing else x

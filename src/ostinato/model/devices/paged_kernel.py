@@ -89,44 +89,28 @@ def attend(
         [R, H, D] in q's dtype.
     """
     q = q.contiguous()
-    out, shared = torch.empty_like(q), q.shape[1] // keys.shape[1]
+    out, shared, dim = torch.empty_like(q), q.shape[1] // keys.shape[1], q.shape[2]
     with torch.cuda.device_of(q):  # Triton launches on the current device
-        _launch(q, keys, values, table_RB, lengths_R, out, scale, window, shared, block)
+        _kernel[(len(q), keys.shape[1])](
+            q,
+            keys,
+            values,
+            table_RB,
+            lengths_R,
+            out,
+            scale,
+            window,
+            q.stride(0),
+            q.stride(1),
+            keys.stride(0),
+            keys.stride(1),
+            table_RB.stride(0),
+            lengths_R.stride(0),
+            HEADS=shared,
+            ROWS=max(_FEWEST, triton.next_power_of_2(shared)),
+            DIM=dim,
+            WIDE=max(_FEWEST, triton.next_power_of_2(dim)),
+            TILE=_TILE,
+            BLOCK=block,
+        )
     return out
-
-
-def _launch(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table_RB: Tensor,
-    lengths_R: Tensor,
-    out: Tensor,
-    scale: float,
-    window: int,
-    shared: int,
-    block: int,
-) -> None:
-    dim = q.shape[2]
-    _kernel[(len(q), keys.shape[1])](
-        q,
-        keys,
-        values,
-        table_RB,
-        lengths_R,
-        out,
-        scale,
-        window,
-        q.stride(0),
-        q.stride(1),
-        keys.stride(0),
-        keys.stride(1),
-        table_RB.stride(0),
-        lengths_R.stride(0),
-        HEADS=shared,
-        ROWS=max(_FEWEST, triton.next_power_of_2(shared)),
-        DIM=dim,
-        WIDE=max(_FEWEST, triton.next_power_of_2(dim)),
-        TILE=_TILE,
-        BLOCK=block,
-    )
