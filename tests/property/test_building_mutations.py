@@ -80,7 +80,8 @@ def test_a_body_that_is_gone_keeps_signature_and_docstring(source):
 
 def test_functions_within_functions_one_liners_and_parts_of_properties_are_left_out():
     source = (
-        "def a(): return 1\n\ndef b():\n    def c():\n        return 1\n    return c\n\n"
+        "def a(): return 1\n\ndef g(\n    x,\n    y): return x\n\n"
+        "def h(x=(1,\n         2)): return (\n    x)\n\ndef b():\n    def c():\n        return 1\n    return c\n\n"
         "class D:\n    @property\n    def e(self):\n        return 1\n\n    @e.setter\n    def e(self, x):\n        self.x = x\n"
     )
     assert [function.name for function in functions_of("a.py", source)] == ["b"]  # e is defined twice
@@ -107,6 +108,15 @@ def test_a_fault_is_called_what_it_is():
 def test_a_signature_tells_its_decorators():
     (function,) = functions_of("a.py", "class C:\n    @property\n    def f(self):\n        return 1\n")
     assert function.signature.split() == ["@property", "def", "f(self):"]
+
+
+def test_a_signature_ends_at_the_colon_before_the_body():
+    for signature in (
+        "def f(a,  # one: a\n      b={1: 2}) -> 'x:y':",
+        "@d(k=lambda x: x)\ndef f(a: int, *, b=lambda: 1):",
+    ):
+        (function,) = functions_of("a.py", f"{signature}  # def g():\n    s = '''\nx: 1'''\n    return s\n")
+        assert function.signature == signature
 
 
 def test_nobody_passes_the_object_in_another_place_and_assertions_are_left_alone():

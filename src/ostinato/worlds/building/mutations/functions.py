@@ -67,10 +67,11 @@ def _function(path: str, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef
     last = node.end_lineno or node.lineno
     docstring = ast.get_docstring(node) or ""
     body = node.body[1:] if docstring or ast.get_docstring(node, clean=False) is not None else node.body
-    if not body or body[0].lineno <= node.lineno or {_decorator(each) for each in node.decorator_list} & _LEFT_OUT:
+    header = _header("".join(lines[first - 1 : last]))
+    shared = node.body[0].lineno < first + len(header.splitlines())  # the body begins on the line of the colon
+    if not body or shared or {_decorator(each) for each in node.decorator_list} & _LEFT_OUT:
         return None
     code = [line.strip() for line in lines[body[0].lineno - 1 : last]]
-    start = node.body[0].lineno - 1
     return Function(
         path=path,
         name=name,
@@ -78,14 +79,14 @@ def _function(path: str, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef
         last=last,
         code_lines=sum(bool(line) and not line.startswith("#") for line in code),
         docstring=docstring,
-        signature=_header(textwrap.dedent("".join(lines[first - 1 : start]))),
+        signature=textwrap.dedent(header).strip(),
         in_class="." in name,
         types=_types(node),
     )
 
 
 def _header(text: str) -> str:
-    """Decorators and the `def`, up to the colon before the body."""
+    """Of a function's lines, the decorators and the `def`, up to the colon before the body."""
     lines = text.splitlines(keepends=True)
     depth, defined = 0, False
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -94,14 +95,14 @@ def _header(text: str) -> str:
         if defined and depth == 0 and token.string == ":":
             row, column = token.end
             return "".join([*lines[: row - 1], lines[row - 1][:column]])
-    return text.strip()
+    return text
 
 
 def functions_of(path: str, text: str) -> list[Function]:
     r"""The functions of a file, in file order; none if this interpreter cannot parse it.
 
-    Left out are nested functions, functions whose body is on the `def` line, abstract methods, parts of a property, of an overload or of a
-    dispatch, and names that are defined more than once.
+    Left out are nested functions, functions whose body begins on the line of the colon, abstract methods, parts of a property, of an
+    overload or of a dispatch, and names that are defined more than once.
 
     Example: ``[f.name for f in functions_of("a.py", "def f():\n    return 1\n")]`` is ``["f"]``.
     """
