@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import importlib
 import logging
@@ -28,7 +29,7 @@ from ostinato.worlds.sandbox import SandboxConfig
 from ostinato.worlds.sandbox.e2b import E2BBoxes
 from ostinato.worlds.sandbox.e2b.account import LIFE_S, MachineGone
 from ostinato.worlds.sandbox.e2b.inside import packets
-from ostinato.worlds.sandbox.e2b.inside.packets import DATA, NUMBER, OPEN, PART, TOOK, WINDOW, as_line
+from ostinato.worlds.sandbox.e2b.inside.packets import DATA, GONE, NUMBER, OPEN, PART, TOOK, WINDOW, as_line
 from ostinato.worlds.sandbox.e2b.wire import Wire
 from ostinato.worlds.sandbox.gvisor import RunsInBoxes
 
@@ -147,6 +148,26 @@ async def test_a_start_cancelled_at_any_moment_is_cancelled_and_leaves_no_machin
         await asyncio.sleep(0.03)
         await until(lambda: server.machines == {})
     assert len(server.ended) > 2
+
+
+@pytest.mark.parametrize(
+    "step", ["ostinato.worlds.sandbox.gvisor.line.Line.sent", "ostinato.worlds.sandbox.e2b.account.Account.machine"]
+)
+async def test_a_start_cancelled_as_a_step_ends_leaves_no_socket(boxes, server, monkeypatch, step):
+    owner, name = step.rsplit(".", 1)
+    module, cls = owner.rsplit(".", 1)
+    done = getattr(getattr(importlib.import_module(module), cls), name)
+
+    async def cancelled_at_once(self):
+        result = await done(self)
+        asyncio.current_task().cancel()
+        return result if name == "machine" else await asyncio.sleep(0)
+
+    monkeypatch.setattr(step, cancelled_at_once)
+    with pytest.raises(asyncio.CancelledError):
+        await boxes.start(SandboxSpec())
+    gc.collect()  # a socket that nobody closed warns, and pytest makes that an error
+    assert server.machines == {}
 
 
 async def test_a_cancellation_that_the_sdk_answers_with_an_error_is_one(boxes, server, monkeypatch):
@@ -495,6 +516,17 @@ async def test_a_helper_that_ended_before_it_was_reached_is_named_with_its_compl
         pid_one.send(b"hello")
         await until(lambda: lost)
     assert lost == ["the sandbox is gone: its helper ended with 127: python3: not found"]
+
+
+async def test_a_channel_that_ends_before_it_began_is_forgotten():
+    wire = Wire(EndedHelper(), lambda _: None)
+    wire.ports[80] = "/no/such/socket"
+    for number in range(1, 1000):
+        wire._do(number, OPEN, NUMBER.pack(80))
+        wire._do(number, GONE, b"")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert wire._channels == {}
 
 
 async def test_single_runs_are_sandboxes_too(boxes, server):

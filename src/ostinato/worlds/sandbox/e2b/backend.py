@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -87,8 +86,12 @@ class E2BBoxes:
             try:
                 place = f"/root/.ostinato-{secrets.token_hex(8)}"
                 await _furnish(machine, place, archive)
-                first = socket.socket(fileno=os.dup(line.theirs.fileno()))
-                await line.sent()
+                first = line.theirs.dup()
+                try:
+                    await line.sent()
+                except BaseException:
+                    first.close()
+                    raise
                 await box.wire.open(f"exec {PYTHON} -I -S -B {place}/helper.pyz {place}", first)
                 self._counts = await self._built(spec, line, owner, alone)
             except BaseException:

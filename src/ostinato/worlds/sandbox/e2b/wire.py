@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,8 +85,9 @@ class Wire:
         self._catching_up = False  # packets were lost when the connection broke, and will be resent
 
     async def open(self, command: str, first: socket.socket) -> None:
-        """Start the command and connect channel 0 to a socket. Raises Unavailable."""
-        self._carry(0, asyncio.open_connection(sock=first))
+        """Start the command and connect channel 0 to a socket, which is this object's from then on. Raises Unavailable."""
+        self._carry(0, lambda: asyncio.open_connection(sock=first))
+        await asyncio.sleep(0)  # the channel takes the socket before anything can fail
         self._following = await self._machine.run(command, self._hear, self._complain)
         self._begin(self._send())
         self._begin(self._follow())
@@ -227,7 +228,7 @@ class Wire:
             if number in self._channels or len(self._channels) > _MOST_CHANNELS or len(data) != NUMBER.size:
                 raise ValueError(f"channel {number}")
             path = self.ports[NUMBER.unpack(data)[0]]
-            self._carry(number, asyncio.open_unix_connection(path))
+            self._carry(number, lambda: asyncio.open_unix_connection(path))
             return
         channel = self._channels.get(number)
         if channel is None:
@@ -250,14 +251,16 @@ class Wire:
 
     # ------------------------------------------------------------ channels
 
-    def _carry(self, number: int, opening: Coroutine[Any, Any, Streams]) -> None:
+    def _carry(self, number: int, connect: Callable[[], Awaitable[Streams]]) -> None:
         self._channels[number] = channel = Channel()
-        channel.task = self._begin(self._served(number, channel, opening))
+        channel.task = self._begin(self._served(number, channel, connect))
+        # not in `_served`, of which nothing runs if it is cancelled before it begins
+        channel.task.add_done_callback(lambda _: self._channels.pop(number, None))
 
-    async def _served(self, number: int, channel: Channel, opening: Coroutine[Any, Any, Streams]) -> None:
+    async def _served(self, number: int, channel: Channel, connect: Callable[[], Awaitable[Streams]]) -> None:
         """Serve one channel from its beginning to its end."""
         try:
-            reader, writer = await opening
+            reader, writer = await connect()
             try:
                 async with asyncio.TaskGroup() as both:
                     both.create_task(self._take(number, channel, reader))
@@ -266,8 +269,6 @@ class Wire:
                 writer.close()
         except* OSError:
             self._say(number, GONE)
-        finally:
-            self._channels.pop(number, None)
         if number == 0:
             self._lose("the sandbox is gone")
 
