@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ostinato.model.kernels.arithmetic import fma, load, store
+from ostinato.model.kernels.arithmetic import fma, inlined, load, store
 from ostinato.model.kernels.vector import (
     WIDE,
     add16,
@@ -41,7 +41,7 @@ QUERIES = 8  # queries of one sequence that share a pass over its keys
 _OFF = np.float32(-np.inf)
 
 
-@njit(inline="always")
+@inlined
 def _softmax(scores_RT, r, first, seen, end) -> Any:
     """Turn row r's scores[first:end] into weights, 0 outside [seen[0], seen[1]); returns (maximum, sum)."""
     low, high = seen
@@ -61,7 +61,7 @@ def _softmax(scores_RT, r, first, seen, end) -> Any:
     return top, sum16(sums)
 
 
-@njit(inline="always")
+@inlined
 def accumulate(a_RI, b_IX, c_RX, rows, inner, width, ahead):
     """c[r, x] += a[r, 0] b[0, x] + a[r, 1] b[1, x] + ..., one fma at a time; rows in fours (the last of them may be unused).
 
@@ -130,7 +130,7 @@ def write(k_NKD, v_NKD, tokens, blocks, offsets, keys, values):
                 values[b, head, j, d] = v_NKD[n, head, d]
 
 
-@njit(inline="always")
+@inlined
 def _take(q_NHD, at, count, first_head, share, pitch, scale, q_RD):
     """Fill rows i * pitch + g of q_RD with the scaled queries of the heads that read one key head."""
     for i in range(count):
@@ -139,7 +139,7 @@ def _take(q_NHD, at, count, first_head, share, pitch, scale, q_RD):
                 q_RD[i * pitch + g, d] = load(q_NHD[at + i, first_head + g, d]) * scale
 
 
-@njit(inline="always")
+@inlined
 def _give(out_RD, sums_R, at, count, first_head, share, pitch, out_NHD):
     """Write the outputs, divided once and rounded once."""
     for i in range(count):
@@ -149,7 +149,7 @@ def _give(out_RD, sums_R, at, count, first_head, share, pitch, out_NHD):
                 out_NHD[at + i, first_head + g, d] = store(out_NHD[0, 0, 0], y)
 
 
-@njit(inline="always")
+@inlined
 def room(dim, block, share, longest):
     """The buffers of `attend_head`, one set for each thread: queries, outputs, scores, sums."""
     height = QUERIES * _apart(share)
@@ -157,13 +157,13 @@ def room(dim, block, share, longest):
     return q, out, np.zeros((height, longest), np.float32), np.zeros(height, np.float32)
 
 
-@njit(inline="always")
+@inlined
 def _apart(share):
     """The number of rows for a query that also reads blocks of its own."""
     return (share + ROWS - 1) // ROWS * ROWS
 
 
-@njit(inline="always")
+@inlined
 def attend_head(
     dim, block, share, q_NHD, keys, values, tile_3, after, head, where, scale, window, out_NHD, lse_NH, place
 ):
@@ -204,7 +204,7 @@ def attend_head(
     _give(out, sums, at, count, head * share, share, pitch, out_NHD)
 
 
-@njit(inline="always")
+@inlined
 def _coming(keys, table, where_N, positions_N, held, head, after, b, block):
     """The keys that will be read soon after these values: the next head's, then the next tile's."""
     if head + 1 < keys.shape[1]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numba import njit
 
-from ostinato.model.kernels.arithmetic import load, store
+from ostinato.model.kernels.arithmetic import inlined, load, store
 from ostinato.model.kernels.attention import ROWS, accumulate
 from ostinato.model.kernels.vector import WIDE, all16, exp16, load16, mul16, store16, sub16
 
@@ -60,7 +60,7 @@ def gather(parts, tokens, blocks, offsets, total_NKD, out_NKD):
                 out_NKD[n, head, d] = store(out_NKD[0, 0, 0], total_NKD[n, head, d])
 
 
-@njit(inline="always")
+@inlined
 def _weigh(p, ds, row, lse, delta, low, high, block):
     """Turn row `row` of p from scores into weights, and of ds from dO v into p (dO v - delta); 0 outside keys [low, high)."""
     for j in range(0, block, WIDE):

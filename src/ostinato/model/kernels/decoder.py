@@ -16,6 +16,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
+from ostinato.model.kernels.arithmetic import inlined
 from ostinato.model.kernels.attention import attend_head, room
 from ostinato.model.kernels.chains import PANEL, ROWS_AT_ONCE, narrow16, sums
 from ostinato.model.kernels.gate import sigmoid16
@@ -42,7 +43,7 @@ def _pointer(typingctx: Any, address: Any, like: Any) -> Any:
     return types.CPointer(like.dtype)(types.intp, like), generate
 
 
-@njit(inline="always")
+@inlined
 def _parts(count, size):
     return (count + size - 1) // size
 
@@ -115,7 +116,7 @@ def _keep(k_NX, qkv_NW, places_3P, first, last, keys, values):
                 values[b, head, j, d] = qkv_NW[n, begin + head * dim + d]
 
 
-@njit(inline="always")
+@inlined
 def _pieces(part, rows, outs, heads, places):
     """The number of pieces of work in a phase."""
     if part == 1 or part == 5 or part == 7 or part == 8:
@@ -127,7 +128,7 @@ def _pieces(part, rows, outs, heads, places):
     return _parts(rows, _TOKENS)
 
 
-@njit(inline="always")
+@inlined
 def _attend(dim, block, share, piece, layer, cache, state, place):
     """Compute a piece of the attention phase: some heads of some tiles."""
     caches, blocks, _, tiles, positions, starts, table, scales, windows, _ = cache
@@ -144,7 +145,7 @@ def _attend(dim, block, share, piece, layer, cache, state, place):
         attend_head(dim, block, share, q, keys, values, tile_3, after, head, where, scale, window, seen, lse, place)
 
 
-@njit(inline="always")
+@inlined
 def _compute(dim, block, part, layer, piece, model, cache, state, sums_RX):
     """Compute a piece of any other phase."""
     weights, chains, bias_qkv, bias_out, none, norms, norm_eps, of_queries, of_keys, head_eps = model

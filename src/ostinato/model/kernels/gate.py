@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ostinato.model.kernels.arithmetic import exp, load, store
+from ostinato.model.kernels.arithmetic import exp, inlined, load, store
 from ostinato.model.kernels.vector import (
     WIDE,
     add16,
@@ -29,14 +29,14 @@ from ostinato.model.kernels.vector import (
 _ONE = np.float32(1.0)
 
 
-@njit(inline="always")
+@inlined
 def sigmoid16(g):
     """1 / (1 + exp(-g)) as numerator and denominator."""
     e = exp16(away16(g))
     return pick16(g, e, all16(_ONE)), add16(all16(_ONE), e)
 
 
-@njit(inline="always")
+@inlined
 def _sigmoid(g):
     """The same for one number."""
     e = exp(-abs(g))

@@ -10,12 +10,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from ostinato.model.kernels.arithmetic import inlined
 from ostinato.model.kernels.vector import WIDE, add16, all16, fma16, load16, mul16, round16, store16, sum16
 
 LANES = WIDE
 
 
-@njit(inline="always")
+@inlined
 def root(x_ND, n, first, dim, eps):
     """Row n's r over places [first, first + dim)."""
     squares = all16(np.float32(0.0))

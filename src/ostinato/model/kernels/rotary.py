@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from numba import njit
 
-from ostinato.model.kernels.arithmetic import load, store
+from ostinato.model.kernels.arithmetic import inlined, load, store
 from ostinato.model.kernels.norm import root
 from ostinato.model.kernels.vector import WIDE, add16, all16, load16, mul16, round16, store16, sub16
 
 
-@njit(inline="always")
+@inlined
 def _rounded(array, x):
     """The value as `array` would store it."""
     return load(store(array[0, 0], x))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ostinato.model.kernels.arithmetic import exp, load
+from ostinato.model.kernels.arithmetic import exp, inlined, load
 from ostinato.model.kernels.vector import WIDE, add16, all16, div16, exp16, load16, max16, sub16, sum16, top16
 
 TILE = 512
@@ -19,7 +19,7 @@ LANES = WIDE
 _OFF = np.float32(-np.inf)
 
 
-@njit(inline="always")
+@inlined
 def _highest(logits_MV, r):
     """The row's maximum. A NaN may be ignored here, because it shows in the sums."""
     vocab = logits_MV.shape[1]
@@ -34,7 +34,7 @@ def _highest(logits_MV, r):
     return top
 
 
-@njit(inline="always")
+@inlined
 def _sum(logits_MV, r, start, stop, t, top, rest):
     """The sum of exp(s - top) over tokens [start, stop). `rest` is a buffer for 16 numbers."""
     even = start + (stop - start) // LANES * LANES

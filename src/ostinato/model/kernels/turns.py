@@ -11,9 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from ostinato.model.kernels.arithmetic import inlined
 
 TAKEN, DONE = 0, 8  # columns: a cache line each
 COLUMNS = 16
@@ -67,19 +69,19 @@ def _rest(typingctx: Any, yielding: Any) -> Any:
     return types.void(types.boolean), generate
 
 
-@njit(inline="always")
+@inlined
 def claim(counters, phase):
     """The number of a piece of work that no other thread does; a phase's pieces count from 0, and a number too high means none is left."""
     return _next(counters, phase, TAKEN)
 
 
-@njit(inline="always")
+@inlined
 def finished(counters, phase):
     """Report that a piece is done."""
     _next(counters, phase, DONE)
 
 
-@njit(inline="always")
+@inlined
 def await_all(counters, phase, pieces):
     """Wait until all of the phase's pieces are done."""
     looks = 0

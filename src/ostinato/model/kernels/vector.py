@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.core.datamodel.models import PrimitiveModel
 from numba.core.datamodel.registry import register_default
 from numba.extending import intrinsic
 
-from ostinato.model.kernels.arithmetic import INVERSE_FACTORIALS, LN2_HIGH, LN2_LOW, LOG2E, LOWEST, ROUND
+from ostinato.model.kernels.arithmetic import INVERSE_FACTORIALS, LN2_HIGH, LN2_LOW, LOG2E, LOWEST, ROUND, inlined
 
 WIDE = 16
 _INT, _HALF, _FLOAT = ir.IntType(32), ir.IntType(16), ir.FloatType()
@@ -259,7 +259,7 @@ def fetch(typingctx: Any, array: Any, first: Any) -> Any:
     return types.void(array, types.intp), generate
 
 
-@njit(inline="always")
+@inlined
 def exp16(x):
     """`arithmetic.exp` in every lane."""
     shifted = fma16(x, all16(LOG2E), all16(ROUND))
