@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt client/pyproject.toml
 demo: install ## the loop on a real model with simulated users: about 14 minutes on 2 cores
 	$(BIN)/ostinato demo
 
-demo-worlds: install ## a model learns in a simulated world, passes its bar and a canary, goes live: 22 to 24 minutes on 2 cores
+demo-worlds: install ## a model learns in a simulated world, passes its bar and a canary, goes live: 22 to 25 minutes on 2 cores
 	$(BIN)/ostinato demo worlds
 
 test: install ## the tests in two processes: the quick ones, then whole programs
