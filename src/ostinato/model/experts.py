@@ -27,9 +27,8 @@ from ostinato.model.linear import linear
 
 IMPLEMENTATION = "ostinato"
 """Name under which the function is registered."""
-_HOPPER = (
-    9  # on later ones the gradient of an expert without rows is not zero (github.com/pytorch/pytorch/issues/172439)
-)
+# on later ones the gradient of an expert without rows is not zero (github.com/pytorch/pytorch/issues/172439)
+_HOPPER = 9
 DEFAULT_ROWS = 32
 """The row rule if none was measured: the largest that the self-test tries, so that exactness holds if it can on this machine."""
 

@@ -70,8 +70,7 @@ def test_a_row_of_a_recorded_step_does_not_depend_on_the_rows_beside_it():
 
 def test_spare_rows_are_tokens_of_the_spare_block():
     made = numbers_of([7], [Entry(start=17, end=18, blocks=(4, 2, 9))], BLOCK, 3, 5, SPARE)
-    assert (
-        made.tolist() == [[7, 17, 2 * BLOCK + 1, 18, 4, 2, 0, 0, 0]] + [[0, 0, SPARE * BLOCK, 1, SPARE, 0, 0, 0, 0]] * 2
-    )
+    spare = [0, 0, SPARE * BLOCK, 1, SPARE, 0, 0, 0, 0]
+    assert made.tolist() == [[7, 17, 2 * BLOCK + 1, 18, 4, 2, 0, 0, 0], spare, spare]
     assert [rounded_rows(rows) for rows in (1, 3, 9, 100, 129, 300)] == [1, 4, 12, 128, 256, 384]
     assert made.dtype == np.int64

@@ -82,9 +82,8 @@ class MaskedAttention:
         def mask(batch: Tensor, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
             del batch, head
             seen = sees(q, kv)
-            return (
-                seen & (queries_Q[q] < keys_S[kv] + window) if window else seen
-            )  # only booleans are as large as Q x S
+            # written so that only booleans are as large as Q x S
+            return seen & (queries_Q[q] < keys_S[kv] + window) if window else seen
 
         return mask
 
