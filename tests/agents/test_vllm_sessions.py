@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 import torch
 from tests.agents.solving import answer, passes, solve
-from tests.e2e.test_vllm_engine import OPTIONS, PYTHON, ROOT, usable
-from tests.fakes.vllm import VllmServer
+from tests.fakes.vllm import ENGINE_OPTIONS, PYTHON, ROOT, VllmServer, usable
 
 from ostinato.core.records import Branch, Purpose, Turn
 from ostinato.core.weights import Snapshot
@@ -50,7 +49,7 @@ def served(tmp_path_factory):
     (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
     weights = dict(weights_of(load_model(path, torch.bfloat16)))
     published = asyncio.run(VersionPublisher(DirectoryStore(work / "store")).publish(0, weights, run="vllm", base=None))
-    options = [*OPTIONS, "--max-model-len", str(CONTEXT), "--max-num-batched-tokens", str(CONTEXT)]
+    options = [*ENGINE_OPTIONS, "--max-model-len", str(CONTEXT), "--max-num-batched-tokens", str(CONTEXT)]
     with VllmServer(PYTHON, path, source=ROOT, work=work, log=work / "vllm.log", options=options) as server:
         asyncio.run(server.ready(1200))
         yield server.url, path, work / "store", Snapshot(policy=published.policy, weights=weights)

@@ -5,14 +5,11 @@ Needs vLLM's environment: `python -m benchmarks.peers vllm`.
 
 import asyncio
 import json
-import os
-import subprocess
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from tests.e2e.test_vllm_follower import perturbed
-from tests.fakes.vllm import VllmServer
+from tests.fakes.vllm import ENGINE_OPTIONS, PYTHON, ROOT, VllmServer, usable
 
 from ostinato.core.conversation import Conversation, Demand
 from ostinato.core.generation import Generate
@@ -26,11 +23,6 @@ from ostinato.weights.follow.follower import Follower
 from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.store.directory import DirectoryStore
 
-ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ.get("OSTINATO_PEERS", ROOT / ".peers")) / "vllm" / "bin" / "python"
-OPTIONS = ["--enforce-eager", "--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
-OPTIONS += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"]
-OPTIONS += ["--structured-outputs-config", '{"backend": "guidance"}']
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 20}, "founded": {"type": "integer", "maximum": 2000}},
@@ -39,11 +31,6 @@ SCHEMA = {
 }
 GRAMMAR = grammar_of(Conversation(messages=(), demand=Demand(schema=SCHEMA)), None, {}, thinks=False, opening="")
 PROMPT = "The history of the city begins with a small settlement at the river, where"
-
-
-def usable():
-    wanted = "import importlib.util as u; exit(not all(map(u.find_spec, 'vllm blake3 numba obstore'.split())))"
-    return PYTHON.exists() and subprocess.run([PYTHON, "-c", wanted], check=False).returncode == 0
 
 
 pytestmark = pytest.mark.skipif(not usable(), reason="needs vLLM's environment: python -m benchmarks.peers vllm")
@@ -87,7 +74,7 @@ async def told(work):
             tops=tops,
         )
 
-    with VllmServer(PYTHON, path, source=ROOT, work=work, log=work / "vllm.log", options=OPTIONS) as server:
+    with VllmServer(PYTHON, path, source=ROOT, work=work, log=work / "vllm.log", options=ENGINE_OPTIONS) as server:
         await server.ready(1200)
         config = EngineConfig(kind="vllm", urls=(server.url,), silence_s=600)
         engine = await open_vllm(

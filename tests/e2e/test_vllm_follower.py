@@ -7,15 +7,13 @@ OSTINATO_VLLM_COMPILE=1 lets vLLM compile the model, which takes minutes per ser
 import asyncio
 import json
 import os
-import subprocess
 from dataclasses import dataclass, field
-from pathlib import Path
 from pydoc_data import topics
 
 import aiohttp
 import numpy as np
 import pytest
-from tests.fakes.vllm import VllmServer
+from tests.fakes.vllm import PYTHON, ROOT, VllmServer, usable
 
 from ostinato.core.errors import Corrupt, Unavailable
 from ostinato.core.weights import WeightArray
@@ -25,19 +23,10 @@ from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.version.chain import Manifests
 
-ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ.get("OSTINATO_PEERS", ROOT / ".peers")) / "vllm" / "bin" / "python"
 STREAMS, TOKENS = 6, 200
 PROMPTS = [" ".join(topics.topics[name].split())[:900] for name in ("assignment", "class", "exceptions", "strings")]
 LAYER = "model.layers.5."
 OPTIONS = [] if os.environ.get("OSTINATO_VLLM_COMPILE") == "1" else ["--enforce-eager"]
-
-
-def usable():
-    wanted = (
-        "import importlib.util as u; exit(not all(map(u.find_spec, 'vllm blake3 numba obstore zstandard'.split())))"
-    )
-    return PYTHON.exists() and subprocess.run([PYTHON, "-c", wanted], check=False).returncode == 0
 
 
 pytestmark = pytest.mark.skipif(not usable(), reason="needs vLLM's environment: python -m benchmarks.peers vllm")

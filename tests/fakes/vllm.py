@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import glob
 import os
 import signal
@@ -11,9 +12,9 @@ import subprocess
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,7 +22,25 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from ostinato.model.load import resolve
 from ostinato.weights.follow.staging import Staging
+
+ROOT = Path(__file__).parents[2]
+PYTHON = Path(os.environ.get("OSTINATO_PEERS", ROOT / ".peers")) / "vllm" / "bin" / "python"
+ENGINE_OPTIONS = (
+    *("--enforce-eager", "--enable-scale-out", "--logprobs-mode", "processed_logprobs"),
+    *("--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"),
+    *("--structured-outputs-config", '{"backend": "guidance"}'),
+)
+"""What a server behind the engine needs, on a CPU."""
+
+
+def usable() -> bool:
+    """True if vLLM's environment is there: `python -m benchmarks.peers vllm`."""
+    wanted = (
+        "import importlib.util as u; exit(not all(map(u.find_spec, 'vllm blake3 numba obstore zstandard'.split())))"
+    )
+    return PYTHON.exists() and subprocess.run([PYTHON, "-c", wanted], check=False).returncode == 0
 
 
 class FakeVllm:
@@ -115,6 +134,7 @@ class VllmServer:
     `source` is the checkout: its `src` goes onto the server's path, and its entry points are found without an installation.
 
     `extension` is the worker extension, `StagingWorker` or a subclass of it, and `path` holds the folders of the subclass's module.
+    `environment` adds to the process's environment variables, or replaces them.
 
     Example::
 
@@ -134,6 +154,7 @@ class VllmServer:
         options: Sequence[str] = (),
         extension: str = "ostinato.weights.follow.vllm.worker.StagingWorker",
         path: Sequence[Path] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -153,7 +174,7 @@ class VllmServer:
             ),
             *("--worker-extension-cls", extension, *options),
         ]
-        self._environment = os.environ | _environment(python, source, work, path)
+        self._environment = os.environ | _environment(python, source, work, path) | dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> VllmServer:
@@ -215,3 +236,22 @@ def _environment(python: Path, source: Path, work: Path, path: Sequence[Path]) -
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:2]),
         "LD_PRELOAD": ":".join(found for pattern in wanted for found in sorted(glob.glob(pattern))[:1]),
     }
+
+
+@contextlib.contextmanager
+def serving_smollm2(count: int, work: Path, dtype: str = "bfloat16", batch: int = 64) -> Generator[list[str]]:
+    """Start `count` real servers of SmolLM2, of one thread each, for the engine to load weights into. Yields their URLs."""
+    model = resolve("smollm2", Path("~/.cache/ostinato").expanduser())
+    options = [*ENGINE_OPTIONS, "--dtype", dtype, "--max-num-seqs", str(batch)]
+    environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as stack:
+        servers: list[VllmServer] = []
+        for number in range(count):
+            log = work / f"vllm-{number}.log"
+            server = VllmServer(
+                PYTHON, model, source=ROOT, work=work, log=log, options=options, environment=environment
+            )
+            servers.append(stack.enter_context(server))
+        for server in servers:
+            asyncio.run(server.ready(1800))
+        yield [server.url for server in servers]

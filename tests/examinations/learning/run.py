@@ -12,29 +12,33 @@ that were taught; the kinds that were not demonstrated are also reported separat
 functions: one answer, hidden tests. repairs: two answers, with a check between them that shows failures. numbers: questions about a file,
 to be answered with a Python tool, after a short start by imitation of some kinds of them. removals: short bodies removed from real
 packages, after a start by imitation of half of the packages; families are packages. The model is SmolLM2-135M-Instruct throughout.
-With `--products int8` rollouts are sampled in int8 (`engine.products`), as separate rows beside the plain ones, to see whether learning
-is the same at equal steps. Prints a table and writes tests/examinations/results/learning.json. Training takes 14 to 24 minutes a world and
-seed on two cores without bf16 instructions.
+With `--engine int8` or `--engine vllm` rollouts are sampled in int8 (`engine.products`) or by two vLLM servers on this machine
+(`python -m benchmarks.peers vllm`), as separate rows beside those of the exact engine, to see whether learning is the same at equal steps;
+the success before and after is always measured with the exact engine. Prints a table and writes
+tests/examinations/results/learning.json. Training takes 14 to 24 minutes a world and seed on two cores without bf16 instructions.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Generator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import t as student
 from tests.examinations.learning import removal_world, tool_world
+from tests.fakes.vllm import serving_smollm2
 
 from ostinato.app.worlds_tasks import function_tasks, repair_tasks
 from ostinato.core.records import PolicyVersion
@@ -69,14 +73,24 @@ OWN: dict[str, dict[str, Any]] = {
 """Rollouts of several turns get smaller steps. Few groups of removals have different rewards, so a step trains on flat groups too."""
 
 
-PRODUCTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "int8": {"engine.products": "int8", "model.numerics": "fast"},
-}
+Engine = Literal["exact", "int8", "vllm"]
+EXACT = {"engine.kind": "embedded", "engine.urls": [], "engine.products": "plain", "model.numerics": "exact"}
+
+
+@contextlib.contextmanager
+def sampling_with(engine: Engine, place: Path) -> Generator[dict[str, Any]]:
+    """The settings with which rollouts are sampled by this engine, which runs until the context ends."""
+    if engine == "exact":
+        yield EXACT
+    elif engine == "int8":
+        yield {"engine.products": "int8", "model.numerics": "fast"}
+    else:
+        with serving_smollm2(2, place) as urls:
+            yield {"engine.kind": "vllm", "engine.urls": urls}
 
 
 def _key(row: dict[str, Any]) -> tuple[str, int, str]:
-    return row["world"], row["seed"], row.get("products", "plain")
+    return row["world"], row["seed"], row["engine"]
 
 
 def words(settings: dict[str, Any]) -> list[str]:
@@ -135,22 +149,26 @@ def imitated(world: str, lines: list[str], place: Path) -> Path:
     return model
 
 
-def train(world: str, file: Path, own: dict[str, Any], seed: int, steps: int, place: Path) -> dict[str, Any]:
+def train(
+    world: str, file: Path, own: dict[str, Any], engine: Engine, seed: int, steps: int, place: Path
+) -> dict[str, Any]:
     """Train in one world with one seed, then measure the weights before and after."""
-    name = "-".join([world, *([own["engine.products"]] if "engine.products" in own else []), str(seed)])
+    name = f"{world}-{engine}-{seed}"
     run, log, tried = place / name, place / f"{name}.log", place / f"{name}.finished.jsonl"
     settings = words(SETTINGS | own | {"run.directory": str(run), "worlds.seed": seed, "train.seed": seed})
     tried.unlink(missing_ok=True)
-    seconds = ostinato("train", "--world", str(file), "--steps", str(steps), *settings, log=log)
+    with sampling_with(engine, place) as sampling:
+        seconds = ostinato("train", "--world", str(file), "--steps", str(steps), *settings, *words(sampling), log=log)
     for release in ("base", "newest"):
         ostinato(
             "worlds", "run", str(file), "--tries", str(TRIES), "--release", release, "--out", str(tried), *settings,
-            "--set", "engine.threads=2", log=log,
+            *words(EXACT | {"engine.threads": 2}), log=log,
         )  # fmt: skip
     before, after = covered(read_attempts(tried), TRIES)
     if before.rates is None or after.rates is None or after.change is None:
         raise RuntimeError(f"{tried}: not every task was tried {TRIES} times; see {log}")
-    found: dict[str, Any] = {"world": world, "seed": seed, "steps": after.policy.number, "seconds": seconds}
+    found: dict[str, Any] = {"world": world, "seed": seed, "engine": engine}
+    found |= {"steps": after.policy.number, "seconds": seconds}
     found |= {
         "first": asdict(before.rates.first),
         "last": asdict(after.rates.first),
@@ -201,7 +219,7 @@ def table_of(found: list[dict[str, Any]]) -> Table:
     """A line for each world and seed."""
     table = Table(
         "world",
-        "products",
+        "engine",
         "seed",
         "steps",
         "pass@1 start",
@@ -218,7 +236,7 @@ def table_of(found: list[dict[str, Any]]) -> Table:
             f"{n}: {100 * each['solved']:.0f}% of {each['rollouts']}" for n, each in row["turns_last"].items()
         )
         table.add_row(
-            row["world"], row.get("products", "plain"), str(row["seed"]), str(row["steps"]), _share(start), _share(last),
+            row["world"], row["engine"], str(row["seed"]), str(row["steps"]), _share(start), _share(last),
             _change(row["by_family"]), _change(row["not_demonstrated"]),
             f"{100 * row['best_first']['mean']:.0f} -> {100 * row['best_last']['mean']:.0f}%", turns,
             f"{row['seconds'] / 60:.1f}",
@@ -243,7 +261,7 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=None, help=f"none: {', '.join(f'{n} for {w}' for w, n in STEPS.items())}"
     )
-    parser.add_argument("--products", choices=["plain", "int8"], default="plain", help="what rollouts are sampled with")
+    parser.add_argument("--engine", choices=get_args(Engine), default="exact", help="what rollouts are sampled with")
     parser.add_argument("--directory", type=Path, default=None, help="where runs are kept; none: nowhere")
     parser.add_argument(
         "--tasksets", type=Path, default=None, help="write the worlds' own tasks there, and nothing else"
@@ -262,8 +280,7 @@ def main() -> None:
         for world in given.worlds:
             file, own = asyncio.run(start_of(world, place, given.tasks))
             for seed in given.seeds:
-                row = train(world, file, own | PRODUCTS[given.products], seed, given.steps or STEPS[world], place)
-                row["products"] = given.products
+                row = train(world, file, own, given.engine, seed, given.steps or STEPS[world], place)
                 found = [each for each in found if _key(each) != _key(row)] + [row]
                 console.print(table_of([row]))
                 RESULT.write_text(json.dumps(found, indent=1) + "\n")
