@@ -178,17 +178,21 @@ async def test_a_recorded_step_draws_the_same_tokens(tmp_path: Path, monkeypatch
         states_RD = again()
         return Recorded(SimpleNamespace(replay=lambda: states_RD.copy_(again())), step, states_RD)
 
-    async def some(backend: Backend) -> list[Answer]:
+    async def some(backend: Backend) -> tuple[list[Answer], dict[str, float]]:
         async with tiny_engine(tmp_path, backend=backend) as tiny:
-            return await asyncio.gather(*(answer(tiny.engine, i, temperature=1.0) for i in range(5)))
+            found = await asyncio.gather(*(answer(tiny.engine, i, temperature=1.0) for i in range(5)))
+            return found, tiny.engine.stats()
 
-    expected = await some(OWN)
+    expected, launched = await some(OWN)
     monkeypatch.setattr(Decoding, "_record", record)
     monkeypatch.setattr(DeviceStore, "decoded", decoded)
-    for ours, recorded in zip(expected, await some(Backend(kernels="torch")), strict=True):
+    found, replayed = await some(Backend(kernels="torch"))
+    for ours, recorded in zip(expected, found, strict=True):
         assert recorded.ids == ours.ids
         assert recorded.logprobs == pytest.approx(ours.logprobs, abs=WITHIN)
     assert max(sizes) == 8, "five rows and three spare ones"
+    assert launched["recorded_passes"] == 0
+    assert 0 < replayed["recorded_passes"] < replayed["passes"], "the prompts are launched"
 
 
 async def test_a_model_that_cannot_be_recorded_is_tried_once_and_its_steps_are_launched(tmp_path: Path, monkeypatch):

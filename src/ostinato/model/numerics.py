@@ -25,8 +25,6 @@ TORCH_KERNELS = "2"
 """Raise it with every change of `model.devices` that changes results."""
 KERNELS = "2"
 """Raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
-_LIBRARIES = ("transformers", "numba", "llvmlite", "llguidance")
-_COMPILERS = ("numba", "llvmlite")
 _FLAGS = re.compile(r"avx|amx|fma|f16c|neon|asimd|sve|sme|bf16|i8mm|vsx|zvector|rvv")
 _ROWS, _INPUTS, _OUTPUTS = 32, 256, 48  # of the probe; rows that every row rule divides
 _SWITCHES = (
@@ -62,7 +60,8 @@ def contract(
     named = (
         [f"ostinato {KERNELS}"] if own else [f"ostinato torch {TORCH_KERNELS} on {backend.device.partition(':')[0]}"]
     )
-    libraries = _LIBRARIES if own else [name for name in _LIBRARIES if name not in _COMPILERS]
+    compilers = ("numba", "llvmlite") if own else () if backend.device == "cpu" else ("triton",)
+    libraries = [f"{name} {_version(name)}" for name in ("transformers", *compilers, "llguidance")]
     return Contract(
         mode=mode,
         torch=torch.__version__,
@@ -73,7 +72,7 @@ def contract(
         rows=rows,
         dtype=str(model_dtype).removeprefix("torch."),
         quantisation=quantisation,
-        kernels=" ".join([*named, *(f"{name} {_version(name)}" for name in libraries)]),
+        kernels=" ".join([*named, *libraries]),
     )
 
 

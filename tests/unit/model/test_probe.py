@@ -54,5 +54,8 @@ def test_the_probe_is_told_which_gpu(monkeypatch):
     monkeypatch.setattr(numerics, "gpu", lambda device: f"a GPU at {device}")
     monkeypatch.setattr(numerics, "probe", lambda backend: asked.append(backend) or "00000000")
     gpu = Backend(device="cuda:1", kernels="torch")
-    assert contract(torch.bfloat16, "fast", 1, 1, 32, backend=gpu).isa == "a GPU at cuda:1"
+    made = contract(torch.bfloat16, "fast", 1, 1, 32, backend=gpu)
+    assert made.isa == "a GPU at cuda:1"
+    assert " triton " in made.kernels, "it compiles the paged kernel"
     assert asked == [gpu]
+    assert "triton" not in contract(torch.bfloat16, "fast", 1, 1, 32, backend=TORCH).kernels

@@ -101,10 +101,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A part's results: the final state of each piece's last token, and each piece's experts per token [n, L, k], if any."""
+    """A part's results: the final state of each piece's last token, and each piece's experts per token [n, L, k], if any.
+
+    `recorded`: a recorded pass was replayed.
+    """
 
     states_RD: Tensor
     routes: list[NDArray[np.integer[Any]]] | None
+    recorded: bool = False
 
 
 def cut(model: PreTrainedModel, pieces: Sequence[Scheduled], lanes: int) -> list[Part]:
@@ -135,7 +139,7 @@ def forward(part: Part, store: KVStore, rows: int) -> Ran:
     if len(tokens) == len(pieces) and router is None:
         states_RD = store.decoded(part.model, tokens, entries)
         if states_RD is not None:
-            return Ran(states_RD, None)
+            return Ran(states_RD, None, recorded=True)
     ids = torch.tensor(tokens).to(device)
     positions = torch.tensor([position for p in pieces for position in range(p.start, p.end)]).to(device)
     plan = store.attend(entries)

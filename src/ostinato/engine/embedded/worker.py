@@ -81,7 +81,8 @@ class EngineThread(threading.Thread):
         self.scheduler = scheduler
         self.policies: dict[str, Policy] = {}
         self.failure: BaseException | None = None
-        self.counters = {"tokens": 0, "steps": 0, "prefill_tokens": 0, "busy_s": 0.0, "orders_done": 0}
+        self.counters = {"tokens": 0, "steps": 0, "passes": 0, "recorded_passes": 0, "prefill_tokens": 0}
+        self.counters |= {"busy_s": 0.0, "orders_done": 0}
         self.posted = 0  # orders accepted
         self.swaps = 0
         self.pauses: deque[float] = deque(maxlen=1024)
@@ -268,6 +269,8 @@ class EngineThread(threading.Thread):
         for part, ran in zip(parts, self._lanes.map(lambda part: forward(part, store, self._rows), parts), strict=True):
             samples: list[Generation] = []
             rows: list[int] = []
+            self.counters["passes"] += 1
+            self.counters["recorded_passes"] += ran.recorded
             for at, piece in enumerate(part.pieces):
                 count = piece.end - piece.start
                 self.counters["prefill_tokens"] += count if count > 1 else 0
