@@ -20,7 +20,11 @@ from ostinato.weights.follow.follower import Follower
 
 @asynccontextmanager
 async def vllm_engine(
-    *fakes: TokenVllm, renderer: Renderer | None = None, draining: Collection[str] = (), **settings: Any
+    *fakes: TokenVllm,
+    renderer: Renderer | None = None,
+    draining: Collection[str] = (),
+    experts: int = 0,
+    **settings: Any,
 ) -> AsyncGenerator[VllmEngine, None]:
     """A started engine with empty slots over these servers, each behind a real socket. `draining` is read again at each use."""
     async with AsyncExitStack() as stack:
@@ -32,6 +36,7 @@ async def vllm_engine(
             renderer or ByteRenderer(),
             lambda url: VllmFollower(url, follower, {"url": "s"}, kv="keep", poll_s=0.001),
             lambda: draining,
+            experts,
         )
         await engine.start()
         try:

@@ -7,6 +7,8 @@ follow vLLM (0.32, `entrypoints/scale_out/token_in_token_out`). The tokens are a
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
@@ -51,6 +53,7 @@ class TokenVllm(FakeVllm):
     `requests` are the bodies seen, `open` the number of requests in progress, `cached` the prompts found in the prefix cache, `slow_s`
     the seconds per token, `seats` limits the requests that get tokens at once while the others wait. `cut_after = k` breaks each stream's
     connection after k events, `twice` sends each stream's events a second time.
+    `routes` gives the expert ids [tokens, layers, k] of a sample, by its index and computed tokens, or text to send in their place.
     `logits` gives the row of logits at each place of an answer, from which log-probabilities are made as vLLM processes them. `lie`
     is a false version to report, and `forget()` simulates a restart with the initial weights.
 
@@ -68,6 +71,7 @@ class TokenVllm(FakeVllm):
         self.slow_s, self.cut_after, self.lie, self.twice = 0.0, -1, "", False
         self.requests: list[dict[str, Any]] = []
         self.logits: Callable[[int], NDArray[np.float32]] | None = None
+        self.routes: Callable[[int, int], NDArray[np.integer] | str] | None = None
         self.open = 0
         self.seats: asyncio.Semaphore | None = None
         self.cached: list[tuple[int, ...]] = []
@@ -95,6 +99,7 @@ class TokenVllm(FakeVllm):
             "structured_outputs_config": {"backend": self.backend},
             "device_config": {"device": self.device},
             "scheduler_config": {"enable_chunked_prefill": True},
+            "aux_output_config": {"enable_return_routed_experts": self.routes is not None},
         }
         return JSONResponse({"vllm_config": config, "vllm_env": {}})
 
@@ -134,7 +139,11 @@ class TokenVllm(FakeVllm):
                             if events == self.cut_after:
                                 raise ConnectionResetError
                             events += 1
-                            yield f"data: {json.dumps(sample.step(token, self.label, self.lie))}\n\n"
+                            event = sample.step(token, self.label, self.lie)
+                            if sample.finish and self.routes is not None:
+                                computed = len(body["token_ids"]) + sample.length - 1
+                                event["choices"][0]["routed_experts"] = npy(self.routes(sample.index, computed))
+                            yield f"data: {json.dumps(event)}\n\n"
             yield "data: [DONE]\n\n"
         finally:
             if seats is not None:
@@ -146,10 +155,14 @@ class _Sample:
     def __init__(
         self, index: int, sampling: dict[str, Any], logits: Callable[[int], NDArray[np.float32]] | None
     ) -> None:
-        self._index, self._sampling, self._logits = index, sampling, logits
+        self.index, self._sampling, self._logits = index, sampling, logits
         self._ids: list[int] = []
         self._versions: list[str] = []
         self.finish: str | None = None
+
+    @property
+    def length(self) -> int:
+        return len(self._ids)
 
     def step(self, token: int, label: str, lie: str) -> dict[str, Any]:
         value = logprob(token)
@@ -169,7 +182,7 @@ class _Sample:
         own = {"token_id": token, "logprob": value}
         entry = {**own, "rank": 1, "top_logprobs": [own, *reversed(others)] if others else []}
         choice = {
-            "index": self._index,
+            "index": self.index,
             "finish_reason": self.finish,
             "stop_reason": None,
             "token_ids": [token],
@@ -206,6 +219,15 @@ def spans(versions: Sequence[str]) -> list[dict[str, Any]]:
             found.append({"version": version, "start": at, "end": at})
         found[-1]["end"] = at + 1
     return found
+
+
+def npy(routes: NDArray[np.integer] | str) -> str:
+    """Routes as vLLM sends them: an .npy file in base64. Text is sent as it is."""
+    if isinstance(routes, str):
+        return routes
+    with io.BytesIO() as file:
+        np.save(file, routes, allow_pickle=False)
+        return base64.b64encode(file.getvalue()).decode()
 
 
 def logprob(token: int) -> float:

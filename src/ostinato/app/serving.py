@@ -58,7 +58,8 @@ async def open_serving(
     check_lending(config)
     renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread, so that the worker can still be told to end
     run.log.derive_text(spelling(renderer))
-    engine = await _vllm(run, renderer) if config.engine.kind == "vllm" else await _embedded(config, model, renderer)
+    vllm = config.engine.kind == "vllm"
+    engine = await (_vllm(run, model, renderer) if vllm else _embedded(config, model, renderer))
     contract = engine.contract()
     if contract is not None:
         await stamp(run.log, contract)
@@ -122,9 +123,10 @@ async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine
     )
 
 
-async def _vllm(run: Run, renderer: Renderer) -> Engine:
+async def _vllm(run: Run, model: Path, renderer: Renderer) -> Engine:
     """An engine over the servers in `engine.urls`; they take their weights from the run's store themselves."""
     from ostinato.engine.vllm.engine import open_vllm
+    from ostinato.model.directory import expert_count
 
     config = run.config
     follower, place = open_follower(config), store_place(config, config.engine.weights_seen_as)
@@ -134,6 +136,7 @@ async def _vllm(run: Run, renderer: Renderer) -> Engine:
         renderer,
         lambda url: VllmFollower(url, follower, place, kv=kv),
         lambda: read_draining(run.home.draining),
+        expert_count(model),
     )
 
 

@@ -41,6 +41,13 @@ def check_directory(path: Path) -> None:
         raise BadWeights(f"{path} holds no tokenizer (tokenizer.json)")
 
 
+def expert_count(path: Path) -> int:
+    """The experts in each layer of the model in `path`, by its config.json; 0 for a dense one. Raises BadWeights."""
+    config = _read_json(path / "config.json")
+    config = config.get("text_config", config)
+    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
+
+
 def _check_suffixes(path: Path) -> None:
     for count, file in enumerate(path.rglob("*")):
         if count >= _MAX_FILES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 
 from ostinato.core.generation import Chunk, Generate, Tops
 from ostinato.core.records import Finish, PolicyVersion
@@ -35,7 +36,7 @@ class OpenAnswer:
     """
 
     def __init__(
-        self, request: Generate, seed: int, *, stop_ids: Set[int], decode: Callable[[Sequence[int]], str]
+        self, request: Generate, seed: int, stop_ids: Set[int], decode: Callable[[Sequence[int]], str]
     ) -> None:
         self._request, self._seed, self._stop_ids = request, seed, stop_ids
         self._samples = [_Sample(TextStream(decode, request.sampling.stop)) for _ in range(request.n)]
@@ -69,7 +70,8 @@ class OpenAnswer:
             finish = Finish.ERROR
         sample.ended = finish is not None
         tops = choice.tops(self._request.tops)[:used]
-        return self._chunk(choice.index, choice.ids[:used], choice.values[:used], policy, text, finish, tops)
+        chunk = self._chunk(choice.index, choice.ids[:used], choice.values[:used], policy, text, finish, tops)
+        return chunk if finish in (None, Finish.ERROR) else replace(chunk, routes=choice.routes)
 
     def end(self, finish: Finish, policy: PolicyVersion) -> list[Chunk]:
         """The last chunks of all samples that have not ended. At a deadline, a sample that saw a swap ends with `Finish.ERROR`, because the

@@ -60,13 +60,14 @@ async def open_vllm(
     renderer: Renderer,
     drive: Callable[[str], WeightDriver],
     draining: Callable[[], Collection[str]] = tuple,
+    experts: int = 0,
 ) -> VllmEngine:
     """Wait for the servers in `config.urls` and make an engine of them. `drive(url)` makes a server's weight driver; `draining()` names the
-    servers that get no new requests.
+    servers that get no new requests; with `experts`, the number in each layer of a mixture of experts, answers' routes are kept.
 
     Raises Unavailable if a server does not answer within `connect_s`, BadConfig if a server was started without a needed option.
     """
-    servers = [ServerClient(url, drive(url), silence_s=config.silence_s) for url in config.urls]
+    servers = [ServerClient(url, drive(url), silence_s=config.silence_s, experts=experts) for url in config.urls]
     try:
         contexts = await asyncio.gather(*(server.context(config.connect_s) for server in servers))
     except BaseException:
@@ -144,8 +145,7 @@ class VllmEngine:
         """
         self._admit(request)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(31)
-        answer = OpenAnswer(request, seed, stop_ids=self._renderer.stop_ids(), decode=self._renderer.decode)
-        begun = False
+        answer, begun = OpenAnswer(request, seed, self._renderer.stop_ids(), self._renderer.decode), False
         async with contextlib.aclosing(self._events(request, seed)) as events:
             async for stream, event in events:
                 if isinstance(event, OstinatoError):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import aiohttp
 
-from ostinato.core.errors import BadConfig, BadRequest, Unavailable
+from ostinato.core.errors import BadConfig, BadRequest, BadRoutes, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.engine.vllm.wire import WireChoice, read_context, read_event, read_scores, read_settings
 
+_LOG = logging.getLogger(__name__)
 _PATH = "/inference/v1/generate"
 _MODE = "processed_logprobs"
 _LOOK_S = 1.0
+_LINE, _LINE_WITH_ROUTES = 1 << 20, 1 << 27  # half of the longest event: 100,000 tokens' routes may take 85 MB
 _START = (
     "start it with VLLM_SERVER_DEV_MODE=1, --enable-scale-out, --logprobs-mode processed_logprobs and what "
     "`ostinato weights drive-vllm --help` says of weights; for JSON schemas and demanded calls also with "
@@ -55,18 +58,18 @@ class WeightDriver(Protocol):
 
 
 class ServerClient:
-    """A client of one server. `driver` brings it weights.
+    """A client of one server. `driver` brings it weights. `experts`: of each layer of the model; 0 for a dense one.
 
     `follows_grammars`: it was started so that it reads our grammars; known once `context` has returned.
     """
 
-    def __init__(self, url: str, driver: WeightDriver, *, silence_s: float) -> None:
-        self.url, self.driver = url.rstrip("/"), driver
+    def __init__(self, url: str, driver: WeightDriver, *, silence_s: float, experts: int = 0) -> None:
+        self.url, self.driver, self._experts = url.rstrip("/"), driver, experts
         self.follows_grammars = False
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence_s),
             connector=aiohttp.TCPConnector(limit=0),  # the server has limits of its own
-            read_bufsize=1 << 20,
+            read_bufsize=_LINE_WITH_ROUTES if experts else _LINE,
         )
 
     async def close(self) -> None:
@@ -94,6 +97,12 @@ class ServerClient:
                 f"{self.url} runs on a CPU with chunked prefill, where one long prompt with a seed ends it; start it with "
                 f"--no-enable-chunked-prefill --max-num-batched-tokens {context} (its context)"
             )
+        if self._experts and not settings.returns_routes:
+            _LOG.warning(
+                "%s does not say which experts a token went to, so the trainer leaves its answers out: start it with "
+                "--enable-return-routed-experts, or set train.router_replay = false",
+                self.url,
+            )
         self.follows_grammars = settings.reads_lark
         return context
 
@@ -108,11 +117,21 @@ class ServerClient:
                 await self._check(reply)
                 async for line in reply.content:
                     for choice in read_event(line):
+                        await self._keep_routes(choice)
                         yield choice
         except BadRequest:  # also a ValueError, but the caller's fault
             raise
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._lost(error) from error
+
+    async def _keep_routes(self, choice: WireChoice) -> None:
+        """Read the choice's routes in a thread, if there are any: those of a long answer take a while. Invalid ones are not kept."""
+        if not self._experts or choice.routed_experts is None:
+            return
+        try:
+            await asyncio.to_thread(choice.keep_routes, self._experts)
+        except BadRoutes as error:
+            _LOG.error("%s: the routes of an answer are not kept: %s", self.url, error)
 
     async def scores(self, ids: Sequence[int], start: int, salt: str) -> list[float]:
         """Log-probabilities of ids[start:] at temperature 1. Raises Unavailable."""

@@ -5,11 +5,18 @@ The shapes are those of vLLM's `entrypoints/scale_out/token_in_token_out/protoco
 
 from __future__ import annotations
 
+import base64
+import binascii
+import io
+import math
 from typing import TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
-from ostinato.core.errors import Unavailable
+from ostinato.core import routes
+from ostinato.core.errors import BadRoutes, Unavailable
 from ostinato.core.generation import Tops
 
 M = TypeVar("M", bound=BaseModel)
@@ -40,13 +47,25 @@ class _Logprobs(BaseModel):
 
 
 class WireChoice(BaseModel):
-    """New tokens of one sample. `weight_versions` covers the whole sample and is sent only with its last event."""
+    """New tokens of one sample. `weight_versions` and `routed_experts` cover the whole sample and are sent only with its last event."""
 
     index: int = Field(ge=0)
     token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     weight_versions: list[WireSpan] | None = None
+    routed_experts: str | None = None
+    _routes: bytes = PrivateAttr(default=b"")
+
+    @property
+    def routes(self) -> bytes:
+        """The encoded expert ids of all computed tokens, once `keep_routes` has read them."""
+        return self._routes
+
+    def keep_routes(self, experts: int) -> None:
+        """Read `routed_experts`, an .npy file in base64: ids [P + T - 1, L, k] of so many experts. Raises BadRoutes."""
+        if self.routed_experts is not None:
+            self._routes = routes.encode(_array(self.routed_experts), experts)
 
     @property
     def ids(self) -> list[int]:
@@ -104,6 +123,10 @@ class _Device(BaseModel):
     device: str = ""
 
 
+class _AuxiliaryOutput(BaseModel):
+    enable_return_routed_experts: bool = False
+
+
 class _Scheduler(BaseModel):
     enable_chunked_prefill: bool = False
 
@@ -115,6 +138,12 @@ class Settings(BaseModel):
     device_config: _Device = Field(default_factory=_Device)
     scheduler_config: _Scheduler = Field(default_factory=_Scheduler)
     structured_outputs_config: _Grammars = Field(default_factory=_Grammars)
+    aux_output_config: _AuxiliaryOutput = Field(default_factory=_AuxiliaryOutput)
+
+    @property
+    def returns_routes(self) -> bool:
+        """True if its answers say which experts each token went to, for a mixture of experts."""
+        return self.aux_output_config.enable_return_routed_experts
 
     @property
     def logprobs_mode(self) -> str:
@@ -168,6 +197,21 @@ def read_context(body: bytes) -> int:
 def read_settings(body: bytes) -> Settings:
     """The server's settings."""
     return _read(_About, body).vllm_config
+
+
+def _array(text: str) -> NDArray[np.integer]:
+    """The integers in an .npy file. Its claims are compared with its length before memory is taken. Raises BadRoutes."""
+    try:
+        file = io.BytesIO(base64.b64decode(text, validate=True))
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("not version 1.0 of .npy")
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        data = file.read()
+        if fortran or dtype.kind not in "iu" or len(data) != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{len(data)} bytes for {shape} of {dtype}")
+        return np.frombuffer(data, dtype).reshape(shape)
+    except (binascii.Error, ValueError) as error:
+        raise BadRoutes(f"what the vLLM server says of experts is not understood: {error}", reason="corrupt") from error
 
 
 def _read(kind: type[M], body: bytes) -> M:
