@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pwd
 import sys
 import time
@@ -18,7 +19,8 @@ _BASE = PLACE / "postgres"
 def kill_all(process: Process) -> None:
     """Send SIGKILL to a program and all its descendants; nothing is flushed."""
     for child in psutil.Process(process.pid).children(recursive=True):
-        child.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # Postgres' children end by themselves without the postmaster
+            child.kill()
     process.wait(10)
 
 

@@ -1,9 +1,9 @@
 """Does the loop learn over vLLM servers, with versions swapped in by the follower under users' requests?
 
     python -m benchmarks.peers vllm
-    python -m tests.examinations.vllm.run [--minutes 40] [--seed 0] [--servers 5] [--keep DIR]
+    python -m tests.examinations.vllm.run [--minutes 40] [--seed 0] [--keep DIR]
 
-`ostinato demo` with `engine.kind = "vllm"` over real vLLM servers on this machine. Reports the demo's figures, among them the mismatch
+`ostinato demo` with `engine.kind = "vllm"` over four real vLLM servers on this machine, which together take 15 GB. Reports the demo's figures, among them the mismatch
 between vLLM's log-probabilities and the trainer's. How learning compares with the embedded engine at equal steps is measured by
 `python -m tests.examinations.learning.run functions --engine vllm`. Passes if the held-out gain is at least 12 points with its interval
 above zero, no request failed, a version was swapped in under open answers and every turn is accounted for. Writes
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -27,13 +28,15 @@ from rich.table import Table
 from tests.fakes.vllm import serving_smollm2, usable
 
 RESULT = Path(__file__).parents[1] / "results" / "vllm.json"
+_SERVERS = 4  # live, control, previous, a candidate
 _WANTED_POINTS = 12.0
 _GAIN = "held-out suite, final minus base"
 
 
 def demo(urls: Sequence[str], args: argparse.Namespace, place: Path) -> None:
     """Run the demo over these servers. Raises CalledProcessError."""
-    words = ["--set", "engine.kind=vllm", "--set", f"engine.urls={json.dumps(list(urls))}"]
+    settings = ["engine.kind=vllm", f"engine.urls={json.dumps(list(urls))}", "evaluate.gate.sample_best=false"]
+    words = [word for setting in settings for word in ("--set", setting)]
     command = [sys.executable, "-m", "ostinato.cli", "demo", "--minutes", str(args.minutes), "--seed", str(args.seed)]
     subprocess.run([*command, "--out", str(place), "--directory", str(place / "run"), *words], check=True)
 
@@ -60,8 +63,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=40.0, help="of simulated users")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--servers", type=int, default=5, help="vLLM servers; the demo needs five")
-    parser.add_argument("--dtype", default="bfloat16", help="what vLLM computes in: bfloat16 or float32")
     parser.add_argument("--keep", type=Path, help="where the run and the servers' logs are kept; none: nowhere")
     args = parser.parse_args()
     if not usable():
@@ -69,10 +70,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as nowhere:
         place = (args.keep or Path(nowhere)).absolute()
         place.mkdir(parents=True, exist_ok=True)
-        with serving_smollm2(args.servers, place, args.dtype) as urls:
+        with serving_smollm2(_SERVERS, place) as urls:
             demo(urls, args, place)
         found = findings(place)
-    found |= {"minutes": args.minutes, "seed": args.seed, "servers": args.servers, "dtype": args.dtype}
+    found |= {"minutes": args.minutes, "seed": args.seed, "cores": os.cpu_count()}
     table = Table(show_header=False)
     for name, value in found.items():
         table.add_row(name, json.dumps(value) if isinstance(value, dict | list) else str(value))
