@@ -76,11 +76,12 @@ class TokenVllm(FakeVllm):
         self.seats: asyncio.Semaphore | None = None
         self.cached: list[tuple[int, ...]] = []
         self._prefixes: set[tuple[str | None, tuple[int, ...]]] = set()
-        self.device = "cuda"
+        self.device, self.version, self.gpu = "cuda", "0.32.0", "NVIDIA H100"
         self.app.routes[:0] = [
             Route("/inference/v1/generate", self._generate, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/server_info", self._server_info),
+            Route("/version", lambda request: JSONResponse({"version": self.version})),
         ]
 
     def forget(self) -> None:
@@ -95,13 +96,14 @@ class TokenVllm(FakeVllm):
 
     async def _server_info(self, request: Request) -> JSONResponse:
         config = {
-            "model_config": {"logprobs_mode": self.mode},
+            "model_config": {"logprobs_mode": self.mode, "dtype": "torch.bfloat16", "quantization": None},
             "structured_outputs_config": {"backend": self.backend},
             "device_config": {"device": self.device},
             "scheduler_config": {"enable_chunked_prefill": True},
             "aux_output_config": {"enable_return_routed_experts": self.routes is not None},
         }
-        return JSONResponse({"vllm_config": config, "vllm_env": {}})
+        system = {"torch_version": "2.13.0", "nvidia_gpu_models": self.gpu}
+        return JSONResponse({"vllm_config": config, "vllm_env": {}, "system_env": system})
 
     async def _generate(self, request: Request) -> JSONResponse | StreamingResponse:
         body = await request.json()

@@ -3,11 +3,11 @@
     python -m benchmarks.peers vllm
     python -m tests.examinations.vllm.run [--minutes 40] [--seed 0] [--keep DIR]
 
-`ostinato demo` with `engine.kind = "vllm"` over four real vLLM servers on this machine, which together take 15 GB. Reports the demo's figures, among them the mismatch
-between vLLM's log-probabilities and the trainer's. How learning compares with the embedded engine at equal steps is measured by
-`python -m tests.examinations.learning.run functions --engine vllm`. Passes if the held-out gain is at least 12 points with its interval
-above zero, no request failed, a version was swapped in under open answers and every turn is accounted for. Writes
-tests/examinations/results/vllm.json.
+`ostinato demo` with `engine.kind = "vllm"` over four real vLLM servers on this machine, which together take 15 GB. Reports the demo's
+figures, among them the mismatch between vLLM's log-probabilities and the trainer's. How learning compares with the embedded engine at
+equal steps is measured by `python -m tests.examinations.learning.run functions --engine vllm`. Passes if the held-out gain is at least 12
+points with its interval above zero, no request failed, a version was swapped in under open answers and every turn is accounted for.
+Writes tests/examinations/results/vllm.json.
 """
 
 from __future__ import annotations

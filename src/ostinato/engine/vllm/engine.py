@@ -1,6 +1,6 @@
 """`core.seams.Engine` over vLLM servers: each holds one version of the weights, and a slot is served by one or several servers.
 
-Log-probabilities are the server's own, under its temperature and its nucleus; no contract covers the arithmetic behind them.
+Log-probabilities are the server's own, under its temperature and its nucleus. The contract names the servers and promises no bits.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ostinato.engine.vllm.answer import OpenAnswer
 from ostinato.engine.vllm.asking import token_request
 from ostinato.engine.vllm.fleet import Fleet
 from ostinato.engine.vllm.lending import Loans
+from ostinato.engine.vllm.numerics import contract_of
 from ostinato.engine.vllm.replica import Replica
 from ostinato.engine.vllm.routing import Trails, links, route
 from ostinato.engine.vllm.server import ServerClient, WeightDriver
@@ -78,9 +79,8 @@ async def open_vllm(
 
 
 class VllmEngine:
-    """Samples tokens on vLLM servers. `context` is the servers' own limit. Made by `open_vllm`.
-
-    `loans` lends replicas of the live slot to rollouts, when asked to.
+    """Samples tokens on vLLM servers. `context` is the servers' own limit. Made by `open_vllm`. `loans` lends replicas of the live slot to
+    rollouts, when asked to.
 
     Slots that hold the same version share servers. A slot that leaves a shared server leaves its open streams there: they end
     under the version that they began with.
@@ -107,7 +107,7 @@ class VllmEngine:
         self._streams: set[_Stream] = set()
         self._stack = contextlib.AsyncExitStack()
         self._watch: asyncio.Task[None] | None = None
-        self._closed = False
+        self._closed, self._contract = False, contract_of([each.told for each in servers if each.told is not None])
         self._counts = {"tokens": 0, "steps": 0, "retries": 0, "lent_tokens": 0}
         lends = Arm.LIVE.value, Arm.WORLD.value
         self.loans = Loans(self._fleet, *lends, running=self._running, cut=self._cut, clock=time.monotonic)
@@ -212,12 +212,12 @@ class VllmEngine:
         return dict(self._fleet.slots)
 
     def numerics(self) -> str:
-        """An empty string: we cannot promise anything about vLLM's arithmetic."""
-        return ""
+        """The contract's id."""
+        return self._contract.id
 
-    def contract(self) -> Contract | None:
-        """None: there is no contract."""
-        return None
+    def contract(self) -> Contract:
+        """What the servers said of themselves at the start."""
+        return self._contract
 
     def capabilities(self) -> Capabilities:
         """The smallest of the renderer's and the servers' contexts. Grammars are followed if every server follows them."""

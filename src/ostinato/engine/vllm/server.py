@@ -11,7 +11,15 @@ import aiohttp
 
 from ostinato.core.errors import BadConfig, BadRequest, BadRoutes, Unavailable
 from ostinato.core.records import PolicyVersion
-from ostinato.engine.vllm.wire import WireChoice, read_context, read_event, read_scores, read_settings
+from ostinato.engine.vllm.wire import (
+    About,
+    WireChoice,
+    read_about,
+    read_context,
+    read_event,
+    read_scores,
+    read_version,
+)
 
 _LOG = logging.getLogger(__name__)
 _PATH = "/inference/v1/generate"
@@ -60,12 +68,14 @@ class WeightDriver(Protocol):
 class ServerClient:
     """A client of one server. `driver` brings it weights. `experts`: of each layer of the model; 0 for a dense one.
 
-    `follows_grammars`: it was started so that it reads our grammars; known once `context` has returned.
+    `follows_grammars`: it was started so that it reads our grammars. `told`: its version, and what it says of itself. Both are known once
+    `context` has returned.
     """
 
     def __init__(self, url: str, driver: WeightDriver, *, silence_s: float, experts: int = 0) -> None:
         self.url, self.driver, self._experts = url.rstrip("/"), driver, experts
         self.follows_grammars = False
+        self.told: tuple[str, About] | None = None
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence_s),
             connector=aiohttp.TCPConnector(limit=0),  # the server has limits of its own
@@ -89,7 +99,8 @@ class ServerClient:
                 if asyncio.get_running_loop().time() >= ends:
                     raise
                 await asyncio.sleep(_LOOK_S)
-        settings = read_settings(await self._ask("/server_info?config_format=json"))
+        about = read_about(await self._ask("/server_info?config_format=json"))
+        self.told, settings = (read_version(await self._ask("/version")), about), about.vllm_config
         if settings.logprobs_mode != _MODE:
             raise BadConfig(f"{self.url} reports {settings.logprobs_mode}, which leave the temperature out: {_START}")
         if settings.dies_of_seeds:

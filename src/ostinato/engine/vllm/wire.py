@@ -113,6 +113,8 @@ class _Cards(BaseModel):
 
 class _ModelConfig(BaseModel):
     logprobs_mode: str
+    dtype: str = "unknown"
+    quantization: str | None = None
 
 
 class _Grammars(BaseModel):
@@ -161,8 +163,20 @@ class Settings(BaseModel):
         return self.device_config.device.startswith("cpu") and self.scheduler_config.enable_chunked_prefill
 
 
-class _About(BaseModel):
+class _System(BaseModel):
+    torch_version: str = "unknown"
+    nvidia_gpu_models: str | None = None
+
+
+class About(BaseModel):
+    """What a server says of itself."""
+
     vllm_config: Settings
+    system_env: _System = Field(default_factory=_System)
+
+
+class _Version(BaseModel):
+    version: str = Field(max_length=200)
 
 
 def read_event(line: bytes) -> list[WireChoice]:
@@ -194,9 +208,14 @@ def read_context(body: bytes) -> int:
     return _read(_Cards, body).data[0].max_model_len
 
 
-def read_settings(body: bytes) -> Settings:
-    """The server's settings."""
-    return _read(_About, body).vllm_config
+def read_about(body: bytes) -> About:
+    """The server's settings and system."""
+    return _read(About, body)
+
+
+def read_version(body: bytes) -> str:
+    """The version of vLLM."""
+    return _read(_Version, body).version
 
 
 def _array(text: str) -> NDArray[np.integer]:

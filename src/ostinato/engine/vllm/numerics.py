@@ -1,0 +1,33 @@
+"""The numerics contract of vLLM servers, from what they say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ostinato.core.numerics import Contract
+from ostinato.engine.vllm.wire import About
+
+
+def contract_of(told: Sequence[tuple[str, About]]) -> Contract:
+    """The contract of servers with these versions and descriptions. A field in which they differ names all values.
+
+    It tells the turns of one engine from another's and promises no bits: batch shapes, kernels and cores are unknown.
+    """
+    abouts = [about for _, about in told]
+    settings = [about.vllm_config for about in abouts]
+    return Contract(
+        mode="fast",
+        torch=_all(about.system_env.torch_version for about in abouts),
+        blas="unknown",
+        isa=_all(about.system_env.nvidia_gpu_models or about.vllm_config.device_config.device for about in abouts),
+        threads=1,
+        block=1,
+        rows=1,
+        dtype=_all(each.model_config_.dtype.removeprefix("torch.") for each in settings),
+        quantisation=_all(each.model_config_.quantization or "none" for each in settings),
+        kernels=_all(f"vllm {version}" for version, _ in told),
+    )
+
+
+def _all(values: Iterable[str]) -> str:
+    return " or ".join(sorted({" ".join(value.split())[:200] for value in values}))
