@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ostinato.core.numerics import Contract
-from ostinato.engine.vllm.wire import About
+from ostinato.engine.vllm.wire import About, System
 
 
 def contract_of(told: Sequence[tuple[str, About]]) -> Contract:
@@ -13,13 +13,16 @@ def contract_of(told: Sequence[tuple[str, About]]) -> Contract:
 
     It tells the turns of one engine from another's and promises no bits: batch shapes, kernels and cores are unknown.
     """
-    abouts = [about for _, about in told]
-    settings = [about.vllm_config for about in abouts]
+    settings = [about.vllm_config for _, about in told]
+    systems = [about.system_env or System() for _, about in told]
+    devices = [
+        system.nvidia_gpu_models or each.device_config.device for system, each in zip(systems, settings, strict=True)
+    ]
     return Contract(
         mode="fast",
-        torch=_all(about.system_env.torch_version for about in abouts),
+        torch=_all(system.torch_version for system in systems),
         blas="unknown",
-        isa=_all(about.system_env.nvidia_gpu_models or about.vllm_config.device_config.device for about in abouts),
+        isa=_all(devices),
         threads=1,
         block=1,
         rows=1,

@@ -163,7 +163,9 @@ class Settings(BaseModel):
         return self.device_config.device.startswith("cpu") and self.scheduler_config.enable_chunked_prefill
 
 
-class _System(BaseModel):
+class System(BaseModel):
+    """The machine and libraries of a server, as far as it says."""
+
     torch_version: str = "unknown"
     nvidia_gpu_models: str | None = None
 
@@ -172,7 +174,7 @@ class About(BaseModel):
     """What a server says of itself."""
 
     vllm_config: Settings
-    system_env: _System = Field(default_factory=_System)
+    system_env: System | None = None
 
 
 class _Version(BaseModel):
