@@ -20,7 +20,7 @@ from ostinato.model.renderer import HFRenderer
 from ostinato.testing.records import a_turn
 from ostinato.train.drift import drift
 
-MODES = ("exact", "fast", "int8", "int8-head")
+MODES = ("exact", "fast", "int8", "int8-head", "fp8")
 TOKENS, PROMPT, CAP = 64, 64, 2.0
 AT_ONCE = 32
 

@@ -1,14 +1,14 @@
 """How far are the trainer's logprobs from the engine's, for stored turns, at the version that made them?
 
     python -m benchmarks.engine.mismatch [RUN_DIRECTORY] [--turns 1000]
-    python -m benchmarks.engine.mismatch --fresh exact fast int8 int8-head [--turns 64]
+    python -m benchmarks.engine.mismatch --fresh exact fast int8 int8-head fp8 [--turns 64]
 
 RUN_DIRECTORY is the directory of a run of `ostinato demo` or `ostinato up` (default: the newest in runs/). Turns are spread evenly over the
 run, without those during which weights were swapped. d = trainer - engine, per sampled token, in nats. Prints a table and writes
 benchmarks/results/mismatch.json.
 
-With --fresh no run is read: an engine in each of these modes samples new turns, and the model's trainer scores them (int8: the
-decoder in int8; int8-head: its output head too). Writes benchmarks/results/mismatch_modes.json, with the drift measures of such a batch.
+With --fresh no run is read: an engine in each of these modes samples new turns, and the model's trainer scores them (int8,
+fp8: the decoder in 8-bit integers or floats; int8-head: its output head too). Writes benchmarks/results/mismatch_modes.json, with the drift measures of such a batch.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from benchmarks.contender import THREADS, quiet_stdout, serve
@@ -26,6 +26,7 @@ from ostinato.core.weights import Snapshot, Weights
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.engine.embedded.form import prepack
+from ostinato.engine.embedded.forms import fp8
 from ostinato.engine.embedded.forms.int8 import Int8Linear
 from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.integers import Integers, find
@@ -38,14 +39,14 @@ from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.version.content import weights_root
 
-Mode = Literal["exact", "fast", "int8"]
-"""int8: like fast, with the engine's decoder in int8."""
+Mode = Literal["exact", "fast", "int8", "fp8"]
+"""int8, fp8: like fast, with the engine's decoder in 8-bit integers or floats."""
 BLOCK = EngineConfig().block
 
 
-def backend_on(device: str) -> Backend:
-    """Our kernels on the CPU, torch's on any other device."""
-    return OWN if device == "cpu" else Backend(device=device, kernels="torch")
+def backend_on(device: str, mode: Mode = "fast") -> Backend:
+    """Our kernels on the CPU, torch's on any other device and for 8-bit floats."""
+    return OWN if device == "cpu" and mode != "fp8" else Backend(device=device, kernels="torch")
 
 
 def compute_on(device: str) -> torch.dtype:
@@ -67,9 +68,10 @@ def make_engine(
     renderer = HFRenderer(path)
     if not stops:
         renderer.stop_ids = frozenset  # type: ignore[method-assign] # every stream is to be of full length
-    config = EngineConfig(threads=THREADS, max_batch=rows, kv_tokens=kv_tokens)
+    products = mode if mode in ("int8", "fp8") else "plain"
+    config = EngineConfig(threads=THREADS, max_batch=rows, kv_tokens=kv_tokens, products=products)
     integers = whole(path) if mode == "int8" else None
-    make = build(path, compute_on(device), backend_on(device))
+    make = build(path, compute_on(device), backend_on(device, mode))
     if integers is not None and head:
         make = _with_head(make, integers)
     return TorchEngine(make, renderer, config, integers=integers, contract=arithmetic(path, mode, device), wide=True)
@@ -95,8 +97,8 @@ def make_trainer(path: Path, mode: Mode, device: str = "cpu", **settings: Any) -
 @cache
 def arithmetic(path: Path, mode: Mode, device: str = "cpu") -> Contract:
     """The numerics contract of engine and trainer. In exact mode the self-test finds the row rule with equal bits at 1 and 2 threads."""
-    rows, quantisation = 1, whole(path).name if mode == "int8" else "none"
-    compute, backend = compute_on(device), backend_on(device)
+    rows, quantisation = 1, whole(path).name if mode == "int8" else fp8.NAME if mode == "fp8" else "none"
+    compute, backend = compute_on(device), backend_on(device, mode)
     if mode == "exact":
         if backend != OWN:
             raise SystemExit("exact numerics holds for our own kernels on the CPU only: leave ours-exact out")
@@ -159,7 +161,7 @@ def main() -> None:
     answers = quiet_stdout()
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
-    parser.add_argument("mode", choices=["exact", "fast", "int8"])
+    parser.add_argument("mode", choices=get_args(Mode))
     parser.add_argument("--streams", type=int, required=True)
     parser.add_argument("--length", type=int, required=True, help="tokens of the longest stream, its prompt included")
     parser.add_argument("--device", default="cpu")

@@ -28,7 +28,7 @@ from benchmarks.contender import PEERS, RESULTS, THREADS, Contender, end_on_sigt
 from ostinato.model.load import resolve
 from ostinato.model.renderer import HFRenderer
 
-NAMES = ("ours-exact", "ours-fast", "ours-int8", "generate", "vllm")
+NAMES = ("ours-exact", "ours-fast", "ours-int8", "ours-fp8", "generate", "vllm")
 CHARACTERS = 8  # more than an English token has
 
 

@@ -32,8 +32,17 @@ def engine_contract(config: Config) -> Contract:
     from ostinato.model.config import compute_dtype
 
     check_products(config)
+    return _contract(config, compute_dtype(config.model), threads=1, quantisation=_rounding(config))
+
+
+def _rounding(config: Config) -> str | None:
+    """The name of the engine's rounding of products; None for plain ones."""
+    if config.engine.products == "fp8":
+        from ostinato.engine.embedded.forms.fp8 import NAME
+
+        return NAME
     found = integers(config)
-    return _contract(config, compute_dtype(config.model), threads=1, quantisation=None if found is None else found.name)
+    return None if found is None else found.name
 
 
 def check_products(config: Config) -> None:
@@ -50,10 +59,15 @@ def check_products(config: Config) -> None:
             f"engine.products = {config.engine.products!r} gives every turn another numerics contract than the trainer's, and "
             "train.foreign_numerics = 'refuse' would hold all of them back: set it to 'label', or engine.products = 'plain'"
         )
-    if config.model.kernels == "torch" or config.model.device != "cpu":
+    chosen = f"model.kernels = {config.model.kernels!r} and model.device = {config.model.device!r}"
+    if config.engine.products == "fp8" and config.model.kernels != "torch":
         raise BadConfig(
-            f"engine.products = {config.engine.products!r} is for our own kernels on the CPU, not for model.kernels = "
-            f"{config.model.kernels!r} and model.device = {config.model.device!r}: set model.kernels = 'own' and "
+            f"engine.products = 'fp8' is for torch's kernels, not for {chosen}: set model.kernels = 'torch', and model.device = 'cuda' for "
+            "speed, or engine.products = 'plain'"
+        )
+    if config.engine.products == "int8" and (config.model.kernels == "torch" or config.model.device != "cpu"):
+        raise BadConfig(
+            f"engine.products = 'int8' is for our own kernels on the CPU, not for {chosen}: set model.kernels = 'own' and "
             "model.device = 'cpu', or engine.products = 'plain'"
         )
 

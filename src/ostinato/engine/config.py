@@ -58,11 +58,12 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         "the new version's own, at the cost of a pause. Otherwise tokens after a swap read the old version's keys and "
         "values.",
     )
-    products: Literal["plain", "int8"] = Field(
+    products: Literal["plain", "int8", "fp8"] = Field(
         default="plain",
-        description="Matrix products of the embedded engine. 'int8': the decoder's linear layers use 8-bit integers; "
-        "needs model.numerics = 'fast'. Faster on some CPUs, as `ostinato doctor` measures; the trainer corrects for "
-        "the difference.",
+        description="Matrix products of the embedded engine. 'int8': the decoder's linear layers use 8-bit integers, "
+        "which is faster on some CPUs, as `ostinato doctor` measures. 'fp8': 8-bit floats, for GPUs with instructions "
+        "for them, with model.kernels = 'torch'. Both need model.numerics = 'fast'; the trainer corrects for the "
+        "difference.",
     )
     max_waiting: int = Field(default=1024, ge=1, description="Samples that may be open at once; more get 503.")
     threads: int = Field(
@@ -77,7 +78,9 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         if self.kind == "vllm" and not self.urls:
             raise ValueError("engine.kind 'vllm' needs at least one server in engine.urls")
         if self.kind == "vllm" and self.products != "plain":
-            raise ValueError("engine.products = 'int8' is the embedded engine's: leave it out with engine.kind 'vllm'")
+            raise ValueError(
+                f"engine.products = {self.products!r} is the embedded engine's: leave it out with engine.kind 'vllm'"
+            )
         if len(set(self.urls)) != len(self.urls) or any(
             not url.startswith(("http://", "https://")) for url in self.urls
         ):

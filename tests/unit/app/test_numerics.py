@@ -121,6 +121,20 @@ def test_whole_numbers_are_refused_where_their_turns_could_not_be_what_was_promi
         load(None, [*INT8, "engine.kind=vllm", 'engine.urls=["http://one:1"]'])
 
 
+FP8 = ["engine.products=fp8", "model.numerics=fast", "model.kernels=torch"]
+
+
+def test_eight_bit_floats_are_a_contract_of_their_own_and_for_torchs_kernels_only(source):
+    config = load(None, [source, *FP8])
+    assert differences(engine_contract(config), trainer_contract(config)) == ("quantisation",)
+    assert "fp8" in engine_contract(config).quantisation
+    for where in (["model.kernels=own"], ["model.kernels=auto"]):
+        with pytest.raises(BadConfig, match=r"engine\.products = 'fp8' .* set model\.kernels = 'torch'"):
+            engine_contract(load(None, [source, *FP8, *where]))
+    with pytest.raises(BadConfig, match=r"engine\.products = 'fp8' .* set model\.numerics = 'fast'"):
+        engine_contract(load(None, [source, *FP8, "model.numerics=exact"]))
+
+
 async def test_up_refuses_them_before_anything_is_started(tmp_path, source):
     config = load(None, [source, "engine.products=int8", f"run.directory={tmp_path / 'run'}", "evaluate.suite="])
     with pytest.raises(BadConfig, match=r"set model\.numerics = 'fast'"):

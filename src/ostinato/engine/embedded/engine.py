@@ -23,6 +23,7 @@ from ostinato.engine.admission import check_request
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.blocks import BlockPool
 from ostinato.engine.embedded.form import prepack
+from ostinato.engine.embedded.forms.fp8 import round_to_fp8
 from ostinato.engine.embedded.kv import open_store
 from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, Policy, Stream
@@ -241,7 +242,9 @@ class TorchEngine:
         with team(1):  # leave the other cores to the open streams
             model = self._build(weights)
             set_rows(model, self._rows)
-            if backend_of(model).kernels == "own" and (self._prepack or self._integers is not None):
+            if self.config.products == "fp8":
+                round_to_fp8(model)
+            elif backend_of(model).kernels == "own" and (self._prepack or self._integers is not None):
                 prepack(model, self._rows, self._integers)
         return model
 

@@ -1,0 +1,83 @@
+"""Linear layers that multiply 8-bit floats (e4m3), for GPUs with instructions for them. The trainer does not round.
+
+Each output has one scale for its weights, and each row one for its activations, computed per row at run time, so that what is rounded does
+not depend on others in the batch. `torch.nn.functional.scaled_mm` multiplies and scales. The output head keeps its precision, since its
+errors would go directly into the logits.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from ostinato.core.errors import BadConfig
+from ostinato.model import routing
+
+NAME = "fp8 e4m3 weights by output, activations by row"
+"""The name in a numerics contract."""
+_LARGEST = 448.0  # of e4m3
+_MULTIPLE = 16  # of inputs and of outputs, which the GPU's product asks for
+_FIRST = (8, 9)  # compute capability with products of e4m3
+
+
+def rounded(x_NI: Tensor) -> tuple[Tensor, Tensor]:
+    """e4m3 numbers [N, I] and scales [N, 1] in fp32: number x scale is within 1/16 of each element, or within 2^-10 of a scale."""
+    scales_N1 = x_NI.abs().amax(-1, keepdim=True).float() / _LARGEST
+    scales_N1 = torch.where(scales_N1 == 0, 1.0, scales_N1)  # a NaN stays one
+    return (x_NI.float() / scales_N1).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), scales_N1
+
+
+class Fp8Linear(nn.Module):
+    """`nn.Linear` for inference in 8-bit floats. Keeps the input's dtype."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        numbers_OI, scales_O1 = rounded(layer.weight.detach())
+        self._weight_IO, self._scales_1O = numbers_OI.t(), scales_O1.t()
+        bias = cast("Tensor | None", layer.bias)
+        self._bias = None if bias is None else bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        numbers, scales = rounded(x.reshape(-1, x.shape[-1]))
+        by_row = F.ScalingType.RowWise
+        dtype = torch.bfloat16 if x.is_cuda else x.dtype  # a GPU's product with scales by row gives bf16 only
+        out = F.scaled_mm(
+            numbers, self._weight_IO, scales, by_row, self._scales_1O, by_row, output_dtype=dtype, use_fast_accum=False
+        ).to(x.dtype)
+        out = out if self._bias is None else out + self._bias
+        return out.view(*x.shape[:-1], -1)
+
+
+@torch.inference_mode()
+def round_to_fp8(model: PreTrainedModel) -> int:
+    """Replace the linear layers of a dense model's decoder by 8-bit ones, in place. Returns how many; layers of odd sizes stay as they are.
+
+    Raises BadConfig for a mixture of experts, whose experts are not linear layers, for a model without a layer of fitting size, and for a
+    GPU without such products.
+    """
+    if routing.of(model) is not None:
+        raise BadConfig(
+            "engine.products = 'fp8' is for dense models, and this one is a mixture of experts: set engine.products = 'plain'"
+        )
+    if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < _FIRST:
+        raise BadConfig(
+            f"engine.products = 'fp8': {torch.cuda.get_device_name(model.device)} has no products of 8-bit floats: set "
+            "engine.products = 'plain'"
+        )
+    found, top = 0, model.get_output_embeddings()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear) and child is not top and not any(n % _MULTIPLE for n in child.weight.shape):
+                setattr(parent, name, Fp8Linear(child))
+                found += 1
+    if not found:
+        raise BadConfig(
+            f"engine.products = 'fp8' rounds linear layers whose sizes are multiples of {_MULTIPLE}, and this model's decoder has none: "
+            "set engine.products = 'plain'"
+        )
+    return found
