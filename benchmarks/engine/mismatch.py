@@ -7,8 +7,9 @@ RUN_DIRECTORY is the directory of a run of `ostinato demo` or `ostinato up` (def
 run, without those during which weights were swapped. d = trainer - engine, per sampled token, in nats. Prints a table and writes
 benchmarks/results/mismatch.json.
 
-With --fresh no run is read: an engine in each of these modes samples new turns, and the model's trainer scores them (int8,
-fp8: the decoder in 8-bit integers or floats; int8-head: its output head too). Writes benchmarks/results/mismatch_modes.json, with the drift measures of such a batch.
+With --fresh no run is read: an engine in each of these modes samples new turns, and the model's trainer scores them (int8, fp8: the decoder
+in 8-bit integers or floats; int8-head: its output head too). Writes benchmarks/results/mismatch_modes.json, with the drift measures of such
+a batch.
 """
 
 from __future__ import annotations
