@@ -135,7 +135,7 @@ class VllmServer:
     `source` is the checkout: its `src` goes onto the server's path, and its entry points are found without an installation.
 
     `extension` is the worker extension, `StagingWorker` or a subclass of it, and `path` holds the folders of the subclass's module.
-    `environment` adds to the process's environment variables, or replaces them. `core`: the only one that it may run on; None: any.
+    `environment` adds to the process's environment variables, or replaces them.
 
     Example::
 
@@ -156,7 +156,7 @@ class VllmServer:
         extension: str = "ostinato.weights.follow.vllm.worker.StagingWorker",
         path: Sequence[Path] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
-        core: int | None = None,
+        niceness: int = 0,
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -164,7 +164,7 @@ class VllmServer:
         self.url = f"http://127.0.0.1:{self._port}"
         self._log = log
         self._command = [  # not `vllm serve`: that command cannot find its own version under the CPU wheel's name
-            *(() if core is None else ("taskset", "-c", str(core))),
+            *("nice", "-n", str(niceness)),
             *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
             *("--host", "127.0.0.1", "--port", str(self._port), "--dtype", "bfloat16", "--max-model-len", "2048"),
             *(
@@ -245,20 +245,19 @@ def _environment(python: Path, source: Path, work: Path, path: Sequence[Path]) -
 def serving_smollm2(count: int, work: Path, batch: int = 64) -> Generator[list[str]]:
     """Start `count` real servers of SmolLM2 for the engine to load weights into. Yields their URLs.
 
-    They share one core, so that the trainer has another. They compute in bf16 if this CPU has instructions for it, else in fp32; each takes
-    3 to 4 GB.
+    Each has one thread and gives way to the trainer. They compute in bf16 if this CPU has instructions for it, else in fp32, and take 3 to
+    4 GB each.
     """
     model = resolve("smollm2", Path("~/.cache/ostinato").expanduser())
     dtype = str(quick_dtype()).removeprefix("torch.")
     options = [*ENGINE_OPTIONS, "--dtype", dtype, "--max-num-seqs", str(batch)]
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    core = min(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
         servers: list[VllmServer] = []
         for number in range(count):
             log = work / f"vllm-{number}.log"
             server = VllmServer(
-                PYTHON, model, source=ROOT, work=work, log=log, options=options, environment=environment, core=core
+                PYTHON, model, source=ROOT, work=work, log=log, options=options, environment=environment, niceness=5
             )
             servers.append(stack.enter_context(server))
         for server in servers:

@@ -1,7 +1,7 @@
 """Does the loop learn over vLLM servers, with versions swapped in by the follower under users' requests?
 
     python -m benchmarks.peers vllm
-    python -m tests.examinations.vllm.run [--minutes 40] [--seed 0] [--keep DIR]
+    python -m tests.examinations.vllm.run [--minutes 60] [--seed 0] [--keep DIR]
 
 `ostinato demo` with `engine.kind = "vllm"` over four real vLLM servers on this machine, which together take 15 GB. Reports the demo's
 figures, among them the mismatch between vLLM's log-probabilities and the trainer's. How learning compares with the embedded engine at
@@ -61,7 +61,7 @@ def findings(place: Path) -> dict[str, Any]:
 def main() -> int:
     """Returns 1 if a requirement is not met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=40.0, help="of simulated users")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of simulated users")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="where the run and the servers' logs are kept; none: nowhere")
     args = parser.parse_args()
