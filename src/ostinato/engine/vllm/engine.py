@@ -103,8 +103,7 @@ class VllmEngine:
     ) -> None:
         self._servers, self._renderer, self._config, self._context = tuple(servers), renderer, config, context
         self._fleet = Fleet(servers, config.replicas, draining, self._running, self._end_at)
-        self._trails = Trails()
-        self._streams: set[_Stream] = set()
+        self._trails, self._streams = Trails(), set[_Stream]()
         self._stack = contextlib.AsyncExitStack()
         self._watch: asyncio.Task[None] | None = None
         self._closed, self._contract = False, contract_of([each.told for each in servers if each.told is not None])
@@ -377,6 +376,7 @@ class VllmEngine:
             _LOG.exception("%s: a stream ends", replica.server.url)
             failure = Unavailable(f"the vLLM server's answer is not understood: {error!r}")
         if isinstance(failure, Unavailable) and missing > 0:
+            _LOG.warning("%s is set aside: %s", replica.server.url, failure)
             replica.set_aside()
         stream.events.put_nowait(failure)
 

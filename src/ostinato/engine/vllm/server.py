@@ -78,7 +78,8 @@ class ServerClient:
         self.told: tuple[str, About] | None = None
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence_s),
-            connector=aiohttp.TCPConnector(limit=0),  # the server has limits of its own
+            # the server has limits of its own, and a connection that it closes as a request arrives would look like its failure
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             read_bufsize=_LINE_WITH_ROUTES if experts else _LINE,
         )
 

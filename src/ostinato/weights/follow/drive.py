@@ -70,7 +70,8 @@ class VllmFollower:
         self._stale_cache = False  # the server has new weights and the old ones' cache
 
     async def __aenter__(self) -> VllmFollower:
-        self._session = aiohttp.ClientSession(timeout=self._timeout)
+        connector = aiohttp.TCPConnector(force_close=True)  # the server may close a kept one just as a request arrives
+        self._session = aiohttp.ClientSession(timeout=self._timeout, connector=connector)
         return self
 
     async def __aexit__(
