@@ -48,7 +48,7 @@ async def collect(engine, request):
 
 async def until_well(engine):
     """A server that failed is looked at before it is asked again."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while engine.stats()["servers_well"] < engine.stats()["servers"]:
             await asyncio.sleep(0.002)
 

@@ -13,7 +13,7 @@ from ostinato.core.records import Finish
 
 
 async def until(what):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not what():
             await asyncio.sleep(0.005)
 
