@@ -81,8 +81,8 @@ class EngineThread(threading.Thread):
         self.scheduler = scheduler
         self.policies: dict[str, Policy] = {}
         self.failure: BaseException | None = None
-        self.counters = {"tokens": 0, "steps": 0, "passes": 0, "recorded_passes": 0, "prefill_tokens": 0}
-        self.counters |= {"busy_s": 0.0, "orders_done": 0}
+        counted = ("tokens", "steps", "passes", "recorded_passes", "prefill_tokens", "busy_s", "orders_done")
+        self.counters: dict[str, float] = dict.fromkeys(counted, 0)
         self.posted = 0  # orders accepted
         self.swaps = 0
         self.pauses: deque[float] = deque(maxlen=1024)
