@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +40,14 @@ def served_refs(config: Config) -> tuple[str, ...]:
     """
     verified = (Arm.VERIFIED.value,) if config.release.best_arm else ()
     return (*SERVED_REFS, *verified, *(() if config.learn.source == "people" else (Arm.WORLD.value,)))
+
+
+def live_last(refs: Sequence[str]) -> tuple[str, ...]:
+    """The refs in the order in which a gateway loads them at its start: live after people's other arms, because it answers the users of an
+    arm that is not loaded, who would then have changed arms.
+    """
+    others = [ref for ref in refs if ref in set(Arm) and Arm(ref).people and ref != Arm.LIVE]
+    return (*others, *(ref for ref in refs if ref not in others))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ostinato.app.proving import open_ledger
 from ostinato.app.serving import Serving, open_serving
-from ostinato.app.storage import Run, home, open_run, served_refs
+from ostinato.app.storage import Run, home, live_last, open_run, served_refs
 from ostinato.config import Config
 from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
 from ostinato.core.seams import Engine
@@ -129,7 +129,7 @@ async def follow(serving: Serving, refs: Sequence[str], progress: Progress) -> N
         serving.gateway.state.metrics.swapped(swap)
         progress.swapped(swap)
 
-    await serving.follower.watch(refs, load)
+    await serving.follower.watch(refs, load, at_start=live_last(refs))
 
 
 async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: float) -> None:

@@ -97,8 +97,11 @@ class Follower:
         on_change: OnChange,
         interval_s: float | None = None,
         on_error: OnError = _log_error,
+        *,
+        at_start: Sequence[str] = (),
     ) -> None:
-        """Call `on_change(ref, snapshot)` for each ref's version, now and whenever it moves, until cancelled.
+        """Call `on_change(ref, snapshot)` for each ref's version, now and whenever it moves, until cancelled. Refs are looked at in order,
+        for the first time in that of `at_start`, if given.
 
         A version that cannot be fetched or that `on_change` refuses (an OstinatoError or OSError) is reported through `on_error`,
         once per distinct message, and retried; the other refs go on. Unverified weights are never delivered. With a journal, a
@@ -107,8 +110,9 @@ class Follower:
         """
         delivered: dict[str, str] = {}
         reported: dict[str, str] = {}
+        order = at_start or refs
         while True:
-            for ref in refs:
+            for ref in order:
                 try:
                     await self._deliver(ref, delivered, on_change)
                     reported.pop(ref, None)
@@ -117,6 +121,7 @@ class Follower:
                         on_error(ref, error)
                     reported[ref] = str(error)
                     await self._fall_back(ref, delivered, on_change)
+            order = refs
             await asyncio.sleep(self._config.interval_s if interval_s is None else interval_s)
 
     async def _deliver(self, ref: str, delivered: dict[str, str], on_change: OnChange) -> None:
