@@ -215,7 +215,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a rehearsal of six minutes with a model that says nothing")
     parser.add_argument("--minutes", type=float, help="of traffic (default: 40, of the tiny model 2.5)")
-    parser.add_argument("--users", type=int, help="default: 50, of the tiny model 16")
+    parser.add_argument("--users", type=int, help="default: 24, of the tiny model 16")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--replay", action="store_true", help="train again from the log, and compare (always with --tiny)"
@@ -228,7 +228,7 @@ def main() -> int:
     plan = Plan(
         tiny=args.tiny,
         minutes=args.minutes or (2.5 if args.tiny else 40.0),
-        users=args.users or (16 if args.tiny else 50),
+        users=args.users or (16 if args.tiny else 24),
         seed=args.seed,
         replay=args.replay or args.tiny,
     )

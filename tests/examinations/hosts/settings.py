@@ -80,6 +80,7 @@ def words(lab: Lab, host: Host, plan: Plan) -> list[str]:
         "weights.url='s3://weights/run'",
         f"weights.options={{aws_endpoint='http://{lab['bucket'].address}:{BUCKET_PORT}', aws_region='us-east-1'}}",
         f"evaluate.gateway='{url(lab[GATEWAYS[1]])}'",
+        "evaluate.gate.sample_best=false",  # each gateway holds one copy of the model less: 24 GB have to do for all hosts
     ]
 
 
