@@ -14,7 +14,7 @@ to be answered with a Python tool, after a short start by imitation of some kind
 packages, after a start by imitation of half of the packages; families are packages. The model is SmolLM2-135M-Instruct throughout.
 With `--engine int8` or `--engine vllm` rollouts are sampled in int8 (`engine.products`) or by two vLLM servers on this machine
 (`python -m benchmarks.peers vllm`), as separate rows beside those of the exact engine, to see whether learning is the same at equal steps;
-the success before and after is always measured with the exact engine. Prints a table and writes
+the success before and after is measured with the exact engine. Prints a table and writes
 tests/examinations/results/learning.json. Training takes 14 to 24 minutes a world and seed on two cores without bf16 instructions.
 """
 

@@ -1,4 +1,4 @@
-"""Does the loop learn over vLLM servers, with versions swapped in by the follower under users' requests?
+"""Does the loop learn over vLLM servers, with versions loaded by the follower while users are served?
 
     python -m benchmarks.peers vllm
     python -m tests.examinations.vllm.run [--minutes 60] [--seed 0] [--keep DIR]

@@ -36,7 +36,7 @@ class OpenAnswer:
     """
 
     def __init__(
-        self, request: Generate, seed: int, stop_ids: Set[int], decode: Callable[[Sequence[int]], str]
+        self, request: Generate, seed: int, *, stop_ids: Set[int], decode: Callable[[Sequence[int]], str]
     ) -> None:
         self._request, self._seed, self._stop_ids = request, seed, stop_ids
         self._samples = [_Sample(TextStream(decode, request.sampling.stop)) for _ in range(request.n)]

@@ -12,7 +12,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError, TooLarge, Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate
@@ -31,29 +30,12 @@ from ostinato.engine.vllm.numerics import contract_of
 from ostinato.engine.vllm.replica import Replica
 from ostinato.engine.vllm.routing import Trails, links, route
 from ostinato.engine.vllm.server import ServerClient, WeightDriver
-from ostinato.engine.vllm.wire import WireChoice
+from ostinato.engine.vllm.stream import Event, Stream
 from ostinato.model.tensors import check_finite
 
 _LOG = logging.getLogger(__name__)
 _CLOSED = "The engine is not running; start it, or restart the server if it was closed."
 _TRIES = 2  # not more: a request that crashes a server must not crash them all
-
-Event = tuple[WireChoice, PolicyVersion] | Finish | OstinatoError
-"""Tokens with the version that their server held when they arrived, or how a request ends."""
-
-
-@dataclass(eq=False, slots=True)
-class _Stream:
-    """An open request at one replica. `samples`: how many have not ended; `said`: output has arrived; `lent`: the replica was on loan."""
-
-    slot: str
-    samples: int
-    replica: Replica
-    policy: PolicyVersion
-    lent: bool
-    said: bool = False
-    pump: asyncio.Task[None] | None = None
-    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue[Event])
 
 
 async def open_vllm(
@@ -79,8 +61,9 @@ async def open_vllm(
 
 
 class VllmEngine:
-    """Samples tokens on vLLM servers. `context` is the servers' own limit. Made by `open_vllm`. `loans` lends replicas of the live slot to
-    rollouts, when asked to.
+    """Samples tokens on vLLM servers. `context` is the servers' own limit. Made by `open_vllm`.
+
+    `loans` lends replicas of the live slot to rollouts, when asked to.
 
     Slots that hold the same version share servers. A slot that leaves a shared server leaves its open streams there: they end
     under the version that they began with.
@@ -103,10 +86,12 @@ class VllmEngine:
     ) -> None:
         self._servers, self._renderer, self._config, self._context = tuple(servers), renderer, config, context
         self._fleet = Fleet(servers, config.replicas, draining, self._running, self._end_at)
-        self._trails, self._streams = Trails(), set[_Stream]()
+        self._trails = Trails()
+        self._streams: set[Stream] = set()
         self._stack = contextlib.AsyncExitStack()
         self._watch: asyncio.Task[None] | None = None
-        self._closed, self._contract = False, contract_of([each.told for each in servers if each.told is not None])
+        self._closed = False
+        self._contract = contract_of([server.told for server in servers if server.told is not None])
         self._counts = {"tokens": 0, "steps": 0, "retries": 0, "lent_tokens": 0}
         lends = Arm.LIVE.value, Arm.WORLD.value
         self.loans = Loans(self._fleet, *lends, running=self._running, cut=self._cut, clock=time.monotonic)
@@ -144,7 +129,8 @@ class VllmEngine:
         """
         self._admit(request)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(31)
-        answer, begun = OpenAnswer(request, seed, self._renderer.stop_ids(), self._renderer.decode), False
+        answer = OpenAnswer(request, seed, stop_ids=self._renderer.stop_ids(), decode=self._renderer.decode)
+        begun = False
         async with contextlib.aclosing(self._events(request, seed)) as events:
             async for stream, event in events:
                 if isinstance(event, OstinatoError):
@@ -306,7 +292,7 @@ class VllmEngine:
         self._trails.send(url, by_url[url])
         return url
 
-    async def _events(self, request: Generate, seed: int) -> AsyncGenerator[tuple[_Stream, Event], None]:
+    async def _events(self, request: Generate, seed: int) -> AsyncGenerator[tuple[Stream, Event], None]:
         """The events of a request. If a server fails before its first token, the request is retried at another server instead."""
         tried: list[Replica] = []
         failure: OstinatoError | None = None
@@ -321,7 +307,7 @@ class VllmEngine:
                 _LOG.warning("request %s is asked of %s: %s", request.id, replica.server.url, failure)
             tried.append(replica)
             policy, lent = self._fleet.policy_of(replica, request.slot), replica.loan is not None
-            stream = _Stream(request.slot, request.n, replica, policy, lent)
+            stream = Stream(request.slot, request.n, replica, policy, lent)
             async with contextlib.aclosing(self._asked(stream, request, seed, key, until)) as events:
                 received = False
                 async for event in events:
@@ -334,7 +320,7 @@ class VllmEngine:
                     return
 
     async def _asked(
-        self, stream: _Stream, request: Generate, seed: int, key: bytes, until: float | None
+        self, stream: Stream, request: Generate, seed: int, key: bytes, until: float | None
     ) -> AsyncGenerator[Event, None]:
         """One server's events for a request, until the loop's time `until`. Once this is closed, no event of the request can arrive."""
         loop = asyncio.get_running_loop()
@@ -356,7 +342,7 @@ class VllmEngine:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
 
-    async def _pump(self, stream: _Stream, asked: Mapping[str, object]) -> None:
+    async def _pump(self, stream: Stream, asked: Mapping[str, object]) -> None:
         """Server -> queue. Each event gets the version that its server holds when it arrives, as long as the server serves the slot."""
         replica, missing = stream.replica, stream.samples
         try:
@@ -380,7 +366,7 @@ class VllmEngine:
             replica.set_aside()
         stream.events.put_nowait(failure)
 
-    def _end(self, finish: Finish, streams: Iterable[_Stream]) -> None:
+    def _end(self, finish: Finish, streams: Iterable[Stream]) -> None:
         for stream in streams:
             stream.events.put_nowait(finish)
 
