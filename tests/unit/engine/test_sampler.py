@@ -77,3 +77,12 @@ def test_unsound_logits_are_reported_and_harm_no_other_row(bad):
     drawn = draw(logits, [way(), way()])
     assert drawn.sound == [False, True]
     assert 0 <= drawn.tokens[1] < 50
+
+
+@pytest.mark.parametrize("vocab", [1024, 1500])
+@pytest.mark.parametrize("kernels", ["own", "torch"])
+def test_a_nucleus_too_small_for_any_token_keeps_the_likeliest(vocab: int, kernels):
+    logits_MV = torch.randn(3, vocab, generator=torch.Generator().manual_seed(0))
+    likeliest = logits_MV.argmax(-1).tolist()
+    rows = [Draw(temperature=1.0, top_p=1e-50, u=u) for u in (0.0, 0.5, 1 - 1e-16)]
+    assert draw(logits_MV, rows, kernels).tokens == likeliest

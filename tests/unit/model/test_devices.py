@@ -12,7 +12,7 @@ from ostinato.engine.embedded.sampler import Draw, draw, uniform
 from ostinato.model.attention import hidden
 from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.devices.masks import tree
-from ostinato.model.devices.softmax import TensorSoftmax
+from ostinato.model.devices.softmax import TensorSoftmax, invert
 from ostinato.model.experts import can_group, grouped
 from ostinato.model.load import empty_model
 from ostinato.model.logit_edits import Edit
@@ -187,3 +187,27 @@ def test_a_pass_of_single_tokens_asks_the_device_for_nothing(kind, tmp_path):
     with torch.inference_mode():
         states = hidden(model, numbers[:, 0], numbers[:, 1], lambda layer, q, k, v, scale, window: q.contiguous())
     assert (states.device.type, len(states)) == ("meta", 4)
+
+
+@pytest.mark.parametrize("size", [3, 1023, 1024, 1025, 4096, 5000])
+def test_the_running_sum_is_passed_at_the_same_token_whether_in_parts_or_whole(size: int):
+    mass_CV = torch.rand(64, size, generator=torch.Generator().manual_seed(size)) ** 6
+    mass_CV[torch.rand(64, size, generator=torch.Generator().manual_seed(1)) < 0.3] = 0
+    mass_CV[:8, size // 2 :] = 0  # whole parts without a mass
+    mass_CV[8:16, : size // 2] = 0
+    mass_CV[:, size // 2] = 0.1
+    u_C = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    u_C[::8], u_C[1::8] = 0.0, 1 - 1e-16
+    found_C = invert(mass_CV, u_C).tolist()
+    for mass_V, u, found in zip(mass_CV.double().numpy(), u_C.tolist(), found_C, strict=True):
+        sums_V = mass_V.cumsum()
+        assert mass_V[found] > 0
+        assert sums_V[found] > u * sums_V[-1] * (1 - 1e-12) or found == np.flatnonzero(mass_V)[-1]
+        assert sums_V[found] - mass_V[found] <= u * sums_V[-1] * (1 + 1e-12)
+
+
+def test_a_draw_leaves_the_logits_as_they_are():
+    logits_MV = torch.randn(4, 3000)
+    before = logits_MV.clone()
+    TensorSoftmax.of(logits_MV, torch.full((4,), 0.7)).draw(np.array([0.1, 0.5, 0.9, 0.0]))
+    assert torch.equal(logits_MV, before)

@@ -117,5 +117,7 @@ def _nucleus(mass_CV: Tensor, top_p_C: Tensor) -> Tensor:
     if bool((best_CK.sum(-1, keepdim=True) < target_C1).any()):
         best_CK, where_CK = mass_CV.sort(dim=-1, descending=True)
     before_CK = best_CK.cumsum(-1) - best_CK
-    best_CK = best_CK.masked_fill(before_CK >= target_C1, 0.0)
+    beyond_CK = before_CK >= target_C1
+    beyond_CK[:, 0] = False  # the likeliest is kept even if `top_p` is rounded to 0
+    best_CK = best_CK.masked_fill(beyond_CK, 0.0)
     return torch.zeros_like(mass_CV).scatter_(1, where_CK, best_CK)

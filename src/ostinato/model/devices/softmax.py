@@ -10,8 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from ostinato.model.logit_edits import Edit, edit_logits
+
+_PART = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,9 @@ class TensorSoftmax:
         if len(greedy):
             tokens_M[greedy] = self._rows(greedy).argmax(-1).cpu().numpy()
         if len(drawn):
-            at = torch.from_numpy(drawn).to(self.logits.device)
-            scaled_CV = self.logits[at].float() / self.temperatures_M[at, None] - self.totals_M[at, None]
-            tokens_M[drawn] = invert(scaled_CV.exp(), torch.from_numpy(u_M[drawn])).cpu().numpy()
+            at = torch.from_numpy(drawn).to(self.logits.device) if len(greedy) else slice(None)
+            scaled_CV = (self.logits[at].float() / self.temperatures_M[at, None]).sub_(self.totals_M[at, None])
+            tokens_M[drawn] = invert(scaled_CV.exp_(), torch.from_numpy(u_M[drawn])).cpu().numpy()
         return tokens_M
 
     def _rows(self, rows: NDArray[np.int64]) -> Tensor:
@@ -59,12 +62,29 @@ class TensorSoftmax:
 
 
 def invert(mass_CV: Tensor, u_C: Tensor) -> Tensor:
-    """The token at which the running sum of a row's masses passes u [C] of the whole. Sums are float64; `u_C` may be on the host."""
-    sums_CV = mass_CV.double().cumsum(-1)
-    target_C1 = (u_C.to(sums_CV) * sums_CV[:, -1])[:, None]
-    # rounding may carry the target past the end
-    last_C = mass_CV.shape[-1] - 1 - (mass_CV > 0).flip(-1).byte().argmax(-1)
-    return torch.minimum((sums_CV <= target_C1).sum(-1), last_C)
+    """The token at which the running sum of a row's masses passes u [C] of the whole. Sums are float64; `u_C` may be on the host.
+
+    The running sum is made over parts of a row, and inside of one part only.
+    """
+    size = mass_CV.shape[-1]
+    parts, rest = divmod(size, _PART)
+    whole_CPS = mass_CV[:, : size - rest].unflatten(-1, (parts, _PART))
+    last_CV = mass_CV[:, size - rest :]
+    parts_CP = torch.cat([x.sum(-1, dtype=torch.float64) for x in (whole_CPS, last_CV[:, None])], -1)
+    sums_CP = parts_CP.cumsum(-1)
+    target_C1 = (u_C.to(sums_CP) * sums_CP[:, -1])[:, None]
+    part_C1 = _passing(sums_CP, parts_CP, target_C1)
+    before_C1 = F.pad(sums_CP[:, :-1], (1, 0)).gather(-1, part_C1)
+    where_CS = part_C1 * _PART + torch.arange(_PART, device=mass_CV.device)
+    found_CS = mass_CV.gather(-1, where_CS.clamp(max=size - 1)).double().masked_fill_(where_CS >= size, 0.0)
+    at_C1 = _passing(before_C1 + found_CS.cumsum(-1), found_CS, target_C1)
+    return where_CS.gather(-1, at_C1)[:, 0].clamp(max=size - 1)  # for a row without masses
+
+
+def _passing(sums_CN: Tensor, mass_CN: Tensor, target_C1: Tensor) -> Tensor:
+    """[C, 1]: the first entry whose running sum is above the target; the last one with a mass if rounding carried the target past it."""
+    last_C1 = mass_CN.shape[-1] - 1 - (mass_CN > 0).flip(-1).byte().argmax(-1, keepdim=True)
+    return torch.minimum((sums_CN <= target_C1).sum(-1, keepdim=True), last_C1)
 
 
 class TensorLogprobs(torch.autograd.Function):
