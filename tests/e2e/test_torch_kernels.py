@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.core.errors import BadConfig, Cancelled
+from ostinato.core.errors import Cancelled
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling, Span, Turn
 from ostinato.core.samples import Sample
@@ -154,11 +154,6 @@ async def test_what_was_served_is_learned_from_and_served(tmp_path: Path, write)
         assert (await answer(tiny.engine, 1, temperature=0.0)).policy == version
 
 
-def test_ranks_are_refused_by_name(tmp_path: Path):
-    with pytest.raises(BadConfig, match=r"train\.ranks"):
-        PolicyTrainer(tiny_model(tmp_path / "m"), CONFIG.model_copy(update={"ranks": 2}), backend=TORCH)
-
-
 def decoded(self: DeviceStore, *args):
     """`DeviceStore.decoded` as on a GPU."""
     if self._decoding is None:
@@ -166,6 +161,7 @@ def decoded(self: DeviceStore, *args):
     return self._decoding.run(*args)
 
 
+@pytest.mark.skipif(TORCH.device != "cpu", reason="on a GPU Triton's interpreter is off, and real steps are recorded")
 async def test_a_recorded_step_draws_the_same_tokens(tmp_path: Path, monkeypatch):
     """What a GPU replays is computed anew here from the same numbers, in Triton's interpreter; streams end, and spare rows are added."""
     pytest.importorskip("triton", reason="Triton is not installed here: it is for Linux only")

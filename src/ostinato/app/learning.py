@@ -146,5 +146,5 @@ def _trainer(
     program = RankProgram(
         module="ostinato.app.rank", settings=RankSettings(weights=store, publish=publish).model_dump_json()
     )
-    trainer = ShardedTrainer(model, training(config), contract, program)
+    trainer = ShardedTrainer(model, training(config), contract, program, backend)
     return trainer, trainer.lines

@@ -103,16 +103,14 @@ def trainer_contract(config: Config) -> Contract:
 
 
 def trainer_backend(config: Config) -> Backend:
-    """The training worker's device and kernels: the engine's. Raises BadConfig, also for several ranks on any but our own CPU kernels."""
+    """The training worker's device and kernels: the engine's. Raises BadConfig, also for ranks that cannot compute with them."""
     from ostinato.model.config import backend
-    from ostinato.model.devices.backend import OWN
 
     found = backend(config.model)
-    if config.train.ranks > 1 and found != OWN:
-        raise BadConfig(
-            f"train.ranks is {config.train.ranks}, and several ranks compute on the CPU by our own kernels only: set train.ranks = 1, "
-            'or model.device = "cpu" and model.kernels = "own"'
-        )
+    if config.train.ranks > 1:
+        from ostinato.train.sharding.group import check_ranks
+
+        check_ranks(config.train, found)
     return found
 
 

@@ -101,6 +101,15 @@ def on_host(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) ->
     return made
 
 
+def put_array(tensor: Tensor, array: NDArray[np.float32]) -> None:
+    """Copy an fp32 array of the same shape into a tensor on any device."""
+    if tensor.is_cpu:
+        np.copyto(tensor.numpy(), array)
+    else:
+        # a copy: an array that was read from a file is not writable, and torch would warn
+        tensor.copy_(torch.from_numpy(np.array(array)))
+
+
 def bytes_of(name: str, tensor: Tensor) -> WeightArray:
     """One tensor as bytes: a read-only view of its memory if that is on the CPU and contiguous. Raises BadWeights naming the tensor."""
     if tensor.dtype not in _NAMES:

@@ -146,7 +146,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         ge=1,
         le=64,
         description="Processes on this machine that train together; each holds a part of the masters, gradients and "
-        "moments.",
+        "moments. With model.device 'cuda' each has a GPU of its own.",
     )
     context_ranks: int = Field(
         default=1,

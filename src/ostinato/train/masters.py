@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadWeights
 from ostinato.core.weights import Weights
-from ostinato.model.tensors import bytes_of, named_tensors, on_host, values_of
+from ostinato.model.tensors import bytes_of, named_tensors, on_host, put_array, values_of
 from ostinato.train.checkpoint import Arrays, Checkpoint
 from ostinato.train.config import TrainConfig
 from ostinato.train.gradients.norm import sum_of_squares
@@ -89,10 +87,10 @@ class Masters:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take the masters and moments of a checkpoint of this model, whatever the number of ranks that wrote it."""
         for name, view in self.weights.items():
-            _take(view, checkpoint.rows("weights", name, 0, len(view)))
+            put_array(view, checkpoint.rows("weights", name, 0, len(view)))
         for kind, flat in zip(_MOMENTS, self.moments, strict=True):
             for name, view in self._views(flat).items():
-                _take(view, checkpoint.rows(kind, name, 0, len(view)))
+                put_array(view, checkpoint.rows(kind, name, 0, len(view)))
         self.set_steps(checkpoint.step)
         self.round_into_model()
 
@@ -157,14 +155,6 @@ class Masters:
     def gather(self) -> Weights:
         """Same as `publish`: this process has all weights."""
         return self.publish()
-
-
-def _take(view: Tensor, array: NDArray[np.float32]) -> None:
-    if view.is_cpu:
-        np.copyto(view.numpy(), array)
-    else:
-        # a copy: the array that was read is not writable, and torch would warn
-        view.copy_(torch.from_numpy(np.array(array)))
 
 
 class _Sink:

@@ -23,6 +23,7 @@ from ostinato.train.batch.packing import Packed
 from ostinato.train.config import TrainConfig
 from ostinato.train.gradients.head import token_logprobs
 from ostinato.train.gradients.masked_tree import MaskedTree
+from ostinato.train.gradients.products import selected
 from ostinato.train.gradients.tree_attention import TreeAttention
 
 KEPT_LOGITS = 256 << 20
@@ -78,7 +79,7 @@ class Policy:
         for layer in self._layers:
             layer.training = self._recomputes(packed.tokens)
         states_ND = hidden(self.model, ids_N, positions_N, attend, rows=self._rows)
-        rows_MD = states_ND.index_select(0, chosen_M)
+        rows_MD = selected(states_ND, chosen_M)
         keep = len(rows_MD) * self._row_bytes <= KEPT_LOGITS
         temperatures_M = temperatures_M.to(device)
         made_M = token_logprobs(self._head, rows_MD, targets_M, temperatures_M, edits, keep=keep, kernels=kernels)

@@ -68,9 +68,9 @@ class PolicyTrainer:
             it was not measured, and nothing is checked.
         group: the ranks that train this model together, as many as `config.ranks`; all of them call the same methods with the
             same arguments. None: this process alone.
-        backend: the device and the kernels it computes with.
+        backend: the device and the kernels it computes with; with a group, the group's.
 
-    Raises BadConfig for a `compute` of "auto", for several ranks without a group, and for ranks on a backend other than the default.
+    Raises BadConfig for a `compute` of "auto", and for several ranks without a group.
 
     Example::
 
@@ -87,8 +87,6 @@ class PolicyTrainer:
         group: RankGroup | None = None,
         backend: Backend = OWN,
     ) -> None:
-        if group is not None and backend != OWN:
-            raise BadConfig(f"train.ranks is {config.ranks}, and ranks have our own kernels only: set it to 1")
         if config.ranks != (1 if group is None else group.count):
             raise BadConfig(
                 f"train.ranks is {config.ranks}, and only the training worker starts ranks: set it to 1 for this"

@@ -73,8 +73,27 @@ def test_a_run_that_cannot_have_its_device_is_refused_before_anything_starts(gpu
     check_device(load(None, []))
     with pytest.raises(BadConfig, match="no CUDA GPU"):
         check_device(load(None, ["model.device=cuda", "model.numerics=fast"]))
-    with pytest.raises(BadConfig, match=r"set train\.ranks = 1"):
-        check_device(load(None, ["model.kernels=torch", "model.numerics=fast", "train.ranks=2"]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["model.device=cuda", "train.ranks=3"], ["sees 2 CUDA GPUs here", "set train.ranks = 2"]),
+        (["model.device=cuda:1", "train.ranks=2"], ['"cuda:1"', 'set model.device = "cuda"']),
+        (["model.kernels=torch", "train.ranks=2", "train.context_ranks=2"], ["set train.context_ranks = 1"]),
+    ],
+)
+def test_ranks_that_cannot_have_their_devices_are_refused_before_anything_starts(gpus, settings, words):
+    gpus(2)
+    with pytest.raises(BadConfig) as caught:
+        check_device(load(None, ["model.numerics=fast", *settings]))
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_ranks_of_torchs_kernels_and_a_gpu_for_each_are_taken(gpus):
+    gpus(2)
+    check_device(load(None, ["model.kernels=torch", "model.numerics=fast", "train.ranks=2"]))
+    check_device(load(None, ["model.device=cuda", "model.numerics=fast", "train.ranks=2"]))
 
 
 def test_the_doctor_says_where_it_computes(gpus):

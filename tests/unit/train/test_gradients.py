@@ -18,7 +18,7 @@ from ostinato.train.batch.microbatch import temperatures, token_turns
 from ostinato.train.batch.packing import pack
 from ostinato.train.config import TrainConfig
 from ostinato.train.gradients.norm import sum_of_squares
-from ostinato.train.gradients.products import sum_gradients_into
+from ostinato.train.gradients.products import selected, sum_gradients_into
 from ostinato.train.gradients.tree_attention import TreeAttention
 from ostinato.train.policy import Policy
 
@@ -209,3 +209,19 @@ def test_the_norm_of_a_hundred_million_entries_is_theirs():
     assert float(sum_of_squares([])) == 0.0
     assert float(sum_of_squares([torch.ones(3), torch.tensor([[2.0]])])) == pytest.approx(7.0)
     assert not math.isfinite(float(sum_of_squares([torch.tensor([1.0, float("nan")])])))
+
+
+def test_a_row_that_is_selected_several_times_gets_its_gradients_summed_before_they_are_rounded():
+    """Of a prompt's last token, from which several answers of a batch go on."""
+    draw = torch.Generator(TORCH.device).manual_seed(0)
+    x_ND = torch.randn(4, 8, device=TORCH.device, dtype=torch.bfloat16, requires_grad=True)
+    rows_M = torch.tensor([1] * 40 + [3], device=TORCH.device)
+    grad_MD = torch.randn(41, 8, device=TORCH.device, generator=draw).bfloat16()
+    found_MD = selected(x_ND, rows_M)
+    assert torch.equal(found_MD, x_ND[rows_M])
+    found_MD.backward(grad_MD)
+    expected_ND = torch.zeros(4, 8, device=TORCH.device, dtype=torch.float64)
+    expected_ND[1], expected_ND[3] = grad_MD[:40].double().sum(0), grad_MD[40].double()
+    assert x_ND.grad is not None
+    assert x_ND.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(x_ND.grad.double(), expected_ND, rtol=2**-8, atol=1e-6)

@@ -91,6 +91,14 @@ def is_plain_embedding(module: nn.Module) -> TypeGuard[nn.Embedding]:
     return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
 
 
+def _add_rows(total: Tensor, rows_N: Tensor, grad_ND: Tensor) -> None:
+    """Add each gradient to its row of `total`, in the same order every time."""
+    if total.is_cuda:  # sorts before it adds; `index_add_` adds in the order of arrival there
+        total.index_put_((rows_N,), grad_ND, accumulate=True)
+    else:
+        total.index_add_(0, rows_N, grad_ND)
+
+
 class _LookedUp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
@@ -102,7 +110,8 @@ class _LookedUp(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (ids,), (shape, dtype, padding) = ctx.saved_tensors, ctx.rest
         known_K, place_N = ids.flatten().unique(return_inverse=True)
-        rows_KD = torch.zeros(len(known_K), shape[1], device=ids.device).index_add_(0, place_N, _flat(grads[0]).float())
+        rows_KD = torch.zeros(len(known_K), shape[1], device=ids.device)
+        _add_rows(rows_KD, place_N, _flat(grads[0]).float())
         if padding is not None:  # its embedding is a constant
             rows_KD[known_K == padding] = 0
         made = torch.zeros(shape, dtype=dtype, device=ids.device)
@@ -119,6 +128,31 @@ def looked_up(ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
     return _LookedUp.apply(ids, weight, padding)  # pyright: ignore[reportReturnType]
 
 
+class _Selected(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, rows_M: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_M)
+        ctx.size, ctx.dtype = len(x_ND), x_ND.dtype
+        return x_ND.index_select(0, rows_M)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (rows_M,) = ctx.saved_tensors
+        total_ND = torch.zeros(ctx.size, grads[0].shape[1], device=rows_M.device)
+        _add_rows(total_ND, rows_M, grads[0].float())
+        return total_ND.to(ctx.dtype), None
+
+
+def selected(x_ND: Tensor, rows_M: Tensor) -> Tensor:
+    """Rows of a tensor, under autograd; a row that is selected several times gets the sum of its gradients, in the same order every time.
+
+    Autograd's own backward adds them in the order of arrival on a GPU.
+    """
+    if not torch.is_grad_enabled():
+        return x_ND.index_select(0, rows_M)
+    return _Selected.apply(x_ND, rows_M)  # pyright: ignore[reportReturnType]
+
+
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, total: Tensor, padding: int | None) -> Tensor:
@@ -132,10 +166,7 @@ class _Embedding(torch.autograd.Function):
         ids_N, grad_ND = ids.flatten(), _flat(grads[0]).float()
         if padding is not None:  # its embedding is a constant
             ids_N, grad_ND = ids_N[ids_N != padding], grad_ND[ids_N != padding]
-        if total.is_cuda:  # sorts before it adds; `index_add_` adds in the order of arrival there
-            total.index_put_((ids_N,), grad_ND, accumulate=True)
-        else:
-            total.index_add_(0, ids_N, grad_ND)
+        _add_rows(total, ids_N, grad_ND)
         return None, None, None, None
 
 

@@ -13,12 +13,15 @@ from pydantic import TypeAdapter
 from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import Sample
+from ostinato.model.devices.backend import OWN, Backend
 from ostinato.train.config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTask:
     """A rank's task at its start: the model to train, and the port of this machine on which the ranks meet.
+
+    `backend`: that of all ranks.
 
     `line`: the descriptor of its socket to the first rank, over which it is asked for its published part, as `settings` say; None: it
     publishes nothing.
@@ -31,6 +34,7 @@ class RankTask:
     contract: Contract | None
     rank: int
     port: int
+    backend: Backend = OWN
     line: int | None = None
     settings: str = ""
 

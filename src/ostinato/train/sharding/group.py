@@ -1,28 +1,58 @@
 """The ranks of one training run: their communication besides FSDP2's own. Plain tensors and bytes, never objects.
 
-gloo's connections end with the process at the other end, so a killed rank causes an error in every other rank at its next call.
+gloo's connections end with the process at the other end, so a killed rank causes an error in every other rank at its next call. NCCL,
+over which FSDP2 exchanges what is on GPUs, does not notice it: see `watching`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ostinato.core.errors import BadConfig
+from ostinato.model.devices.backend import OWN, Backend
 from ostinato.train.batch.microbatch import Microbatch, idle_microbatch
+from ostinato.train.config import TrainConfig
 from ostinato.train.sharding.balance import balanced, rounds
 from ostinato.train.sharding.context import Context
 
 _PATIENCE = timedelta(hours=1)  # timeout of a collective: longer than any rank computes between two of them
+_GPU_PATIENCE = timedelta(minutes=10)  # the same between GPUs, which exchange only within a micro-batch
+
+
+def check_ranks(config: TrainConfig, backend: Backend) -> None:
+    """Raise BadConfig if the ranks of `config` cannot compute with this backend on this machine."""
+    if backend.kernels == "torch" and config.context_ranks > 1:
+        raise BadConfig(
+            f"train.context_ranks is {config.context_ranks}, and ranks compute a micro-batch together by our own kernels only, which are "
+            'for the CPU: set train.context_ranks = 1, or model.device = "cpu" and model.kernels = "own"'
+        )
+    if backend.device == "cpu":
+        return
+    if backend.device != "cuda":
+        raise BadConfig(
+            f'train.ranks is {config.ranks}, and model.device names one GPU, "{backend.device}": set model.device = "cuda", with '
+            "which each rank has the GPU of its number, or train.ranks = 1"
+        )
+    if config.ranks > (found := torch.cuda.device_count()):
+        raise BadConfig(
+            f"train.ranks is {config.ranks}, and torch sees {found} CUDA GPU{'s' * (found != 1)} here: each rank needs one of its own; set "
+            f"train.ranks = {max(1, found)}"
+        )
 
 
 class RankGroup:
     """This process's place among the ranks, and the loop's `Ranks` over them.
+
+    `mesh`: the devices over which FSDP2 divides the weights, one for each rank; `backend`: this rank's.
 
     `context`: the neighbours that compute each micro-batch together with this rank. Weights are divided over all ranks regardless of
     contexts: a mesh of two dimensions would keep a copy of them, with gradients and moments, for each rank of a context.
@@ -34,20 +64,32 @@ class RankGroup:
         group.close()
     """
 
-    def __init__(self, rank: int, count: int, context: Context) -> None:
-        self.rank, self.count, self.context = rank, count, context
+    def __init__(self, rank: int, count: int, context: Context, mesh: DeviceMesh, backend: Backend) -> None:
+        self.rank, self.count, self.context, self.mesh, self.backend = rank, count, context, mesh, backend
 
     @classmethod
-    def join(cls, *, rank: int, count: int, store: dist.TCPStore, context_ranks: int = 1) -> RankGroup:
-        """Join the group as a rank; blocks until all ranks are there. A process is in one group at a time."""
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+    def join(
+        cls, *, rank: int, count: int, store: dist.TCPStore, context_ranks: int = 1, backend: Backend = OWN
+    ) -> RankGroup:
+        """Join the group as a rank; blocks until all ranks are there. A process is in one group at a time.
+
+        `backend`: that of all ranks. On "cuda" each rank has the GPU of its number.
+        """
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, "lo")  # all ranks are on this machine
         dist.init_process_group("gloo", rank=rank, world_size=count, store=store, timeout=_PATIENCE)
         own: dist.ProcessGroup | None = None
         for first in range(0, count if context_ranks > 1 else 0, context_ranks):  # every rank must create every group
             neighbours = list(range(first, first + context_ranks))
             made = cast("dist.ProcessGroup", dist.new_group(neighbours, timeout=_PATIENCE))
             own = made if rank in neighbours else own
-        return cls(rank, count, Context(rank % context_ranks, context_ranks, own))
+        context = Context(rank % context_ranks, context_ranks, own)
+        if backend.device == "cpu":
+            return cls(rank, count, context, init_device_mesh("cpu", (count,)), backend)
+        torch.cuda.set_device(rank)
+        exchange = cast("dist.ProcessGroup", dist.new_group(backend="nccl", timeout=_GPU_PATIENCE))
+        mesh = DeviceMesh.from_group(exchange, "cuda")
+        return cls(rank, count, context, mesh, replace(backend, device=f"cuda:{rank}"))
 
     def close(self) -> None:
         """Leave the group."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ostinato.core.errors import BadWeights
 from ostinato.core.weights import WeightArray, WeightPart, Weights, chunks_of
-from ostinato.model.tensors import bytes_of, dtype_name, named_tensors, values_of
+from ostinato.model.tensors import bytes_of, dtype_name, named_tensors, put_array, values_of
 from ostinato.train.checkpoint import Arrays, Checkpoint
 from ostinato.train.config import TrainConfig
 from ostinato.train.gradients.norm import sum_of_squares
@@ -65,7 +64,7 @@ class ShardedMasters:
         for name, rows in self._masters.items():
             if rows.numel():
                 kinds = {kind: self._moments[kind][name] for kind in _MOMENTS}
-                self._optimizer.state[rows] = {"step": torch.tensor(float(steps)), **kinds}
+                self._optimizer.state[rows] = {"step": torch.tensor(float(steps), device=rows.device), **kinds}
 
     def forget_mean(self) -> None:
         """Drop the momentum."""
@@ -162,9 +161,9 @@ class ShardedMasters:
         return WeightPart(self._forms | forms, chunks)
 
     def _rounded(self, name: str) -> Tensor:
-        """This rank's rows, or a buffer, in the published dtype."""
+        """This rank's rows, or a buffer, in the published dtype, on the host."""
         source = self._masters[name].detach() if name in self._masters else self._tensors[name]
-        return source.to(self._served[name], copy=True)
+        return source.to(self._served[name], copy=True).cpu()
 
     def gather(self) -> Weights:
         """The masters in the published dtypes as fresh bytes, on the first rank; on the others there are none."""
@@ -191,9 +190,11 @@ class ShardedMasters:
     # ------------------------------------------------------------ checkpoints
 
     def arrays(self) -> tuple[Arrays, Arrays, Part]:
-        """Views of this rank's rows of the masters and of the moments, and which rows they are."""
-        weights = {name: rows.detach().numpy() for name, rows in self._masters.items()}
-        moments = {f"{kind}/{name}": rows.numpy() for kind in _MOMENTS for name, rows in self._moments[kind].items()}
+        """Views (from a GPU: copies) of this rank's rows of the masters and of the moments, and which rows they are."""
+        weights = {name: rows.detach().cpu().numpy() for name, rows in self._masters.items()}
+        moments = {
+            f"{kind}/{name}": rows.cpu().numpy() for kind in _MOMENTS for name, rows in self._moments[kind].items()
+        }
         shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         firsts = {name: rows_of(shape[0], self._group.count, self._group.rank)[0] for name, shape in shapes.items()}
         return weights, moments, Part(shapes=shapes, firsts=firsts)
@@ -202,9 +203,9 @@ class ShardedMasters:
         """Take this rank's rows of a checkpoint, whatever the number of ranks that wrote it."""
         for name, parameter in self._parameters.items():
             span = rows_of(len(parameter), self._group.count, self._group.rank)
-            np.copyto(self._masters[name].detach().numpy(), checkpoint.rows("weights", name, *span))
+            put_array(self._masters[name].detach(), checkpoint.rows("weights", name, *span))
             for kind in _MOMENTS:
-                np.copyto(self._moments[kind][name].numpy(), checkpoint.rows(kind, name, *span))
+                put_array(self._moments[kind][name], checkpoint.rows(kind, name, *span))
         self.set_steps(checkpoint.step)
         self._stashed = None
         self.round_into_model()

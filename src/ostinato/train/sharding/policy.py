@@ -7,6 +7,7 @@ safetensors files. No rank ever holds more of the model than its rows and one la
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -14,12 +15,14 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.model.attention import check_forward
+from ostinato.model.devices.backend import Backend, mark
 from ostinato.model.experts import DEFAULT_ROWS
 from ostinato.model.load import check_directory, empty_model
 from ostinato.model.logit_edits import Edits
@@ -48,8 +51,9 @@ class ShardedPolicy(Policy):
         self, path: Path, dtype: torch.dtype, config: TrainConfig, group: RankGroup, rows: int = DEFAULT_ROWS
     ) -> None:
         check_directory(path)
-        _check_architecture(path, dtype)
-        computed = empty_model(path, dtype)
+        on_host = replace(group.backend, device="cpu")
+        _check_architecture(path, dtype, on_host)
+        computed = empty_model(path, dtype, backend=on_host)
         served = served_dtypes(computed, path, dtype, config)
         kinds = {parameter.dtype for parameter in computed.parameters()}
         if kinds != {dtype}:
@@ -57,7 +61,8 @@ class ShardedPolicy(Policy):
                 f"train.ranks: this model keeps weights in {sorted(map(str, kinds))}: it trains on one rank only"
             )
         self._context = group.context
-        model = empty_model(path, torch.float32)
+        model = empty_model(path, torch.float32, backend=on_host)
+        mark(model, group.backend)
         _drop_memory(model)
         self._run(model, served, config, rows)
         self._row_bytes = self._row_bytes * dtype.itemsize // torch.float32.itemsize
@@ -66,8 +71,8 @@ class ShardedPolicy(Policy):
                 cast("Any", module).forward = partial(_normed, module)
             elif is_plain_embedding(module):
                 cast("Any", module).forward = partial(_embedded, module)
-        self._whole = _divide(_Whole(model), self._layers, dtype)
-        self._whole._apply(_with_memory)
+        self._whole = _divide(_Whole(model), self._layers, dtype, group.mesh)
+        self._whole._apply(partial(_with_memory, device=group.backend.device))
         _read_rows(model, path, dtype, group)
 
     def logprobs(
@@ -76,7 +81,8 @@ class ShardedPolicy(Policy):
         """As `Policy.logprobs`; every rank of a context gets all of them. All ranks must call it equally often."""
         context = self._context
         if context.count == 1:
-            return self._whole(lambda: self._compute(packed, attend, temperatures_M, edits))
+            compute = super().logprobs
+            return self._whole(lambda: compute(packed, attend, temperatures_M, edits))
         share = Share.of(packed, context.rank, context.count, self._rows)
         own = ContextAttention(attend.layout, share, context, keep=self._recomputes(share.rows))
         rest = share.temperatures(temperatures_M), edits and share.edits(edits)
@@ -94,9 +100,8 @@ class _Whole(nn.Module):
         return run()
 
 
-def _divide(whole: _Whole, layers: list[nn.Module], dtype: torch.dtype) -> Any:
+def _divide(whole: _Whole, layers: list[nn.Module], dtype: torch.dtype, mesh: DeviceMesh) -> Any:
     """Apply FSDP2 to each layer, and to the rest. Gradients are summed over the ranks in fp32, not averaged."""
-    mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in (*layers, whole):
         # also after the forward pass: the next pass must not find weights gathered before other weights were put in
@@ -106,8 +111,8 @@ def _divide(whole: _Whole, layers: list[nn.Module], dtype: torch.dtype) -> Any:
     return whole
 
 
-def _with_memory(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor
+def _with_memory(tensor: Tensor, device: str) -> Tensor:
+    return torch.zeros_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
 
 
 def _normed(module: RMSNorm, x: Tensor) -> Tensor:
@@ -129,9 +134,9 @@ def _drop_memory(model: nn.Module) -> None:
             setattr(module, name, empty[id(parameter)])
 
 
-def _check_architecture(path: Path, dtype: torch.dtype) -> None:
+def _check_architecture(path: Path, dtype: torch.dtype, backend: Backend) -> None:
     """Run two tokens through the first layers with random weights: `check_forward` needs a whole model."""
-    shallow = empty_model(path, dtype, shallow=True)
+    shallow = empty_model(path, dtype, shallow=True, backend=backend)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in shallow.parameters():

@@ -1,16 +1,18 @@
 """Several processes that act as one trainer: the first takes part itself, and sends the others their calls through pipes.
 
 Every rank runs the same `PolicyTrainer` and gets the same calls, so all of them admit, judge and refuse alike. The pipes end with the
-first rank, and gloo's connections with any rank: whichever is killed, the others end at their next call. An unfinished step is lost
-with them and repeated from the last checkpoint.
+first rank, and gloo's connections with any rank: whichever is killed, the others end at their next call (on GPUs: within seconds, see
+`watching`). An unfinished step is lost with them and repeated from the last checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +27,13 @@ from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Weights
+from ostinato.model.devices.backend import OWN, Backend
 from ostinato.train.config import TrainConfig
 from ostinato.train.references import References
 from ostinato.train.sharding.calls import Call, RankTask, call_line, read_call, task_line
-from ostinato.train.sharding.group import RankGroup
+from ostinato.train.sharding.group import RankGroup, check_ranks
 from ostinato.train.sharding.memory import return_freed_memory
+from ostinato.train.sharding.watching import end_with_first, end_with_others
 from ostinato.train.trainer import PolicyTrainer, never
 
 _END_S = 10.0  # how long a rank may take to end
@@ -48,7 +52,10 @@ class RankProgram:
 class ShardedTrainer:
     """`config.ranks` processes on this machine as one `PolicyTrainer`. `close` ends the others.
 
-    Raises as `PolicyTrainer` does, and Unavailable when a rank is lost: the remaining ranks are then of no use.
+    Raises as `PolicyTrainer` does, and Unavailable when a rank is lost: the remaining ranks are then of no use. On GPUs this process
+    ends instead, because it may be waiting for the lost rank where no exception can reach it.
+
+    `backend`: that of all ranks; on "cuda" each has the GPU of its number. Also raises BadConfig if ranks cannot compute so.
 
     `program` is the module that the other ranks run. `lines` are then the sockets to them, in rank order, over which they are asked for
     their published parts.
@@ -60,14 +67,20 @@ class ShardedTrainer:
     """
 
     def __init__(
-        self, model: Path, config: TrainConfig, contract: Contract | None = None, program: RankProgram | None = None
+        self,
+        model: Path,
+        config: TrainConfig,
+        contract: Contract | None = None,
+        program: RankProgram | None = None,
+        backend: Backend = OWN,
     ) -> None:
+        check_ranks(config, backend)
         return_freed_memory()
         store = _meeting_place(config.ranks)
         self.lines: list[socket.socket] = []
         self.others: list[subprocess.Popen[bytes]] = []
         for rank in range(1, config.ranks):
-            task = RankTask(model=model, config=config, contract=contract, rank=rank, port=store.port)
+            task = RankTask(model=model, config=config, contract=contract, rank=rank, port=store.port, backend=backend)
             if program is None:
                 self.others.append(_start(task, "ostinato.train.sharding.rank"))
                 continue
@@ -77,11 +90,14 @@ class ShardedTrainer:
                 self.others.append(_start(told, program.module, theirs.fileno()))
             self.lines.append(ours)
         self._group: RankGroup | None = None
+        self._closing = threading.Event()
+        if self.others and backend.device != "cpu":
+            threading.Thread(target=end_with_others, args=(self.others, self._closing), daemon=True).start()
         try:
             self._await_all(store)
-            group = self._together(lambda: _join(0, config, store))
+            group = self._together(lambda: _join(0, config, backend, store))
             self._group = group
-            self._own = self._together(lambda: PolicyTrainer(model, config, contract, group))
+            self._own = self._together(lambda: PolicyTrainer(model, config, contract, group, backend))
         except BaseException:
             self.close()
             raise
@@ -132,18 +148,19 @@ class ShardedTrainer:
 
     def close(self) -> None:
         """End the other ranks, and leave the group. Idempotent."""
+        self._closing.set()
         for process in self.others:
             with contextlib.suppress(BrokenPipeError):
                 cast("IO[bytes]", process.stdin).close()
+        if self._group is not None:  # before waiting for the others: ranks leave an NCCL group together
+            self._group.close()
+            self._group = None
         for process in self.others:
             try:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        if self._group is not None:
-            self._group.close()
-            self._group = None
 
     def _await_all(self, store: dist.TCPStore) -> None:
         """Wait until all other ranks are there; raises if one ended, because the rest would wait for it for ever."""
@@ -207,8 +224,10 @@ def _meeting_place(ranks: int) -> dist.TCPStore:
     )
 
 
-def _join(rank: int, config: TrainConfig, store: dist.TCPStore) -> RankGroup:
-    return RankGroup.join(rank=rank, count=config.ranks, store=store, context_ranks=config.context_ranks)
+def _join(rank: int, config: TrainConfig, backend: Backend, store: dist.TCPStore) -> RankGroup:
+    return RankGroup.join(
+        rank=rank, count=config.ranks, store=store, context_ranks=config.context_ranks, backend=backend
+    )
 
 
 def _here(rank: int) -> str:
@@ -236,13 +255,16 @@ def take_part(task: RankTask, calls: IO[bytes], on_learned: Callable[[Learned], 
     torch.set_num_threads(task.config.threads)
     store = dist.TCPStore("127.0.0.1", task.port, task.config.ranks, is_master=False)
     store.set(_here(task.rank), "")
-    group = _join(task.rank, task.config, store)
-    trainer = PolicyTrainer(task.model, task.config, task.contract, group)
+    if task.backend.device != "cpu":
+        threading.Thread(target=end_with_first, args=(os.getppid(),), daemon=True).start()
+    group = _join(task.rank, task.config, task.backend, store)
+    trainer = PolicyTrainer(task.model, task.config, task.contract, group, task.backend)
     for line in calls:
         try:
             _take(trainer, read_call(line), group, on_learned)
         except OstinatoError:  # raised on the first rank too, which reports it to its caller
             continue
+    group.close()
 
 
 def _take(trainer: PolicyTrainer, call: Call, group: RankGroup, on_learned: Callable[[Learned], None]) -> None:
