@@ -74,7 +74,8 @@ def make_engine(
     make = build(path, compute_on(device), backend_on(device, mode))
     if integers is not None and head:
         make = _with_head(make, integers)
-    return TorchEngine(make, renderer, config, integers=integers, contract=arithmetic(path, mode, device), wide=True)
+    own = arithmetic(path, mode, device)
+    return TorchEngine(make, renderer, config, integers=integers, contract=own, wide=True, device=device)
 
 
 def _with_head(make: Callable[[Weights], PreTrainedModel], integers: Integers) -> Callable[[Weights], PreTrainedModel]:

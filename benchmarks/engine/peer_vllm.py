@@ -1,4 +1,4 @@
-"""vLLM's CPU build as a contender of throughput.py. It runs in an environment that `python -m benchmarks.peers` makes.
+"""vLLM as a contender of throughput.py. Its CPU build runs in an environment that `python -m benchmarks.peers` makes.
 
 It uses offline `LLM.generate`, vLLM's fastest entry point: all requests are submitted together, and nothing is detokenised or streamed.
 """
@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--share", action="store_true", help="prefix caching: samples of one prompt share it")
+    parser.add_argument("--gpu-share", type=float, help="of a GPU's memory that it may take, beside other contenders")
     args = parser.parse_args()
     os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -34,6 +35,7 @@ def main() -> None:
         enforce_eager=not args.compile,
         enable_prefix_caching=args.share,
         disable_log_stats=False,  # these hold the times of first tokens
+        **({"gpu_memory_utilization": args.gpu_share} if args.gpu_share else {}),
     )
 
     def run(command: dict[str, Any]) -> dict[str, Any]:

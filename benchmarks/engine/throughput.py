@@ -30,6 +30,7 @@ from ostinato.model.renderer import HFRenderer
 
 NAMES = ("ours-exact", "ours-fast", "ours-int8", "ours-fp8", "generate", "vllm")
 CHARACTERS = 8  # more than an English token has
+_GPU_SHARE = 0.4  # of a GPU's memory for vLLM, which otherwise takes nearly all of it
 
 
 def prompts(renderer: HFRenderer, streams: int, tokens: int, seed: int) -> list[list[int]]:
@@ -72,6 +73,8 @@ def start(name: str, model: Path, args: argparse.Namespace, logs: Path) -> Conte
         command += ["--dtype", args.vllm_dtype]
         command += ["--compile"] if args.vllm_compile else []
         command += ["--share"] if args.group > 1 else []
+        if args.device != "cpu":
+            return Contender(name, [*command, "--gpu-share", str(_GPU_SHARE)], log=log)
         return Contender(name, command, log=log, env=vllm_environment(args.vllm_python, args))
     if name == "generate":
         command = [sys.executable, "-m", "benchmarks.engine.peer_generate", str(model), args.device]
@@ -165,7 +168,9 @@ def arguments() -> argparse.Namespace:
         "--generate-repeats", type=int, default=None, help="fewer for the slow one (default: --repeats)"
     )
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--device", default="cpu", help="cuda: with --contenders ours-fast generate")
+    parser.add_argument(
+        "--device", default="cpu", help="cuda: without ours-exact and ours-int8; vLLM's own build for GPUs"
+    )
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/ostinato"))
     parser.add_argument("--out", type=Path, default=RESULTS / "engine.json")
     parser.add_argument("--logs", type=Path, default=None, help="where contenders log (default: a temporary directory)")

@@ -28,8 +28,6 @@ from ostinato.model.renderer import HFRenderer
 from ostinato.testing.records import a_sample
 from ostinato.weights.version.content import weights_root
 
-PREFILL_ROWS = 256
-
 
 class Loop:
     """Engine and trainer in one process, taking turns on the same threads."""
@@ -136,7 +134,7 @@ class Loop:
         batch, predicted = round(metrics["tokens"] / microbatches), round(sum(sampled) / microbatches)
         learn = {"rows": batch, "heads": predicted}
         forward = made.flop(metrics["tokens"], sum(sampled))
-        prefill = line.least(prompts, heads, rows=PREFILL_ROWS, heads=heads)
+        prefill = line.least(prompts, heads, rows=EngineConfig().chunk_on(self._settings["device"]), heads=heads)
         decode = line.least(decoded, decoded, rows=rows, heads=rows)
         return {
             "rollout": {"gflop": made.flop(prompts + decoded, heads + decoded) / 1e9, "least_s": prefill + decode},

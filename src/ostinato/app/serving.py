@@ -112,14 +112,22 @@ async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine
     from ostinato.model.load import build
 
     contract = await asyncio.to_thread(engine_contract, config)
-    weights = await asyncio.to_thread(build, model, compute_dtype(config.model), backend(config.model))
+    computing = await asyncio.to_thread(backend, config.model)
+    weights = await asyncio.to_thread(build, model, compute_dtype(config.model), computing)
     wide = await asyncio.to_thread(threads_agree, config)
     grammars = await asyncio.to_thread(lambda: renderer.grammars)
     found = await asyncio.to_thread(integers, config)
     if words := slower(await asyncio.to_thread(pace, config)):
         _LOG.warning("engine.products = %r is %s", config.engine.products, words)
     return TorchEngine(
-        weights, renderer, config.engine, integers=found, contract=contract, wide=wide, grammars=grammars
+        weights,
+        renderer,
+        config.engine,
+        integers=found,
+        contract=contract,
+        wide=wide,
+        grammars=grammars,
+        device=computing.device,
     )
 
 

@@ -6,6 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
+_CHUNK, _GPU_CHUNK = 256, 4096  # on a GPU a step with few tokens takes as long as its launches
+
 
 class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     """The choice of the engine, and its sizes. vLLM servers are sized by their own options: with them only `max_waiting`,
@@ -37,8 +39,11 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         description="The weight store's directory or URL as the vLLM servers see it. Empty: the same as here.",
     )
     max_batch: int = Field(default=128, ge=1, le=4096, description="Samples decoded together.")
-    prefill_chunk: int = Field(
-        default=256, ge=16, description="Prompt tokens computed per step and thread; more delays the open streams."
+    prefill_chunk: int | None = Field(
+        default=None,
+        ge=16,
+        description=f"Prompt tokens computed per step and thread; more delays the open streams. Default: {_CHUNK}, on a "
+        f"GPU {_GPU_CHUNK}.",
     )
     kv_tokens: int = Field(
         default=32768,
@@ -72,6 +77,10 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         description="CPU cores that the engine uses: parts of the batch run in parallel, each on one torch thread; a "
         "batch too small to be split runs on all cores where that changes no bit.",
     )
+
+    def chunk_on(self, device: str) -> int:
+        """`prefill_chunk`, or its default on this device."""
+        return self.prefill_chunk or (_CHUNK if device == "cpu" else _GPU_CHUNK)
 
     @model_validator(mode="after")
     def _check_urls(self) -> Self:

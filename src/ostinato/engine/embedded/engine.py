@@ -51,6 +51,7 @@ class TorchEngine:
         wide: a team of `config.threads` torch threads gives the same bits as one thread, so small steps may use them all.
         grammars: compiles the grammars that answers must follow; None: requests with a grammar are not supported.
         clock: monotonic seconds, for deadlines.
+        device: where `build`'s models compute.
 
     Example::
 
@@ -74,8 +75,9 @@ class TorchEngine:
         wide: bool = False,
         grammars: Grammars | None = None,
         clock: Callable[[], float] = time.monotonic,
+        device: str = "cpu",
     ) -> None:
-        self.config = config or EngineConfig()
+        self.config, self._device = config or EngineConfig(), device
         self._build, self._renderer, self._prepack = build, renderer, prepack
         self._integers = integers
         self._contract, self._wide, self._grammars, self._clock = contract, wide, grammars, clock
@@ -99,7 +101,7 @@ class TorchEngine:
             BlockPool(self._blocks),
             block=config.block,
             rows=config.max_batch,
-            chunk=config.prefill_chunk,
+            chunk=config.chunk_on(self._device),
             lanes=config.threads,
         )
         self._worker = EngineThread(

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 _NARROWEST = 16  # elements of a head in FlexAttention's kernel
 _FEWEST = 129  # tokens: two of its blocks
-_DENSEST = 1 << 31  # pairs of a query and a key
+_DENSEST = 1 << 28  # pairs of a query and a key
 _OPTIONS: Any = {
     "BACKEND": "TRITON"
 }  # its other kernel, for few queries, finds no configuration for a mask of lengths that vary
@@ -69,7 +69,7 @@ class MaskedAttention:
     def _by_blocks(self, window: int) -> BlockMask:
         if window not in self._blocks:
             queries, keys = len(self._queries_Q), len(self._keys_S)
-            # uncompiled, because it would be compiled again for other lengths; that takes a byte or two per pair
+            # uncompiled, because it would be compiled again for other lengths; that takes about ten bytes per pair
             large = queries * keys > _DENSEST
             self._blocks[window] = create_block_mask(
                 self._mask(window), None, None, queries, keys, device=self._queries_Q.device, _compile=large
