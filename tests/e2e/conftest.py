@@ -16,6 +16,7 @@ from ostinato.config import load
 from ostinato.launch.commands.demo import ready
 from ostinato.launch.commands.up import Launched, launch
 from ostinato.record.lock import hold
+from ostinato.testing.devices import SETTINGS
 from ostinato.testing.tiny import tiny_model
 
 LIKED = "^[a-z]"
@@ -105,6 +106,7 @@ def settings(directory: Path, *overrides: str) -> list[str]:
         "release.outcomes.maturity_s=0.3",
         "follow.interval_s=0.2",
         "supervise.longest_wait_s=1.0",
+        *SETTINGS,
         *overrides,
     ]
 
