@@ -35,8 +35,10 @@ static int join_memory(void) {
     if (group < 0) return -1;
     snprintf(text, sizeof text, "%llu", (unsigned long long)box.start.memory);
     int one = settings.memory_version == 1;
+    /* Swap is not memory that a box may use besides. These files are missing where the kernel does not count swap. */
+    if (one) write_at(group, "memory.memsw.limit_in_bytes", "-1"); /* it may not be below the next, which may be above the last box's */
     int wrong = write_at(group, one ? "memory.limit_in_bytes" : "memory.max", text);
-    if (!wrong && !one) write_at(group, "memory.swap.max", "0");
+    if (!wrong) write_at(group, one ? "memory.memsw.limit_in_bytes" : "memory.swap.max", one ? text : "0");
     if (!wrong) wrong = write_at(group, "cgroup.procs", "0");
     box.memory_events = openat(group, one ? "memory.oom_control" : "memory.events", O_RDONLY | O_CLOEXEC);
     close(group);
