@@ -1,4 +1,4 @@
-"""Tokens per second of one small model on one CPU or GPU: our engine, vLLM's CPU build and transformers' `generate`.
+"""Tokens per second of one small model on one CPU or GPU: our engine, vLLM and transformers' `generate`.
 
     python -m benchmarks.peers vllm
     python -m benchmarks.engine.throughput [--streams 1 8 32 128] [--repeats 5] [--contenders ...] [--cache DIR]

@@ -68,7 +68,7 @@ class PolicyTrainer:
             it was not measured, and nothing is checked.
         group: the ranks that train this model together, as many as `config.ranks`; all of them call the same methods with the
             same arguments. None: this process alone.
-        backend: the device and the kernels it computes with; with a group, the group's.
+        backend: the device and the kernels it computes with. A group has its own, and this is not used.
 
     Raises BadConfig for a `compute` of "auto", and for several ranks without a group.
 

@@ -97,7 +97,7 @@ class ShardedTrainer:
             self._await_all(store)
             group = self._together(lambda: _join(0, config, backend, store))
             self._group = group
-            self._own = self._together(lambda: PolicyTrainer(model, config, contract, group, backend))
+            self._own = self._together(lambda: PolicyTrainer(model, config, contract, group))
         except BaseException:
             self.close()
             raise
@@ -258,7 +258,7 @@ def take_part(task: RankTask, calls: IO[bytes], on_learned: Callable[[Learned], 
     if task.backend.device != "cpu":
         threading.Thread(target=end_with_first, args=(os.getppid(),), daemon=True).start()
     group = _join(task.rank, task.config, task.backend, store)
-    trainer = PolicyTrainer(task.model, task.config, task.contract, group, task.backend)
+    trainer = PolicyTrainer(task.model, task.config, task.contract, group)
     for line in calls:
         try:
             _take(trainer, read_call(line), group, on_learned)
