@@ -71,6 +71,11 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
         description="Steps between two checkpoints; after a crash the steps since the last one are repeated.",
     )
     keep_checkpoints: int = Field(default=2, ge=1, description="How many of the newest checkpoints are kept.")
+    share_checkpoints: bool = Field(
+        default=True,
+        description="With record.url and weights.url: also copy checkpoints to weights.url, in the background, so that a trainer on "
+        "another host continues from them. 12 bytes per parameter each.",
+    )
     max_lead: int = Field(
         default=6,
         ge=1,

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from ostinato.app.storage import open_run
+from ostinato.app.storage import home, open_run
 from ostinato.core.records import Batch, Signal, Turn
 from ostinato.reward.accounting import recount
 
@@ -41,6 +41,8 @@ async def test_two_hosts_serve_one_run_and_a_paused_or_killed_trainer_is_replace
         f"weights.url='{tmp_path / 'weights'}'",
         "supervise.silence_s=600",  # its own supervisor is not to be quicker than the other host
         "learn.max_lead=500",
+        "reward.max_staleness=500",  # no release worker is there to let the trainer go on
+        "learn.checkpoint_every=1",
     ]
     names = ("serve", "train")
     one = await running(tmp_path / "a", *shared, names=names)
@@ -79,6 +81,8 @@ async def test_two_hosts_serve_one_run_and_a_paused_or_killed_trainer_is_replace
         finally:
             for run in runs:
                 await run.stop()
+        logs = [home(run.config).worker_log("train").read_text() for run in runs]
+        assert "fetched the checkpoint" in logs[runs.index(second)], "it did not take the other host's steps again"
         taken = await steps(log)
         assert [batch.step for batch in taken] == list(range(1, len(taken) + 1))
         taught = [turn for batch in taken for turn in batch.turns]

@@ -34,7 +34,8 @@ _log = logging.getLogger(__name__)
 
 FORMAT = "ostinato-checkpoint@1"
 SHARDED = "ostinato-checkpoint@2"
-_MANIFEST = "checkpoint.json"
+MANIFEST = "checkpoint.json"
+"""The file that a complete checkpoint has."""
 _LATEST = "LATEST"
 _PARTIAL = ".partial-"
 _HEADER_LIMIT = 16 << 20
@@ -117,7 +118,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks
             )
     if ranks.rank == 0:
         _sweep(directory)
-        for old in _found(directory)[keep:]:
+        for old in stored(directory)[keep:]:
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)
     return final
@@ -157,7 +158,7 @@ def _finish(directory: Path, partial: Path, checkpoint: Checkpoint, files: Mappi
     if checkpoint.part is not None:
         written["shapes"] = {name: list(shape) for name, shape in checkpoint.part.shapes.items()}
     body = json.dumps(written, sort_keys=checkpoint.part is None).encode()  # keeps the shapes in the parameters' order
-    _write(partial / _MANIFEST, body)
+    _write(partial / MANIFEST, body)
     _sync(partial)
     final = directory / f"{checkpoint.step:08d}-{blake3(body).hexdigest()[:16]}"
     if not final.exists():  # the same name means the same bytes: a step that was taken again after a crash
@@ -174,7 +175,7 @@ def load(directory: Path, ranks: Ranks | None = None) -> Checkpoint | None:
     corrupt checkpoint is logged and the one before it is taken. Raises Corrupt if checkpoints exist and none is whole.
     """
     ranks = ranks or Alone()
-    candidates = _found(directory)
+    candidates = stored(directory)
     latest = directory / _LATEST
     if latest.exists():
         named = latest.read_text(errors="replace").strip()
@@ -199,7 +200,27 @@ def load(directory: Path, ranks: Ranks | None = None) -> Checkpoint | None:
     return None
 
 
-def _found(directory: Path) -> list[Path]:
+def adopt(partial: Path) -> Path:
+    """Make a whole checkpoint of a fetched one (`partial_of`), which is the newest from then on. Returns its directory. Raises Corrupt."""
+    try:
+        step, name = _read(partial, Alone()).step, partial.name.removeprefix(_PARTIAL)
+        if not name.startswith(f"{step:08d}-"):
+            raise Corrupt(f"a checkpoint of step {step} is called {name}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Corrupt(f"{partial.name} is no whole checkpoint: {error}") from error
+    final = partial.with_name(name)
+    partial.rename(final)
+    _sync(final.parent)
+    _point(final.parent, final.name)
+    return final
+
+
+def partial_of(directory: Path, name: str) -> Path:
+    """Where a checkpoint is put that is being fetched."""
+    return directory / f"{_PARTIAL}{name}"
+
+
+def stored(directory: Path) -> list[Path]:
     """Complete directories, newest first."""
     if not directory.is_dir():
         return []
@@ -271,9 +292,9 @@ def _bytes(array: NDArray[Any]) -> memoryview:
 
 def _read(path: Path, ranks: Ranks) -> Checkpoint:
     """Read a checkpoint; each rank verifies its share of the files' hashes. Raises Corrupt."""
-    body = (path / _MANIFEST).read_bytes()
+    body = (path / MANIFEST).read_bytes()
     if path.name.split("-")[-1] != blake3(body).hexdigest()[:16]:
-        raise Corrupt(f"{_MANIFEST} does not have the hash in the directory's name")
+        raise Corrupt(f"{MANIFEST} does not have the hash in the directory's name")
     manifest = json.loads(body)
     if manifest.get("format") not in (FORMAT, SHARDED):
         raise Corrupt(f"format {manifest.get('format')!r} is not {FORMAT}: use the version of ostinato that wrote it")

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from ostinato.app.checkpoints import last_step, shared_checkpoints
 from ostinato.app.learning import Learning, open_learning
 from ostinato.app.numerics import trainer_contract
 from ostinato.app.storage import Run
@@ -59,7 +60,8 @@ class TrainWorker:
         told = Told(learning.learner.trainer, pulse, self._longest_s)
         self.parts = replace(learning, learner=replace(learning.learner, trainer=told))
         self._run, self._progress, self._pulse = run, progress, pulse
-        pulse.trouble = lambda: learning.stored.trouble
+        self._shared = shared_checkpoints(run)
+        pulse.trouble = lambda: learning.stored.trouble or (self._shared and self._shared.trouble)
         self._settings = run.config.learn
         turns, groups = f"{self._settings.batch} turns", f"{run.config.worlds.groups} groups of rollouts"
         self._what = {"people": turns, "worlds": groups, "both": f"{turns} or {groups}"}[self._settings.source]
@@ -67,6 +69,8 @@ class TrainWorker:
     async def resume(self) -> None:
         """Load the last checkpoint and repeat the recorded steps after it, with the recorded credits."""
         parts = self.parts
+        if self._shared and (fetched := await self._shared.fetch_newer(last_step(self._run.log))):
+            logger.info("fetched the checkpoint %s of another host's trainer", fetched)
         if await asyncio.to_thread(parts.trainer.resume, self._run.home.checkpoints):
             logger.info("resumed at step %d", parts.trainer.step_count)
         named = await parts.released.candidate()
@@ -102,6 +106,8 @@ class TrainWorker:
                     await parts.stored.settle()  # steps before a checkpoint are never published again
                     cursor, keep = await self._run.log.append(), self._settings.keep_checkpoints
                     await asyncio.to_thread(parts.trainer.save, self._run.home.checkpoints, cursor=cursor, keep=keep)
+                    if self._shared:
+                        self._shared.begin()
                 await parts.desk.save()
 
     @contextlib.contextmanager
@@ -116,6 +122,8 @@ class TrainWorker:
 
     async def finish(self) -> None:
         """Store what was learned last, even when told to stop, so that the newest version is the last step's. A failure is only logged."""
+        if self._shared:
+            await self._shared.close()
         try:
             await self._settle()
         except Exception:

@@ -12,16 +12,16 @@ import contextlib
 import hashlib
 import re
 import uuid
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from typing import Any, Final, NamedTuple
 
 import obstore
 from obstore import exceptions as errors
 
-from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge, Unauthorized, Unavailable
+from ostinato.core.errors import Conflict, Corrupt, TooLarge
 from ostinato.weights.store.condemned import OBEYED_S, Condemned, Instant
 from ostinato.weights.store.interface import Fence, ListedObject, ListedRef, check_range, unfenced
-from ostinato.weights.store.location import BucketConfig, again, connect, short
+from ostinato.weights.store.location import BucketConfig, again, connect, refusals
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
 
 _REF_BYTES: Final = 200
@@ -315,23 +315,8 @@ class BucketStore:
             return False
         return _age(meta["last_modified"], await self._condemned.now()) < self._config.renew_s
 
-    @contextlib.contextmanager
-    def _refusals(self, doing: str, missing: str = "") -> Generator[None]:
-        try:
-            yield
-        except BaseExceptionGroup as group:
-            raise self._explained(group.exceptions[0], doing, missing) from group
-        except (errors.BaseError, OSError) as error:
-            raise self._explained(error, doing, missing) from error
-
-    def _explained(self, error: BaseException, doing: str, missing: str) -> Exception:
-        if isinstance(error, Corrupt):
-            return error
-        if isinstance(error, FileNotFoundError):
-            return NotFound(missing or f"{doing}: there is nothing at {self.url}", field="hash")
-        if isinstance(error, (errors.PermissionDeniedError, errors.UnauthenticatedError, PermissionError)):
-            return Unauthorized(f"{doing}: {self.url} refuses us; check its credentials ({short(error)})")
-        return Unavailable(f"{doing}: {self.url} cannot be used now ({short(error)}); nothing was acknowledged")
+    def _refusals(self, doing: str, missing: str = "") -> contextlib.AbstractContextManager[None]:
+        return refusals(self.url, doing, missing)
 
 
 def _object(hash: str) -> str:

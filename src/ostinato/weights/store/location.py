@@ -1,15 +1,17 @@
-"""Obstore's client for a bucket, and retries where the client gives up too early."""
+"""Obstore's client for a bucket, its errors in our words, and retries where the client gives up too early."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Generator
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from obstore import exceptions as errors
-from obstore.store import from_url
+from obstore.store import LocalStore, from_url
 
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, Corrupt, NotFound, Unauthorized, Unavailable
 from ostinato.weights.store.config import BucketConfig
 
 _AGAIN_S: Final = 0.1
@@ -17,7 +19,9 @@ _T = TypeVar("_T")
 
 
 def connect(config: BucketConfig) -> Any:
-    """Obstore's client for the bucket at `weights.url`. Raises BadConfig."""
+    """Obstore's client for the bucket or directory at `weights.url`. Raises BadConfig."""
+    if in_directory(config.url):
+        return LocalStore(directory_of(config.url), mkdir=True, automatic_cleanup=True)
     # naming an http:// endpoint allows it
     plain = any(value.startswith("http://") for value in config.options.values())
     options: Any = dict(config.options) or None
@@ -32,6 +36,42 @@ def connect(config: BucketConfig) -> Any:
         raise BadConfig(
             f"weights.url {config.url!r}: {short(error)}; give s3://bucket/path, gs://..., az://... or a directory"
         ) from error
+
+
+def in_directory(url: str) -> bool:
+    """True if the URL names a directory."""
+    return "://" not in url or url.startswith("file://")
+
+
+def is_relay(url: str) -> bool:
+    """True if the URL names a relay, which can only be read."""
+    return url.startswith(("http://", "https://"))
+
+
+def directory_of(url: str) -> Path:
+    """The directory that the URL names."""
+    return Path(url.removeprefix("file://")).expanduser()
+
+
+@contextlib.contextmanager
+def refusals(url: str, doing: str, missing: str = "") -> Generator[None]:
+    """Turn obstore's errors into NotFound, Unauthorized or Unavailable."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise _explained(url, group.exceptions[0], doing, missing) from group
+    except (errors.BaseError, OSError) as error:
+        raise _explained(url, error, doing, missing) from error
+
+
+def _explained(url: str, error: BaseException, doing: str, missing: str) -> Exception:
+    if isinstance(error, Corrupt):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return NotFound(missing or f"{doing}: there is nothing at {url}", field="hash")
+    if isinstance(error, (errors.PermissionDeniedError, errors.UnauthenticatedError, PermissionError)):
+        return Unauthorized(f"{doing}: {url} refuses us; check its credentials ({short(error)})")
+    return Unavailable(f"{doing}: {url} cannot be used now ({short(error)}); nothing was acknowledged")
 
 
 async def again(retries: int, read: Callable[[], Awaitable[_T]]) -> _T:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ostinato.weights.store.bucket import BucketConfig, BucketStore
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.store.interface import Fence, KeptStore, unfenced
+from ostinato.weights.store.location import directory_of, in_directory, is_relay
 from ostinato.weights.store.readonly import HttpStore
 
 
@@ -15,7 +14,6 @@ def open_url(config: BucketConfig, fence: Fence = unfenced) -> KeptStore:
 
     `fence` is called before each move of a ref.
     """
-    url = config.url
-    if "://" not in url or url.startswith("file://"):
-        return DirectoryStore(Path(url.removeprefix("file://")).expanduser(), fence=fence)
-    return HttpStore(config) if url.startswith(("http://", "https://")) else BucketStore(config, fence=fence)
+    if in_directory(config.url):
+        return DirectoryStore(directory_of(config.url), fence=fence)
+    return HttpStore(config) if is_relay(config.url) else BucketStore(config, fence=fence)

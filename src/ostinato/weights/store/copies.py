@@ -1,0 +1,121 @@
+"""Copies of whole directories under the weight store's URL, for other hosts.
+
+The layout is ``<prefix>/<name>/<file>``. One of a directory's files, its seal, is sent last and deleted first: without it the copy is not
+there. Bytes are not verified here: whoever fetches a directory checks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import obstore
+
+from ostinato.core.errors import NotFound
+from ostinato.weights.store.config import BucketConfig
+from ostinato.weights.store.disk import storage_refusals
+from ostinato.weights.store.location import again, connect, refusals
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MOST_PARTS: Final = 10_000  # of one upload to S3
+
+
+class Copies:
+    """Directories of plain files, each written once and then only read or deleted.
+
+    Args:
+        config: a bucket or a directory.
+        prefix: the copies' place under it.
+        seal: the file that every complete directory has.
+
+    Example::
+
+        copies = Copies(BucketConfig(url="s3://weights/run-7"), "checkpoints", "checkpoint.json")
+        await copies.send(Path("checkpoints/00000005-0f3a"))
+        await copies.fetch("00000005-0f3a", Path("fetched"))
+
+    Raises (all methods): Unavailable when the bucket cannot be reached, Unauthorized when it refuses us.
+    """
+
+    def __init__(self, config: BucketConfig, prefix: str, seal: str, *, inside: Any = None) -> None:
+        self.url, self._config, self._prefix, self._seal = config.url, config, prefix, seal
+        self._store = inside if inside is not None else connect(config)
+        self._gate = asyncio.Semaphore(config.parallel)
+
+    async def names(self) -> list[str]:
+        """The complete copies, sorted."""
+        return sorted(name for name, files in (await self._list(f"{self._prefix}/")).items() if self._seal in files)
+
+    async def torn(self) -> list[str]:
+        """The incomplete copies, sorted: what was sent or deleted in part, or is being sent now."""
+        return sorted(name for name, files in (await self._list(f"{self._prefix}/")).items() if self._seal not in files)
+
+    async def send(self, directory: Path) -> None:
+        """Copy a directory under its own name. An interrupted copy is not there, and can be sent again."""
+        if directory.name in await self.names():
+            return
+        for file in sorted(directory.iterdir(), key=lambda file: file.name == self._seal):
+            part = max(self._config.part_bytes, -(-file.stat().st_size // _MOST_PARTS))
+            with refusals(self.url, f"sending {file}"):
+                await obstore.put_async(
+                    self._store, self._path(directory.name, file.name), file, chunk_size=part, max_concurrency=4
+                )
+
+    async def fetch(self, name: str, into: Path) -> None:
+        """Copy a directory to `into`, which must not exist; it is on the disk when this returns. Raises NotFound, StorageFull."""
+        files = (await self._list(f"{self._prefix}/{name}/")).get(name, {})
+        if self._seal not in files:
+            raise NotFound(f"there is no {self._prefix}/{name} at {self.url}", field="name")
+        into.mkdir(parents=True)
+        for file, size in files.items():
+            await self._fetch_file(self._path(name, file), size, into / file)
+
+    async def delete(self, name: str) -> None:
+        """Remove a copy. One that does not exist is not an error."""
+        files = (await self._list(f"{self._prefix}/{name}/")).get(name, {})
+        for file in sorted(files, key=lambda file: file != self._seal):
+            with refusals(self.url, f"deleting {self._prefix}/{name}"), contextlib.suppress(FileNotFoundError):
+                await obstore.delete_async(self._store, self._path(name, file))
+
+    # ------------------------------------------------------------ internals
+
+    def _path(self, name: str, file: str) -> str:
+        return f"{self._prefix}/{name}/{file}"
+
+    async def _list(self, under: str) -> dict[str, dict[str, int]]:
+        """Name of a directory -> its files and their sizes. What has another form is passed over."""
+
+        async def pages() -> list[Any]:
+            return [item async for page in obstore.list(self._store, prefix=under) for item in page]
+
+        with refusals(self.url, f"listing {under}"):
+            listed = await again(self._config.retries, pages)
+        found: dict[str, dict[str, int]] = {}
+        for item in listed:
+            name, *rest = str(item["path"]).removeprefix(f"{self._prefix}/").split("/")
+            if len(rest) == 1 and _NAME.fullmatch(name) and _NAME.fullmatch(rest[0]):
+                found.setdefault(name, {})[rest[0]] = item["size"]
+        return found
+
+    async def _fetch_file(self, path: str, size: int, target: Path) -> None:
+        part = self._config.part_bytes
+        with storage_refusals(f"writing {target}"), target.open("xb", buffering=0) as file:
+
+            async def fetch(start: int) -> None:
+                async with self._gate:
+                    with refusals(self.url, f"reading {path}", missing=f"{path} is no longer at {self.url}"):
+                        length = min(part, size - start)
+                        data = await obstore.get_range_async(self._store, path, start=start, length=length)
+                    await asyncio.to_thread(os.pwrite, file.fileno(), data, start)
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for start in range(0, size, part):
+                        group.create_task(fetch(start))
+            except ExceptionGroup as failed:
+                raise failed.exceptions[0] from failed
+            await asyncio.to_thread(os.fsync, file.fileno())

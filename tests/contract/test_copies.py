@@ -1,0 +1,140 @@
+"""What copies of directories promise, in a directory, in memory and in a bucket over HTTP."""
+
+import boto3
+import obstore
+import pytest
+from moto.server import ThreadedMotoServer
+from obstore.store import MemoryStore
+
+from ostinato.core.errors import NotFound, OstinatoError, StorageFull, Unavailable
+from ostinato.weights.store import copies as module
+from ostinato.weights.store.config import BucketConfig
+from ostinato.weights.store.copies import Copies
+
+BIG = bytes(range(256)) * 45_000  # three parts of 5 MiB, the last one shorter
+
+
+@pytest.fixture(scope="module")
+def s3():
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=["directory", "memory", "s3"])
+def copies(request, tmp_path):
+    settings = {"part_bytes": 5 << 20, "retries": 2}
+    match request.param:
+        case "directory":
+            return Copies(BucketConfig(url=str(tmp_path / "there"), **settings), "checkpoints", "seal")
+        case "memory":
+            return Copies(BucketConfig(url="memory:///", **settings), "checkpoints", "seal", inside=MemoryStore())
+        case _:
+            url, known = request.getfixturevalue("s3"), {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+            boto3.client("s3", endpoint_url=url, region_name="us-east-1", **known).create_bucket(Bucket="weights")
+            options = {"aws_endpoint": url, "aws_region": "us-east-1", **known}
+            place = BucketConfig(url=f"s3://weights/{tmp_path.name}", options=options, **settings)
+            return Copies(place, "checkpoints", "seal")
+
+
+def made(tmp_path, name, **files):
+    directory = tmp_path / name
+    directory.mkdir()
+    for file, body in ({"big": BIG, "empty": b"", "seal": b"whole"} | files).items():
+        (directory / file).write_bytes(body)
+    return directory
+
+
+def bytes_of(directory):
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+async def test_a_directory_comes_back_with_its_bytes(copies, tmp_path):
+    assert await copies.names() == []
+    one, two = made(tmp_path, "0002-b"), made(tmp_path, "0001-a", big=BIG[:-7])
+    for directory in (one, two, two):
+        await copies.send(directory)
+    assert await copies.names() == ["0001-a", "0002-b"]
+    for directory in (one, two):
+        await copies.fetch(directory.name, tmp_path / "fetched" / directory.name)
+        assert bytes_of(tmp_path / "fetched" / directory.name) == bytes_of(directory)
+    await copies.delete("0002-b")
+    await copies.delete("0002-b")
+    assert await copies.names() == ["0001-a"]
+    assert not (tmp_path / "there" / "checkpoints" / "0002-b").exists()
+    with pytest.raises(NotFound, match="0002-b"):
+        await copies.fetch("0002-b", tmp_path / "gone")
+    assert not (tmp_path / "gone").exists()
+
+
+async def test_a_copy_that_was_cut_short_is_not_there_until_it_is_sent_again(copies, tmp_path, monkeypatch):
+    put = obstore.put_async
+
+    async def refuses_the_seal(store, path, file, **rest):
+        if path.endswith("/seal"):
+            raise obstore.exceptions.GenericError("connection reset")
+        return await put(store, path, file, **rest)
+
+    directory = made(tmp_path, "0001-a")
+    with monkeypatch.context() as broken:
+        broken.setattr(obstore, "put_async", refuses_the_seal)
+        with pytest.raises(Unavailable, match="connection reset"):
+            await copies.send(directory)
+    assert (await copies.names(), await copies.torn()) == ([], ["0001-a"])
+    with pytest.raises(NotFound):
+        await copies.fetch("0001-a", tmp_path / "fetched")
+    await copies.send(directory)
+    await copies.fetch("0001-a", tmp_path / "fetched")
+    assert bytes_of(tmp_path / "fetched") == bytes_of(directory)
+
+
+async def test_a_deletion_that_was_cut_short_leaves_no_copy(copies, tmp_path, monkeypatch):
+    await copies.send(made(tmp_path, "0001-a"))
+    delete, calls = obstore.delete_async, []
+
+    async def once(store, path):
+        calls.append(path)
+        if len(calls) > 1:
+            raise obstore.exceptions.GenericError("connection reset")
+        return await delete(store, path)
+
+    monkeypatch.setattr(obstore, "delete_async", once)
+    with pytest.raises(Unavailable):
+        await copies.delete("0001-a")
+    assert await copies.names() == []
+
+
+async def test_what_others_put_there_is_passed_over(tmp_path):
+    inside = MemoryStore()
+    copies = Copies(BucketConfig(url="memory:///"), "checkpoints", "seal", inside=inside)
+    await copies.send(made(tmp_path, "0001-a"))
+    for path in ("checkpoints/seal", "checkpoints/.hidden/seal", "checkpoints/0001-a/.hidden", "checkpoints/x/y/seal"):
+        obstore.put(inside, path, b"?")
+    assert await copies.names() == ["0001-a"]
+    await copies.fetch("0001-a", tmp_path / "fetched")
+    assert bytes_of(tmp_path / "fetched").keys() == {"big", "empty", "seal"}
+
+
+async def test_a_full_disk_is_said_as_such(copies, tmp_path, monkeypatch):
+    await copies.send(made(tmp_path, "0001-a"))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "pwrite", full)
+    with pytest.raises(StorageFull, match="No space left"):
+        await copies.fetch("0001-a", tmp_path / "fetched")
+
+
+async def test_a_bucket_that_is_away_is_said_as_such(tmp_path):
+    options = {"aws_endpoint": "http://127.0.0.1:1", "aws_region": "us-east-1", "aws_access_key_id": "a"}
+    options["aws_secret_access_key"] = "b"
+    copies = Copies(BucketConfig(url="s3://weights/run", options=options, retries=0), "checkpoints", "seal")
+    for call in (copies.names(), copies.send(made(tmp_path, "0001-a")), copies.fetch("0001-a", tmp_path / "f")):
+        with pytest.raises(OstinatoError) as refused:
+            await call
+        assert isinstance(refused.value, Unavailable)

@@ -1,0 +1,188 @@
+"""Checkpoints that trainers on several hosts share."""
+
+import asyncio
+import logging
+import shutil
+
+import numpy as np
+import obstore
+import pytest
+from obstore.store import MemoryStore
+
+from ostinato.app.checkpoints import SharedCheckpoints
+from ostinato.core.errors import Unavailable
+from ostinato.train.checkpoint import MANIFEST, Checkpoint, load, save
+from ostinato.weights.store.config import BucketConfig
+from ostinato.weights.store.copies import Copies
+
+
+def made(step, value=0.0):
+    return Checkpoint(
+        step=step, weights={"w": np.full((3, 4), value, np.float32)}, moments={"rng": np.arange(9, dtype=np.uint8)}
+    )
+
+
+@pytest.fixture
+def inside():
+    return MemoryStore()
+
+
+@pytest.fixture
+def shared(tmp_path, inside):
+    def on(host, keep=2):
+        copies = Copies(BucketConfig(url="memory:///"), "checkpoints", MANIFEST, inside=inside)
+        (tmp_path / host).mkdir(exist_ok=True)
+        return SharedCheckpoints(copies, tmp_path / host, keep), tmp_path / host
+
+    return on
+
+
+async def sent(shared):
+    shared.begin()
+    await shared._sending
+
+
+async def test_a_trainer_elsewhere_continues_from_the_newest_checkpoint(shared):
+    one, here = shared("one")
+    for step in (5, 10, 15):
+        save(here, made(step, value=step))
+        await sent(one)
+    two, there = shared("two")
+    assert load(there) is None
+    assert (await two.fetch_newer(100)).startswith("00000015-")
+    assert load(there).step == 15
+    assert load(there).weights["w"].tobytes() == made(15, value=15).weights["w"].tobytes()
+    assert await two.fetch_newer(100) is None, "it has this one"
+    save(there, made(20))
+    await sent(two)
+    assert (await one.fetch_newer(100)).startswith("00000020-")
+    assert load(here).step == 20, "although the host had a LATEST of its own"
+    assert [name.split("-")[0] for name in await one._copies.names()] == ["00000015", "00000020"]
+
+
+async def test_a_newer_checkpoint_of_its_own_is_kept(shared):
+    (one, here), (two, there) = shared("one"), shared("two")
+    save(here, made(5))
+    await sent(one)
+    save(there, made(6))
+    assert await two.fetch_newer(100) is None
+    assert load(there).step == 6
+
+
+async def test_a_copy_of_steps_that_the_log_does_not_have_is_not_taken(shared):
+    one, here = shared("one")
+    for step in (5, 10):
+        save(here, made(step))
+        await sent(one)
+    two, there = shared("two")
+    assert (await two.fetch_newer(9)).startswith("00000005-")
+    assert load(there).step == 5
+    save(there, made(6))
+    await sent(two)
+    steps = [name.split("-")[0] for name in await two._copies.names()]
+    assert steps == ["00000005", "00000006", "00000010"], "those of the other log stay"
+
+
+async def test_what_earlier_trainers_sent_in_part_is_deleted(shared, inside):
+    one, here = shared("one")
+    for path in ("00000003-aa/weights.safetensors", "00000099-aa/weights.safetensors"):
+        obstore.put(inside, f"checkpoints/{path}", b"?")
+    save(here, made(5))
+    await sent(one)
+    assert await one._copies.torn() == ["00000099-aa"], "that one may be on its way"
+
+
+async def test_a_checkpoint_that_is_replaced_while_it_is_sent_is_sent_whole(shared, monkeypatch):
+    one, here = shared("one", keep=1)
+    save(here, made(5, value=5.0))
+    put, go = obstore.put_async, asyncio.Event()
+
+    async def slow(store, path, file, **rest):
+        await go.wait()
+        return await put(store, path, file, **rest)
+
+    monkeypatch.setattr(obstore, "put_async", slow)
+    one.begin()
+    await asyncio.sleep(0.05)
+    save(here, made(6), keep=1)
+    go.set()
+    await one._sending
+    assert one.trouble is None
+    two, there = shared("two")
+    assert (await two.fetch_newer(100)).startswith("00000005-")
+    assert load(there).weights["w"].tobytes() == made(5, value=5.0).weights["w"].tobytes()
+    assert not (here / ".sending").exists()
+
+
+async def test_a_damaged_copy_falls_back_to_the_one_before(shared, inside, tmp_path, caplog):
+    one, here = shared("one")
+    for step in (5, 10):
+        save(here, made(step))
+        await sent(one)
+    newest = (await one._copies.names())[-1]
+    path = f"checkpoints/{newest}/weights.safetensors"
+    body = bytearray(obstore.get(inside, path).bytes())
+    body[-1] ^= 1
+    obstore.put(inside, path, bytes(body))
+    two, there = shared("two")
+    with caplog.at_level(logging.WARNING):
+        assert (await two.fetch_newer(100)).startswith("00000005-")
+    assert load(there).step == 5
+    assert newest in caplog.text
+    assert [path.name.split("-")[0] for path in there.iterdir()] != [], "nothing partial is left"
+    assert not list(there.glob(".partial-*"))
+
+
+@pytest.mark.parametrize("name", ["00000099-{hash}", "nonsense"])
+async def test_a_copy_under_a_wrong_name_is_not_taken(shared, inside, name):
+    one, here = shared("one")
+    path = save(here, made(5))
+    (other := here.parent / name.format(hash=path.name.split("-")[1])).mkdir()
+    for file in path.iterdir():
+        shutil.copy(file, other / file.name)
+    await one._copies.send(other)
+    two, there = shared("two")
+    assert await two.fetch_newer(100) is None
+    assert load(there) is None
+
+
+async def test_a_bucket_that_is_away_delays_nothing_and_is_said(shared, monkeypatch):
+    one, here = shared("one")
+    save(here, made(5))
+    put = obstore.put_async
+
+    async def away(*_, **__):
+        raise obstore.exceptions.GenericError("connection refused")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(obstore, "put_async", away)
+        await sent(one)
+    assert "connection refused" in one.trouble
+    with monkeypatch.context() as broken:
+        broken.setattr(obstore, "list", lambda *_, **__: (_ for _ in ()).throw(obstore.exceptions.GenericError("no")))
+        with pytest.raises(Unavailable):
+            await shared("two")[0].fetch_newer(100)
+    monkeypatch.setattr(obstore, "put_async", put)
+    await sent(one)
+    assert one.trouble is None
+
+
+async def test_a_slow_bucket_leaves_out_checkpoints_and_is_not_waited_for_at_the_end(shared, monkeypatch):
+    one, here = shared("one")
+    save(here, made(5))
+    started, put = [], obstore.put_async
+
+    async def slow(store, path, file, **rest):
+        started.append(path)
+        await asyncio.sleep(60)
+        return await put(store, path, file, **rest)
+
+    monkeypatch.setattr(obstore, "put_async", slow)
+    one.begin()
+    await asyncio.sleep(0.05)
+    save(here, made(10))
+    one.begin()
+    await asyncio.sleep(0.05)
+    assert len(started) == 1
+    await asyncio.wait_for(one.close(), 5)
+    assert await one._copies.names() == []
