@@ -109,6 +109,8 @@ class FakeVllm:
         return {}
 
     def _finish_weight_update(self, body: dict[str, Any]) -> dict[str, Any]:
+        if not self.active:
+            raise RuntimeError("finish_weight_update called without a matching start_weight_update.")
         self.active, self.label = False, body["weight_version"]
         return {}
 

@@ -68,6 +68,10 @@ class Unavailable(OstinatoError):
     code = "unavailable"
 
 
+class NotFetched(Unavailable):
+    """A server is well but cannot fetch a version of the weights now."""
+
+
 class SandboxBroken(Unavailable):
     """A sandbox was ended because its programs exceeded its limits. This is their own fault, so no retry is due."""
 

@@ -8,8 +8,9 @@ from tests.fakes.vllm_engine import vllm_engine
 from tests.fakes.vllm_tokens import TokenVllm
 from tests.unit.engine.test_vllm import SCRIPT, ask, collect, runs, until_well, version
 
-from ostinato.core.errors import Unavailable
+from ostinato.core.errors import NotFetched, Unavailable
 from ostinato.core.records import Finish
+from ostinato.engine.vllm.server import ServerClient
 
 
 async def until(what):
@@ -257,3 +258,79 @@ async def test_a_swap_that_did_not_end_well_is_tried_again(quick_looks):
         await until(lambda: failed and engine._fleet.replicas[0].sure)
         assert engine._fleet.replicas[0].policy.hash == fake.label == "hash1"
         assert not fake.paused
+
+
+@pytest.fixture
+def away(monkeypatch):
+    """The second server does not answer as long as this set is not empty."""
+    absent, order, honest = {"second"}, {}, ServerClient.context
+
+    async def context(self, within_s):
+        if order.setdefault(self.url, len(order)) == 1 and absent:
+            await asyncio.sleep(min(within_s, 0.3))
+            raise Unavailable(f"{self.url} cannot be reached")
+        return await honest(self, within_s)
+
+    monkeypatch.setattr(ServerClient, "context", context)
+    monkeypatch.setattr("ostinato.engine.vllm.server._GRACE_S", 0.05)
+    return absent
+
+
+async def test_a_server_that_is_away_at_the_start_holds_nobody_up_and_is_used_once_it_answers(quick_looks, away):
+    fakes = [TokenVllm(SCRIPT) for _ in range(2)]
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await engine.load("live", version(1))
+        assert (await collect(engine, ask(max_tokens=2)))[-1].finish is Finish.LENGTH
+        assert [fake.label for fake in fakes] == ["hash1", "default"]
+        with pytest.raises(Unavailable):
+            await engine.load("canary", version(2))
+        away.clear()
+        await until(lambda: fakes[1].label == "hash1")
+        await until(lambda: len(engine._fleet.candidates("live")) == 2)
+
+
+@pytest.mark.parametrize("unlike", [{"context": 100}, {"backend": "xgrammar"}])
+async def test_a_late_server_that_is_unlike_the_others_is_not_used(quick_looks, away, caplog, unlike):
+    fakes = [TokenVllm(SCRIPT), TokenVllm(SCRIPT, **unlike)]
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await engine.load("live", version(1))
+        away.clear()
+        await until(lambda: "restart the gateway to use it" in caplog.text)
+        assert engine._fleet.replicas[1].absent
+        assert (fakes[1].label, engine.capabilities().follows_grammars) == ("default", True)
+
+
+async def test_a_server_that_cannot_reach_the_store_keeps_no_version_from_the_others(quick_looks):
+    fakes = [TokenVllm(SCRIPT) for _ in range(2)]
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await engine.load("live", version(1))
+        driver = engine._servers[0].driver
+        honest = driver.stage
+
+        async def stage(policy):
+            raise NotFetched("the bucket cannot be used now")
+
+        driver.stage = stage
+        await engine.load("live", version(2))
+        assert [fake.label for fake in fakes] == ["hash1", "hash2"]
+        for _ in range(4):
+            assert runs(await collect(engine, ask(max_tokens=2))) == [2]
+        driver.stage = honest
+        await until(lambda: fakes[0].label == "hash2")
+        await until_well(engine)
+
+
+async def test_a_version_that_no_server_can_fetch_changes_nothing():
+    fakes = [TokenVllm(SCRIPT) for _ in range(2)]
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await engine.load("live", version(1))
+
+        async def stage(policy):
+            raise NotFetched("the bucket cannot be used now")
+
+        for server in engine._servers:
+            server.driver.stage = stage
+        with pytest.raises(NotFetched):
+            await engine.load("live", version(2))
+        assert all(replica.well for replica in engine._fleet.replicas)
+        assert runs(await collect(engine, ask(max_tokens=2))) == [1]

@@ -1,13 +1,14 @@
 """The driver against vLLM's control plane without a model: it pauses last, resumes always, and believes nobody."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 from tests.fakes.vllm import FakeVllm
 
-from ostinato.core.errors import Conflict, Corrupt, Unavailable
+from ostinato.core.errors import Conflict, Corrupt, NotFetched, Unavailable
 from ostinato.core.weights import WeightArray
 from ostinato.testing.serving import serving
 from ostinato.testing.store import MemoryStore
@@ -58,6 +59,55 @@ async def test_a_swap_fetches_first_then_pauses_verifies_and_resumes():
         assert steps == ["init_weight_transfer_engine", "pause", *UPDATE, "reset_prefix_cache", "resume"]
         assert fake.calls.index("collective_rpc") < fake.calls.index("pause")
         assert 0 < swap.load_s < swap.pause_s
+
+
+async def test_two_drivers_may_bring_the_same_version_to_a_server_at_once():
+    store = MemoryStore()
+    async with (
+        driven(store) as (fake, vllm),
+        VllmFollower(vllm._url, vllm._follower, {"url": "s"}, poll_s=0.002) as other,
+    ):
+        for policy in await publish(store, 12):
+            await asyncio.gather(vllm.swap(policy), other.swap(policy))
+            assert (fake.label, fake.served, fake.active, fake.paused) == (policy.hash, [policy.hash], False, False)
+
+
+async def test_a_store_that_is_away_says_nothing_against_the_version(monkeypatch):
+    store = MemoryStore()
+    one, two = await publish(store, 2)
+    async with driven(store) as (fake, vllm):
+        await vllm.swap(one)
+
+        async def away(hash):
+            raise Unavailable("the bucket cannot be used now")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(store, "get", away)
+            with pytest.raises(NotFetched, match="the bucket cannot be used now"):
+                await vllm.swap(two)
+        assert (fake.label, fake.calls.count("pause")) == (one.hash, 1)
+        await vllm.swap(two)
+        assert fake.label == two.hash
+
+
+async def test_a_server_whose_engine_hangs_is_not_waited_for_long(monkeypatch):
+    store = MemoryStore()
+    policy = (await publish(store, 1))[0]
+    monkeypatch.setattr("ostinato.weights.follow.drive._LOOK_S", 0.1)
+    async with driven(store) as (fake, vllm):
+        go_on, honest = threading.Event(), fake._collective_rpc
+
+        def hangs(body):
+            go_on.wait(20)
+            return honest(body)
+
+        fake._collective_rpc = hangs
+        async with asyncio.timeout(5):
+            with pytest.raises(Unavailable, match="collective_rpc: TimeoutError"):
+                await vllm.swap(policy)
+        go_on.set()
+        await vllm.swap(policy)
+        assert fake.label == policy.hash
 
 
 async def test_keeping_the_cache_is_a_choice():

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 
-from ostinato.core.errors import BadRequest, NotFound, OstinatoError, TooLarge, Unavailable
+from ostinato.core.errors import BadConfig, BadRequest, NotFound, OstinatoError, TooLarge, Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Arm, Finish, PolicyVersion
@@ -29,7 +29,7 @@ from ostinato.engine.vllm.lending import Loans
 from ostinato.engine.vllm.numerics import contract_of
 from ostinato.engine.vllm.replica import Replica
 from ostinato.engine.vllm.routing import Trails, links, route
-from ostinato.engine.vllm.server import ServerClient, WeightDriver
+from ostinato.engine.vllm.server import ServerClient, WeightDriver, contexts_of
 from ostinato.engine.vllm.stream import Event, Stream
 from ostinato.model.tensors import check_finite
 
@@ -48,11 +48,13 @@ async def open_vllm(
     """Wait for the servers in `config.urls` and make an engine of them. `drive(url)` makes a server's weight driver; `draining()` names the
     servers that get no new requests; with `experts`, the number in each layer of a mixture of experts, answers' routes are kept.
 
-    Raises Unavailable if a server does not answer within `connect_s`, BadConfig if a server was started without a needed option.
+    A server that does not answer within `connect_s`, or a minute after the first one, is used as soon as it does.
+
+    Raises Unavailable if no server answers within `connect_s`, BadConfig if a server was started without a needed option.
     """
     servers = [ServerClient(url, drive(url), silence_s=config.silence_s, experts=experts) for url in config.urls]
     try:
-        contexts = await asyncio.gather(*(server.context(config.connect_s) for server in servers))
+        contexts = await contexts_of(servers, config.connect_s)
     except BaseException:
         for server in servers:
             await server.close()
@@ -85,13 +87,14 @@ class VllmEngine:
         draining: Callable[[], Collection[str]],
     ) -> None:
         self._servers, self._renderer, self._config, self._context = tuple(servers), renderer, config, context
-        self._fleet = Fleet(servers, config.replicas, draining, self._running, self._end_at)
+        self._fleet = Fleet(servers, config.replicas, draining, self._running, self._end_at, self._check_late)
         self._trails = Trails()
         self._streams: set[Stream] = set()
         self._stack = contextlib.AsyncExitStack()
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
-        self._contract = contract_of([server.told for server in servers if server.told is not None])
+        self._contract = self._told()
+        self._grammars = all(server.follows_grammars for server in servers if server.told is not None)
         self._counts = {"tokens": 0, "steps": 0, "retries": 0, "lent_tokens": 0}
         lends = Arm.LIVE.value, Arm.WORLD.value
         self.loans = Loans(self._fleet, *lends, running=self._running, cut=self._cut, clock=time.monotonic)
@@ -205,13 +208,13 @@ class VllmEngine:
         return self._contract
 
     def capabilities(self) -> Capabilities:
-        """The smallest of the renderer's and the servers' contexts. Grammars are followed if every server follows them."""
+        """The smallest of the renderer's and the servers' contexts. Grammars are followed if every server at the start follows them."""
         context = min(self._context, self._renderer.context)
         return Capabilities(
             context=context,
             vocab_size=self._renderer.vocab_size,
             scores_exactly=False,
-            follows_grammars=all(server.follows_grammars for server in self._servers),
+            follows_grammars=self._grammars,
         )
 
     def stats(self) -> dict[str, float]:
@@ -243,6 +246,17 @@ class VllmEngine:
         }
 
     # ---- within
+
+    def _told(self) -> Contract:
+        return contract_of([server.told for server in self._servers if server.told is not None])
+
+    def _check_late(self, server: ServerClient, context: int) -> None:
+        """Raise BadConfig for a server that answered after the start, and is not like those that answered then."""
+        other = self._told().id != self._contract.id or (self._grammars and not server.follows_grammars)
+        if other or context < self._context:
+            server.told = None
+            unlike = "a shorter context, another build or other options than the servers that answered at the start"
+            raise BadConfig(f"{server.url} has {unlike}; restart the gateway to use it")
 
     def _check_running(self) -> None:
         if self._watch is None or self._watch.done() or self._closed:

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ostinato.core.errors import Conflict, OstinatoError, Unavailable
+from ostinato.core.errors import Conflict, NotFetched, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.engine.vllm.replica import Replica, candidates, chosen
 from ostinato.engine.vllm.server import ServerClient
@@ -31,7 +31,8 @@ class Fleet:
     """The servers and the slots. `want`: slot -> how many servers its version is brought to, by default 1.
 
     `draining()` names the servers, by URL, that get no new requests. `lost` is called with a replica if it is unknown what the replica
-    holds. `running()` counts the open samples of each replica.
+    holds. `running()` counts the open samples of each replica. `admit` is called with a server that did not answer at the start, and its
+    context, once it answers; it raises BadConfig if the server is not like the others.
 
     Example: ``await fleet.load("live", policy)``
     """
@@ -43,12 +44,15 @@ class Fleet:
         draining: Callable[[], Collection[str]],
         running: Callable[[], Counter[Replica]],
         lost: Callable[[Replica], None],
+        admit: Callable[[ServerClient, int], None],
     ) -> None:
-        self.replicas = [Replica(server) for server in servers]
+        self.replicas = [
+            Replica(server, absent=server.told is None, well=server.told is not None) for server in servers
+        ]
         self.slots: dict[str, PolicyVersion] = {}
         self.swaps = 0
         self.pauses: list[float] = []
-        self._want, self._draining, self._running, self._lost = want, draining, running, lost
+        self._want, self._draining, self._running, self._lost, self._admit = want, draining, running, lost, admit
         self._rolling = asyncio.Lock()  # one `load` at a time
         # servers change over one after another; it is not held during downloads or while waiting for them
         self._loading = asyncio.Lock()
@@ -119,7 +123,11 @@ class Fleet:
         self._promised.update(dict.fromkeys(without, slot))
         staged, failed = await self._staged(without, policy)
         async with self._loading:
-            return await self._roll(slot, policy, found, staged, failed)
+            pause_s = await self._roll(slot, policy, found, staged, failed)
+            for replica in without:
+                if replica not in staged and replica.well and slot in replica.slots:
+                    replica.set_aside()  # it could not fetch the version and has the old one
+        return pause_s
 
     async def _roll(
         self,
@@ -169,8 +177,9 @@ class Fleet:
     async def _staged(
         self, replicas: Sequence[Replica], policy: PolicyVersion
     ) -> tuple[list[Replica], OstinatoError | None]:
-        """Have all replicas fetch and verify a version while they serve. Returns those that did, and the last error of those that cannot be
-        reached, which are set aside. Raises Corrupt if one refuses; then none was changed.
+        """Have all replicas fetch and verify a version while they serve. Returns those that did, and the last error of the others.
+
+        Those that cannot be reached are set aside. Raises Corrupt if one refuses; then none was changed.
         """
         alone = len(replicas) == 1
         results = await asyncio.gather(
@@ -180,7 +189,8 @@ class Fleet:
         lost: OstinatoError | None = None
         for replica, result in zip(replicas, results, strict=True):
             if isinstance(result, Unavailable):
-                replica.set_aside()
+                if not isinstance(result, NotFetched):
+                    replica.set_aside()
                 self._promised.pop(replica, None)
                 lost = result
                 _LOG.error("%s", result)
@@ -191,6 +201,8 @@ class Fleet:
         return done, lost
 
     async def _stage(self, replica: Replica, policy: PolicyVersion, *, alone: bool) -> None:
+        if replica.absent:
+            raise Unavailable(f"{replica.server.url} has not answered since the start")
         if not alone:
             await self._served(replica)  # a server that hangs must not hold up the others
         async with replica.driving:
@@ -255,6 +267,10 @@ class Fleet:
                 await asyncio.sleep(replica.patience(_LOOK_S))
             try:
                 self._read_draining()
+                if replica.absent:
+                    self._admit(replica.server, await replica.server.context(0.0))
+                    replica.absent = False
+                    _LOG.info("%s answers now", replica.server.url)
                 await self._look(replica)
                 said, missed = "", 0
             except Exception as error:  # noqa: BLE001 (whatever the server answers, the next check may find it well)

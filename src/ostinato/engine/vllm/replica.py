@@ -62,7 +62,7 @@ class Replica:
     `policy`: the version that makes its tokens, None before the first. `sure`: the last change of weights succeeded. `well`: it may be
     asked; otherwise it was set aside, after `failures` in a row. `swapping`: it is loading a version. `draining`: it gets no new requests.
     `woken`: it should be checked now. `driving` is held while it is made to fetch or load: it stages one version at a time.
-    `loan`: it is lent, or changing over.
+    `loan`: it is lent, or changing over. `absent`: it has not answered since the start.
 
     Example: ``Replica(ServerClient("http://10.0.0.5:8000", driver, silence_s=300.0))``
     """
@@ -78,6 +78,7 @@ class Replica:
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     driving: Driving = field(default_factory=Driving)
     loan: Loan | None = None
+    absent: bool = False
 
     def may_stand_for(self, slot: str) -> bool:
         """Whether the slot may use it. A replica on loan may be used only by the slot where it is now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
@@ -25,6 +26,7 @@ _LOG = logging.getLogger(__name__)
 _PATH = "/inference/v1/generate"
 _MODE = "processed_logprobs"
 _LOOK_S = 1.0
+_GRACE_S = 60.0
 _LINE, _LINE_WITH_ROUTES = 1 << 20, 1 << 27  # half of the longest event: 100,000 tokens' routes may take 85 MB
 _START = (
     "start it with VLLM_SERVER_DEV_MODE=1, --enable-scale-out, --logprobs-mode processed_logprobs and what "
@@ -101,7 +103,7 @@ class ServerClient:
                     raise
                 await asyncio.sleep(_LOOK_S)
         about = read_about(await self._ask("/server_info?config_format=json"))
-        self.told, settings = (read_version(await self._ask("/version")), about), about.vllm_config
+        version, settings = read_version(await self._ask("/version")), about.vllm_config
         if settings.logprobs_mode != _MODE:
             raise BadConfig(f"{self.url} reports {settings.logprobs_mode}, which leave the temperature out: {_START}")
         if settings.dies_of_seeds:
@@ -115,7 +117,7 @@ class ServerClient:
                 "--enable-return-routed-experts, or set train.router_replay = false",
                 self.url,
             )
-        self.follows_grammars = settings.reads_lark
+        self.follows_grammars, self.told = settings.reads_lark, (version, about)
         return context
 
     async def check_health(self) -> None:
@@ -172,3 +174,32 @@ class ServerClient:
 
     def _lost(self, error: Exception) -> Unavailable:
         return Unavailable(f"{self.url} cannot be reached: {type(error).__name__}: {error}; is the vLLM server up?")
+
+
+async def contexts_of(servers: Sequence[ServerClient], within_s: float) -> list[int]:
+    """The contexts of the servers that answer within `within_s`, and at the latest `_GRACE_S` after the first one; `told` is None for the
+    others. Raises Unavailable if none does, BadConfig if one was started with wrong options.
+    """
+    asked = [asyncio.ensure_future(server.context(within_s)) for server in servers]
+    try:
+        for answer in asyncio.as_completed(asked):
+            with contextlib.suppress(Unavailable):
+                await answer
+                break
+        await asyncio.wait(asked, timeout=_GRACE_S)
+    finally:
+        for each in asked:
+            each.cancel()
+        results = await asyncio.gather(*asked, return_exceptions=True)
+    found = list[int]()
+    for server, result in zip(servers, results, strict=True):
+        if isinstance(result, int):
+            found.append(result)
+            continue
+        server.told = None
+        if not isinstance(result, (Unavailable, asyncio.CancelledError)):
+            raise result
+        _LOG.error("%s does not answer yet; the others are used without it", server.url)
+    if not found:
+        raise next(each for each in results if isinstance(each, Unavailable))
+    return found

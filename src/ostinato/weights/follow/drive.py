@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from ostinato.core.errors import Conflict, Corrupt, NotFound, OstinatoError, Unavailable
+from ostinato.core.errors import Conflict, Corrupt, NotFetched, NotFound, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.weights.follow.follower import Follower
 
@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 Kv = Literal["recompute", "keep"]
 _LONGEST_WAIT_S = 60.0
 _RESUMES = 5  # attempts, at growing intervals below a second
+_LOOK_S = 60.0  # longest wait for an answer that needs no download and no load
+# errors of a server's workers that say nothing against the version
+_PASSING = ("Unavailable", "Unauthorized", "StorageFull", "OSError", "TimeoutError")
+_CROSSED_S = 2.0  # longest wait for another driver to end the update that it has begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +86,14 @@ class VllmFollower:
 
     async def served(self) -> str:
         """The root that the server says it serves; some other word before the first swap."""
-        return str((await self._call("GET", "/weight_info"))["weight_version"])
+        return str((await self._call("GET", "/weight_info", within_s=_LOOK_S))["weight_version"])
 
     async def stage(self, policy: PolicyVersion) -> float:
         """Have every worker fetch and verify a version while it serves. Returns the seconds of the slowest.
 
-        Raises Corrupt if the workers refuse it, Unavailable if the server cannot be reached.
+        Raises Corrupt if the workers refuse it, NotFetched if they cannot get it, Unavailable if the server cannot be reached.
         """
-        await self._call("POST", "/init_weight_transfer_engine", {"init_info": self._store})
+        await self._call("POST", "/init_weight_transfer_engine", {"init_info": self._store}, within_s=_LOOK_S)
         workers = await self._ask("ostinato_stage", policy.hash)
         while any(worker["state"] == "fetching" for worker in workers):
             await asyncio.sleep(self._poll_s)
@@ -97,6 +101,8 @@ class VllmFollower:
         refused = [worker for worker in workers if worker["state"] != "ready" or worker["root"] != policy.hash]
         if refused:
             why = refused[0].get("error") or f"it is at {refused[0]['state']}"
+            if why.startswith(_PASSING):
+                raise NotFetched(f"{self._url} cannot fetch {policy} and goes on as it was: {why}")
             raise Corrupt(f"{policy} is refused by {self._url}, which goes on as it was: {why}")
         return max(float(worker["seconds"]) for worker in workers)
 
@@ -188,14 +194,34 @@ class VllmFollower:
             await self._call("POST", "/update_weights", {"update_info": {"root": policy.hash}})
             await self._call("POST", "/finish_weight_update", {"weight_version": policy.hash})
         except Unavailable as error:
+            if await self._serves(policy):
+                logger.warning("%s: another driver ended the update to %s", self._url, policy)
+                return time.perf_counter() - started
             if await self._may_hold(policy):
                 raise Conflict(f"{self._url} may hold {policy} under the name of what it served: {error}") from error
             raise
-        label = await self.served()
-        held = {str(worker["served"]) for worker in await self._ask("ostinato_status")}
+        label, held = await self._named()
         if {label} | held != {policy.hash}:
             raise Conflict(f"{self._url} should serve {policy.hash}, but says {label} and its workers {sorted(held)}")
         return time.perf_counter() - started
+
+    async def _named(self) -> tuple[str, set[str]]:
+        """What the server says it serves, and what its workers say."""
+        return await self.served(), {str(worker["served"]) for worker in await self._ask("ostinato_status")}
+
+    async def _serves(self, policy: PolicyVersion) -> bool:
+        """Whether server and workers name the version, at the latest once another driver has ended its update."""
+        ends = time.perf_counter() + _CROSSED_S
+        while True:
+            try:
+                label, held = await self._named()
+            except Unavailable:
+                return False
+            if {label} | held == {policy.hash}:
+                return True
+            if held != {policy.hash} or time.perf_counter() >= ends:
+                return False
+            await asyncio.sleep(self._poll_s)
 
     async def _may_hold(self, policy: PolicyVersion) -> bool:
         """Whether some worker serves the version, or the workers cannot be asked."""
@@ -230,13 +256,15 @@ class VllmFollower:
 
     async def _ask(self, method: str, *args: str) -> list[dict[str, Any]]:
         """Call a method of the worker extension on every worker."""
-        answer = await self._call("POST", "/collective_rpc", {"method": method, "args": list(args)})
+        answer = await self._call("POST", "/collective_rpc", {"method": method, "args": list(args)}, within_s=_LOOK_S)
         return answer["results"]
 
-    async def _call(self, verb: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def _call(
+        self, verb: str, path: str, body: Mapping[str, Any] | None = None, *, within_s: float | None = None
+    ) -> dict[str, Any]:
         assert self._session is not None, "use `async with VllmFollower(...)`"
         try:
-            async with self._session.request(verb, self._url + path, json=body) as reply:
+            async with asyncio.timeout(within_s), self._session.request(verb, self._url + path, json=body) as reply:
                 text = await reply.text()
                 if reply.status == 404:
                     raise Unavailable(f"{self._url} has no {path}: {_START}")
