@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from ostinato.app.draining import read_draining
 from ostinato.app.lending import Lending, Lent, check_lending
 from ostinato.app.numerics import engine_contract, integers, pace, slower, stamp, threads_agree
-from ostinato.app.storage import Run, open_cached_follower, open_follower, store_place
+from ostinato.app.storage import Run, home, open_cached_store, open_follower, store_place
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.seams import Engine, Renderer
@@ -22,6 +22,7 @@ from ostinato.release.auto.folding import FoldedRouter
 from ostinato.serve.gateway import GatewayApp, Page, create_app
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
+from ostinato.weights.follow.journal import Journal
 
 if TYPE_CHECKING:  # a process that serves imports it on a thread
     from ostinato.model.renderer import HFRenderer
@@ -78,8 +79,13 @@ async def open_serving(
         page=None if page is None else page(renderer),
     )
     lending = _lending(config, engine, gateway, lent)
-    follower = open_cached_follower(config)
+    follower = Follower(open_cached_store(config), config.follow, journal_of(config))
     return Serving(engine=engine, gateway=gateway, follower=follower, router=router, lending=lending)
+
+
+def journal_of(config: Config) -> Journal:
+    """The engine's journal of what it served, from which it starts while the weight store is away."""
+    return Journal(home(config).root / "follow.json")
 
 
 def _lending(config: Config, engine: Engine, gateway: GatewayApp, lent: Callable[[Lent], None]) -> Lending | None:

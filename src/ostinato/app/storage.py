@@ -351,14 +351,6 @@ def open_cached_store(config: Config) -> RefStore:
     return RelayStore(store, DirectoryStore(config.follow.cache.expanduser()), config.relay)
 
 
-def open_cached_follower(config: Config) -> Follower:
-    """The engine's follower: reads through its cache, and keeps a journal of what was served."""
-    from ostinato.weights.follow.follower import Follower
-    from ostinato.weights.follow.journal import Journal
-
-    return Follower(open_cached_store(config), config.follow, Journal(home(config).root / "follow.json"))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A run's durable stores, opened once per process."""

@@ -17,7 +17,7 @@ from ostinato.launch.workers.stopping import Stopped, unless
 
 HEAD = """
 import asyncio, sys, threading, time
-from ostinato.core.errors import BadConfig, Conflict, StorageFull, Unavailable
+from ostinato.core.errors import BadConfig, Conflict, StorageFull, Unauthorized, Unavailable
 from ostinato.launch.workers.life import live
 from ostinato.launch.workers.stopping import unless
 """
@@ -105,6 +105,7 @@ async def test_it_says_why_it_fails(tmp_path, raised, code, failed, certain):
         ("StorageFull('no room')", 2, True),
         ("OSError(28, 'No space left on device')", 1, True),
         ("Unavailable('the bucket is away')", 2, True),
+        ("Unauthorized('the bucket refuses us')", 2, True),
         ("Conflict('taken')", 2, False),
     ],
 )

@@ -126,6 +126,13 @@ async def test_refs_are_upstreams_and_asked_for_once_in_a_while(upstream, tmp_pa
     assert await store.refs() == {"live": TWO}
 
 
+async def test_names_of_no_ref_take_no_memory(upstream, tmp_path):
+    store = relay(upstream, tmp_path)
+    for number in range(100):
+        assert await store.read_ref(f"guess-{number}") is None
+    assert store._refs._known == {}
+
+
 async def test_while_upstream_is_away_the_last_known_refs_are_served_loudly(upstream, tmp_path, caplog):
     await upstream.move_ref("live", None, ONE)
     clock = Time()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ostinato.config import Config
-from ostinato.core.errors import BadConfig, LeaseLost, OstinatoError, StorageFull, Unavailable
+from ostinato.core.errors import BadConfig, LeaseLost, OstinatoError, StorageFull, Unauthorized, Unavailable
 from ostinato.launch.placing.sign import Sign
 from ostinato.launch.workers.pulse import Pulse, Sender, supervised
 from ostinato.launch.workers.stopping import Stopped, die_with_parent, until_stopped
@@ -113,9 +113,11 @@ def _explain(error: BaseException, pulse: Pulse, sender: Sender | None) -> int:
 
 
 def _passes(cause: BaseException) -> bool:
-    """True if the cause lies outside the worker and passes: a full disk, an unavailable store or service, a role that another host took."""
+    """True if the cause lies outside the worker and may pass: a full disk, a store or service that is unavailable or refuses us, a lost
+    role.
+    """
     full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-    return full or isinstance(cause, StorageFull | Unavailable | LeaseLost)
+    return full or isinstance(cause, StorageFull | Unavailable | Unauthorized | LeaseLost)
 
 
 def first_cause(error: BaseException) -> BaseException:

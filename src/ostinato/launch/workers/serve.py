@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ostinato.app.proving import open_ledger
-from ostinato.app.serving import Serving, open_serving
-from ostinato.app.storage import Run, home, live_last, open_run, served_refs
+from ostinato.app.serving import Serving, journal_of, open_serving
+from ostinato.app.storage import Run, home, live_last, model_path, open_run, served_refs
 from ostinato.config import Config
 from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
+from ostinato.core.records import Arm
 from ostinato.core.seams import Engine
 from ostinato.core.weights import Snapshot
 from ostinato.launch.placing.address import remove_address, write_address
@@ -56,12 +59,26 @@ async def serve(config: Config, life: Life) -> None:
         stack.enter_context(hold(home(config).root, "serve"))
         listener = handed_down() or bind(config.listen.host, config.listen.port)
         run = stack.enter_context(open_run(config))
-        path = await unless(life.stopping, prepare(run, life.starting(config)))
+        path = await unless(life.stopping, _prepared(run, life.starting(config)))
         life.starting(config)("loading the model")
         page = stack.enter_context(open_page(run)) if config.serve.page else None
         progress = Progress(run.home.progress("serve"), kept_bytes(run.config))
         serving = await unless(life.stopping, open_serving(run, path, page and page.routes, progress.lent))
         await _run(run, serving, listener, life, page, progress)
+
+
+async def _prepared(run: Run, say: Callable[[str], None]) -> Path:
+    """As `prepare`. While the weight store is away, a gateway that has served before and has a cache needs only the model's files: what it
+    served last comes from the cache.
+    """
+    try:
+        return await prepare(run, say)
+    except Unavailable as error:
+        served = journal_of(run.config).entries.get(Arm.LIVE.value)
+        if run.config.follow.cache is None or served is None or served.have is None:
+            raise
+        logger.warning("starting with what was served last: %s", error)
+        return await asyncio.to_thread(model_path, run.config, say)
 
 
 async def _run(
@@ -88,7 +105,7 @@ async def _run(
         async with asyncio.TaskGroup() as group:
             beside = [
                 group.create_task(follow(serving, served_refs(run.config), progress)),
-                group.create_task(attend(engine, run.config.supervise.engine_s)),
+                group.create_task(attend(engine, _longest_s(run.config))),
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
                 group.create_task(watch_learning(run.log, run.folds, ledger, learning)),
                 group.create_task(follow_trial(ledger, serving.gateway, run.config.release.verified_share)),
@@ -140,6 +157,11 @@ async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: flo
         with contextlib.suppress(StorageFull, Unavailable):  # a log that cannot be read for a while changes no share
             gateway.deal((await ledger.refresh()).dealt(verified))
         await asyncio.sleep(_LOOK_S)
+
+
+def _longest_s(config: Config) -> float:
+    """How long the engine may be without progress. vLLM's servers are set aside by the engine itself."""
+    return math.inf if config.engine.kind == "vllm" else config.supervise.engine_s
 
 
 async def attend(engine: Engine, longest_s: float) -> None:

@@ -37,7 +37,8 @@ _PASSING = frozenset(
 )
 """SQLSTATEs that are worth a retry: serialization failure, deadlock, lock or statement timeout, a server that stops or starts or became a
 standby, too long a pause within a transaction, too many clients."""
-_OURS = re.compile(r"does not exist|authentication failed|no password|pg_hba\.conf|not permitted|invalid")
+_OURS = re.compile(r"does not exist|authentication failed|no password|pg_hba\.conf|not permitted|invalid (?!response)")
+_LET_IN: set[str] = set()  # servers that let this process in before: a refusal is then theirs, and may pass
 
 _END_SILENT: LiteralString = (
     "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted "
@@ -104,12 +105,14 @@ class Server:
         except BaseException:
             connection.close()
             raise
+        _LET_IN.add(self.name)
         return connection
 
     def ask(self, question: Callable[[Connection], T]) -> T:
         """The result of `question` over its own connection, retried on transient errors until `record.append_s` is over.
 
-        So `question` must be safe to repeat even if it was carried out. Raises BadConfig, and the errors of `refusal`.
+        So `question` must be safe to repeat even if it was carried out. Raises BadConfig for a server that has never let this process in,
+        and the errors of `refusal`.
         """
         deadline = time.monotonic() + self.wait_s
         while True:
@@ -117,7 +120,7 @@ class Server:
                 with self.dial() as connection:
                     return question(connection)
             except psycopg.Error as error:
-                if error.sqlstate is None and _OURS.search(str(error)):
+                if error.sqlstate is None and _OURS.search(str(error)) and self.name not in _LET_IN:
                     raise BadConfig(f"{self.name} does not let us in: {_line(error)}; correct record.url") from None
                 if not passes(error) or time.monotonic() > deadline:
                     raise self.refusal(error) from error

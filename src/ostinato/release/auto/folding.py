@@ -105,7 +105,6 @@ class FoldedRouter:
         """Raise an alarm for propensities that are refuted; the same one is in the log once."""
         wrong = self.router.propensities.wrong(self._config.alpha)
         if wrong != self._refuted:
-            self._refuted = wrong
             await self._log.append(
                 Alarm(
                     id=f"{NAME}:propensities:{','.join(wrong)}",
@@ -115,3 +114,4 @@ class FoldedRouter:
                     at=self._clock(),
                 )
             )
+            self._refuted = wrong

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
+from ostinato.core.errors import Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Snapshot
 from ostinato.weights.follow.follower import Follower
+
+logger = logging.getLogger(__name__)
 
 
 class Released:
@@ -15,8 +20,11 @@ class Released:
         self._follower = follower
 
     async def refresh(self) -> PolicyVersion:
-        """Read the ref again."""
-        self.live = await self._follower.resolve("live") or self.live
+        """Read the ref again. While the store is away, `live` stays what it was."""
+        try:
+            self.live = await self._follower.resolve("live") or self.live
+        except Unavailable as error:
+            logger.warning("live is taken to be %s still: %s", self.live, error)
         return self.live
 
     async def candidate(self) -> PolicyVersion | None:

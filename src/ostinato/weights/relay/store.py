@@ -253,6 +253,8 @@ class _Refs:
     async def _read(self, ref: str) -> str | None:
         value = await self._ask(lambda: self._upstream.read_ref(ref), f"reading ref {ref}")
         before = self._known.get(ref)
+        if value is None and before is None:  # not remembered: anybody may ask for any name
+            return None
         self._known[ref] = _Known(value, self._clock())
         if value is not None and (before is None or before.value != value):
             await self._write_down(ref, value)

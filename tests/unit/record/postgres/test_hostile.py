@@ -14,18 +14,33 @@ from tests.contract.test_log import BATCH, ROWS, SIGNAL, TURN, read
 from tests.fakes.postgres_server import started
 from tests.unit.record.postgres.test_postgres_log import DAY, signals, sql
 
-from ostinato.core.errors import BadConfig, Conflict, StorageFull
+from ostinato.core.errors import BadConfig, Conflict, StorageFull, Unavailable
 from ostinato.core.records import Signal, Turn
 from ostinato.record.config import RecordConfig
 from ostinato.record.postgres.leases import PostgresRoles
 from ostinato.record.postgres.log import PostgresLog
 from ostinato.record.postgres.schema import LAYOUT
+from ostinato.record.postgres.server import Server
 
 
 def through(config, **parameters):
     """The same log, over connections that begin with other settings."""
     told = "%20".join(f"-c%20{name}%3D{value}" for name, value in parameters.items())
     return config.model_copy(update={"url": f"{config.url}&options={told}"})
+
+
+def test_a_server_that_refuses_a_worker_which_it_had_let_in_is_away(in_postgres, monkeypatch):
+    server = Server.of(in_postgres(append_s=0.5))
+    assert server.ask(lambda connection: 1) == 1
+
+    def refuses(**_):
+        raise psycopg.OperationalError("FATAL:  no pg_hba.conf entry for host")
+
+    monkeypatch.setattr(psycopg, "connect", refuses)
+    with pytest.raises(Unavailable, match=r"no pg_hba\.conf entry"):
+        server.ask(lambda connection: 1)
+    with pytest.raises(BadConfig, match=r"does not let us in: .*no pg_hba\.conf entry"):
+        replace(server, name="a server that was never reached").ask(lambda connection: 1)
 
 
 # ---------------------------------------------------------------- names

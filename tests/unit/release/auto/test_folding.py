@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.release.auto.test_router import EVEN, a_dealt_turn, a_reward
 
+from ostinato.core.errors import Unavailable
 from ostinato.core.notices import Alarm
 from ostinato.core.records import Pick
 from ostinato.record.folds import FileFolds
@@ -104,6 +105,22 @@ async def test_wrong_propensities_raise_one_alarm(log, folded):
     (alarm,) = [row for row in log.rows if isinstance(row, Alarm)]
     assert (alarm.name, alarm.at) == ("auto:propensities", 5.0)
     assert "large" in alarm.reason
+
+
+async def test_an_alarm_that_could_not_be_written_is_written_later(log, folded, monkeypatch):
+    for i in range(300):
+        await log.append(a_dealt_turn(f"t{i}:0", "live", user=f"u{i}", odds={"live": 0.5, "large": 0.5}))
+    router = folded()
+
+    async def away(*_):
+        raise Unavailable("Postgres is away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(log, "append", away)
+        with pytest.raises(Unavailable):
+            await router.catch_up()
+    await router.catch_up()
+    assert [row.name for row in log.rows if isinstance(row, Alarm)] == ["auto:propensities"]
 
 
 async def test_who_only_looks_writes_nothing(log, folded, tmp_path):

@@ -1,0 +1,55 @@
+"""A gateway that is killed while the bucket is away serves again what it served, from its cache."""
+
+import asyncio
+import os
+import signal
+
+import aiohttp
+import boto3
+from moto.server import ThreadedMotoServer
+
+KNOWN = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+
+
+async def answered(url: str) -> dict | None:
+    """The answer to a question, or None if there was none."""
+    body = {"model": "live", "messages": [{"role": "user", "content": "say 1"}], "max_tokens": 4}
+    try:
+        async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=20)) as session:
+            async with session.get("/health") as reply:
+                body["model"] = (await reply.json())["model"]
+            async with session.post("/v1/chat/completions", json=body) as reply:
+                return await reply.json() if reply.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return None
+
+
+async def test_a_gateway_starts_again_while_the_bucket_is_away(tmp_path, running):
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    boto3.client("s3", endpoint_url=url, region_name="us-east-1", **KNOWN).create_bucket(Bucket="weights")
+    options = {"aws_endpoint": url, "aws_region": "us-east-1", **KNOWN}
+    run = await running(
+        tmp_path,
+        "weights.url='s3://weights/run'",
+        "weights.options={" + ", ".join(f"{name}='{value}'" for name, value in options.items()) + "}",
+        "weights.retries=1",
+        f"follow.cache='{tmp_path / 'cache'}'",
+        "relay.timeout_s=1",
+        names=("serve",),
+    )
+    try:
+        before = await answered(run.url)
+        assert before is not None
+        server.stop()
+        worker = run.worker("serve")
+        first = worker.pid
+        os.kill(first, signal.SIGKILL)
+        async with asyncio.timeout(120):
+            while worker.pid in (0, first) or (after := await answered(run.url)) is None:
+                await asyncio.sleep(0.2)
+    finally:
+        await run.stop()
+    assert after["ostinato"]["spans"][0][:2] == before["ostinato"]["spans"][0][:2], "the same version"
