@@ -3,7 +3,8 @@
     python -m benchmarks.compute.borrow [--seeds 5] [--trace FILE.csv]
 
 Traffic is synthetic (`Diurnal`, whose settings are printed) or, with --trace, a CSV of `seconds,requests_per_second`. Prints a
-table and writes benchmarks/results/borrow.json.
+table and writes benchmarks/results/borrow.json. Exits with 1 if lending under the guard makes a request late, or if sampling's share of the
+compute is off by more than 2 points over six hours.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ RESULT = RESULTS / "borrow.json"
 STEP_S = 20.0
 FOREVER = 1e18
 GUARD = GuardRules()
+APART = 0.02
 CASES = {
     "nothing is lent": None,
     "lent under the guard": GUARD,
@@ -41,8 +43,8 @@ def spread(found: list[Harvest], name: str, form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def main() -> None:
-    """Simulate and print."""
+def main() -> int:
+    """Simulate and print. Returns 1 if lending under the guard broke a promise."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--trace", type=Path)
@@ -85,7 +87,8 @@ def main() -> None:
         console.print(f"{name}: {value}", highlight=False)
     said = {name: [asdict(each) for each in cases] for name, cases in found.items()}
     RESULT.write_text(json.dumps({**rest, "found": said}, indent=1) + "\n", encoding="utf-8")
+    return int(any(each.violations or each.apart > APART for each in found["lent under the guard"]))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -32,9 +32,13 @@ async def published(run, count: int) -> None:
 
 
 @pytest.mark.examination
-async def test_kills_lose_nothing(tmp_path, running, simulated_users):
-    dice = random.Random(7)
-    run = await running(tmp_path)
+@pytest.mark.parametrize("log", ["segments", "postgres"])
+async def test_kills_lose_nothing(log, request, tmp_path, running, simulated_users):
+    dice, elsewhere = random.Random(7), []
+    if log == "postgres":
+        record = request.getfixturevalue("in_postgres")()
+        elsewhere = [f"record.url='{record.url}'", f"record.namespace='{record.namespace}'", "record.lease_s=3"]
+    run = await running(tmp_path, *elsewhere)
     names = [worker.name for worker in run.crew]
     killed = Counter()
     try:
@@ -54,8 +58,8 @@ async def test_kills_lose_nothing(tmp_path, running, simulated_users):
     assert sum(killed.values()) == KILLS
     assert len(killed) == 4
 
-    with open_log(run.config) as log:
-        rows = [row async for _, row in log.read(0, {Turn, Signal})]
+    with open_log(run.config) as opened_log:
+        rows = [row async for _, row in opened_log.read(0, {Turn, Signal})]
         turns = Counter(row.id for row in rows if isinstance(row, Turn))
         signals = Counter(row.id for row in rows if isinstance(row, Signal))
         assert len(acked.turns) > 100
@@ -76,4 +80,4 @@ async def test_kills_lose_nothing(tmp_path, running, simulated_users):
             assert sum(span.tokens for span in turn.spans) == len(turn.sampled_ids)
             assert all(known[span.policy.number] == span.policy.hash for span in turn.spans)
         assert (await verify(store)).problems == []
-        assert (await recount(log)).balanced
+        assert (await recount(opened_log)).balanced

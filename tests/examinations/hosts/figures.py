@@ -47,8 +47,8 @@ class Evidence:
     users_status: int
 
 
-def judge(seen: Evidence) -> dict[str, Any]:
-    """The figures, and under `problems` the violated requirements."""
+def judge(seen: Evidence, *, learns: bool = True) -> dict[str, Any]:
+    """The figures, and under `problems` the violated requirements. `learns`: live's users must accept more than control's at the end."""
     found = {
         "grounds": dict(seen.grounds),
         "wire": dict(seen.wire),
@@ -67,6 +67,8 @@ def judge(seen: Evidence) -> dict[str, Any]:
         problems.append(f"the turns do not add up: {seen.facts['account']['contradictions'][:3]}")
     if not _shipped(seen.facts["releases"]):
         problems.append("nothing was released")
+    if learns and seen.facts["acceptance"]["last third"]["live minus control"]["lower"] <= 0:
+        problems.append("in the last third live is not accepted more than control")
     if not found["followers"]["one root and the same bytes"]:
         problems.append("the followers are not at one root with the same bytes")
     if found["followers"]["unsound"]:

@@ -149,7 +149,12 @@ def examine(staging: Staging) -> dict[str, Any]:
         "seed": plan.seed,
         "cores": os.cpu_count(),
     }
-    found |= {"events": [asdict(event) for event in storm.events]} | judge(evidence) | {"settled": settled} | checks
+    found |= (
+        {"events": [asdict(event) for event in storm.events]}
+        | judge(evidence, learns=not plan.tiny)
+        | {"settled": settled}
+        | checks
+    )
     if not settled["all at what is live"]:
         found["problems"].append(f"not all were at what is live after {_SETTLE_S:g} s")
     found["problems"] += [f"{name}: {said[:300]}" for name, said in checks.items() if said.startswith("FAILED")]

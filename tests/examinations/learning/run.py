@@ -149,12 +149,17 @@ def imitated(world: str, lines: list[str], place: Path) -> Path:
     return model
 
 
+def tried_in(place: Path, world: str, engine: Engine, seed: int) -> Path:
+    """The file of the rollouts with which `train` measures."""
+    return place / f"{world}-{engine}-{seed}.finished.jsonl"
+
+
 def train(
     world: str, file: Path, own: dict[str, Any], engine: Engine, seed: int, steps: int, place: Path
 ) -> dict[str, Any]:
     """Train in one world with one seed, then measure the weights before and after."""
     name = f"{world}-{engine}-{seed}"
-    run, log, tried = place / name, place / f"{name}.log", place / f"{name}.finished.jsonl"
+    run, log, tried = place / name, place / f"{name}.log", tried_in(place, world, engine, seed)
     settings = words(SETTINGS | own | {"run.directory": str(run), "worlds.seed": seed, "train.seed": seed})
     tried.unlink(missing_ok=True)
     with sampling_with(engine, place) as sampling:

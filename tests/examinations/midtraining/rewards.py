@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from tests.examinations.learning.run import STEPS, train, write_tasks
+from tests.examinations.learning.run import STEPS, train, tried_in, write_tasks
 from tests.examinations.midtraining.ranks import ranked
 from tests.examinations.midtraining.run import RESULT as LOSSES
 
@@ -46,8 +46,8 @@ def taught(model: dict[str, Any], file: Path, seed: int, args: argparse.Namespac
     if note.exists():
         return json.loads(note.read_text())
     place.mkdir(parents=True, exist_ok=True)
-    row = train(WORLD, file, {"model.source": model["source"]}, seed, args.steps, place)
-    kept, _ = read_finished((place / f"{WORLD}-{seed}.finished.jsonl").read_text().splitlines())
+    row = train(WORLD, file, {"model.source": model["source"]}, "exact", seed, args.steps, place)
+    kept, _ = read_finished(tried_in(place, WORLD, "exact", seed).read_text().splitlines())
     found: dict[str, dict[str, float]] = {}
     for name, last in (("before", False), ("after", True)):
         solved: dict[str, list[bool]] = {}

@@ -4,6 +4,7 @@ part, and a checkpoint that is resumed at other rank counts.
 ``python -m tests.examinations.sharding.run --model smollm2 --out DIR`` (SmolLM2-135M; 8 GiB for four ranks).
 With ``--episode 4096`` it measures something else: the cost of one episode of that many tokens on ranks that share its tokens and on ranks
 that do not, on a wide model of four layers (`episode.py`; 6 GiB). Every run is a separate process, so that its peak is its own.
+Exits with 1 if the first loss, the gradient, the bits, a follower's root or a peak is not as promised.
 """
 
 from __future__ import annotations
@@ -48,6 +49,13 @@ from ostinato.weights.version.content import version_ref, weights_root
 # no clipping, so that the moments of the first step are the gradient itself, whatever its computed norm
 CONFIG = TrainConfig(compute="bf16", learning_rate=2e-5, warmup_steps=0, microbatch_tokens=512, clip=1e9)
 TEXT = Path(__file__).read_text()
+SAME = ("loss equal to one process", "followers at the trainer's root")
+AGAIN = "equal bits at 2 ranks"
+GRADIENT = "gradient, largest relative difference of a tensor"
+SHARE = "peak of each rank over its ideal share"
+MOST_SHARE = 1.15
+APART = {"fp32": 1e-5, "bf16": 2e-2}
+"""The largest difference of gradients: sums in another order, and bf16's 8 bits."""
 
 
 def turns(path: Path, count: int) -> list[Any]:
@@ -178,7 +186,27 @@ def one(
     return found
 
 
-def main() -> None:
+def shares(runs: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
+    """Each rank's peak memory over its ideal share: what the imports take, and an equal part of the rest of one process's peak."""
+    imported, alone = runs["one"]["imported_gib"], runs["one"]["peak_gib"][0]
+    return {
+        name: [round(peak / (imported + (alone - imported) / each["ranks"]), 3) for peak in each["peak_gib"]]
+        for name, each in runs.items()
+        if each["ranks"] > 1
+    }
+
+
+def problems(report: dict[str, Any], compute: str) -> list[str]:
+    """What is not as promised."""
+    found = [f"{name}: {what}" for what in SAME for name, same in report[what].items() if not same]
+    found += [] if report[AGAIN] else [f"not {AGAIN}"]
+    found += [f"{name}: {GRADIENT}: {apart:.1e}" for name, apart in report[GRADIENT].items() if apart > APART[compute]]
+    return found + [
+        f"{name}: {SHARE}: {max(each):.2f}" for name, each in report[SHARE].items() if max(each) > MOST_SHARE
+    ]
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/ostinato"))
@@ -193,19 +221,19 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.one_episode:
         print(json.dumps(long.one(asked.out, **json.loads(asked.one_episode))))
-        return
+        return 0
     if asked.episode:
         long.examine(asked.out, asked.episode)
-        return
+        return 0
     path = resolve(asked.model, asked.cache)
     config = CONFIG.model_copy(update={"compute": asked.compute})
     if asked.run == "score":
         score(path, config, asked.turns, asked.out)
-        return
+        return 0
     if asked.run:
         task = json.loads(asked.run)
         (asked.out / f"{task['name']}.json").write_text(json.dumps(one(path, config, asked.out, **task)))
-        return
+        return 0
 
     def child(run: str) -> None:
         command = [sys.executable, "-m", "tests.examinations.sharding.run", "--run", run]
@@ -233,16 +261,14 @@ def main() -> None:
     runs = {name: run(ranks, name, asked.steps) for ranks, name in ((1, "one"), (2, "two"), (2, "again"), (4, "four"))}
     alone = gradients(asked.out / "one")
     report: dict[str, Any] = {
-        "loss equal to one process": {
-            name: each["losses"][0] == runs["one"]["losses"][0] for name, each in runs.items()
-        },
-        "gradient, largest relative difference of a tensor": {
-            name: difference(alone, gradients(asked.out / name)) for name in ("two", "four")
-        },
-        "equal bits at 2 ranks": runs["two"]["root"] == runs["again"]["root"],
+        SAME[0]: {name: each["losses"][0] == runs["one"]["losses"][0] for name, each in runs.items()},
+        GRADIENT: {name: difference(alone, gradients(asked.out / name)) for name in ("two", "four")},
+        AGAIN: runs["two"]["root"] == runs["again"]["root"],
         "same published root as one process": {
             name: each["root"] == runs["one"]["root"] for name, each in runs.items()
         },
+        SAME[1]: {name: each["root"] == each["whole_root"] for name, each in runs.items()},
+        SHARE: shares(runs),
     }
     for name in ("again", "four"):
         shutil.rmtree(asked.out / name)
@@ -250,9 +276,11 @@ def main() -> None:
     run(1, "then_one", 1, "two_then_four")
     before, after = masters(asked.out / "one"), masters(asked.out / "then_one")
     report["masters after 2, 4 and 1 ranks, moved since step 1"] = difference(before, after)
+    report["problems"] = problems(report, asked.compute)
     print(json.dumps(report, indent=1))
     (asked.out / "report.json").write_text(json.dumps({"runs": runs, "report": report}, indent=1))
+    return int(bool(report["problems"]))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

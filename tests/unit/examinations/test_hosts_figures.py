@@ -50,7 +50,7 @@ def evidence():
             event("shipped", "r2", 30.0),
             event("rolled_back", "r2", 40.0, "ann"),
         ],
-        "acceptance": {},
+        "acceptance": {"last third": {"live minus control": {"mean": 0.3, "lower": 0.2, "upper": 0.4}}},
         "refs": {"live": "r2", "control": "r0"},
         "slots": [{"live": "r2"}, {"live": "r2"}],
     }
@@ -141,3 +141,11 @@ def test_what_fails_at_a_gateway_that_is_cut_off_is_explained():
 def test_a_worker_that_is_down_and_users_that_failed_are_problems():
     assert judge(replace(evidence(), alive=False))["problems"] == ["a supervisor ended"]
     assert judge(replace(evidence(), users_status=1))["problems"] == ["the users ended with status 1"]
+
+
+@pytest.mark.parametrize("lower", [0.0, -0.1])
+def test_a_live_model_that_is_accepted_no_more_than_control_is_a_problem_where_the_model_can_learn(lower):
+    seen = evidence()
+    seen.facts["acceptance"]["last third"]["live minus control"]["lower"] = lower
+    assert judge(seen)["problems"] == ["in the last third live is not accepted more than control"]
+    assert not judge(seen, learns=False)["problems"]
