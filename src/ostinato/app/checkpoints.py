@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from ostinato.app.storage import Run
@@ -15,8 +16,12 @@ from ostinato.record.rowlog import RowLog
 from ostinato.train.checkpoint import MANIFEST, adopt, partial_of, stored
 from ostinato.weights.store.copies import Copies
 from ostinato.weights.store.location import is_relay
+from ostinato.weights.version.manifest import Signature
+from ostinato.weights.version.signing import Signer, check_checkpoint
 
 _log = logging.getLogger(__name__)
+
+_SIGNATURE = "signature.json"
 
 
 class SharedCheckpoints:
@@ -28,10 +33,14 @@ class SharedCheckpoints:
         copies: where they are shared.
         place: this host's checkpoints.
         keep: how many of the newest copies are kept.
+        signer: signs what is sent; None: it is not signed.
+        trusted: public keys; what none of them signed is not fetched. Empty: everything is.
     """
 
-    def __init__(self, copies: Copies, place: Path, keep: int) -> None:
-        self._copies, self._place, self._keep = copies, place, keep
+    def __init__(
+        self, copies: Copies, place: Path, keep: int, signer: Signer | None = None, trusted: Sequence[str] = ()
+    ) -> None:
+        self._copies, self._place, self._keep, self._signer, self._trusted = copies, place, keep, signer, trusted
         self._sending: asyncio.Task[None] | None = None
         self.trouble: str | None = None
 
@@ -50,6 +59,7 @@ class SharedCheckpoints:
             shutil.rmtree(partial, ignore_errors=True)
             try:
                 await self._copies.fetch(name, partial)
+                check_checkpoint((partial / MANIFEST).read_bytes(), _signature(partial), self._trusted)
                 await asyncio.to_thread(adopt, partial)
             except (Corrupt, NotFound, StorageFull) as error:
                 _log.warning("the shared checkpoint %s cannot be used: %s", name, error)
@@ -71,16 +81,20 @@ class SharedCheckpoints:
             await asyncio.gather(self._sending, return_exceptions=True)
 
     async def _send(self) -> None:
-        linked = self._place / ".sending"
+        linking = self._place / ".sending"
         try:
-            await self._copies.send(_link(stored(self._place)[0], linked))
+            linked = _link(stored(self._place)[0], linking)
+            if self._signer is not None:
+                signature = self._signer.sign_checkpoint((linked / MANIFEST).read_bytes())
+                (linked / _SIGNATURE).write_text(signature.model_dump_json())
+            await self._copies.send(linked)
             await self._delete_old()
             self.trouble = None
         except (OstinatoError, OSError) as error:
             self.trouble = f"the checkpoint is not shared: {error}"
             _log.warning("%s; the next one is tried again", self.trouble)
         finally:
-            shutil.rmtree(linked, ignore_errors=True)
+            shutil.rmtree(linking, ignore_errors=True)
 
     async def _delete_old(self) -> None:
         """Delete all but the newest copies up to this host's newest checkpoint, and what earlier trainers sent only in part."""
@@ -102,8 +116,16 @@ def _link(directory: Path, under: Path) -> Path:
     shutil.rmtree(under, ignore_errors=True)
     (linked := under / directory.name).mkdir(parents=True)
     for file in directory.iterdir():
-        os.link(file, linked / file.name)
+        if file.name != _SIGNATURE:
+            os.link(file, linked / file.name)
     return linked
+
+
+def _signature(directory: Path) -> Signature | None:
+    try:
+        return Signature.model_validate_json((directory / _SIGNATURE).read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def last_step(log: RowLog) -> int:
@@ -118,4 +140,6 @@ def shared_checkpoints(run: Run) -> SharedCheckpoints | None:
     if not elsewhere or not config.learn.share_checkpoints:
         return None
     copies = Copies(config.weights, f"checkpoints/{config.record.namespace}", MANIFEST)
-    return SharedCheckpoints(copies, run.home.checkpoints, config.learn.keep_checkpoints)
+    signer = None if config.publish.key is None else Signer.load(config.publish.key)
+    trusted = (*config.follow.trusted, *(() if signer is None else (signer.public,)))
+    return SharedCheckpoints(copies, run.home.checkpoints, config.learn.keep_checkpoints, signer, trusted)

@@ -16,6 +16,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ MANIFEST = "checkpoint.json"
 """The file that a complete checkpoint has."""
 _LATEST = "LATEST"
 _PARTIAL = ".partial-"
+_FILE = re.compile(r"(weights|optimizer)(-\d{5}-of-\d{5})?\.safetensors")
 _HEADER_LIMIT = 16 << 20
 _DTYPES: dict[str, type[np.generic]] = {"F32": np.float32, "U8": np.uint8}
 
@@ -299,6 +301,8 @@ def _read(path: Path, ranks: Ranks) -> Checkpoint:
     if manifest.get("format") not in (FORMAT, SHARDED):
         raise Corrupt(f"format {manifest.get('format')!r} is not {FORMAT}: use the version of ostinato that wrote it")
     files = cast("dict[str, Any]", manifest["files"])
+    if odd := [name for name in files if not _FILE.fullmatch(name)]:
+        raise Corrupt(f"{MANIFEST} names {odd[0]!r}, which is no file of a checkpoint")
     arrays = {
         name: _read_arrays(path / name, promised, check=number % ranks.count == ranks.rank)
         for number, (name, promised) in enumerate(sorted(files.items()))

@@ -14,6 +14,7 @@ from ostinato.core.errors import Unavailable
 from ostinato.train.checkpoint import MANIFEST, Checkpoint, load, save
 from ostinato.weights.store.config import BucketConfig
 from ostinato.weights.store.copies import Copies
+from ostinato.weights.version.signing import Signer
 
 
 def made(step, value=0.0):
@@ -29,10 +30,10 @@ def inside():
 
 @pytest.fixture
 def shared(tmp_path, inside):
-    def on(host, keep=2):
+    def on(host, keep=2, **keys):
         copies = Copies(BucketConfig(url="memory:///"), "checkpoints", MANIFEST, inside=inside)
         (tmp_path / host).mkdir(exist_ok=True)
-        return SharedCheckpoints(copies, tmp_path / host, keep), tmp_path / host
+        return SharedCheckpoints(copies, tmp_path / host, keep, **keys), tmp_path / host
 
     return on
 
@@ -112,6 +113,27 @@ async def test_a_checkpoint_that_is_replaced_while_it_is_sent_is_sent_whole(shar
     assert (await two.fetch_newer(100)).startswith("00000005-")
     assert load(there).weights["w"].tobytes() == made(5, value=5.0).weights["w"].tobytes()
     assert not (here / ".sending").exists()
+
+
+async def test_what_no_trusted_key_signed_is_not_taken(shared, inside, tmp_path, caplog):
+    ours, theirs = (Signer.create(tmp_path / name) for name in ("ours.key", "theirs.key"))
+    one, here = shared("one", signer=ours)
+    save(here, made(5))
+    await sent(one)
+    for step, signer in ((6, theirs), (7, None)):
+        stranger, elsewhere = shared(f"stranger-{step}", keep=9, signer=signer)
+        save(elsewhere, made(step, value=9.0))
+        await sent(stranger)
+    two, there = shared("two", trusted=[ours.public])
+    with caplog.at_level(logging.WARNING):
+        assert (await two.fetch_newer(100)).startswith("00000005-")
+    assert load(there).step == 5
+    assert "is signed by nobody" in caplog.text
+    assert "is signed by " + theirs.public[:16] in caplog.text
+    (three, last), manifest = shared("three", trusted=[ours.public]), next(iter(here.glob("0*"))) / MANIFEST
+    obstore.put(inside, f"checkpoints/{manifest.parent.name}/{MANIFEST}", manifest.read_bytes() + b" ")
+    assert await three.fetch_newer(5) is None, "its signature does not fit the text"
+    assert load(last) is None
 
 
 async def test_a_damaged_copy_falls_back_to_the_one_before(shared, inside, tmp_path, caplog):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from safetensors.numpy import load_file
 
 from ostinato.core.errors import Corrupt, StorageFull
@@ -62,6 +63,18 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     with caplog.at_level(logging.WARNING):
         assert same(load(tmp_path), made(1))
     assert "falling back" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["../weights.safetensors", "/etc/passwd", "notes.txt"])
+def test_a_manifest_that_names_other_files_is_refused(tmp_path: Path, name: str):
+    path = save(tmp_path, made(1))
+    manifest = json.loads((path / "checkpoint.json").read_text())
+    manifest["files"][name] = manifest["files"]["weights.safetensors"]
+    body = json.dumps(manifest).encode()
+    (path / "checkpoint.json").write_bytes(body)
+    path.rename(path.with_name(f"00000001-{blake3(body).hexdigest()[:16]}"))
+    with pytest.raises(Corrupt, match="which is no file of a checkpoint"):
+        load(tmp_path)
 
 
 def test_when_none_is_whole_the_error_says_what_to_do(tmp_path: Path):

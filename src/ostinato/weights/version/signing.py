@@ -20,6 +20,7 @@ from ostinato.weights.version.content import is_hash
 from ostinato.weights.version.manifest import Manifest, Signature, to_bytes
 
 _DOMAIN: Final = b"ostinato manifest\n"
+_CHECKPOINT: Final = b"ostinato checkpoint\n"
 
 
 class Signer:
@@ -62,27 +63,36 @@ class Signer:
 
     def sign(self, manifest: Manifest) -> Manifest:
         """The manifest with its signature."""
-        return manifest.model_copy(
-            update={"signature": Signature(key=self.public, value=self._key.sign(_signed(manifest)).hex())}
-        )
+        return manifest.model_copy(update={"signature": self._signature(_signed(manifest))})
+
+    def sign_checkpoint(self, manifest: bytes) -> Signature:
+        """The signature of a checkpoint's manifest, which holds the hashes of its files."""
+        return self._signature(_CHECKPOINT + manifest)
+
+    def _signature(self, message: bytes) -> Signature:
+        return Signature(key=self.public, value=self._key.sign(message).hex())
+
+
+def check_checkpoint(manifest: bytes, signature: Signature | None, trusted: Sequence[str]) -> None:
+    """Refuse a checkpoint whose manifest none of the `trusted` public keys signed; without keys everything is accepted. Raises Corrupt."""
+    _check(_CHECKPOINT + manifest, signature, trusted, "the checkpoint")
 
 
 def check_signature(manifest: Manifest, hash: str, trusted: Sequence[str]) -> None:
     """Refuse a manifest that none of the `trusted` public keys signed; without keys everything is accepted. Raises Corrupt."""
+    _check(_signed(manifest), manifest.signature, trusted, f"manifest {hash}: version {manifest.policy}")
+
+
+def _check(message: bytes, found: Signature | None, trusted: Sequence[str], what: str) -> None:
     if not trusted:
         return
-    found = manifest.signature
     if found is None or found.key not in trusted:
         by = "nobody" if found is None else f"{found.key[:16]}, who is not in follow.trusted"
-        raise Corrupt(
-            f"manifest {hash}: version {manifest.policy} is signed by {by}; refused. Publish it with a trusted key"
-        )
+        raise Corrupt(f"{what} is signed by {by}; refused. Publish it with a trusted key")
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(found.key)).verify(
-            bytes.fromhex(found.value), _signed(manifest)
-        )
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(found.key)).verify(bytes.fromhex(found.value), message)
     except (InvalidSignature, ValueError) as error:
-        raise Corrupt(f"manifest {hash}: the signature of {found.key[:16]} does not fit it; refused") from error
+        raise Corrupt(f"{what}: the signature of {found.key[:16]} does not fit it; refused") from error
 
 
 def _signed(manifest: Manifest) -> bytes:
