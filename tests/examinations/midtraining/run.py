@@ -6,7 +6,7 @@ DIR is the output of `ostinato corpus build stdlib PACKAGES... --out DIR --again
 the worlds, for --against. Each budget is a separate course from the same start, with its own schedule, so that each ends at its
 lowest learning rate. Compute is 6 x parameters x tokens (Kaplan et al. 2020, 2001.08361); the fit is least squares of the loss on log10 of
 it, over the ends of the courses. The models stay in the work directory, for `rewards`, which measures their rewards. An interrupted run
-continues where it stopped. Writes tests/examinations/results/midtraining.json.
+continues where it stopped. Writes tests/examinations/results/midtraining.json. Exits with 1 if the loss does not fall with compute.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def one(config: Config, args: argparse.Namespace, tokens: int) -> dict[str, Any]
     return found
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("runs/midtraining"))
@@ -125,7 +125,8 @@ def main() -> None:
     }
     args.result.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["fit"], indent=1))
+    return int(result["fit"] is not None and result["fit"]["slope"] >= 0)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
