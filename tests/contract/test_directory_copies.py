@@ -1,10 +1,9 @@
 """What copies of directories promise, in a directory, in memory and in a bucket over HTTP."""
 
-import boto3
 import obstore
 import pytest
-from moto.server import ThreadedMotoServer
 from obstore.store import MemoryStore
+from tests.fakes.s3_server import s3_options, s3_server
 
 from ostinato.core.errors import NotFound, OstinatoError, StorageFull, Unavailable
 from ostinato.weights.store import copies as module
@@ -16,13 +15,8 @@ BIG = bytes(range(256)) * 45_000  # three parts of 5 MiB, the last one shorter
 
 @pytest.fixture(scope="module")
 def s3():
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
+    with s3_server() as url:
+        yield url
 
 
 @pytest.fixture(params=["directory", "memory", "s3"])
@@ -34,9 +28,7 @@ def copies(request, tmp_path):
         case "memory":
             return Copies(BucketConfig(url="memory:///", **settings), "checkpoints", "seal", inside=MemoryStore())
         case _:
-            url, known = request.getfixturevalue("s3"), {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
-            boto3.client("s3", endpoint_url=url, region_name="us-east-1", **known).create_bucket(Bucket="weights")
-            options = {"aws_endpoint": url, "aws_region": "us-east-1", **known}
+            options = s3_options(request.getfixturevalue("s3"))
             place = BucketConfig(url=f"s3://weights/{tmp_path.name}", options=options, **settings)
             return Copies(place, "checkpoints", "seal")
 

@@ -3,12 +3,11 @@
 import asyncio
 from pathlib import Path
 
-import boto3
 import numpy as np
 import obstore
 import pytest
-from moto.server import ThreadedMotoServer
 from tests.fakes.faults import flipped
+from tests.fakes.s3_server import s3_options, s3_server
 
 from ostinato.core.errors import BadConfig, BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from ostinato.core.seams import WeightStore
@@ -27,27 +26,12 @@ ONE, TWO, THREE = (hash_of(text) for text in (b"1", b"2", b"3"))
 
 @pytest.fixture(scope="module")
 def s3():
-    """moto's S3 server: the real API over HTTP."""
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
+    with s3_server() as url:
+        yield url
 
 
 def bucket(url: str, prefix: str, **settings) -> BucketStore:
-    options = {
-        "aws_endpoint": url,
-        "aws_region": "us-east-1",
-        "aws_access_key_id": "test",
-        "aws_secret_access_key": "test",
-    }
-    boto3.client(
-        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
-    ).create_bucket(Bucket="weights")
-    settings |= {"url": f"s3://weights/{prefix}", "options": options, "retries": 2, "part_bytes": 5 << 20}
+    settings |= {"url": f"s3://weights/{prefix}", "options": s3_options(url), "retries": 2, "part_bytes": 5 << 20}
     return BucketStore(BucketConfig(**settings))
 
 

@@ -5,10 +5,7 @@ import os
 import signal
 
 import aiohttp
-import boto3
-from moto.server import ThreadedMotoServer
-
-KNOWN = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+from tests.fakes.s3_server import s3_options, s3_server
 
 
 async def answered(url: str) -> dict | None:
@@ -25,25 +22,19 @@ async def answered(url: str) -> dict | None:
 
 
 async def test_a_gateway_starts_again_while_the_bucket_is_away(tmp_path, running):
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    boto3.client("s3", endpoint_url=url, region_name="us-east-1", **KNOWN).create_bucket(Bucket="weights")
-    options = {"aws_endpoint": url, "aws_region": "us-east-1", **KNOWN}
-    run = await running(
-        tmp_path,
-        "weights.url='s3://weights/run'",
-        "weights.options={" + ", ".join(f"{name}='{value}'" for name, value in options.items()) + "}",
-        "weights.retries=1",
-        f"follow.cache='{tmp_path / 'cache'}'",
-        "relay.timeout_s=1",
-        names=("serve",),
-    )
-    try:
+    with s3_server() as url:
+        options = ", ".join(f"{name}='{value}'" for name, value in s3_options(url).items())
+        run = await running(
+            tmp_path,
+            "weights.url='s3://weights/run'",
+            f"weights.options={{{options}}}",
+            "weights.retries=1",
+            f"follow.cache='{tmp_path / 'cache'}'",
+            "relay.timeout_s=1",
+            names=("serve",),
+        )
         before = await answered(run.url)
-        assert before is not None
-        server.stop()
+    try:  # from here on the bucket is away
         worker = run.worker("serve")
         first = worker.pid
         os.kill(first, signal.SIGKILL)
@@ -52,4 +43,5 @@ async def test_a_gateway_starts_again_while_the_bucket_is_away(tmp_path, running
                 await asyncio.sleep(0.2)
     finally:
         await run.stop()
+    assert before is not None
     assert after["ostinato"]["spans"][0][:2] == before["ostinato"]["spans"][0][:2], "the same version"
