@@ -89,6 +89,36 @@ async def test_nobody_waits_for_the_download_of_a_server_that_was_started_again_
         await until(lambda: fakes[1].label == "hash2")
 
 
+async def test_a_server_that_answers_after_a_newer_version_came_does_not_fetch_the_old_one(quick_looks):
+    fakes, looked, loaded, asked = [TokenVllm(SCRIPT) for _ in range(2)], asyncio.Event(), asyncio.Event(), []
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await engine.load("live", version(1))
+        replica = engine._fleet.replicas[1]
+        driver = replica.server.driver
+        honest_stage, honest_served = driver.stage, driver.served
+
+        async def stage(policy):
+            asked.append(policy)
+            seconds = await honest_stage(policy)
+            if len(asked) == 1:
+                fakes[1].forget()
+                await looked.wait()
+            return seconds
+
+        async def served():
+            if not replica.well:  # it was found without its weights and is about to be given them
+                looked.set()
+                await loaded.wait()
+            return await honest_served()
+
+        driver.stage, driver.served = stage, served
+        async with asyncio.timeout(5):
+            await engine.load("live", version(2))
+        loaded.set()
+        await until(lambda: fakes[1].label == "hash2")
+    assert set(asked) == {version(2).policy}
+
+
 async def test_a_version_whose_only_server_lost_it_is_fetched_again_before_it_is_loaded(quick_looks):
     fakes, go_on, asked = [TokenVllm(SCRIPT) for _ in range(2)], asyncio.Event(), []
     async with vllm_engine(*fakes) as engine:

@@ -310,11 +310,28 @@ class Fleet:
         if promised is not None and replica.may_stand_for(promised):
             await asyncio.sleep(_LOOK_S)  # it must fetch another version, and keep it until it loads it
             return
+        await self._restore(replica, held, seen, served)
+
+    async def _restore(
+        self,
+        replica: Replica,
+        held: tuple[str, PolicyVersion],
+        seen: tuple[PolicyVersion | None, bool, bool, int],
+        served: str,
+    ) -> None:
+        """Have a server fetch and load the version of its slot, as long as the slot's version and the server's state stay as they were."""
+
+        def stale() -> bool:
+            return (self._due(replica), replica.state) != (held, seen)
+
+        slot, policy = held
         async with replica.driving:
+            if stale():
+                return
             await replica.server.driver.stage(policy)
         async with self._loading:
-            if (self._due(replica), replica.state) != (held, seen):
-                return  # its state changed in the meantime, so its answer is out of date
+            if stale():
+                return
             if replica.loan is not None:
                 _LOG.info("%s goes to %s (%s)", replica.server.url, slot, policy)
             else:
