@@ -11,15 +11,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import boto3
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from tests.fakes.faults import flipped
+from tests.fakes.s3_server import s3_options, s3_server
 
 from ostinato.core.errors import Corrupt, OstinatoError
 from ostinato.core.weights import WeightArray
@@ -92,17 +91,10 @@ def s3():
     requests, log = Requests(), logging.getLogger("werkzeug")
     log.addHandler(requests)
     before, log.level = log.level, logging.INFO
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    who = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
-    boto3.client("s3", endpoint_url=url, region_name="us-east-1", **who).create_bucket(Bucket="weights")
-    options = {"aws_endpoint": url, "aws_region": "us-east-1", **who}
     try:
-        yield BucketStore(BucketConfig(url="s3://weights/run", options=options, retries=2)), requests
+        with s3_server() as url:
+            yield BucketStore(BucketConfig(url="s3://weights/run", options=s3_options(url), retries=2)), requests
     finally:
-        server.stop()
         log.removeHandler(requests)
         log.level = before
 

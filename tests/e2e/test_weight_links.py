@@ -7,11 +7,10 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 
-import boto3
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 from tests.fakes.link import Line, Link
+from tests.fakes.s3_server import s3_options, s3_server
 
 from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.weights import WeightArray
@@ -21,26 +20,17 @@ from ostinato.weights.store.bucket import BucketConfig, BucketStore
 from ostinato.weights.version.content import hash_of, weights_root
 
 ROUND_TRIPS_S = (0.004, 0.006, 0.015, 0.03)  # a tenth of real ones
-KEYS = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
 
 
 @pytest.fixture(scope="module")
 def s3():
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    boto3.client("s3", endpoint_url=url, region_name="us-east-1", **KEYS).create_bucket(Bucket="weights")
-    try:
+    with s3_server() as url:
         yield url
-    finally:
-        server.stop()
 
 
 def bucket(endpoint: str, prefix: str, **settings) -> BucketStore:
-    options = {"aws_endpoint": endpoint, "aws_region": "us-east-1", **KEYS}
-    return BucketStore(BucketConfig(url=f"s3://weights/{prefix}", options=options, **settings))
+    return BucketStore(BucketConfig(url=f"s3://weights/{prefix}", options=s3_options(endpoint), **settings))
 
 
 async def far(stack: AsyncExitStack, s3: str, fail: float, damage: float) -> list[Link]:

@@ -214,6 +214,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=16)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--compute", choices=("bf16", "fp32"), default="bf16", help="bf16 needs a CPU that has it")
+    parser.add_argument("--recompute", action="store_true", help="keep no activations, as one does to save memory")
     parser.add_argument("--episode", type=int, metavar="TOKENS", help="one long episode instead")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--one-episode", help=argparse.SUPPRESS)
@@ -227,6 +228,8 @@ def main() -> int:
         return 0
     path = resolve(asked.model, asked.cache)
     config = CONFIG.model_copy(update={"compute": asked.compute})
+    if asked.recompute:
+        config = config.model_copy(update={"recompute_tokens": 0})
     if asked.run == "score":
         score(path, config, asked.turns, asked.out)
         return 0
@@ -248,6 +251,7 @@ def main() -> int:
             str(asked.turns),
             "--compute",
             asked.compute,
+            *(["--recompute"] if asked.recompute else []),
         ]
         subprocess.run(command + rest, check=True)
 
