@@ -46,6 +46,7 @@ class Common:
             NotFound: there is no run. Nothing is created.
             BadConfig: the configuration is wrong.
         """
+        from ostinato.app.storage import check_elsewhere
         from ostinato.config import load, load_saved
         from ostinato.core.errors import NotFound
 
@@ -53,18 +54,20 @@ class Common:
             given = self.load(*more)
             directory = given.run.directory
             if given.record.url and not (directory / "log").exists():
-                from ostinato.app.storage import check_elsewhere
-
                 check_elsewhere(given)
                 return given
-        if not (directory / "log").exists():
-            raise NotFound(
-                f"no run in {directory}; name its directory with --set run.directory=..., or start one with `ostinato up`"
-            )
         own, overrides = directory / "config.json", (*more, *self.overrides, f"run.directory='{directory}'")
+        unknown = list[str]()
         if self.config is not None or not own.exists():
-            return load(self.config, overrides)
-        config, unknown = load_saved(own, overrides)
+            config = load(self.config, overrides)
+        else:
+            config, unknown = load_saved(own, overrides)
+        if not (directory / "log").exists():
+            if not (own.exists() and config.record.url):
+                raise NotFound(
+                    f"no run in {directory}; name its directory with --set run.directory=..., or start one with `ostinato up`"
+                )
+            check_elsewhere(config)  # no worker ran on this host, as on the machine of `up --on ray`
         if unknown:
             console.print(
                 f"{own} is of another version; left out: {', '.join(unknown)}", style="yellow", highlight=False

@@ -80,3 +80,17 @@ def test_a_store_without_a_run_is_read_where_its_url_is_given(tmp_path):
 def test_the_option_that_finds_a_run_can_be_pasted(tmp_path):
     assert named(load(None, [])) == ""
     assert named(load(None, ["run.directory='runs/my demo'"])) == "--set 'run.directory=runs/my demo'"
+
+
+def test_a_run_of_which_this_host_has_only_the_settings_is_found_by_its_log(tmp_path, in_postgres):
+    record, place = in_postgres(), tmp_path / "run"
+    config = load(None, [f"run.directory={place}", f"weights.url={tmp_path / 'weights'}"])
+    config = config.model_copy(update={"record": record})
+    place.mkdir()
+    save(config, place / "config.json")
+    found = Common(overrides=(f"run.directory={place}",))
+    with pytest.raises(NotFound, match="no run's log at"):
+        found.of_run()
+    open_log(config.model_copy(update={"run": config.run.model_copy(update={"directory": tmp_path / "other"})})).close()
+    assert found.of_run().record.url == record.url
+    app(["log", "--set", f"run.directory={place}"], result_action="return_value")

@@ -48,7 +48,7 @@ def _device(config: Config) -> str:
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     seen = f"torch sees {', '.join(gpus)}" if gpus else "torch sees no CUDA GPU"
     kernels = "our own kernels" if found.kernels == "own" else "torch's kernels"
-    never = "" if found.device == "cpu" else "; no GPU has run this yet, see docs/numerics.md"
+    never = "" if found.device == "cpu" else "; only partly tried on GPUs, see docs/numerics.md"
     return f"engine and trainer compute on {found.device} with {kernels}; {seen}{never}"
 
 

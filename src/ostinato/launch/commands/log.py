@@ -33,9 +33,9 @@ SHOWN = 60
 
 
 def existing(config: Config) -> Home:
-    """The run's directory. Raises NotFound if no run is there."""
+    """The run's directory. Raises NotFound if no run is there, and none has its log elsewhere."""
     place = Home(config.run.directory)
-    if not place.log.exists():
+    if not place.log.exists() and not config.record.url:
         raise NotFound(f"no run in {config.run.directory}; start one with `ostinato up`, or --set run.directory=...")
     return place
 

@@ -11,6 +11,8 @@ from ostinato.app.proving import open_releases
 from ostinato.app.roles import open_roles, wait_for
 from ostinato.app.storage import Run, model_path
 from ostinato.config import Config
+from ostinato.core.errors import BadConfig
+from ostinato.core.records import ReleaseEvent
 from ostinato.weights.publish.publisher import VersionPublisher
 
 _AGAIN_S = 0.2
@@ -21,6 +23,7 @@ async def prepare(run: Run, say: Callable[[str], None]) -> Path:
     async with _alone(run.config, say):
         path = await asyncio.to_thread(model_path, run.config, say)
         if await run.store.read_ref("live") is None:
+            await _check_unreleased(run)
             await _publish_base(run, path, say)
         base = await run.follower.resolve("base") or await run.follower.resolve("live")  # a copied store has no base
         assert base is not None
@@ -40,6 +43,16 @@ async def _alone(config: Config, say: Callable[[str], None]) -> AsyncGenerator[N
     waiting = "waiting for another worker to make the run ready"
     with contextlib.closing(await wait_for(open_roles(config), "prepare", lambda _: say(waiting))):
         yield
+
+
+async def _check_unreleased(run: Run) -> None:
+    """Raise BadConfig if the log has releases: without its weights the run would go back to the starting model."""
+    async for _, row in run.log.read(0, {ReleaseEvent}):
+        where = run.config.weights.url or run.home.weights
+        raise BadConfig(
+            f"the run's log has releases ({row.policy} and perhaps more), and the weight store {where} has no version that is live; name "
+            "the run's store in weights.url, or move its weights there"
+        )
 
 
 async def _publish_base(run: Run, path: Path, say: Callable[[str], None]) -> None:

@@ -1,7 +1,7 @@
 """A vLLM plugin that loads new weights from a weight store while vLLM serves.
 
 The rest of Ostinato does not import this package: it runs in vLLM's processes, which find it by the entry point ``vllm.general_plugins``.
-Besides vLLM it needs blake3, numba, obstore, pydantic and zstandard. Start the server like this::
+Besides vLLM it needs blake3, cryptography, numba, obstore, pydantic and zstandard. Start the server like this::
 
     VLLM_SERVER_DEV_MODE=1 vllm serve DIRECTORY --weight-transfer-config '{"backend": "ostinato"}' \
         --worker-extension-cls ostinato.weights.follow.vllm.worker.StagingWorker
