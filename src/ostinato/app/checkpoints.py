@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ostinato.app.storage import Run
-from ostinato.core.errors import Corrupt, NotFound, OstinatoError, StorageFull
+from ostinato.core.errors import Corrupt, NotFound, OstinatoError, StorageFull, TooLarge, Unauthorized
 from ostinato.core.records import Batch
 from ostinato.record.rowlog import RowLog
-from ostinato.train.checkpoint import MANIFEST, adopt, partial_of, stored
+from ostinato.train.checkpoint import MANIFEST, adopt, files_of, partial_of, stored, sweep
 from ostinato.weights.store.copies import Copies
 from ostinato.weights.store.location import is_relay
+from ostinato.weights.version.content import hash_of
 from ostinato.weights.version.manifest import Signature
 from ostinato.weights.version.signing import Signer, check_checkpoint
 
 _log = logging.getLogger(__name__)
 
-_SIGNATURE = "signature.json"
+_SIGNATURE, _BATCH = "signature.json", "batch"  # beside a copy's files
+_SENDING = ".sending"
+_MOST = 64 << 20  # bytes of a manifest: about 100 a tensor and rank
+
+BatchOf = Callable[[int], Awaitable[str]]
+"""The digest of a recorded step's batch; "" for a step that the log does not have."""
 
 
 class SharedCheckpoints:
@@ -29,45 +37,82 @@ class SharedCheckpoints:
 
     `trouble` says why the last copy failed; None if it did not.
 
+    A copy says which batch its last step took. One of another log, or of rows that the log lost in a failover, is left alone.
+
     Args:
         copies: where they are shared.
         place: this host's checkpoints.
         keep: how many of the newest copies are kept.
+        batch_of: what the log has of a step.
         signer: signs what is sent; None: it is not signed.
         trusted: public keys; what none of them signed is not fetched. Empty: everything is.
     """
 
     def __init__(
-        self, copies: Copies, place: Path, keep: int, signer: Signer | None = None, trusted: Sequence[str] = ()
+        self,
+        copies: Copies,
+        place: Path,
+        keep: int,
+        batch_of: BatchOf,
+        signer: Signer | None = None,
+        trusted: Sequence[str] = (),
     ) -> None:
-        self._copies, self._place, self._keep, self._signer, self._trusted = copies, place, keep, signer, trusted
+        self._copies, self._place, self._keep, self._batch_of = copies, place, keep, batch_of
+        self._signer, self._trusted = signer, trusted
         self._sending: asyncio.Task[None] | None = None
         self.trouble: str | None = None
 
-    async def fetch_newer(self, last_step: int) -> str | None:
+    async def fetch_newer(self) -> str | None:
         """Fetch the newest whole copy if this host has no checkpoint of that step or a later one. Returns its name, or None.
 
-        A copy of a step after `last_step`, the log's last, is not of this log as it is now. Raises Unavailable, Unauthorized.
+        First removes what a killed process left. Raises Unavailable; Unauthorized if this host has no checkpoint to go on from.
         """
+        shutil.rmtree(self._place / _SENDING, ignore_errors=True)
+        sweep(self._place)
         own = max((_step(path.name) for path in stored(self._place)), default=-1)
-        for name in sorted(await self._copies.names(), key=_step, reverse=True):
-            if _step(name) <= own:
-                return None
-            if _step(name) > last_step:
-                continue
-            partial = partial_of(self._place, name)
-            shutil.rmtree(partial, ignore_errors=True)
-            try:
-                await self._copies.fetch(name, partial)
-                check_checkpoint((partial / MANIFEST).read_bytes(), _signature(partial), self._trusted)
-                await asyncio.to_thread(adopt, partial)
-            except (Corrupt, NotFound, StorageFull) as error:
-                _log.warning("the shared checkpoint %s cannot be used: %s", name, error)
-                continue
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-            return name
+        try:
+            for name in sorted(await self._copies.names(), key=_step, reverse=True):
+                if _step(name) <= own:
+                    break
+                if await self._fetched(name):
+                    return name
+        except Unauthorized as error:
+            if own < 0:
+                raise
+            self.trouble = f"shared checkpoints cannot be read: {error}"
+            _log.warning("%s; going on from step %d", self.trouble, own)
         return None
+
+    async def _fetched(self, name: str) -> bool:
+        """Fetch a copy and check it; False, with a line in the log, if it cannot be used."""
+        batch = await self._batch_of(_step(name))
+        place = partial_of(self._place, name)
+        try:
+            if not batch or await self._batch(name) != batch:
+                raise Corrupt("its last batch is not the log's")
+            manifest = await self._copies.read(name, MANIFEST, _MOST)
+            check_checkpoint(manifest, batch, await self._signature(name), self._trusted)
+            await self._copies.fetch(name, {MANIFEST: len(manifest)} | files_of(manifest), place)
+            await asyncio.to_thread(adopt, place)
+        except (Corrupt, NotFound, TooLarge, StorageFull, OSError) as error:
+            _log.warning("the shared checkpoint %s cannot be used: %s", name, error)
+            return False
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        return True
+
+    async def _batch(self, name: str) -> str:
+        """The batch that a copy says it is of; "" if it says nothing readable."""
+        try:
+            return (await self._copies.read(name, _BATCH, 100)).decode()
+        except (NotFound, TooLarge, ValueError):
+            return ""
+
+    async def _signature(self, name: str) -> Signature | None:
+        try:
+            return Signature.model_validate_json(await self._copies.read(name, _SIGNATURE, 1000))
+        except (NotFound, TooLarge, ValueError):
+            return None
 
     def begin(self) -> None:
         """Start to send the newest checkpoint. If an earlier one is still on its way, this one is left out."""
@@ -81,11 +126,13 @@ class SharedCheckpoints:
             await asyncio.gather(self._sending, return_exceptions=True)
 
     async def _send(self) -> None:
-        linking = self._place / ".sending"
+        linking = self._place / _SENDING
         try:
             linked = _link(stored(self._place)[0], linking)
+            batch = await self._batch_of(_step(linked.name))
+            (linked / _BATCH).write_text(batch)
             if self._signer is not None:
-                signature = self._signer.sign_checkpoint((linked / MANIFEST).read_bytes())
+                signature = self._signer.sign_checkpoint((linked / MANIFEST).read_bytes(), batch)
                 (linked / _SIGNATURE).write_text(signature.model_dump_json())
             await self._copies.send(linked)
             await self._delete_old()
@@ -97,9 +144,13 @@ class SharedCheckpoints:
             shutil.rmtree(linking, ignore_errors=True)
 
     async def _delete_old(self) -> None:
-        """Delete all but the newest copies up to this host's newest checkpoint, and what earlier trainers sent only in part."""
+        """Delete all but the newest copies up to this host's newest checkpoint, and what earlier trainers sent only in part.
+
+        Copies of other batches than the log's stay, and do not count.
+        """
         newest = _step(stored(self._place)[0].name)
-        whole = sorted((name for name in await self._copies.names() if _step(name) <= newest), key=_step)
+        until = sorted((name for name in await self._copies.names() if _step(name) <= newest), key=_step)
+        whole = [name for name in until if await self._batch(name) == await self._batch_of(_step(name))]
         torn = [name for name in await self._copies.torn() if _step(name) < newest]
         for old in (*whole[: -self._keep], *torn):
             await self._copies.delete(old)
@@ -116,21 +167,14 @@ def _link(directory: Path, under: Path) -> Path:
     shutil.rmtree(under, ignore_errors=True)
     (linked := under / directory.name).mkdir(parents=True)
     for file in directory.iterdir():
-        if file.name != _SIGNATURE:
-            os.link(file, linked / file.name)
+        os.link(file, linked / file.name)
     return linked
 
 
-def _signature(directory: Path) -> Signature | None:
-    try:
-        return Signature.model_validate_json((directory / _SIGNATURE).read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def last_step(log: RowLog) -> int:
-    """The step of the log's newest batch; 0 before the first."""
-    return max((row.step for _, row in log.tail(1, {Batch}) if isinstance(row, Batch)), default=0)
+async def batch_digest(log: RowLog, step: int) -> str:
+    """A digest of a step's batch in the log, the same on all hosts; "" if there is none."""
+    found = await log.find(Batch, [(step,)])
+    return "".join(hash_of(json.dumps([row.step, row.turns, row.reference.hash, row.at]).encode()) for row in found)
 
 
 def shared_checkpoints(run: Run) -> SharedCheckpoints | None:
@@ -142,4 +186,5 @@ def shared_checkpoints(run: Run) -> SharedCheckpoints | None:
     copies = Copies(config.weights, f"checkpoints/{config.record.namespace}", MANIFEST)
     signer = None if config.publish.key is None else Signer.load(config.publish.key)
     trusted = (*config.follow.trusted, *(() if signer is None else (signer.public,)))
-    return SharedCheckpoints(copies, run.home.checkpoints, config.learn.keep_checkpoints, signer, trusted)
+    batch_of = partial(batch_digest, run.log)
+    return SharedCheckpoints(copies, run.home.checkpoints, config.learn.keep_checkpoints, batch_of, signer, trusted)

@@ -102,7 +102,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks
     with _agreeing(ranks, partial, checkpoint.step):
         if ranks.rank == 0:
             directory.mkdir(parents=True, exist_ok=True)
-            _sweep(directory)
+            sweep(directory)
             partial.mkdir()
     files: dict[str, Any] = {}
     with _agreeing(ranks, partial, checkpoint.step):
@@ -119,7 +119,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks
                 directory, partial, checkpoint, {k: v for each in said for k, v in json.loads(each).items()}
             )
     if ranks.rank == 0:
-        _sweep(directory)
+        sweep(directory)
         for old in stored(directory)[keep:]:
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)
@@ -208,13 +208,21 @@ def adopt(partial: Path) -> Path:
         step, name = _read(partial, Alone()).step, partial.name.removeprefix(_PARTIAL)
         if not name.startswith(f"{step:08d}-"):
             raise Corrupt(f"a checkpoint of step {step} is called {name}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"{partial.name} is no whole checkpoint: {error}") from error
     final = partial.with_name(name)
+    _point(final.parent, final.name)  # first, lest it point to an older one after a kill; until then it names nothing
     partial.rename(final)
     _sync(final.parent)
-    _point(final.parent, final.name)
     return final
+
+
+def files_of(manifest: bytes) -> dict[str, int]:
+    """The files that a checkpoint's manifest names, and their bytes. Raises Corrupt."""
+    try:
+        return {str(name): int(promised["bytes"]) for name, promised in json.loads(manifest)["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Corrupt(f"no manifest of a checkpoint: {error!r}") from error
 
 
 def partial_of(directory: Path, name: str) -> Path:
@@ -230,7 +238,7 @@ def stored(directory: Path) -> list[Path]:
     return sorted(names, key=lambda path: (path.name.split("-")[0], path.stat().st_mtime_ns), reverse=True)
 
 
-def _sweep(directory: Path) -> None:
+def sweep(directory: Path) -> None:
     """Remove the partial files and directories of killed writers."""
     for entry in directory.glob(f"{_PARTIAL}*"):
         if entry.is_dir():

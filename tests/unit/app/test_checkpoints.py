@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+from pathlib import Path
 
 import numpy as np
 import obstore
@@ -10,8 +11,8 @@ import pytest
 from obstore.store import MemoryStore
 
 from ostinato.app.checkpoints import SharedCheckpoints
-from ostinato.core.errors import Unavailable
-from ostinato.train.checkpoint import MANIFEST, Checkpoint, load, save
+from ostinato.core.errors import Unauthorized, Unavailable
+from ostinato.train.checkpoint import MANIFEST, Checkpoint, adopt, load, partial_of, save
 from ostinato.weights.store.config import BucketConfig
 from ostinato.weights.store.copies import Copies
 from ostinato.weights.version.signing import Signer
@@ -30,10 +31,13 @@ def inside():
 
 @pytest.fixture
 def shared(tmp_path, inside):
-    def on(host, keep=2, **keys):
+    def on(host, keep=2, batches=lambda step: f"batch {step}", **keys):
+        async def batch_of(step):
+            return batches(step)
+
         copies = Copies(BucketConfig(url="memory:///"), "checkpoints", MANIFEST, inside=inside)
         (tmp_path / host).mkdir(exist_ok=True)
-        return SharedCheckpoints(copies, tmp_path / host, keep, **keys), tmp_path / host
+        return SharedCheckpoints(copies, tmp_path / host, keep, batch_of, **keys), tmp_path / host
 
     return on
 
@@ -50,13 +54,13 @@ async def test_a_trainer_elsewhere_continues_from_the_newest_checkpoint(shared):
         await sent(one)
     two, there = shared("two")
     assert load(there) is None
-    assert (await two.fetch_newer(100)).startswith("00000015-")
+    assert (await two.fetch_newer()).startswith("00000015-")
     assert load(there).step == 15
     assert load(there).weights["w"].tobytes() == made(15, value=15).weights["w"].tobytes()
-    assert await two.fetch_newer(100) is None, "it has this one"
+    assert await two.fetch_newer() is None, "it has this one"
     save(there, made(20))
     await sent(two)
-    assert (await one.fetch_newer(100)).startswith("00000020-")
+    assert (await one.fetch_newer()).startswith("00000020-")
     assert load(here).step == 20, "although the host had a LATEST of its own"
     assert [name.split("-")[0] for name in await one._copies.names()] == ["00000015", "00000020"]
 
@@ -66,7 +70,7 @@ async def test_a_newer_checkpoint_of_its_own_is_kept(shared):
     save(here, made(5))
     await sent(one)
     save(there, made(6))
-    assert await two.fetch_newer(100) is None
+    assert await two.fetch_newer() is None
     assert load(there).step == 6
 
 
@@ -75,13 +79,107 @@ async def test_a_copy_of_steps_that_the_log_does_not_have_is_not_taken(shared):
     for step in (5, 10):
         save(here, made(step))
         await sent(one)
-    two, there = shared("two")
-    assert (await two.fetch_newer(9)).startswith("00000005-")
+    batches = {5: "batch 5", 6: "another 6", 10: ""}
+    two, there = shared("two", batches=batches.get)
+    assert (await two.fetch_newer()).startswith("00000005-")
     assert load(there).step == 5
     save(there, made(6))
     await sent(two)
     steps = [name.split("-")[0] for name in await two._copies.names()]
     assert steps == ["00000005", "00000006", "00000010"], "those of the other log stay"
+    batches[10] = "another 10"  # the log lost its rows in a failover, and has come to step 10 again, by other turns
+    three, last = shared("three", keep=1, batches=batches.get)
+    assert (await three.fetch_newer()).startswith("00000006-")
+    save(last, made(10, value=3.0))
+    await sent(three)
+    assert (await shared("four", batches=batches.get)[0].fetch_newer()).startswith("00000010-")
+    assert load(here.parent / "four").weights["w"].tobytes() == made(10, value=3.0).weights["w"].tobytes()
+    assert [name.split("-")[0] for name in await three._copies.names()] == ["00000010"] * 2, "only its own are deleted"
+
+
+async def test_a_copy_of_another_run_is_not_taken_although_the_same_key_signed_it(shared, inside, tmp_path):
+    key = Signer.create(tmp_path / "key")
+    one, here = shared("one", signer=key, batches=lambda step: f"another run's {step}")
+    save(here, made(5))
+    await sent(one)
+    two, there = shared("two", trusted=[key.public])
+    assert await two.fetch_newer() is None
+    name = (await one._copies.names())[0]
+    obstore.put(inside, f"checkpoints/{name}/batch", b"batch 5")  # whoever can write to the bucket calls it this run's
+    assert await two.fetch_newer() is None
+    assert list(there.iterdir()) == []
+
+
+async def test_nothing_large_is_fetched_before_the_manifest_is_found_right(shared, inside, tmp_path, monkeypatch):
+    key = Signer.create(tmp_path / "key")
+    one, here = shared("one")
+    save(here, made(5))
+    await sent(one)
+    fetched, get = [], obstore.get_range_async
+
+    async def noted(store, path, **rest):
+        fetched.append(path.rpartition("/")[2])
+        return await get(store, path, **rest)
+
+    monkeypatch.setattr(obstore, "get_range_async", noted)
+    assert await shared("two", trusted=[key.public])[0].fetch_newer() is None
+    assert set(fetched) == {"batch", MANIFEST}
+    name = (await one._copies.names())[0]
+    obstore.put(inside, f"checkpoints/{name}/weights.safetensors", b"?" * 5000)
+    obstore.put(inside, f"checkpoints/{name}/more.safetensors", b"?" * 5000)
+    assert await shared("three")[0].fetch_newer() is None
+    assert set(fetched) == {"batch", MANIFEST}
+    for nonsense in (b"[]", b"{", b'{"files": {"a": []}}'):
+        obstore.put(inside, f"checkpoints/{name}/{MANIFEST}", nonsense)
+        assert await shared("four")[0].fetch_newer() is None
+
+
+async def test_what_a_killed_trainer_left_is_removed_at_the_next_start(shared):
+    one, here = shared("one")
+    kept = save(here, made(5))
+    for left in (".sending/00000003-aa", ".partial-00000004-aa"):
+        (here / left).mkdir(parents=True)
+        (here / left / "weights.safetensors").write_bytes(b"?")
+    assert await one.fetch_newer() is None
+    assert {path.name for path in here.iterdir()} == {"LATEST", kept.name}
+
+
+async def test_a_fetched_checkpoint_is_the_newest_although_the_process_died_as_it_came(shared, monkeypatch):
+    one, here = shared("one")
+    save(here, made(10))
+    await sent(one)
+    _, there = shared("two")
+    save(there, made(5))
+    renamed = Path.rename
+
+    def dies(self, target):
+        renamed(self, target)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "rename", dies)
+        with pytest.raises(KeyboardInterrupt):
+            adopt(copied(here, there))
+    assert load(there).step == 10
+
+
+def copied(here, there):
+    """A checkpoint as it is after it was fetched."""
+    found = next(here.glob("0*"))
+    return shutil.copytree(found, partial_of(there, found.name))
+
+
+async def test_a_bucket_that_refuses_checkpoints_stops_only_who_has_none(shared, monkeypatch, caplog):
+    def refused(*_, **__):
+        raise obstore.exceptions.PermissionDeniedError("no")
+
+    monkeypatch.setattr(obstore, "list", refused)
+    one, here = shared("one")
+    with pytest.raises(Unauthorized):
+        await one.fetch_newer()
+    save(here, made(5))
+    assert await one.fetch_newer() is None
+    assert "cannot be read" in one.trouble
 
 
 async def test_what_earlier_trainers_sent_in_part_is_deleted(shared, inside):
@@ -110,7 +208,7 @@ async def test_a_checkpoint_that_is_replaced_while_it_is_sent_is_sent_whole(shar
     await one._sending
     assert one.trouble is None
     two, there = shared("two")
-    assert (await two.fetch_newer(100)).startswith("00000005-")
+    assert (await two.fetch_newer()).startswith("00000005-")
     assert load(there).weights["w"].tobytes() == made(5, value=5.0).weights["w"].tobytes()
     assert not (here / ".sending").exists()
 
@@ -126,13 +224,13 @@ async def test_what_no_trusted_key_signed_is_not_taken(shared, inside, tmp_path,
         await sent(stranger)
     two, there = shared("two", trusted=[ours.public])
     with caplog.at_level(logging.WARNING):
-        assert (await two.fetch_newer(100)).startswith("00000005-")
+        assert (await two.fetch_newer()).startswith("00000005-")
     assert load(there).step == 5
     assert "is signed by nobody" in caplog.text
     assert "is signed by " + theirs.public[:16] in caplog.text
     (three, last), manifest = shared("three", trusted=[ours.public]), next(iter(here.glob("0*"))) / MANIFEST
     obstore.put(inside, f"checkpoints/{manifest.parent.name}/{MANIFEST}", manifest.read_bytes() + b" ")
-    assert await three.fetch_newer(5) is None, "its signature does not fit the text"
+    assert await three.fetch_newer() is None, "its signature does not fit the text"
     assert load(last) is None
 
 
@@ -148,7 +246,7 @@ async def test_a_damaged_copy_falls_back_to_the_one_before(shared, inside, tmp_p
     obstore.put(inside, path, bytes(body))
     two, there = shared("two")
     with caplog.at_level(logging.WARNING):
-        assert (await two.fetch_newer(100)).startswith("00000005-")
+        assert (await two.fetch_newer()).startswith("00000005-")
     assert load(there).step == 5
     assert newest in caplog.text
     assert [path.name.split("-")[0] for path in there.iterdir()] != [], "nothing partial is left"
@@ -164,7 +262,7 @@ async def test_a_copy_under_a_wrong_name_is_not_taken(shared, inside, name):
         shutil.copy(file, other / file.name)
     await one._copies.send(other)
     two, there = shared("two")
-    assert await two.fetch_newer(100) is None
+    assert await two.fetch_newer() is None
     assert load(there) is None
 
 
@@ -183,7 +281,7 @@ async def test_a_bucket_that_is_away_delays_nothing_and_is_said(shared, monkeypa
     with monkeypatch.context() as broken:
         broken.setattr(obstore, "list", lambda *_, **__: (_ for _ in ()).throw(obstore.exceptions.GenericError("no")))
         with pytest.raises(Unavailable):
-            await shared("two")[0].fetch_newer(100)
+            await shared("two")[0].fetch_newer()
     monkeypatch.setattr(obstore, "put_async", put)
     await sent(one)
     assert one.trouble is None

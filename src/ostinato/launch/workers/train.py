@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from ostinato.app.checkpoints import last_step, shared_checkpoints
+from ostinato.app.checkpoints import shared_checkpoints
 from ostinato.app.learning import Learning, open_learning
 from ostinato.app.numerics import trainer_contract
 from ostinato.app.storage import Run
@@ -69,8 +69,12 @@ class TrainWorker:
     async def resume(self) -> None:
         """Load the last checkpoint and repeat the recorded steps after it, with the recorded credits."""
         parts = self.parts
-        if self._shared and (fetched := await self._shared.fetch_newer(last_step(self._run.log))):
-            logger.info("fetched the checkpoint %s of another host's trainer", fetched)
+        if self._shared:
+            with self._pulse.during(
+                "looking for a newer checkpoint of another host"
+            ):  # no limit: a large one takes hours
+                if fetched := await self._shared.fetch_newer():
+                    logger.info("fetched the checkpoint %s of another host's trainer", fetched)
         if await asyncio.to_thread(parts.trainer.resume, self._run.home.checkpoints):
             logger.info("resumed at step %d", parts.trainer.step_count)
         named = await parts.released.candidate()

@@ -10,15 +10,17 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import obstore
 
-from ostinato.core.errors import NotFound
+from ostinato.core.errors import Corrupt, NotFound, TooLarge
 from ostinato.weights.store.config import BucketConfig
 from ostinato.weights.store.disk import storage_refusals
-from ostinato.weights.store.location import again, connect, refusals
+from ostinato.weights.store.location import again, connect, directory_of, in_directory, refusals
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST_PARTS: Final = 10_000  # of one upload to S3
@@ -36,7 +38,7 @@ class Copies:
 
         copies = Copies(BucketConfig(url="s3://weights/run-7"), "checkpoints", "checkpoint.json")
         await copies.send(Path("checkpoints/00000005-0f3a"))
-        await copies.fetch("00000005-0f3a", Path("fetched"))
+        await copies.fetch("00000005-0f3a", {"weights.safetensors": 4096}, Path("fetched"))
 
     Raises (all methods): Unavailable when the bucket cannot be reached, Unauthorized when it refuses us.
     """
@@ -44,6 +46,7 @@ class Copies:
     def __init__(self, config: BucketConfig, prefix: str, seal: str, *, inside: Any = None) -> None:
         self.url, self._config, self._prefix, self._seal = config.url, config, prefix, seal
         self._store = inside if inside is not None else connect(config)
+        self._directory = directory_of(config.url) / prefix if in_directory(config.url) else None
         self._gate = asyncio.Semaphore(config.parallel)
 
     async def names(self) -> list[str]:
@@ -52,7 +55,12 @@ class Copies:
 
     async def torn(self) -> list[str]:
         """The incomplete copies, sorted: what was sent or deleted in part, or is being sent now."""
-        return sorted(name for name, files in (await self._list(f"{self._prefix}/")).items() if self._seal not in files)
+        listed = await self._list(f"{self._prefix}/")
+        if (
+            self._directory is not None and self._directory.is_dir()
+        ):  # the listing hides the half-written file of a killed sender
+            listed |= {found.name: {} for found in self._directory.iterdir() if found.name not in listed}
+        return sorted(name for name, files in listed.items() if self._seal not in files and _NAME.fullmatch(name))
 
     async def send(self, directory: Path) -> None:
         """Copy a directory under its own name. An interrupted copy is not there, and can be sent again."""
@@ -65,12 +73,25 @@ class Copies:
                     self._store, self._path(directory.name, file.name), file, chunk_size=part, max_concurrency=4
                 )
 
-    async def fetch(self, name: str, into: Path) -> None:
-        """Copy a directory to `into`, which must not exist; it is on the disk when this returns. Raises NotFound, StorageFull."""
-        files = (await self._list(f"{self._prefix}/{name}/")).get(name, {})
-        if self._seal not in files:
-            raise NotFound(f"there is no {self._prefix}/{name} at {self.url}", field="name")
-        into.mkdir(parents=True)
+    async def read(self, name: str, file: str, most: int) -> bytes:
+        """A small file of a copy. Raises NotFound; TooLarge for one of more than `most` bytes."""
+        found = await self._files(name)
+        if file not in found:
+            raise NotFound(f"the copy {self._prefix}/{name} at {self.url} has no {file}", field="file")
+        if found[file] > most:
+            raise TooLarge(f"{self._path(name, file)} has {found[file]} bytes; the limit is {most}", field="file")
+        return bytes(await self._part(self._path(name, file), 0, found[file])) if found[file] else b""
+
+    async def fetch(self, name: str, files: Mapping[str, int], into: Path) -> None:
+        """Copy files of these sizes to the directory `into`, which must not exist; they are on the disk when this returns.
+
+        Raises NotFound, Corrupt for a file of another size, StorageFull.
+        """
+        found = await self._files(name)
+        if odd := [file for file, size in files.items() if found.get(file) != size]:
+            raise Corrupt(f"{self._path(name, odd[0])} has {found.get(odd[0], 0)} bytes, not {files[odd[0]]}")
+        with storage_refusals(f"making {into}"):
+            into.mkdir(parents=True)
         for file, size in files.items():
             await self._fetch_file(self._path(name, file), size, into / file)
 
@@ -80,8 +101,19 @@ class Copies:
         for file in sorted(files, key=lambda file: file != self._seal):
             with refusals(self.url, f"deleting {self._prefix}/{name}"), contextlib.suppress(FileNotFoundError):
                 await obstore.delete_async(self._store, self._path(name, file))
+        if self._directory is not None and _NAME.fullmatch(name):
+            await asyncio.to_thread(
+                shutil.rmtree, self._directory / name, ignore_errors=True
+            )  # what a killed sender left
 
     # ------------------------------------------------------------ internals
+
+    async def _files(self, name: str) -> dict[str, int]:
+        """The files of a complete copy and their sizes. Raises NotFound."""
+        files = (await self._list(f"{self._prefix}/{name}/")).get(name, {})
+        if self._seal not in files:
+            raise NotFound(f"there is no {self._prefix}/{name} at {self.url}", field="name")
+        return files
 
     def _path(self, name: str, file: str) -> str:
         return f"{self._prefix}/{name}/{file}"
@@ -107,9 +139,7 @@ class Copies:
 
             async def fetch(start: int) -> None:
                 async with self._gate:
-                    with refusals(self.url, f"reading {path}", missing=f"{path} is no longer at {self.url}"):
-                        length = min(part, size - start)
-                        data = await obstore.get_range_async(self._store, path, start=start, length=length)
+                    data = await self._part(path, start, min(part, size - start))
                     await asyncio.to_thread(os.pwrite, file.fileno(), data, start)
 
             try:
@@ -119,3 +149,7 @@ class Copies:
             except ExceptionGroup as failed:
                 raise failed.exceptions[0] from failed
             await asyncio.to_thread(os.fsync, file.fileno())
+
+    async def _part(self, path: str, start: int, length: int) -> Any:
+        with refusals(self.url, f"reading {path}", missing=f"{path} is no longer at {self.url}"):
+            return await obstore.get_range_async(self._store, path, start=start, length=length)

@@ -65,17 +65,17 @@ class Signer:
         """The manifest with its signature."""
         return manifest.model_copy(update={"signature": self._signature(_signed(manifest))})
 
-    def sign_checkpoint(self, manifest: bytes) -> Signature:
-        """The signature of a checkpoint's manifest, which holds the hashes of its files."""
-        return self._signature(_CHECKPOINT + manifest)
+    def sign_checkpoint(self, manifest: bytes, batch: str) -> Signature:
+        """The signature of a checkpoint's manifest, which holds the hashes of its files, and of the last batch in its weights, a digest."""
+        return self._signature(_checkpoint(manifest, batch))
 
     def _signature(self, message: bytes) -> Signature:
         return Signature(key=self.public, value=self._key.sign(message).hex())
 
 
-def check_checkpoint(manifest: bytes, signature: Signature | None, trusted: Sequence[str]) -> None:
-    """Refuse a checkpoint whose manifest none of the `trusted` public keys signed; without keys everything is accepted. Raises Corrupt."""
-    _check(_CHECKPOINT + manifest, signature, trusted, "the checkpoint")
+def check_checkpoint(manifest: bytes, batch: str, signature: Signature | None, trusted: Sequence[str]) -> None:
+    """Refuse a checkpoint that none of the `trusted` public keys signed for this batch; without keys accept any. Raises Corrupt."""
+    _check(_checkpoint(manifest, batch), signature, trusted, "the checkpoint")
 
 
 def check_signature(manifest: Manifest, hash: str, trusted: Sequence[str]) -> None:
@@ -93,6 +93,10 @@ def _check(message: bytes, found: Signature | None, trusted: Sequence[str], what
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(found.key)).verify(bytes.fromhex(found.value), message)
     except (InvalidSignature, ValueError) as error:
         raise Corrupt(f"{what}: the signature of {found.key[:16]} does not fit it; refused") from error
+
+
+def _checkpoint(manifest: bytes, batch: str) -> bytes:
+    return _CHECKPOINT + batch.encode() + b"\n" + manifest
 
 
 def _signed(manifest: Manifest) -> bytes:
