@@ -47,11 +47,11 @@ async def _alone(config: Config, say: Callable[[str], None]) -> AsyncGenerator[N
 
 async def _check_unreleased(run: Run) -> None:
     """Raise BadConfig if the log has releases: without its weights the run would go back to the starting model."""
-    async for _, row in run.log.read(0, {ReleaseEvent}):
+    async for _ in run.log.read(0, {ReleaseEvent}):
         where = run.config.weights.url or run.home.weights
         raise BadConfig(
-            f"the run's log has releases ({row.policy} and perhaps more), and the weight store {where} has no version that is live; name "
-            "the run's store in weights.url, or move its weights there"
+            f"the run's log has releases, and the weight store {where} has no version that is live; name the run's store in weights.url, "
+            "or move its weights there"
         )
 
 
