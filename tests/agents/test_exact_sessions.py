@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.agents.running import AGENTS
 from tests.agents.scripted import scripted_engine, stretched
-from tests.agents.solving import answer, passes, solve
+from tests.agents.solving import answer, installed, passes, solve
 from tests.examinations.exactness.measures import gap
 
 from ostinato.core.records import Branch, Turn
@@ -24,6 +25,8 @@ RESULT = Path(__file__).parents[1] / "examinations" / "results" / "agents.json"
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
+    if not any(map(installed, AGENTS)):  # it is made before `agent` looks
+        pytest.skip("needs the agents: make agents")
     return stretched(tmp_path_factory.mktemp("model"))
 
 

@@ -20,8 +20,9 @@ TRIAL = (
     "release.trial.better_after_s=0",
     # sixty users who ask as fast as they can: a day's 20 turns are over in seconds, and what looks worse by chance would stay so
     "release.trial.most_turns_a_day=1e6",
-    # a busy machine delays a request in a hundred by seconds, of whichever arm
-    "release.metrics=[{name='latency_p99', role='diagnostic'}]",
+    # a busy machine delays a request in a hundred by seconds, of whichever arm; and a tiny model's second step may really be some points
+    # worse, so the guardrail on acceptance has the goal's margin
+    "release.metrics=[{name='latency_p99', role='diagnostic'}, {name='accepted_of_all', tolerance=0.3}]",
     "serve.control_share=0.1",
 )
 
