@@ -70,9 +70,8 @@ class TrainWorker:
         """Load the last checkpoint and repeat the recorded steps after it, with the recorded credits."""
         parts = self.parts
         if self._shared:
-            with self._pulse.during(
-                "looking for a newer checkpoint of another host"
-            ):  # no limit: a large one takes hours
+            # no limit: a large checkpoint takes hours
+            with self._pulse.during("looking for a newer checkpoint of another host"):
                 if fetched := await self._shared.fetch_newer():
                     logger.info("fetched the checkpoint %s of another host's trainer", fetched)
         if await asyncio.to_thread(parts.trainer.resume, self._run.home.checkpoints):

@@ -56,9 +56,8 @@ class Copies:
     async def torn(self) -> list[str]:
         """The incomplete copies, sorted: what was sent or deleted in part, or is being sent now."""
         listed = await self._list(f"{self._prefix}/")
-        if (
-            self._directory is not None and self._directory.is_dir()
-        ):  # the listing hides the half-written file of a killed sender
+        if self._directory is not None and self._directory.is_dir():
+            # the listing hides the half-written file of a killed sender
             listed |= {found.name: {} for found in self._directory.iterdir() if found.name not in listed}
         return sorted(name for name, files in listed.items() if self._seal not in files and _NAME.fullmatch(name))
 
@@ -102,9 +101,8 @@ class Copies:
             with refusals(self.url, f"deleting {self._prefix}/{name}"), contextlib.suppress(FileNotFoundError):
                 await obstore.delete_async(self._store, self._path(name, file))
         if self._directory is not None and _NAME.fullmatch(name):
-            await asyncio.to_thread(
-                shutil.rmtree, self._directory / name, ignore_errors=True
-            )  # what a killed sender left
+            # the listing hides what a killed sender left
+            await asyncio.to_thread(shutil.rmtree, self._directory / name, ignore_errors=True)
 
     # ------------------------------------------------------------ internals
 
