@@ -221,7 +221,7 @@ def files_of(manifest: bytes) -> dict[str, int]:
     """The files that a checkpoint's manifest names, and their bytes. Raises Corrupt."""
     try:
         return {str(name): int(promised["bytes"]) for name, promised in json.loads(manifest)["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Corrupt(f"no manifest of a checkpoint: {error!r}") from error
 
 

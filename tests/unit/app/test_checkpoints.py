@@ -129,7 +129,8 @@ async def test_nothing_large_is_fetched_before_the_manifest_is_found_right(share
     obstore.put(inside, f"checkpoints/{name}/more.safetensors", b"?" * 5000)
     assert await shared("three")[0].fetch_newer() is None
     assert set(fetched) == {"batch", MANIFEST}
-    for nonsense in (b"[]", b"{", b'{"files": {"a": []}}'):
+    endless = b'{"files": {"a": {"bytes": Infinity}}}'
+    for nonsense in (b"[]", b"{", b'{"files": {"a": []}}', endless, b"[" * 100_000):
         obstore.put(inside, f"checkpoints/{name}/{MANIFEST}", nonsense)
         assert await shared("four")[0].fetch_newer() is None
 
