@@ -100,32 +100,43 @@ def _add_rows(total: Tensor, rows_N: Tensor, grad_ND: Tensor) -> None:
 
 
 class _LookedUp(torch.autograd.Function):
+    """Adds to `.grad` itself: autograd would keep the gradient that a head with the same weight made until this one, as large, is there.
+
+    `asked` makes autograd call `backward`; the weight is in a tuple, where autograd does not see it.
+    """
+
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
+    def forward(ctx: Any, asked: Tensor, ids: Tensor, rest: tuple[nn.Parameter, int | None]) -> Tensor:
+        del asked
         ctx.save_for_backward(ids)
-        ctx.rest = weight.shape, weight.dtype, padding
+        ctx.rest = rest
+        weight, padding = rest
         return F.embedding(ids, weight, padding)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (ids,), (shape, dtype, padding) = ctx.saved_tensors, ctx.rest
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (ids,), (weight, padding) = ctx.saved_tensors, ctx.rest
         known_K, place_N = ids.flatten().unique(return_inverse=True)
-        rows_KD = torch.zeros(len(known_K), shape[1], device=ids.device)
+        rows_KD = torch.zeros(len(known_K), weight.shape[1], device=ids.device)
         _add_rows(rows_KD, place_N, _flat(grads[0]).float())
         if padding is not None:  # its embedding is a constant
             rows_KD[known_K == padding] = 0
-        made = torch.zeros(shape, dtype=dtype, device=ids.device)
-        return None, made.index_copy_(0, known_K, rows_KD.to(dtype)), None
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        weight.grad.index_add_(0, known_K, rows_KD.to(weight.dtype))
+        return None, None, None
 
 
-def looked_up(ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
-    """Rows of an embedding, under autograd: a token's gradients are added up in fp32 and rounded once to the weight's dtype.
+def looked_up(ids: Tensor, weight: nn.Parameter, padding: int | None) -> Tensor:
+    """Rows of an embedding, under autograd: a token's gradients are added up in fp32, rounded once to the weight's dtype, and added to
+    ``weight.grad``; `torch.autograd.grad` does not see them.
 
     Autograd's own backward adds them up in the weight's dtype: in bf16 a frequent token learns too little or too much.
     """
-    if not torch.is_grad_enabled():
+    if not (torch.is_grad_enabled() and weight.requires_grad):
         return F.embedding(ids, weight, padding)
-    return _LookedUp.apply(ids, weight, padding)  # pyright: ignore[reportReturnType]
+    asked = torch.zeros((), requires_grad=True)
+    return _LookedUp.apply(asked, ids, (weight, padding))  # pyright: ignore[reportReturnType]
 
 
 class _Selected(torch.autograd.Function):

@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -36,6 +35,7 @@ from ostinato.train.policy import Policy, served_dtypes
 from ostinato.train.sharding.balance import rows_of
 from ostinato.train.sharding.context import ContextAttention, Share
 from ostinato.train.sharding.group import RankGroup
+from ostinato.train.sharding.reduction import DirectReduceScatter
 
 
 class ShardedPolicy(Policy):
@@ -71,7 +71,7 @@ class ShardedPolicy(Policy):
                 cast("Any", module).forward = partial(_normed, module)
             elif is_plain_embedding(module):
                 cast("Any", module).forward = partial(_embedded, module)
-        self._whole = _divide(_Whole(model), self._layers, dtype, group.mesh)
+        self._whole = _divide(_Whole(model), self._layers, dtype, group)
         self._whole._apply(partial(_with_memory, device=group.backend.device))
         _read_rows(model, path, dtype, group)
 
@@ -100,14 +100,16 @@ class _Whole(nn.Module):
         return run()
 
 
-def _divide(whole: _Whole, layers: list[nn.Module], dtype: torch.dtype, mesh: DeviceMesh) -> Any:
+def _divide(whole: _Whole, layers: list[nn.Module], dtype: torch.dtype, group: RankGroup) -> Any:
     """Apply FSDP2 to each layer, and to the rest. Gradients are summed over the ranks in fp32, not averaged."""
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in (*layers, whole):
         # also after the forward pass: the next pass must not find weights gathered before other weights were put in
-        divided: Any = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        divided: Any = fully_shard(module, mesh=group.mesh, mp_policy=policy, reshard_after_forward=True)
         divided.set_gradient_divide_factor(1.0)
         divided.set_force_sum_reduction_for_comms(True)
+        if group.backend.device == "cpu":
+            divided.set_custom_reduce_scatter(DirectReduceScatter())
     return whole
 
 
@@ -121,7 +123,7 @@ def _normed(module: RMSNorm, x: Tensor) -> Tensor:
 
 
 def _embedded(module: nn.Embedding, ids: Tensor) -> Tensor:
-    return looked_up(ids, module.weight, module.padding_idx)
+    return looked_up(ids, cast("nn.Parameter", module.weight), module.padding_idx)
 
 
 def _drop_memory(model: nn.Module) -> None:
