@@ -17,6 +17,7 @@ from ostinato.core.records import PolicyVersion, Span
 from ostinato.core.samples import Sample
 from ostinato.testing.records import a_turn
 from ostinato.train.config import TrainConfig
+from ostinato.train.sharding.memory import return_freed_memory
 from ostinato.train.sharding.trainer import ShardedTrainer
 from ostinato.train.trainer import PolicyTrainer
 
@@ -44,6 +45,7 @@ def samples(path: Path, turns: list[dict[str, Any]], config: TrainConfig) -> lis
 
 def main() -> None:
     answers = quiet_stdout()
+    return_freed_memory()  # as the training worker does
     torch.set_num_threads(1)
     path, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
     config = TrainConfig(

@@ -36,6 +36,7 @@ from ostinato.model.load import resolve
 from ostinato.model.renderer import HFRenderer
 from ostinato.testing.records import a_turn
 from ostinato.train.config import TrainConfig
+from ostinato.train.sharding.memory import return_freed_memory
 from ostinato.train.sharding.trainer import RankProgram, ShardedTrainer
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.follow.follower import Follower
@@ -144,6 +145,8 @@ def one(
     path: Path, config: TrainConfig, out: Path, ranks: int, name: str, steps: int, resume: str | None
 ) -> dict[str, Any]:
     """Take steps at a number of ranks, with a checkpoint after the first, and report the root after the last."""
+    if ranks > 1:
+        return_freed_memory()  # as the training worker does
     torch.set_num_threads(1)
     samples = batch(path, out)
     gc.collect()

@@ -29,6 +29,7 @@ from ostinato.launch.workers.stopping import unless
 from ostinato.loop import step
 from ostinato.reward.asking.opening import asker_of
 from ostinato.reward.asking.question import Asker
+from ostinato.train.sharding.memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -183,6 +184,8 @@ class TrainWorker:
 
 async def train(config: Config, life: Life) -> None:
     """Train until told to stop. Raises what `act` raises."""
+    if config.train.ranks > 1:
+        return_freed_memory()  # before torch makes its first tensor, for the numerics contract
     torch.set_num_threads(config.train.threads)
     cleaning_s = max(_LEAST_CLEANING_S, config.supervise.stop_s - _LEAVING_S)
     await act(config, life, "train", lambda run: unless(life.stopping, _train(run, life), cleaning_s))

@@ -1,7 +1,9 @@
-"""Freed blocks go back to the system, whatever lies between them."""
+"""Freed blocks go back to the system, whatever lies between them, and large ones come in large pages."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,3 +33,31 @@ def test_freed_blocks_are_returned_though_some_between_them_are_kept():
     }
     assert found["returned"] < 30, "11 of 200 MiB are held"
     assert found["by itself"] > 150, "what this is for"
+
+
+PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+FAULTS = """
+import resource, torch
+from ostinato.train.sharding.memory import return_freed_memory
+return_freed_memory()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch.zeros(64 << 18).add_(1)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(**environment: str) -> int:
+    """Page faults of a process that makes one tensor of 64 MiB, 16,384 pages of 4 KiB."""
+    return int(
+        subprocess.run(
+            [sys.executable, "-c", FAULTS], env=os.environ | environment, capture_output=True, text=True, check=True
+        ).stdout
+    )
+
+
+@pytest.mark.skipif(
+    not PAGES.exists() or "[never]" in PAGES.read_text(), reason="this kernel has no transparent huge pages"
+)
+def test_a_large_block_costs_few_page_faults_unless_the_environment_says_otherwise():
+    assert faults() < 5_000
+    assert faults(THP_MEM_ALLOC_ENABLE="0") > 15_000
