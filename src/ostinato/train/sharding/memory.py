@@ -6,6 +6,8 @@ import ctypes
 import os
 import sys
 
+import torch
+
 _MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 _LARGE = 1 << 17
 _LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch reads it when it makes its first tensor
@@ -18,8 +20,11 @@ def return_freed_memory() -> None:
     different sizes are then interleaved in one heap that never shrinks during a step.
 
     Memory that is new to the process costs a page fault for every 4 KiB, so torch asks for pages of 2 MiB from now on, if it has made no
-    tensor yet. The environment variable THP_MEM_ALLOC_ENABLE=0 prevents that.
+    tensor yet. Where the environment variable THP_MEM_ALLOC_ENABLE is set, it decides.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
         libc.mallopt(_MMAP_THRESHOLD, _LARGE)
-        os.environ.setdefault(_LARGE_PAGES, "1")
+        if _LARGE_PAGES not in os.environ:
+            os.environ[_LARGE_PAGES] = "1"
+            torch.empty(1)
+            del os.environ[_LARGE_PAGES]  # not for programs that this process starts
