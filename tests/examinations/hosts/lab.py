@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -255,7 +256,7 @@ class Lab:
         hosts = list(self.hosts.values())
         for host in hosts:
             (host.directory / f"only-{host.name}").touch()
-        seen = {host.name: host.run("find", "/", "-xdev", "-name", "only-*", check=False) for host in hosts[:2]}
+        seen = {host.name: host.run(*_SEARCH, check=False) for host in hosts[:2]}
         seen |= {host.name: host.run("ls", *_places(host, self.directory), check=False) for host in hosts}
         written = [
             host.run("sh", "-c", f"touch '{ROOT}/written' 2>/dev/null && echo written", check=False) for host in hosts
@@ -277,6 +278,10 @@ class Lab:
         }  # fmt: skip
 
 
+# libraries and repositories hold most of a disk's files, and no host's directory
+_SEARCH = shlex.split(
+    r"find / -xdev ( -name site-packages -o -name node_modules -o -name .git ) -prune -o -name 'only-*' -print"
+)
 _REACHES = """
 import socket, sys
 try:
