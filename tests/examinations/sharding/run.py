@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,15 +101,24 @@ def peaks(pids: list[int]) -> list[float]:
 
 
 class Versions:
-    """Publishes each version as a delta to the one before, if possible."""
+    """Publishes each version as a delta to the one before, during the next step, as the training worker does."""
 
     def __init__(self, store: DirectoryStore, config: PublisherConfig, lines: Sequence[socket.socket]) -> None:
-        self._loop = asyncio.Runner()
+        self._pool = ThreadPoolExecutor(1)
+        self._loop = asyncio.Runner()  # of the pool's thread
         self._publisher = VersionPublisher(store, config, (lambda own: Together(own, lines)) if lines else None)
         self._last: PolicyVersion | None = None
+        self._begun: list[Future[dict[str, Any]]] = []
 
-    def publish(self, learned: Learned) -> dict[str, Any]:
-        """Publish a version. Returns the publication's form, size and seconds."""
+    def begin(self, learned: Learned) -> None:
+        """Start publishing a version. The caller must not keep it, because its memory is measured."""
+        self._begun.append(self._pool.submit(self._publish, learned))
+
+    def settle(self) -> list[dict[str, Any]]:
+        """Wait for all versions. Returns each publication's root, form, size and seconds."""
+        return [each.result() for each in self._begun]
+
+    def _publish(self, learned: Learned) -> dict[str, Any]:
         done = self._loop.run(
             self._publisher.publish(learned.policy_number, learned.weights, run="examination", base=self._last)
         )
@@ -158,11 +168,11 @@ def one(
     pids = [os.getpid()] + ([process.pid for process in trainer.others] if isinstance(trainer, ShardedTrainer) else [])
     loaded = peaks(pids)
     resumed = resume is not None and trainer.resume(out / resume)
-    losses, norms, seconds, published = [], [], [], [publisher.publish(trainer.present())]
+    losses, norms, seconds = [], [], []
+    publisher.begin(trainer.present())
     for number in range(steps):
         learned = trainer.step(samples)
         metrics = learned.metrics
-        published.append(publisher.publish(learned))
         losses.append(metrics["loss"])
         norms.append(metrics["grad_norm"])
         seconds.append(round(metrics["seconds"], 2))
@@ -170,6 +180,9 @@ def one(
             started = time.perf_counter()
             trainer.save(out / name, cursor=0, keep=1)
             saved = round(time.perf_counter() - started, 2)
+        publisher.begin(learned)
+        del learned
+    published = publisher.settle()
     found = {
         "ranks": ranks,
         "resumed": resumed,
