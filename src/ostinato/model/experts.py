@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.activations import ACT2FN
 from transformers.integrations.moe import (
     ExpertsInterface,
     _default_apply_gate,  # pyright: ignore[reportPrivateUsage]
@@ -23,14 +24,15 @@ from transformers.integrations.moe import (
 
 from ostinato.core.errors import BadConfig
 from ostinato.model.gated import gated
-from ostinato.model.linear import linear
+from ostinato.model.linear import Panels, can_lay_out, in_panels, linear, multiply
 
 IMPLEMENTATION = "ostinato"
 """Name under which the function is registered."""
 # on later ones the gradient of an expert without rows is not zero (github.com/pytorch/pytorch/issues/172439)
 _HOPPER = 9
-DEFAULT_ROWS = 32
-"""The row rule if none was measured: the largest that the self-test tries, so that exactness holds if it can on this machine."""
+_SILUS = (nn.SiLU, type(ACT2FN["silu"]))  # the library has a class of its own
+DEFAULT_ROWS = 1
+"""The row rule: our own products need no padding."""
 
 
 def set_rows(model: nn.Module, rows: int) -> None:
@@ -117,12 +119,30 @@ def _linear(module: Any, name: str, x_PD: Tensor, plan: _Plan) -> Tensor:
     bias: Tensor | None = getattr(module, f"{name}_bias") if module.has_bias else None
     if x_PD.is_cuda and can_group(stacked) and torch.cuda.get_device_capability(x_PD.device)[0] == _HOPPER:
         return grouped(x_PD, stacked if module.is_transposed else stacked.transpose(1, 2), bias, plan.sizes_E)
+    laid: dict[str, list[Panels]] = getattr(module, "ostinato_panels", {})
     weights, biases, hit = _by_expert(stacked), None if bias is None else _by_expert(bias), plan.hit()
     parts: list[Tensor] = []
     for (expert, _), x in zip(hit, x_PD.split([size for _, size in hit]), strict=True):
-        part = x @ weights[expert] if module.is_transposed else linear(x, weights[expert])
+        if name in laid:
+            part = multiply(x, laid[name][expert])
+        else:
+            part = linear(x, weights[expert].t() if module.is_transposed else weights[expert])
         parts.append(part if biases is None else part + biases[expert])
     return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+@torch.inference_mode()
+def lay_out_experts(model: nn.Module) -> None:
+    """Lay the experts' weights out for the kernels once, in place of their parameters: for inference on the CPU."""
+    for module in experts_of(model):
+        laid: dict[str, list[Panels]] = {}
+        for name in ("gate_up_proj", "up_proj", "down_proj"):
+            stacked: Tensor | None = getattr(module, name, None)
+            if isinstance(stacked, Tensor) and stacked.dim() == 3 and can_lay_out(stacked):
+                turned = bool(cast("Any", module).is_transposed)
+                laid[name] = [in_panels(weight.t() if turned else weight) for weight in stacked.detach()]
+                setattr(module, name, nn.Parameter(stacked.new_empty(0), requires_grad=False))
+        cast("Any", module).ostinato_panels = laid
 
 
 def can_group(stacked: Tensor) -> bool:
@@ -142,7 +162,7 @@ def grouped(x_PD: Tensor, weights_EDO: Tensor, bias_EO: Tensor | None, sizes_E: 
 def _activate(module: Any, x_PD: Tensor) -> Tensor:
     if not module.has_gate:
         return module.act_fn(x_PD)
-    if x_PD.is_cpu and type(module)._apply_gate is _default_apply_gate and isinstance(module.act_fn, nn.SiLU):
+    if x_PD.is_cpu and type(module)._apply_gate is _default_apply_gate and isinstance(module.act_fn, _SILUS):
         return gated(*x_PD.chunk(2, -1))
     return module._apply_gate(x_PD)
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ostinato.core.errors import BadConfig
-from ostinato.model.linear import padded_rows
 
 WEIGHT_LEVELS = 127
 _LEVELS = (127, 63)  # of activations, to either side of zero: eight bits, and seven
@@ -162,3 +161,12 @@ def _drawn(rows: int, columns: int, most: int, *, seed: int) -> Tensor:
     for row, sign in zip(range(0, rows, 2), (1, -1), strict=False):
         drawn[row] = sign * most
     return drawn
+
+
+def padded_rows(rows: int) -> int:
+    """The row count that is computed for `rows` rows.
+
+    oneDNN keeps code and buffers for each row count it has seen: some 0.5 MB each, in all up to half a gigabyte.
+    """
+    step = 1 if rows <= 32 else 4 if rows <= 128 else 16 if rows <= 512 else 64
+    return -(-rows // step) * step

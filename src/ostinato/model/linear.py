@@ -1,53 +1,134 @@
-"""The one matrix product of every model: fp32 on CPUs goes to oneDNN, all else to torch's own choice.
+"""The one matrix product of every model: our own kernels in a stated order of additions (`kernels.product`), for bf16 and fp32 on CPUs.
 
-torch computes fp32 products with MKL, whose bits depend on the number of rows below 4 on some CPUs and below 16 on others. oneDNN uses
-one order of additions from 2 rows on (the self-test measures it), gives the same bits when a weight is laid out in advance or its
-outputs are divided, and is as fast. Products in bf16 are oneDNN's anyway.
+A row's result depends on that row alone: not on how many others are computed with it, not on the number of threads, and, in the order
+"blocks", not on the kind of CPU. Other dtypes and devices go to torch.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
-ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-"""Whether this build of torch has oneDNN's product as an operation of its own."""
-if ONEDNN:
-    # the overload itself: looking it up for each call costs as much as a small product
-    _PRODUCT: Any = torch.ops.mkldnn._linear_pointwise.default
+from ostinato.core.errors import BadConfig
+from ostinato.model.kernels.decoder import project
+from ostinato.model.kernels.layout import lay_out
+from ostinato.model.kernels.pairs import HAS_PAIRS
+from ostinato.model.kernels.processor import tiles_allowed
+from ostinato.model.kernels.product import BLOCK, FUSED, PAIRS, TILES
+from ostinato.model.kernels.turns import COLUMNS
+from ostinato.model.kernels.vector import PANEL
+from ostinato.model.paged import array
+from ostinato.model.threads import split, together
+
+Order = Literal["blocks", "pairs"]
+"""An order of additions of bf16 products. "blocks" is possible on every CPU, "pairs" on those with AVX512-BF16."""
+
+_NO_BIAS = {torch.bfloat16: np.empty((1, 0), np.uint16), torch.float32: np.empty((1, 0), np.float32)}
+_order: Order | None = None
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[..., in] -> [..., out] by oneDNN, for a weight [out, in], plain or in oneDNN's layout. Without gradients."""
-    rows = x.numel() // x.shape[-1]
-    added = padded_rows(rows) - rows
-    if not added:
-        return _PRODUCT(x, weight, bias, "none", [], "")
-    padded = F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, added))
-    y: Tensor = _PRODUCT(padded, weight, bias, "none", [], "")
-    return y[:rows].view(*x.shape[:-1], y.shape[-1])
+def possible_orders() -> tuple[Order, ...]:
+    """The orders that this CPU can compute in, the one that is expected to be faster first."""
+    if not HAS_PAIRS:
+        return ("blocks",)
+    return ("blocks", "pairs") if tiles_allowed() else ("pairs", "blocks")
 
 
-def padded_rows(rows: int) -> int:
-    """The row count that is computed for `rows` rows.
+def use_order(order: Order) -> None:
+    """Compute bf16 products of this process in this order from now on. Raises BadConfig if the CPU cannot."""
+    global _order
+    if order not in possible_orders():
+        raise BadConfig(
+            f'model.order = "{order}": this CPU has no AVX512-BF16, or it is masked; set model.order = "blocks", which every CPU can compute'
+        )
+    _order = order
 
-    oneDNN keeps code and buffers for each row count it has seen: some 0.5 MB each, in all up to half a gigabyte.
-    """
-    step = 1 if rows <= 32 else 4 if rows <= 128 else 16 if rows <= 512 else 64
-    return -(-rows // step) * step
+
+def order_in_use() -> Order:
+    """The order of this process's bf16 products: as set by `use_order`, else the first of `possible_orders`."""
+    return _order or possible_orders()[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A weight [outputs, inputs] in the kernels' layout."""
+
+    words: Tensor
+    inputs: int
+    outputs: int
+    dtype: torch.dtype
+
+    @property
+    def address(self) -> int:
+        """Where the kernels read it; valid as long as this object lives."""
+        return self.words.data_ptr()
+
+
+def in_panels(weight: Tensor, beside: Tensor | None = None) -> Panels:
+    """A weight [N, K] in bf16 or fp32 in panels; with `beside`, of the same shape, half of each panel's outputs are from `beside`."""
+    outputs, inputs = weight.shape
+    weight = weight.detach()
+    if beside is not None:
+        both = [each.view(-1, PANEL // 2, inputs) for each in (weight, beside.detach())]
+        weight = torch.stack(both, 1).view(2 * outputs, inputs)
+    if inputs % BLOCK:
+        weight = F.pad(weight, (0, -inputs % BLOCK))
+    words_NX = array(weight.contiguous().view(torch.int32))
+    count = -(-len(words_NX) // PANEL)
+    words = torch.empty(count, words_NX.shape[1], PANEL, dtype=torch.int32)
+    out = array(words)
+    split(count, lambda a, b: lay_out(words_NX, a, b, out))
+    return Panels(words, inputs, len(words_NX), weight.dtype)
+
+
+def multiply(x: Tensor, panels: Panels, bias: Tensor | None = None) -> Tensor:
+    """[..., K] times a weight in panels, plus a bias [N]: [..., N]. Without gradients; on as many threads as torch may use."""
+    x_MK = x.reshape(-1, panels.inputs).contiguous()
+    out = x.new_empty(*x.shape[:-1], panels.outputs)
+    if len(x_MK):
+        counters, how, address = np.zeros((1, COLUMNS), np.int64), how_multiplied(panels.dtype), panels.address
+        biases = no_bias(panels.dtype) if bias is None else array(bias.detach().contiguous())[None]
+        xs, outs = array(x_MK), array(out.view(-1, panels.outputs))
+        together(lambda: project(counters, xs, address, how, biases, outs))
+    return out
+
+
+def how_multiplied(dtype: torch.dtype) -> int:
+    """The kernels' argument `how` for weights in this dtype."""
+    if dtype != torch.bfloat16:
+        return FUSED
+    if order_in_use() == "pairs":
+        return PAIRS
+    return TILES if tiles_allowed() else FUSED
+
+
+def no_bias(dtype: torch.dtype) -> NDArray[Any]:
+    """The kernels' bias [1, 0] for products without one."""
+    return _NO_BIAS[dtype]
+
+
+def can_lay_out(weight: Tensor) -> bool:
+    """Whether our kernels multiply by this weight: bf16 or fp32, on the CPU."""
+    return weight.is_cpu and weight.dtype in _NO_BIAS
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """[..., in] times a weight [out, in], plus a bias [out]: [..., out]. Works under autograd and inference_mode."""
-    if not (ONEDNN and x.is_cpu and x.dtype == weight.dtype == torch.float32):
+    if not (can_lay_out(weight) and x.is_cpu and x.dtype == weight.dtype):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         result: Tensor = _Linear.apply(x, weight, bias)  # pyright: ignore[reportAssignmentType]
         return result
-    return product(x, weight, bias)
+    return multiply(x, in_panels(weight), bias)
 
 
 class Linear(nn.Linear):
@@ -62,6 +143,36 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
+class PanelLinear(nn.Module):
+    """Linear layers for inference over a copy of their weights in panels: the same bits, without laying them out at each call."""
+
+    def __init__(self, layers: Sequence[nn.Linear | Conv1D]) -> None:
+        """One layer whose outputs are the concatenated outputs of `layers`. Raises ValueError if they cannot be combined."""
+        super().__init__()
+        biases = [layer.bias.detach() for layer in layers if cast("Tensor | None", layer.bias) is not None]
+        weights = [layer.weight.t() if isinstance(layer, Conv1D) else layer.weight.detach() for layer in layers]
+        if len(biases) not in (0, len(layers)) or not all(map(can_lay_out, weights)):
+            raise ValueError("these layers cannot be one in panels")
+        self._panels = in_panels(torch.cat(weights) if len(weights) > 1 else weights[0])
+        self._bias = torch.cat(biases) if biases else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return multiply(x, self._panels, self._bias)
+
+
+@torch.inference_mode()
+def replace_by_panels(model: nn.Module) -> int:
+    """Replace the model's bf16 and fp32 linear layers on the CPU by `PanelLinear`, in place; returns how many."""
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, (nn.Linear, Conv1D)) and can_lay_out(child.weight):
+                setattr(parent, name, PanelLinear([child]))
+                count += 1
+    return count
+
+
 def replace_linears(model: nn.Module) -> int:
     """Replace every plain linear layer of the model by `Linear`, keeping its parameters; returns how many."""
     count = 0
@@ -73,11 +184,28 @@ def replace_linears(model: nn.Module) -> int:
     return count
 
 
+def gradient_product(a: Tensor, b: Tensor) -> Tensor:
+    """[N, K] times [K, M] for gradients, which need no stated order: by torch, in fp32 where the CPU has no bf16 products.
+
+    There torch would convert every number again and again, at a fifth of the speed.
+    """
+    if a.dtype == torch.bfloat16 and a.is_cpu and not has_bf16_products():
+        return (a.float() @ b.float()).to(torch.bfloat16)
+    return a @ b
+
+
+@lru_cache
+def has_bf16_products() -> bool:
+    """Whether torch's bf16 products run on instructions of the CPU's own."""
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return product(x, weight, bias)
+        return multiply(x, in_panels(weight), bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -85,7 +213,7 @@ class _Linear(torch.autograd.Function):
         wanted: tuple[bool, bool, bool] = ctx.needs_input_grad
         grad_NO = grads[0].reshape(-1, len(weight))
         return (
-            (grad_NO @ weight).view(x.shape) if wanted[0] else None,
-            grad_NO.t() @ x.reshape(-1, x.shape[-1]) if wanted[1] else None,
+            gradient_product(grad_NO, weight).view(x.shape) if wanted[0] else None,
+            gradient_product(grad_NO.t(), x.reshape(-1, x.shape[-1])) if wanted[1] else None,
             grad_NO.sum(0) if wanted[2] else None,
         )

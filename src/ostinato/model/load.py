@@ -23,6 +23,7 @@ from ostinato.model.directory import check_directory
 from ostinato.model.gated import replace_mlps
 from ostinato.model.linear import replace_linears
 from ostinato.model.norms import replace_norms
+from ostinato.model.portable import make_portable
 from ostinato.model.tensors import check_finite, dtype_of, put_weights, weights_of
 
 __all__ = ["build", "check_directory", "empty_model", "load_model", "put_weights", "resolve", "weights_of"]
@@ -161,6 +162,8 @@ def _cut(config: Any, depth: int) -> None:
 
 def _ready(model: Any, *, train: bool, backend: Backend) -> PreTrainedModel:
     model.config.use_cache = False
+    if backend.kernels == "own":
+        make_portable(model)  # before the routers are tried
     routing.install(model)
     if backend.kernels == "own":
         replace_norms(model)

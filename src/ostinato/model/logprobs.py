@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ostinato.model.devices.softmax import TensorSoftmax
-from ostinato.model.kernels.softmax import TILE, invert, logprobs, normalise
+from ostinato.model.kernels.softmax import TILE, invert, logprobs, logs, normalise
 from ostinato.model.paged import array
 from ostinato.model.threads import split
 
@@ -46,7 +46,9 @@ class RowSoftmax:
 
     def log_totals(self) -> Tensor:
         """Log of the sum of exp(logits / temperature), [M], fp32."""
-        return torch.from_numpy((self.tops_M + np.log(self.totals_M)).astype(np.float32))
+        found = np.empty_like(self.totals_M)
+        logs(self.totals_M, found)
+        return torch.from_numpy((self.tops_M + found).astype(np.float32))
 
     def sound(self) -> NDArray[np.bool_]:
         """False where the logits held a NaN or +inf, or nothing but -inf."""

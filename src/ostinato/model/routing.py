@@ -8,7 +8,7 @@ a cursor, so recomputing activations in the backward pass finds the same routes 
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ostinato.core.errors import BadConfig, BadRoutes
 from ostinato.model.experts import experts_of
+from ostinato.model.portable import PortableOperations
 
 _ATTRIBUTE = "ostinato_routing"
 
@@ -220,17 +221,24 @@ class _Recipe:
 
     normalised: bool  # gates of a token sum to 1
     narrowed: bool  # gates are rounded to the dtype of the logits
+    portable: bool  # by our own operations
 
     def gates(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Gates and ids in descending order of probability: the normalising sum must add in the same order as the router's."""
-        probabilities = torch.softmax(logits, -1, dtype=torch.float32)
-        values, order = probabilities.gather(-1, ids).topk(ids.shape[-1], dim=-1)
-        if self.normalised:
-            values = values / values.sum(dim=-1, keepdim=True)
+        with PortableOperations() if self.portable else nullcontext():
+            probabilities = torch.softmax(logits, -1, dtype=torch.float32)
+            values, order = probabilities.gather(-1, ids).topk(ids.shape[-1], dim=-1)
+            if self.normalised:
+                values = values / values.sum(dim=-1, keepdim=True)
         return values.to(logits.dtype) if self.narrowed else values, ids.gather(-1, order)
 
 
-_RECIPES = [_Recipe(normalised, narrowed) for normalised in (True, False) for narrowed in (True, False)]
+_RECIPES = [
+    _Recipe(normalised, narrowed, portable)
+    for normalised in (True, False)
+    for narrowed in (True, False)
+    for portable in (True, False)
+]
 
 
 def install(model: nn.Module) -> Routing | None:

@@ -10,16 +10,15 @@ from transformers import LlamaConfig, Ministral3Config, Qwen3Config
 from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.forms import fused, trial
 from ostinato.engine.embedded.forms.fused import FusedLayer, fuse
-from ostinato.engine.embedded.forms.packed import prepack_linears
 from ostinato.model.attention import hidden, logits
 from ostinato.model.exactness import bits_of, check_exact
+from ostinato.model.linear import replace_by_panels
 from ostinato.model.load import load_model
 from ostinato.model.norms import RMSNorm
 from ostinato.model.paged import WholeAttend
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 
-pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN to pack for")
-ROWS = 4
+ROWS = 1
 SHAPE = {
     "vocab_size": 260,
     "hidden_size": 64,
@@ -56,12 +55,10 @@ def layers_of(model):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", FUSED)
 def test_a_fused_model_gives_the_same_bits(tmp_path, kind, dtype):
-    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("this CPU has no bf16 kernels to pack for")
     path = tiny_of(tmp_path / "m", FUSED[kind]())
     plain, engine = load_model(path, dtype), load_model(path, dtype)
     assert fuse(engine, ROWS) == 2 * 7
-    assert prepack_linears(engine) == 1
+    assert replace_by_panels(engine) == 1
     assert layers_of(engine) == [True, True]
     for count in (1, 4, 7, 33, 100):
         assert torch.equal(answer(engine, count), answer(plain, count)), count
@@ -74,9 +71,9 @@ def test_a_pass_of_the_trainer_has_the_bits_of_the_fused_engine(tmp_path, kind):
     seen = []
 
     def pack(part, rows=1):
-        seen.append(prepack(part, rows))
+        seen.append(fuse(part, rows) + replace_by_panels(part))
 
-    check_exact(model, 32, pack=pack)
+    check_exact(model, 1, pack=pack)
     assert seen == [2 * 7 + 1]
 
 
@@ -84,7 +81,7 @@ def test_a_pass_of_the_trainer_has_the_bits_of_the_fused_engine(tmp_path, kind):
 def test_every_supported_architecture_keeps_its_bits_fused_or_not(tmp_path, kind):
     path = tiny_of(tmp_path / "m", SUPPORTED[kind]())
     plain, engine = load_model(path, torch.float32), load_model(path, torch.float32)
-    prepack(engine, ROWS)
+    fuse(engine, ROWS)
     for count in (1, 9, 40):
         assert torch.equal(answer(engine, count), answer(plain, count)), count
 
@@ -129,7 +126,7 @@ def test_queries_that_are_scaled_from_some_length_on_keep_their_scale(tmp_path):
     config = Ministral3Config(**SHAPE, head_dim=16, max_position_embeddings=16384, rope_parameters=rope)
     path = tiny_of(tmp_path / "m", config)
     plain, engine = load_model(path, torch.float32), load_model(path, torch.float32)
-    prepack(engine, ROWS)
+    fuse(engine, ROWS)
     for first in (0, 4090, 8190, 16384 - 9):
         assert torch.equal(answer(engine, 9, first), answer(plain, 9, first)), first
 
@@ -204,7 +201,7 @@ def test_what_is_the_same_for_every_layer_is_made_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fused, "array", counted)
     want = answer(model, 9)
-    assert made.count((12, 16)) == 2  # cosines and sines of 9 tokens and 3 of padding
+    assert made.count((9, 16)) == 2  # cosines and sines
     assert not [shape for shape in made if len(shape) == 1]
     assert torch.equal(answer(model, 9), want)
 
@@ -213,7 +210,7 @@ def test_lanes_of_one_model_rotate_by_their_own_positions(tmp_path):
     """Two passes side by side, as far apart as they can be: neither sees the other's cosines."""
     path = tiny_of(tmp_path / "m", FUSED["llama"]())
     plain, engine = load_model(path, torch.float32), load_model(path, torch.float32)
-    prepack(engine, ROWS)
+    fuse(engine, ROWS)
     firsts = [0, 700] * 10
     with ThreadPoolExecutor(2) as lanes:
         found = list(lanes.map(lambda first: answer(engine, 9, first), firsts))
@@ -224,7 +221,7 @@ def test_lanes_of_one_model_rotate_by_their_own_positions(tmp_path):
 def test_a_fused_layer_reads_the_norms_own_memory(tmp_path):
     path = tiny_of(tmp_path / "m", FUSED["qwen3"]())
     plain, engine = load_model(path, torch.float32), load_model(path, torch.float32)
-    prepack(engine, ROWS)
+    fuse(engine, ROWS)
     for model in (plain, engine):
         for module in model.modules():
             if isinstance(module, RMSNorm):
@@ -233,4 +230,4 @@ def test_a_fused_layer_reads_the_norms_own_memory(tmp_path):
 
 
 def test_a_part_of_a_model_is_packed_only():
-    assert prepack(nn.Sequential(nn.Linear(32, 48)), ROWS) in (0, 1)
+    assert prepack(nn.Sequential(nn.Linear(32, 48)), ROWS) == 1

@@ -10,11 +10,11 @@ from ostinato.core.records import Sampling
 from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.forms.fused import FusedLayer, fuse
 from ostinato.engine.embedded.forms.int8 import Int8Linear, quantise, times_as_fast
-from ostinato.engine.embedded.forms.packed import prepack_linears
 from ostinato.model import integers as arithmetic
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.integers import Integers, Matrix, find
+from ostinato.model.linear import replace_by_panels
 from ostinato.model.load import load_model
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
@@ -77,7 +77,7 @@ def test_the_decoder_is_rounded_and_the_head_is_not(tmp_path, integers):
     assert float((rounded - plain).norm() / plain.norm()) < 0.05
     with torch.inference_mode():
         before = logits(model, rounded)
-    assert prepack_linears(model) == 1, "what is left is packed, with the bits that it had"
+    assert replace_by_panels(model) == 1, "what is left is laid out, with the bits that it had"
     with torch.inference_mode():
         assert torch.equal(logits(model, rounded), before)
 

@@ -1,4 +1,4 @@
-"""The engine's form of a model: all layers in one call, or fused layers, if that changes no bit; otherwise packed linear layers.
+"""The engine's form of a model: all layers in one call, or fused layers, if that changes no bit; otherwise linear layers in panels.
 
 If rounding to integers is requested, it is fused layers of integer products.
 """
@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 from ostinato.engine.embedded.forms.condensed import condense
 from ostinato.engine.embedded.forms.fused import fuse
 from ostinato.engine.embedded.forms.int8 import quantise
-from ostinato.engine.embedded.forms.packed import prepack_linears
+from ostinato.model.experts import lay_out_experts
 from ostinato.model.integers import Integers
+from ostinato.model.linear import replace_by_panels
 
 
 def prepack(model: nn.Module, rows: int = 1, integers: Integers | None = None) -> int:
@@ -22,6 +23,7 @@ def prepack(model: nn.Module, rows: int = 1, integers: Integers | None = None) -
     BadConfig for a model that cannot be rounded.
     """
     if not isinstance(model, PreTrainedModel):
-        return prepack_linears(model)
+        return replace_by_panels(model)
     taken = (condense(model, rows) or fuse(model, rows)) if integers is None else quantise(model, integers)
-    return taken + prepack_linears(model)
+    lay_out_experts(model)
+    return taken + replace_by_panels(model)

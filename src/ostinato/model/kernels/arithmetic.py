@@ -1,12 +1,13 @@
 # pyright: basic, reportCallIssue=false
-"""The scalar operations of the kernels: fused multiply-add, exp, and bf16 as the upper half of a float.
+"""The scalar operations of the kernels: fused multiply-add, exp, log, sine and cosine, and bf16 as the upper half of a float.
 
-Every operation is IEEE 754 single precision and nothing is compiled with fast-math, so LLVM may vectorise but not reorder: the
+Every operation is IEEE 754, in single precision but for log, sine and cosine, and nothing is compiled with fast-math, so LLVM may vectorise but not reorder: the
 result is the same at every vector width, in every loop shape, and in `numpy` written out by hand.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -113,3 +114,60 @@ def store(typingctx: Any, like: Any, x: Any) -> Any:
         return builder.select(is_nan, ir.Constant(half, 0x7FC0), builder.trunc(rounded, half))
 
     return like(like, types.float32), generate
+
+
+# ---------------------------------------------------------------- in double precision, after FreeBSD's msun (fdlibm)
+
+_LN2_HIGH64, _LN2_LOW64 = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+_LG1, _LG2, _LG3, _LG4 = 6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01
+_LG5, _LG6, _LG7 = 1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01
+_HALF_ROOT = 0.70710678118654752440
+_TWO_OVER_PI = 6.36619772367581382433e-01
+_PIO2_1, _PIO2_2, _PIO2_3 = 1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624871116645580e-21
+_S1, _S2, _S3 = -1.66666666666666324348e-01, 8.33333333332248946124e-03, -1.98412698298579493134e-04
+_S4, _S5, _S6 = 2.75573137070700676789e-06, -2.50507602534068634195e-08, 1.58969099521155010221e-10
+_C1_64, _C2_64, _C3_64 = 4.16666666666666019037e-02, -1.38888888888741095749e-03, 2.48015872894767294178e-05
+_C4_64, _C5_64, _C6_64 = -2.75573143513906633035e-07, 2.08757232129817482790e-09, -1.13596475577881948265e-11
+
+
+@njit(nogil=True, cache=True)
+def log64(x):
+    """The natural logarithm of a positive normal float64, to less than 1 ulp; -inf for 0, inf and NaN as they are."""
+    if not x < np.inf:
+        return x
+    if x <= 0.0:
+        return -np.inf if x == 0.0 else np.nan
+    m, k = math.frexp(x)
+    if m < _HALF_ROOT:
+        m, k = m * 2.0, k - 1
+    f = m - 1.0
+    s = f / (2.0 + f)
+    z = s * s
+    w = z * z
+    even = w * (_LG2 + w * (_LG4 + w * _LG6))
+    odd = z * (_LG1 + w * (_LG3 + w * (_LG5 + w * _LG7)))
+    half = 0.5 * f * f
+    return k * _LN2_HIGH64 - ((half - (s * (half + (even + odd)) + k * _LN2_LOW64)) - f)
+
+
+@njit(nogil=True, cache=True)
+def cos_and_sin(x):
+    """Cosine and sine of a float64 below 2^20 in size, to less than 1 ulp; both NaN for infinities and NaN."""
+    if not abs(x) < np.inf:
+        return np.nan, np.nan
+    n = np.rint(x * _TWO_OVER_PI)
+    r = ((x - n * _PIO2_1) - n * _PIO2_2) - n * _PIO2_3  # the first two products are exact
+    z = r * r
+    sine = r + r * z * (_S1 + z * (_S2 + z * (_S3 + z * (_S4 + z * (_S5 + z * _S6)))))
+    rest = z * (_C1_64 + z * (_C2_64 + z * (_C3_64 + z * (_C4_64 + z * (_C5_64 + z * _C6_64)))))
+    half = 0.5 * z
+    whole = 1.0 - half
+    cosine = whole + (((1.0 - whole) - half) + z * rest)
+    quarter = int(n) % 4
+    if quarter == 0:
+        return cosine, sine
+    if quarter == 1:
+        return -sine, cosine
+    if quarter == 2:
+        return -cosine, -sine
+    return sine, -cosine

@@ -16,19 +16,20 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
-from ostinato.model.kernels.arithmetic import inlined
+from ostinato.model.kernels.arithmetic import inlined, load, store
 from ostinato.model.kernels.attention import attend_head, room
-from ostinato.model.kernels.chains import PANEL, ROWS_AT_ONCE, narrow16, sums
 from ostinato.model.kernels.gate import sigmoid16
 from ostinato.model.kernels.norm import rms_norm
+from ostinato.model.kernels.product import BLOCK, CHUNK, lined_up, panel_sums
 from ostinato.model.kernels.rotary import rotate
 from ostinato.model.kernels.turns import await_all, claim, finished
-from ostinato.model.kernels.vector import WIDE, add16, div16, load16, mul16, round16, store16
+from ostinato.model.kernels.vector import PANEL, WIDE, add16, div16, load16, mul16, round16, store16
 
 PHASES = 9  # of a layer: norm, qkv, rotation, cache, attention, out, norm, gate and up, down
 ATTENTION = 4  # the phase that needs the cache
 _TOKENS = 4  # of a piece of work in phases other than products
-_ROWS = 16 * ROWS_AT_ONCE  # of a product's piece: their inputs stay in the second-level cache
+_MOST_ROWS, _LEAST_ROWS = 192, 48  # of a product's piece; multiples of the rows at once of every kernel
+_NEAR = 1 << 17  # numbers that stay in the second-level cache
 _HEADS = 16  # the most pieces that attention is divided into
 
 
@@ -48,59 +49,103 @@ def _parts(count, size):
     return (count + size - 1) // size
 
 
+@inlined
+def filled_up(inputs):
+    """The number of inputs with which a panel is stored: the next multiple of a block."""
+    return _parts(inputs, BLOCK) * BLOCK
+
+
+@inlined
+def _rows_of_piece(inputs):
+    """The rows of a product's piece: as many as stay in the second-level cache."""
+    return min(_MOST_ROWS, max(_LEAST_ROWS, _NEAR // inputs // 12 * 12))
+
+
 @njit(nogil=True, cache=True)
-def _give_rows(sums_RX, rows, bias_LN, layer, out_MN, m, n, adding):
-    """Write products as the library does: with a bias, rounded; if `adding`, added to the present values and rounded again."""
+def workspace(rows, inputs):
+    """A thread's own space for products of at most `inputs` inputs and `rows` rows: rows in line, sums, a panel's blocks in fp32, and
+    which phase and group of rows are in line."""
+    rows = min(rows, _MOST_ROWS)
+    return (
+        np.empty((rows, filled_up(inputs)), np.float32),
+        np.empty((rows, PANEL), np.float32),
+        np.empty((CHUNK * BLOCK, PANEL), np.float32),
+        np.full(4, -1, np.int64),
+    )
+
+
+@njit(nogil=True, cache=True)
+def _give_rows(sums_MX, rows, bias_LN, layer, out_MN, m, n, adding):
+    """Write products: with a bias, rounded; if `adding`, added to the present values and rounded again."""
+    columns = min(PANEL, out_MN.shape[1] - n)
+    whole = columns // WIDE * WIDE
     for r in range(rows):
-        for i in range(0, PANEL, WIDE):
-            y = load16(sums_RX, r, i)
+        for i in range(0, whole, WIDE):
+            y = load16(sums_MX, r, i)
             if bias_LN.shape[1] > 0:
                 y = add16(y, load16(bias_LN, layer, n + i))
-            y = narrow16(y)
+            y = round16(out_MN, y)
             if adding:
                 y = add16(load16(out_MN, m + r, n + i), y)
             store16(out_MN, m + r, n + i, y)
+        for i in range(whole, columns):
+            one = sums_MX[r, i]
+            if bias_LN.shape[1] > 0:
+                one += load(bias_LN[layer, n + i])
+            if adding:
+                one = load(out_MN[m + r, n + i]) + load(store(out_MN[0, 0], one))
+            out_MN[m + r, n + i] = store(out_MN[0, 0], one)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _give_gated(sums_RX, rows, out_MF, m, f):
+def _give_gated(sums_MX, rows, out_MF, m, f):
     """Write silu(gate) * up as in `gate.silu_mul`, from a panel of sixteen of each."""
     for r in range(rows):
-        g, u = narrow16(load16(sums_RX, r, 0)), narrow16(load16(sums_RX, r, WIDE))
+        g, u = round16(out_MF, load16(sums_MX, r, 0)), round16(out_MF, load16(sums_MX, r, WIDE))
         numerator, denominator = sigmoid16(g)
         y = round16(out_MF, div16(mul16(g, numerator), denominator))
         store16(out_MF, m + r, f, mul16(y, u))
 
 
 @njit(nogil=True, cache=True)
-def _multiply(piece, x_MK, weight, chain, bias_LN, layer, out_MN, kind, sums_RX):
+def _multiply(turn, piece, x_MK, weight, how, bias_LN, layer, out_MN, kind, space):
     """Compute one panel for one group of rows. `kind`: 0 writes the products, 1 adds them to the present values, 2 gates them."""
-    inputs = x_MK.shape[1]
-    groups = _parts(x_MK.shape[0], _ROWS)
-    panel, group = piece // groups, piece % groups
-    m, end = group * _ROWS, min((group + 1) * _ROWS, x_MK.shape[0])
-    x, weight = x_MK.ctypes.data, weight + panel * PANEL * inputs * 2
-    while m < end:
-        rows = sums(x + m * inputs * 2, inputs * 2, end - m, weight, inputs, chain, sums_RX)
-        if kind == 2:
-            _give_gated(sums_RX, rows, out_MN, m, panel * WIDE)
-        else:
-            _give_rows(sums_RX, rows, bias_LN, layer, out_MN, m, panel * PANEL, kind == 1)
-        m += rows
+    rows_in_line, sums_MX, wide, place = space
+    inputs, halves = filled_up(x_MK.shape[1]), x_MK.itemsize == 2
+    panels = _parts(out_MN.shape[1], WIDE if kind == 2 else PANEL)
+    group, panel = piece // panels, piece % panels
+    size = _rows_of_piece(inputs)
+    m = group * size
+    rows = min(size, x_MK.shape[0] - m)
+    if place[0] != turn or place[1] != group:
+        line = rows_in_line.reshape(-1)[: rows * inputs].reshape(rows, inputs)
+        place[2], place[3] = lined_up(x_MK, m, rows, inputs, how, line)
+        place[0], place[1] = turn, group
+    at = weight + panel * PANEL * inputs * x_MK.itemsize
+    panel_sums(place[2], place[3], rows, at, inputs, how, halves, sums_MX, wide)
+    if kind == 2:
+        _give_gated(sums_MX, rows, out_MN, m, panel * WIDE)
+    else:
+        _give_rows(sums_MX, rows, bias_LN, layer, out_MN, m, panel * PANEL, kind == 1)
 
 
 @njit(nogil=True, cache=True)
-def project(counters, x_MK, weight, chain, bias_LN, out_MN):
-    """Fill out_MN [M, N] with the products of bf16 rows and a weight in panels, plus a bias [1, N] or [1, 0] for none."""
-    sums_RX = np.zeros((2 * ROWS_AT_ONCE, PANEL), np.float32)
-    pieces = out_MN.shape[1] // PANEL * _parts(x_MK.shape[0], _ROWS)
+def project(counters, x_MK, weight, how, bias_LN, out_MN):
+    """Fill out_MN [M, N] with the products of rows and a weight in panels, plus a bias [1, N] or [1, 0] for none, all of one dtype."""
+    space = workspace(x_MK.shape[0], x_MK.shape[1])
+    pieces = _product_pieces(x_MK.shape[0], x_MK.shape[1], _parts(out_MN.shape[1], PANEL))
     while True:
         piece = claim(counters, 0)
         if piece >= pieces:
             break
-        _multiply(piece, x_MK, weight, chain, bias_LN, 0, out_MN, 0, sums_RX)
+        _multiply(0, piece, x_MK, weight, how, bias_LN, 0, out_MN, 0, space)
         finished(counters, 0)
     await_all(counters, 0, pieces)
+
+
+@inlined
+def _product_pieces(rows, inputs, panels):
+    return panels * _parts(rows, _rows_of_piece(filled_up(inputs)))
 
 
 @njit(nogil=True, cache=True)
@@ -117,10 +162,10 @@ def _keep(k_NX, qkv_NW, places_3P, first, last, keys, values):
 
 
 @inlined
-def _pieces(part, rows, outs, heads, places):
-    """The number of pieces of work in a phase."""
+def _pieces(part, rows, inputs, panels, heads, places):
+    """The number of pieces of work in a phase; a product has `inputs` and `panels`."""
     if part == 1 or part == 5 or part == 7 or part == 8:
-        return outs * _parts(rows, _ROWS)
+        return _product_pieces(rows, inputs, panels)
     if part == 3:
         return _parts(places, _TOKENS)
     if part == 4:
@@ -146,9 +191,9 @@ def _attend(dim, block, share, piece, layer, cache, state, place):
 
 
 @inlined
-def _compute(dim, block, part, layer, piece, model, cache, state, sums_RX):
+def _compute(dim, block, part, layer, turn, piece, model, cache, state, space):
     """Compute a piece of any other phase."""
-    weights, chains, bias_qkv, bias_out, none, norms, norm_eps, of_queries, of_keys, head_eps = model
+    weights, how, bias_qkv, bias_out, none, norms, norm_eps, of_queries, of_keys, head_eps = model
     x, normed, qkv, q, k, seen, gated, _, cos, sin = state
     rows, kv = len(x), k.shape[1] // dim
     heads = q.shape[1] * dim
@@ -157,7 +202,7 @@ def _compute(dim, block, part, layer, piece, model, cache, state, sums_RX):
         at = 2 * layer + part // 6
         rms_norm(x[a:b], norms[at : at + 1], norm_eps[at], normed[a:b], np.empty(0, np.float32))
     elif part == 1:
-        _multiply(piece, normed, weights[layer, 0], chains[0], bias_qkv, layer, qkv, 0, sums_RX)
+        _multiply(turn, piece, normed, weights[layer, 0], how, bias_qkv, layer, qkv, 0, space)
     elif part == 2:
         flat_q, at = q.reshape(rows, heads), slice(layer, layer + 1)
         rotate(qkv[a:b], 0, q.shape[1], cos[a:b], sin[a:b], of_queries[at], head_eps[0], flat_q[a:b])
@@ -168,11 +213,11 @@ def _compute(dim, block, part, layer, piece, model, cache, state, sums_RX):
         values = carray(_pointer(caches[layer, 1], q), (blocks, kv, block, dim))
         _keep(k, qkv, places, a, min((piece + 1) * _TOKENS, places.shape[1]), keys, values)
     elif part == 5:
-        _multiply(piece, seen.reshape(rows, heads), weights[layer, 1], chains[1], bias_out, layer, x, 1, sums_RX)
+        _multiply(turn, piece, seen.reshape(rows, heads), weights[layer, 1], how, bias_out, layer, x, 1, space)
     elif part == 7:
-        _multiply(piece, normed, weights[layer, 2], chains[2], none, layer, gated, 2, sums_RX)
+        _multiply(turn, piece, normed, weights[layer, 2], how, none, layer, gated, 2, space)
     else:
-        _multiply(piece, gated, weights[layer, 3], chains[3], none, layer, x, 1, sums_RX)
+        _multiply(turn, piece, gated, weights[layer, 3], how, none, layer, x, 1, space)
 
 
 @lru_cache
@@ -182,7 +227,7 @@ def decoder(dim, block, share):
     ``run(first, last, counters, model, cache, state)`` computes phases [first, last), with `PHASES` per layer; one more phase, after the
     last layer's, is the final norm. `counters` belong to the call, with a row for each of its phases. Tuples of arrays:
 
-    - `model`: addresses of the four weights [L, 4] and their chains [4]; biases of qkv [L, W] and out [L, D], or [L, 0], and none
+    - `model`: addresses of the four weights [L, 4] in panels, and how they are multiplied (`product`); biases of qkv [L, W] and out [L, D], or [L, 0], and none
       [L, 0]; norms [2 L + 1, D] and their epsilons; the heads' norms [L, dim] or [L, 0] of queries and keys and their epsilons [2].
     - `cache`: addresses of each layer's keys and values [L, 2], blocks; places [3, P]; tiles, positions, where, table as in
       `attention`; scales and windows [L]; the longest sequence.
@@ -194,13 +239,15 @@ def decoder(dim, block, share):
     def run(first, last, counters, model, cache, state):
         x, qkv, k, gated = state[0], state[2], state[4], state[6]
         heads, places = len(cache[3]) * (k.shape[1] // dim), cache[2].shape[1]
-        sums_RX = np.zeros((2 * ROWS_AT_ONCE, PANEL), np.float32)
+        width, inner, seen = x.shape[1], gated.shape[1], state[3].shape[1] * dim
+        space = workspace(len(x), max(width, inner, seen))
         place = room(dim, block, share, cache[9])
-        width = x.shape[1] // PANEL
-        outs = (0, qkv.shape[1] // PANEL, 0, 0, 0, width, 0, gated.shape[1] // WIDE, width)
+        across = _parts(width, PANEL)
+        panels = (0, _parts(qkv.shape[1], PANEL), 0, 0, 0, across, 0, inner // WIDE, across)
+        inputs = (1, width, 1, 1, 1, seen, 1, width, inner)
         for phase in range(first, last):
             layer, part, turn = phase // PHASES, phase % PHASES, phase - first
-            pieces = _pieces(part, len(x), outs[part], heads, places)
+            pieces = _pieces(part, len(x), inputs[part], panels[part], heads, places)
             while True:
                 piece = claim(counters, turn)
                 if piece >= pieces:
@@ -208,7 +255,7 @@ def decoder(dim, block, share):
                 if part == 4:
                     _attend(dim, block, share, piece, layer, cache, state, place)
                 else:
-                    _compute(dim, block, part, layer, piece, model, cache, state, sums_RX)
+                    _compute(dim, block, part, layer, turn, piece, model, cache, state, space)
                 finished(counters, turn)
             await_all(counters, turn, pieces)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ostinato.model.kernels.arithmetic import exp, inlined, load
+from ostinato.model.kernels.arithmetic import exp, inlined, load, log64
 from ostinato.model.kernels.vector import WIDE, add16, all16, div16, exp16, load16, max16, sub16, sum16, top16
 
 TILE = 512
@@ -73,7 +73,7 @@ def logprobs(logits_MV, temperatures_M, tops_M, totals_M, tokens_M, out_M):
     """The log-probability of one token per row, from the results of `normalise`."""
     for r in range(logits_MV.shape[0]):
         s = load(logits_MV[r, tokens_M[r]]) / temperatures_M[r]
-        out_M[r] = np.float32(np.float64(s - tops_M[r]) - np.log(totals_M[r]))
+        out_M[r] = np.float32(np.float64(s - tops_M[r]) - log64(totals_M[r]))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -106,3 +106,10 @@ def invert(logits_MV, temperatures_M, tops_M, sums_MK, totals_M, u_M, tokens_M):
                 if before > target:
                     break
         tokens_M[r] = token
+
+
+@njit(nogil=True, cache=True)
+def logs(totals_M, out_M):
+    """Fill out_M with the logarithms of totals, in fp64."""
+    for r in range(len(totals_M)):
+        out_M[r] = log64(totals_M[r])

@@ -16,6 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ostinato.model.kernels.arithmetic import inlined
+from ostinato.model.kernels.processor import IS_ARM
 
 TAKEN, DONE = 0, 8  # columns: a cache line each
 COLUMNS = 16
@@ -59,8 +60,13 @@ def _rest(typingctx: Any, yielding: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         del signature
-        pause = ir.FunctionType(ir.VoidType(), [])
-        builder.call(cgutils.get_or_insert_function(builder.module, pause, "llvm.x86.sse2.pause"), [])
+        if IS_ARM:
+            hint = ir.FunctionType(ir.VoidType(), [ir.IntType(32)])
+            wait = cgutils.get_or_insert_function(builder.module, hint, "llvm.aarch64.hint")
+            builder.call(wait, [ir.Constant(ir.IntType(32), 1)])  # yield
+        else:
+            pause = ir.FunctionType(ir.VoidType(), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, pause, "llvm.x86.sse2.pause"), [])
         with builder.if_then(builder.trunc(args[0], ir.IntType(1))):
             kind = ir.FunctionType(ir.IntType(32), [])
             builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])

@@ -22,6 +22,8 @@ from numba.extending import intrinsic
 from ostinato.model.kernels.arithmetic import INVERSE_FACTORIALS, LN2_HIGH, LN2_LOW, LOG2E, LOWEST, ROUND, inlined
 
 WIDE = 16
+PANEL = 2 * WIDE
+"""Outputs of a matrix whose weights lie together (`kernels.product`)."""
 _INT, _HALF, _FLOAT = ir.IntType(32), ir.IntType(16), ir.FloatType()
 _FLOATS, _WORDS, _HALVES = (ir.VectorType(kind, WIDE) for kind in (_FLOAT, _INT, _HALF))
 _C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0 = INVERSE_FACTORIALS

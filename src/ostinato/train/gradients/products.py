@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.model.gated import GatedMLP, fill_gradients, gated
-from ostinato.model.linear import Linear, linear
+from ostinato.model.linear import Linear, gradient_product, has_bf16_products, linear
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -46,6 +46,8 @@ def _add_product(total: Tensor, grad_NO: Tensor, x_NI: Tensor) -> None:
     """Total [O, I] += grad^T x."""
     if grad_NO.dtype == torch.float32:
         total.addmm_(grad_NO.t(), x_NI)
+    elif grad_NO.is_cpu and not has_bf16_products():
+        total.addmm_(grad_NO.t().float(), x_NI.float())
     else:
         total.add_(grad_NO.t().mm(x_NI))
 
@@ -71,7 +73,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad_NO = _flat(grads[0])
         _add_product(ctx.total, grad_NO, _flat(x))
-        grad_x = grad_NO.mm(weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        grad_x = gradient_product(grad_NO, weight).view(x.shape) if ctx.needs_input_grad[0] else None
         return grad_x, None, grad_NO.sum(0) if ctx.has_bias else None, None, None
 
 
@@ -203,7 +205,7 @@ class _GatedDown(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         gate, up, weight = ctx.saved_tensors
         grad_NO = _flat(grads[0])
-        inner_NI = grad_NO.mm(weight)
+        inner_NI = gradient_product(grad_NO, weight)
         hidden_NI, d_gate_NI = torch.empty_like(inner_NI), torch.empty_like(inner_NI)
         fill_gradients(_flat(gate), _flat(up), inner_NI, again=hidden_NI, d_gate=d_gate_NI, d_up=inner_NI)
         _add_product(ctx.total, grad_NO, hidden_NI)

@@ -1,4 +1,4 @@
-"""All layers of a dense bf16 model in one call of our own kernels, if that changes no bit.
+"""All layers of a dense model in one call of our own kernels, if that changes no bit.
 
 With few streams a token's cost is that of reading the weights, plus every call in between: here there are no such calls, and the cores
 share each matrix. Like fused layers (`fused`), which all other models use, it is tried on the loaded model and not used if any bit
@@ -7,7 +7,6 @@ differs.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,12 +25,14 @@ from ostinato.model.attention import Attend
 from ostinato.model.gated import GatedMLP
 from ostinato.model.kernels.decoder import ATTENTION, PHASES, decoder
 from ostinato.model.kernels.turns import COLUMNS
+from ostinato.model.kernels.vector import WIDE
+from ostinato.model.linear import Panels, how_multiplied, in_panels
 from ostinato.model.paged import Pages, WholeAttend, array
-from ostinato.model.panels import able, chain_of, in_panels, multiply
 from ostinato.model.threads import together
 
 _LOG = logging.getLogger(__name__)
 _TABLE = 1 << 15  # positions whose rotations are cached
+_BLOCK = 32  # tokens of a block: in calls without attention any will do, and this one is compiled anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +40,6 @@ class Answer:
     """The output of the library's body, reduced to the field that is used."""
 
     last_hidden_state: Tensor
-
-
-class CondensedHead(nn.Module):
-    """An output head over a copy of its weight. Raises ValueError if the kernel cannot reproduce its bits."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self._chain = _chain(layer.in_features, layer.out_features)
-        if cast("Tensor | None", layer.bias) is not None:  # the library's annotation ignores bias=False
-            raise ValueError("an output head with a bias")
-        self._panels = in_panels(layer.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., V]."""
-        return multiply(x.reshape(-1, x.shape[-1]).contiguous(), self._panels, self._chain).view(*x.shape[:-1], -1)
 
 
 class CondensedBody(nn.Module):
@@ -71,15 +57,7 @@ class CondensedBody(nn.Module):
         self._reaches = tuple(reaches)
         packed = [_pack(layer) for layer in layers]
         self._weights = [weights for weights, _ in packed]  # keeps the tensors alive whose addresses the kernel uses
-        wide = (self._heads + 2 * self._kv_heads) * self._dim
-        biased = [getattr(part, "bias", None) is not None for part in (first.q_proj, first.o_proj)]
-        chains = [
-            _chain(self._width, wide, bias=biased[0]),
-            _chain(self._heads * self._dim, self._width, bias=biased[1]),
-            _chain(self._width, 2 * self._inner),
-            _chain(self._inner, self._width),
-        ]
-        self._model = _constants(body, layers, packed, chains, self._dim)
+        self._model = _constants(body, layers, packed, self._dim)
         self._scales = np.array([reach.scale for reach in reaches], np.float32)
         self._windows = np.array([reach.window for reach in reaches], np.int64)
         self._table: tuple[Tensor, Tensor] | None = None
@@ -111,7 +89,7 @@ class CondensedBody(nn.Module):
         return Answer(normed[None])
 
     def _run(self, first: int, last: int, held: Pages | None, state: tuple[NDArray[Any], ...]) -> None:
-        block = 16 if held is None else held.reads.block
+        block = _BLOCK if held is None else held.reads.block
         kernel = decoder(self._dim, block, self._heads // self._kv_heads)
         counters = np.zeros((last - first, COLUMNS), np.int64)
         cache = _nowhere() if held is None else _where(held)
@@ -164,14 +142,7 @@ def _where(held: Pages) -> tuple[Any, ...]:
     )
 
 
-def _chain(inputs: int, outputs: int, *, bias: bool = False) -> int:
-    found = chain_of(inputs, outputs, bias=bias)
-    if found is None:
-        raise ValueError(f"products {inputs} -> {outputs} are added in another order")
-    return found
-
-
-def _pack(layer: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, Tensor | None]]:
+def _pack(layer: Any) -> tuple[tuple[Panels, ...], tuple[Tensor | None, Tensor | None]]:
     """The four weights of a layer in panels, and two biases: that of its queries, keys and values, and that of its output."""
     attention, mlp = layer.self_attn, layer.mlp
     if not isinstance(mlp, GatedMLP) or any(getattr(part, "bias", None) is not None for part in mlp.children()):
@@ -181,6 +152,8 @@ def _pack(layer: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, Tensor |
     if len(biases) not in (0, 3):
         raise ValueError("biases of some")
     gate, up, down = (cast("nn.Linear", part).weight for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    if len(gate) % WIDE:
+        raise ValueError("a feed-forward layer of a width that panels of gates do not fill")
     out = attention.o_proj
     weights = (
         in_panels(torch.cat([part.weight.detach() for part in three])),
@@ -191,19 +164,19 @@ def _pack(layer: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, Tensor |
     return weights, (torch.cat(biases) if biases else None, None if out.bias is None else out.bias.detach())
 
 
-def _constants(body: Any, layers: list[Any], packed: list[Any], chains: list[int], dim: int) -> tuple[Any, ...]:
+def _constants(body: Any, layers: list[Any], packed: list[Any], dim: int) -> tuple[Any, ...]:
     """The kernel's argument `model`; see `decoder`."""
     norms = [norm_of(norm) for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
     norms.append(norm_of(body.norm))
     heads = [[getattr(layer.self_attn, name, None) for layer in layers] for name in ("q_norm", "k_norm")]
-    none = np.empty((len(layers), 0), np.uint16)
+    none = np.empty((len(layers), 0), array(norms[0].weight).dtype)
     biases = [none if packed[0][1][i] is None else array(torch.stack([each[1][i] for each in packed])) for i in (0, 1)]
     of_heads = [none if kind[0] is None else _stacked([norm_of(norm, dim) for norm in kind]) for kind in heads]
     eps = [0.0 if kind[0] is None else kind[0].eps for kind in heads]
-    addresses = np.array([[weight.data_ptr() for weight in weights] for weights, _ in packed], np.int64)
+    addresses = np.array([[panels.address for panels in weights] for weights, _ in packed], np.int64)
     scales = np.array([norm.eps for norm in norms], np.float32)
     return (
-        addresses, np.array(chains, np.int64), *biases, none, _stacked(norms), scales, *of_heads, np.array(eps, np.float32),
+        addresses, how_multiplied(norms[0].weight.dtype), *biases, none, _stacked(norms), scales, *of_heads, np.array(eps, np.float32),
     )  # fmt: skip
 
 
@@ -216,23 +189,19 @@ _known: Found = {}
 
 @torch.inference_mode()
 def condense(model: PreTrainedModel, rows: int) -> int:
-    """Replace a model's body and output head by condensed ones, in place; returns how many linear layers they took over.
+    """Replace a CPU model's body by a condensed one, in place; returns how many linear layers it took over.
 
-    A model with unsupported parts or another dtype, a model on a CPU without the kernel's instructions, and a model that gives other bits
-    at some multiple of `rows` tokens stay as they are. Tried once per process for each configuration.
+    A model with unsupported parts or another dtype, and a model that gives other bits at some multiple of `rows` tokens, stay as they are.
+    Tried once per process for each configuration.
     """
     if (
-        model.dtype != torch.bfloat16
-        or not able()
+        model.dtype not in (torch.bfloat16, torch.float32)
+        or model.device.type != "cpu"
         or not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList)
     ):
         return 0
     before = count_linears(model)
     tried_once(_known, model, rows, lambda: _try(model, rows), lambda reaches: _exchange(model, reaches))
-    if is_condensed(model):
-        head = cast("nn.Linear", model.get_output_embeddings())
-        with contextlib.suppress(ValueError):  # then the head is packed like any other layer
-            model.set_output_embeddings(CondensedHead(head))
     return before - count_linears(model)
 
 

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ostinato.engine.embedded.forms.packed import PackedLinear
 from ostinato.engine.embedded.forms.trial import Found, Reach, answers, count_linears, tried_once
 from ostinato.model.attention import Attend
 from ostinato.model.gated import GatedMLP, gated
 from ostinato.model.kernels.norm import LANES, add_norm, rms_norm
 from ostinato.model.kernels.rotary import rotate
+from ostinato.model.linear import PanelLinear
 from ostinato.model.norms import RMSNorm
 from ostinato.model.paged import array
 
@@ -135,11 +135,11 @@ _known: Found = {}
 
 
 @torch.inference_mode()
-def fuse(model: PreTrainedModel, rows: int, make: Make = PackedLinear.of) -> int:
+def fuse(model: PreTrainedModel, rows: int, make: Make = PanelLinear) -> int:
     """Replace the decoder layers of a CPU model by fused ones, in place; returns how many linear layers they took over.
 
     All or none: a model with unsupported parts, or a model that gives other bits at some multiple of `rows` tokens, stays as it is. Tried
-    once per process for each configuration, with packed linear layers, because those of `make` may give other bits.
+    once per process for each configuration, with linear layers in panels, because those of `make` may give other bits.
     """
     body: Any = model.base_model
     layers: Any = getattr(body, "layers", None)
@@ -149,7 +149,7 @@ def fuse(model: PreTrainedModel, rows: int, make: Make = PackedLinear.of) -> int
 
     def attempt() -> tuple[tuple[Reach, ...] | None, bool]:
         reaches, telling = _try(model, layers, rows)
-        if reaches is not None and make != PackedLinear.of:
+        if reaches is not None and make is not PanelLinear:
             _put(layers, plain)
             _exchange(layers, reaches, make)
         return reaches, telling
@@ -158,7 +158,7 @@ def fuse(model: PreTrainedModel, rows: int, make: Make = PackedLinear.of) -> int
     return before - count_linears(layers)
 
 
-def _exchange(layers: nn.ModuleList, reaches: Sequence[Reach], make: Make = PackedLinear.of) -> None:
+def _exchange(layers: nn.ModuleList, reaches: Sequence[Reach], make: Make = PanelLinear) -> None:
     rotations = Rotations()
     for number, reach in enumerate(reaches):
         layers[number] = FusedLayer(layers[number], reach, rotations, make)

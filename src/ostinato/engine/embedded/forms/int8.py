@@ -19,17 +19,15 @@ from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig
 from ostinato.engine.embedded.forms.fused import fuse
-from ostinato.engine.embedded.forms.packed import PackedLinear
 from ostinato.model import routing
 from ostinato.model.integers import WEIGHT_LEVELS, Integers
 from ostinato.model.kernels.hadamard import block, rotate
 from ostinato.model.kernels.levels import from_sums, to_levels
-from ostinato.model.linear import Linear
+from ostinato.model.linear import PanelLinear
 from ostinato.model.paged import array
 from ostinato.model.threads import team
 
 _UNBIASED = np.empty((1, 0), np.float32)
-_ALIKE = 32  # rows at which fused layers are tried: at few rows the packed products use other kernels, and these do not
 _TIMED = (1, 8, 32, 128)  # rows
 _TIMES = 5
 NO_LINEARS = (
@@ -91,7 +89,7 @@ def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False) 
     def make(layers: Sequence[nn.Linear]) -> nn.Module:
         return Int8Linear(layers, integers)
 
-    fuse(model, _ALIKE, make)
+    fuse(model, 1, make)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear) and child is not top:
@@ -121,12 +119,8 @@ def times_as_fast(shapes: Iterable[tuple[int, int]], dtype: torch.dtype, integer
     """
     pairs: list[tuple[nn.Module, nn.Module, int]] = []
     for inputs, outputs in shapes:
-        layer = Linear(nn.Linear(inputs, outputs, bias=False, dtype=dtype))
-        try:
-            plain: nn.Module = PackedLinear.of([layer])
-        except ValueError:  # this build of torch cannot pack it, so the engine would not pack it either
-            plain = layer
-        pairs.append((plain, Int8Linear([layer], integers), inputs))
+        layer = nn.Linear(inputs, outputs, bias=False, dtype=dtype)
+        pairs.append((PanelLinear([layer]), Int8Linear([layer], integers), inputs))
     found: dict[int, float] = {}
     with team(1):
         for rows in _TIMED:

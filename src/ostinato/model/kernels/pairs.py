@@ -1,0 +1,145 @@
+# pyright: basic, reportCallIssue=false
+"""Matrix products in bf16 with the CPU's dot-product instruction for pairs (AVX512-BF16).
+
+An output is one chain over K: the instruction `vdpbf16ps` adds two products at a time to an fp32 number that begins at 0, pairs
+ascending, and takes numbers below 2^-126 as 0. The weights lie in the panels of `kernels.product`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ostinato.model.kernels.processor import cpu_features
+from ostinato.model.kernels.vector import PANEL, WIDE
+
+HAS_PAIRS = "avx512bf16" in cpu_features()
+"""Whether this process may use the instruction."""
+_BYTES = 4 * WIDE  # of a vector
+_LONG, _WORD, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.FloatType()
+_FLOATS, _WORDS = ir.VectorType(_FLOAT, WIDE), ir.VectorType(_WORD, WIDE)
+_AHEAD = 4096  # bytes by which a weight is prefetched ahead of its use
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite has no name for."""
+
+    intrinsic_name = "bf16"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+_PAIRS = ir.VectorType(_BFloat(), PANEL)
+
+
+def _at(builder: Any, address: Any, offset: int, kind: Any) -> Any:
+    return builder.inttoptr(builder.add(address, ir.Constant(_LONG, offset)), kind.as_pointer())
+
+
+def _weights(builder: Any, place: Any, *, ask: bool) -> list[Any]:
+    """The panel's two vectors of one pair."""
+    found = [builder.bitcast(builder.load(_at(builder, place, half, _WORDS), align=4), _PAIRS) for half in (0, _BYTES)]
+    if ask:
+        kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _WORD, _WORD, _WORD])
+        hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        for half in (0, _BYTES):
+            line = _at(builder, place, _AHEAD + half, _BYTE)
+            builder.call(hint, [line, *(ir.Constant(_WORD, flag) for flag in (0, 3, 1))])  # to read, keep near, data
+    return found
+
+
+def _both(builder: Any, place: Any) -> Any:
+    """The pair of a row in all lanes."""
+    nothing = ir.Constant(_WORDS, ir.Undefined)
+    one = builder.insert_element(nothing, builder.load(place, align=4), ir.Constant(_WORD, 0))
+    return builder.bitcast(builder.shuffle_vector(one, nothing, ir.Constant(_WORDS, [0] * WIDE)), _PAIRS)
+
+
+def _chain(rows: int) -> Any:
+    """``chain(x, step, weight, pairs, out)``: store the sums of `rows` rows, which begin `step` bytes apart, and a panel at address `out`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, step, weight, pairs, out = args
+        kind = ir.FunctionType(_FLOATS, [_FLOATS, _PAIRS, _PAIRS])
+        dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+        places = [builder.add(x, builder.mul(step, ir.Constant(_LONG, row))) for row in range(rows)]
+        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        pair = builder.phi(_LONG)
+        sums = [builder.phi(_FLOATS) for _ in range(2 * rows)]
+        halves = _weights(builder, builder.add(weight, builder.mul(pair, ir.Constant(_LONG, 2 * _BYTES))), ask=rows < 8)
+        grown: list[Any] = []
+        for row in range(rows):
+            both = _both(
+                builder, _at(builder, builder.add(places[row], builder.shl(pair, ir.Constant(_LONG, 2))), 0, _WORD)
+            )
+            grown += [builder.call(dot, [sums[2 * row + i], both, halves[i]]) for i in (0, 1)]
+        following = builder.add(pair, ir.Constant(_LONG, 1))
+        for phi, first, value in zip(
+            [pair, *sums],
+            [ir.Constant(_LONG, 0), *[ir.Constant(_FLOATS, [0.0] * WIDE)] * len(sums)],
+            [following, *grown],
+            strict=True,
+        ):
+            phi.add_incoming(first, before)
+            phi.add_incoming(value, loop)
+        builder.cbranch(builder.icmp_signed("<", following, pairs), loop, after)
+        builder.position_at_end(after)
+        for at, value in enumerate(grown):
+            builder.store(value, _at(builder, out, at * _BYTES, _FLOATS), align=4)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def chain(typingctx: Any, x: Any, step: Any, weight: Any, pairs: Any, out: Any) -> Any:
+        del typingctx, x, step, weight, pairs, out
+        return types.void(types.intp, types.intp, types.intp, types.intp, types.intp), generate
+
+    return chain
+
+
+_chain1, _chain2, _chain4, _chain8, _chain12 = (_chain(rows) for rows in (1, 2, 4, 8, 12))
+# twelve rows fill the registers: 24 sums, 2 weights, a row's pair
+
+
+def by_pairs(x, step, rows, weight, pairs, sums_MX):
+    """Fill the first rows of sums_MX with the products of bf16 rows at addresses x + i * step and the panel at `weight`."""
+    m, out = 0, sums_MX.ctypes.data
+    while m < rows:
+        row, to, left = x + m * step, out + m * PANEL * 4, rows - m
+        if left >= 12:
+            _chain12(row, step, weight, pairs, to)
+            m += 12
+        elif left >= 8:
+            _chain8(row, step, weight, pairs, to)
+            m += 8
+        elif left >= 4:
+            _chain4(row, step, weight, pairs, to)
+            m += 4
+        elif left >= 2:
+            _chain2(row, step, weight, pairs, to)
+            m += 2
+        else:
+            _chain1(row, step, weight, pairs, to)
+            m += 1
+
+
+@njit(nogil=True, cache=True)
+def _absent(x, step, rows, weight, pairs, sums_MX):
+    """In place of `by_pairs` where its instruction cannot be compiled; nobody chooses pairs there."""
+    sums_MX[:rows] = np.nan
+
+
+pair_sums = njit(nogil=True, cache=True)(by_pairs) if HAS_PAIRS else _absent

@@ -1,0 +1,340 @@
+# pyright: basic, reportCallIssue=false
+"""Matrix products in one order of additions, the same bits on every CPU, at any number of rows and for any share of the outputs.
+
+An output is a sum over K inputs in blocks of 32, the last one filled up with zeros. In a block the even inputs and the odd inputs are
+each a chain of 16 fused multiply-adds in fp32 that begins at 0, ascending; the two chains are added, and their sum is added to the total,
+which begins at 0. Numbers below 2^-126 are taken as 0 and flushed to 0 throughout. For bf16 this is what Intel's tile instruction
+`tdpbf16ps` computes (`kernels.tiles`); here it is ordinary fused multiply-adds, for bf16 and fp32 alike. In another order, `PAIRS`,
+which is faster on CPUs with AVX512-BF16 and without tiles, an output is one chain of all pairs (`kernels.pairs`).
+
+A weight [N, K] is stored in panels of `PANEL` outputs (the last one filled up with zeros): the pairs of inputs ascending, and for each
+pair one 32-bit word per output in bf16, or the 32 outputs' even and then their odd input in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ostinato.model.kernels.arithmetic import load
+from ostinato.model.kernels.pairs import pair_sums
+from ostinato.model.kernels.processor import IS_ARM, cpu_features
+from ostinato.model.kernels.tiles import tile_sums
+from ostinato.model.kernels.vector import PANEL, WIDE, load16, store16
+
+BLOCK = 32  # inputs
+_VECTOR = 4 * WIDE  # bytes
+_LONG, _WORD, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.FloatType()
+_FLOATS, _WORDS = ir.VectorType(_FLOAT, WIDE), ir.VectorType(_WORD, WIDE)
+_AHEAD = 2048  # bytes by which a weight is prefetched ahead of its use
+
+
+
+_WIDE_REGISTERS = IS_ARM or "avx512f" in cpu_features()  # 32 registers instead of 16
+ROWS = 6 if _WIDE_REGISTERS else 3
+"""The most rows that are computed at once: their chains fill the registers."""
+CHUNK = 8
+"""Blocks of a panel that are used for all rows before the next ones."""
+FUSED, TILES, PAIRS = 0, 1, 2
+"""How a product is computed: the first two give the same bits."""
+_UNROLLED = 4  # pairs
+_WORTH_WIDENING = 24  # rows from which a bf16 panel is converted to fp32 first
+
+
+# ---------------------------------------------------------------- small numbers
+
+
+@intrinsic
+def flush_small(typingctx: Any) -> Any:
+    """Make this thread take and give numbers below 2^-126 as 0; returns its state before, for `restore`."""
+    del typingctx
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del context, signature, args
+        before = _float_state(builder)
+        _set_float_state(builder, builder.or_(before, ir.Constant(_LONG, 1 << 24 if IS_ARM else 0x8040)))
+        return before
+
+    return types.int64(), generate
+
+
+@intrinsic
+def restore(typingctx: Any, before: Any) -> Any:
+    """Undo `flush_small`."""
+    del typingctx, before
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del signature
+        _set_float_state(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+def _float_state(builder: Any) -> Any:
+    """The thread's control register for floating point, as 64 bits."""
+    if IS_ARM:
+        read = ir.FunctionType(_LONG, [])
+        return builder.call(cgutils.get_or_insert_function(builder.module, read, "llvm.aarch64.get.fpcr"), [])
+    place = cgutils.alloca_once(builder, _WORD)
+    _control(builder, "stmxcsr", place)
+    return builder.zext(builder.load(place), _LONG)
+
+
+def _set_float_state(builder: Any, state: Any) -> None:
+    if IS_ARM:
+        write = ir.FunctionType(ir.VoidType(), [_LONG])
+        builder.call(cgutils.get_or_insert_function(builder.module, write, "llvm.aarch64.set.fpcr"), [state])
+        return
+    place = cgutils.alloca_once(builder, _WORD)
+    builder.store(builder.trunc(state, _WORD), place)
+    _control(builder, "ldmxcsr", place)
+
+
+def _control(builder: Any, name: str, place: Any) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer()])
+    call = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}")
+    builder.call(call, [builder.bitcast(place, _BYTE.as_pointer())])
+
+
+# ---------------------------------------------------------------- sums in registers
+
+
+def _at(builder: Any, address: Any, offset: int, kind: Any) -> Any:
+    return builder.inttoptr(builder.add(address, ir.Constant(_LONG, offset)), kind.as_pointer())
+
+
+def _in_all_lanes(builder: Any, address: Any, offset: int) -> Any:
+    nothing = ir.Constant(_FLOATS, ir.Undefined)
+    number = builder.load(_at(builder, address, offset, _FLOAT), align=4)
+    one = builder.insert_element(nothing, number, ir.Constant(_WORD, 0))
+    return builder.shuffle_vector(one, nothing, ir.Constant(_WORDS, [0] * WIDE))
+
+
+def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDE}f32"), [a, b, c])
+
+
+def _even_and_odd(builder: Any, place: Any, offset: int, *, halves: bool) -> list[Any]:
+    """A vector of outputs' weights for the two inputs of a pair."""
+    if not halves:
+        return [builder.load(_at(builder, place, offset + odd * 2 * _VECTOR, _FLOATS), align=4) for odd in (0, 1)]
+    words = builder.load(_at(builder, place, offset, _WORDS), align=4)
+    even = builder.shl(words, ir.Constant(_WORDS, [16] * WIDE))
+    odd = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * WIDE))
+    return [builder.bitcast(even, _FLOATS), builder.bitcast(odd, _FLOATS)]
+
+
+def _prefetch(builder: Any, place: Any, offset: int) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _WORD, _WORD, _WORD])
+    hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    flags = [ir.Constant(_WORD, flag) for flag in (0, 3, 1)]  # to read, keep near, data
+    builder.call(hint, [_at(builder, place, offset, _BYTE), *flags])
+
+
+def _pair(builder: Any, xs: list[Any], place: Any, chains: list[Any], *, vectors: int, halves: bool) -> list[Any]:
+    """The chains after one more pair of inputs; they are ordered by row, vector, even or odd."""
+    grown = list(chains)
+    for vector in range(vectors):
+        weights = _even_and_odd(builder, place, vector * _VECTOR, halves=halves)
+        for odd in (0, 1):
+            for row, x in enumerate(xs):
+                at = (row * vectors + vector) * 2 + odd
+                grown[at] = _fused(builder, _in_all_lanes(builder, x, 4 * odd), weights[odd], grown[at])
+    return grown
+
+
+def _chains_of_block(
+    builder: Any, xs: list[Any], panel: Any, *, vectors: int, halves: bool, ask: bool
+) -> list[Any]:
+    """The finished chains of one block."""
+    size, zero = _pair_bytes(halves), ir.Constant(_FLOATS, [0.0] * WIDE)
+    before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(body)
+    builder.position_at_end(body)
+    index = builder.phi(_LONG)
+    chains = [builder.phi(_FLOATS) for _ in range(2 * len(xs) * vectors)]
+    here = builder.add(panel, builder.mul(index, ir.Constant(_LONG, size)))
+    starts = [builder.add(x, builder.shl(index, ir.Constant(_LONG, 3))) for x in xs]
+    grown: list[Any] = list(chains)
+    for i in range(_UNROLLED):
+        if ask:
+            for line in range(0, size, 64):
+                _prefetch(builder, here, _AHEAD + i * size + line)
+        moved = [builder.add(start, ir.Constant(_LONG, 8 * i)) for start in starts]
+        place = builder.add(here, ir.Constant(_LONG, size * i))
+        grown = _pair(builder, moved, place, grown, vectors=vectors, halves=halves)
+    following = builder.add(index, ir.Constant(_LONG, _UNROLLED))
+    firsts = [ir.Constant(_LONG, 0), *[zero] * len(chains)]
+    for phi, first, value in zip([index, *chains], firsts, [following, *grown], strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(value, body)
+    builder.cbranch(builder.icmp_signed("<", following, ir.Constant(_LONG, BLOCK // 2)), body, after)
+    builder.position_at_end(after)
+    return grown
+
+
+def _pair_bytes(halves: bool) -> int:
+    return PANEL * (4 if halves else 8)
+
+
+def _adding(rows: int, vectors: int, *, halves: bool) -> Any:
+    """``add(x, step, weight, blocks, out)``: add blocks to the sums [rows, vectors * WIDE] at address `out`, whose rows are PANEL apart."""
+
+    def body(builder: Any, x: Any, step: Any, weight: Any, blocks: Any, out: Any) -> None:
+        places = [builder.add(x, builder.mul(step, ir.Constant(_LONG, row))) for row in range(rows)]
+        outs = [
+            _at(builder, out, (row * PANEL + vector * WIDE) * 4, _FLOATS)
+            for row in range(rows)
+            for vector in range(vectors)
+        ]
+        with cgutils.for_range(builder, blocks) as loop:
+            xs = [builder.add(place, builder.mul(loop.index, ir.Constant(_LONG, BLOCK * 4))) for place in places]
+            skip = ir.Constant(_LONG, BLOCK // 2 * _pair_bytes(halves))
+            panel = builder.add(weight, builder.mul(loop.index, skip))
+            grown = _chains_of_block(builder, xs, panel, vectors=vectors, halves=halves, ask=rows < 3)
+            for number, place in enumerate(outs):
+                both = builder.fadd(grown[2 * number], grown[2 * number + 1])
+                builder.store(builder.fadd(builder.load(place, align=4), both), place, align=4)
+        builder.ret_void()
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del signature
+        name = f"ostinato_add_{rows}_{vectors}_{'halves' if halves else 'floats'}"
+        function = builder.module.globals.get(name)
+        if function is None:  # of its own and never inlined: copies of it would take long to compile
+            function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_LONG] * 5), name)
+            function.linkage = "internal"
+            function.attributes.add("noinline")
+            body(ir.IRBuilder(function.append_basic_block()), *function.args)
+        builder.call(function, args)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def add(typingctx: Any, x: Any, step: Any, weight: Any, blocks: Any, out: Any) -> Any:
+        del typingctx, x, step, weight, blocks, out
+        return types.void(types.intp, types.intp, types.intp, types.intp, types.intp), generate
+
+    return add
+
+
+@intrinsic
+def _widen(typingctx: Any, words: Any, out: Any) -> Any:
+    """Store the two bf16 of each of 16 words at address `words` as fp32: the first ones at `out`, the second ones PANEL later."""
+    del typingctx, words, out
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del signature
+        for odd, half in enumerate(_even_and_odd(builder, args[0], 0, halves=True)):
+            builder.store(half, _at(builder, args[1], odd * 2 * _VECTOR, _FLOATS), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), generate
+
+
+_VECTORS = 2 if _WIDE_REGISTERS else 1
+_PART, _ROW = _VECTORS * WIDE * 4, PANEL * 4  # bytes of the outputs computed at once, and of a panel's
+_halves_most, _halves_two, _halves_one = (
+    _adding(rows, vectors, halves=True) for rows, vectors in ((ROWS, _VECTORS), (2, _VECTORS), (1, 2))
+)
+_floats_most, _floats_two, _floats_one = (
+    _adding(rows, vectors, halves=False) for rows, vectors in ((ROWS, _VECTORS), (2, _VECTORS), (1, 2))
+)
+
+
+@njit(nogil=True, cache=True)
+def _add_halves(x, step, rows, weight, blocks, sums_MX):
+    """Add some blocks of a bf16 panel to the sums of all rows."""
+    out, whole = sums_MX.ctypes.data, rows // ROWS * ROWS
+    for at in range(0, _ROW, _PART):
+        for m in range(0, whole, ROWS):
+            _halves_most(x + m * step, step, weight + at, blocks, out + m * _ROW + at)
+        for m in range(whole, rows - 1, 2):
+            _halves_two(x + m * step, step, weight + at, blocks, out + m * _ROW + at)
+    if (rows - whole) % 2:
+        _halves_one(x + (rows - 1) * step, step, weight, blocks, out + (rows - 1) * _ROW)
+
+
+@njit(nogil=True, cache=True)
+def _add_floats(x, step, rows, weight, blocks, sums_MX):
+    """The same with a panel in fp32."""
+    out, whole = sums_MX.ctypes.data, rows // ROWS * ROWS
+    for at in range(0, _ROW, _PART):
+        for m in range(0, whole, ROWS):
+            _floats_most(x + m * step, step, weight + at, blocks, out + m * _ROW + at)
+        for m in range(whole, rows - 1, 2):
+            _floats_two(x + m * step, step, weight + at, blocks, out + m * _ROW + at)
+    if (rows - whole) % 2:
+        _floats_one(x + (rows - 1) * step, step, weight, blocks, out + (rows - 1) * _ROW)
+
+
+@njit(nogil=True, cache=True)
+def _fused_sums(x, step, rows, weight, blocks, halves, sums_MX, wide):
+    """`panel_sums` by fused multiply-adds. The panel's blocks are taken a few at a time, so that they stay in the first cache."""
+    sums_MX[:rows] = 0
+    before = flush_small()
+    for first in range(0, blocks, CHUNK):
+        count = min(CHUNK, blocks - first)
+        row, pair = x + first * BLOCK * 4, first * BLOCK // 2
+        if not halves:
+            _add_floats(row, step, rows, weight + pair * PANEL * 8, count, sums_MX)
+        elif rows < _WORTH_WIDENING:
+            _add_halves(row, step, rows, weight + pair * PANEL * 4, count, sums_MX)
+        else:
+            words, floats = weight + pair * PANEL * 4, wide.ctypes.data
+            for i in range(count * BLOCK // 2):
+                for half in range(0, PANEL * 4, WIDE * 4):
+                    _widen(words + i * PANEL * 4 + half, floats + i * PANEL * 8 + half)
+            _add_floats(row, step, rows, floats, count, sums_MX)
+    restore(before)
+
+
+# ---------------------------------------------------------------- one panel, in any order
+
+
+@njit(nogil=True, cache=True)
+def panel_sums(x, step, rows, weight, inputs, how, halves, sums_MX, wide):
+    """Fill the first rows of sums_MX [M, PANEL] with the products of `rows` rows and one panel.
+
+    Row i begins at address x + i * step and the panel at `weight`; both hold `inputs` numbers, a multiple of 32: the panel in bf16 if
+    `halves`, else in fp32, and the rows as `lined_up` left them. `how` is FUSED, TILES or PAIRS. `wide` is scratch space
+    [CHUNK * BLOCK, PANEL] of the thread's own.
+    """
+    if how == TILES:
+        tile_sums(x, step, rows, weight, inputs // BLOCK, sums_MX)
+    elif how == PAIRS:
+        pair_sums(x, step, rows, weight, inputs // 2, sums_MX)
+    else:
+        _fused_sums(x, step, rows, weight, inputs // BLOCK, halves, sums_MX, wide)
+
+
+@njit(nogil=True, cache=True)
+def lined_up(x_MK, first, rows, inputs, how, space):
+    """The address of rows [first, first + rows) as `panel_sums` reads them, and the bytes from one row to the next.
+
+    They are filled up with zeros to `inputs` numbers, in fp32 for FUSED, else in bf16, in `space` [rows, inputs] of fp32, if they are not
+    so already.
+    """
+    size = x_MK.shape[1]
+    width = x_MK.strides[0]
+    if (how != FUSED or x_MK.itemsize == 4) and size == inputs:
+        return x_MK.ctypes.data + first * width, width
+    if how == FUSED:
+        for m in range(rows):
+            whole = size // WIDE * WIDE
+            for k in range(0, whole, WIDE):
+                store16(space, m, k, load16(x_MK, first + m, k))
+            for k in range(whole, size):
+                space[m, k] = load(x_MK[first + m, k])
+            space[m, size:inputs] = 0
+        return space.ctypes.data, space.strides[0]
+    halves = space.view(x_MK.dtype)
+    for m in range(rows):
+        halves[m, :size] = x_MK[first + m]
+        halves[m, size:inputs] = 0
+    return space.ctypes.data, space.strides[0]

@@ -1,0 +1,152 @@
+# pyright: basic, reportCallIssue=false
+"""Matrix products in bf16 with the CPU's tiles (Intel AMX), in the order of additions of `kernels.product`, which is `tdpbf16ps`'s own.
+
+A weight tile is 16 pairs of inputs by 16 outputs: 16 rows of 64 bytes, 128 bytes apart, of a panel. Up to 32 rows are computed at once,
+by two tiles of rows and two of outputs; a tile of fewer rows costs less, so the last rows have a configuration of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ostinato.model.kernels.processor import cpu_features
+from ostinato.model.kernels.vector import PANEL
+
+HAS_TILES = {"amx-tile", "amx-bf16"} <= cpu_features()
+"""Whether the kernel is compiled; the system must also allow it (`processor.tiles_allowed`)."""
+_BYTE, _WORD, _LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_TILE = 16  # rows
+_ROW = 4 * PANEL  # bytes of a pair in a panel, and of a row of sums
+_BLOCK = 16 * _ROW  # bytes
+_AHEAD = 8192  # bytes by which a weight is prefetched ahead of its use; beyond 16 rows it is not worth it
+
+
+def _call(builder: Any, name: str, args: list[Any]) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [value.type for value in args])
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+def _operation(name: str, *tiles: int, address: bool = False, step: bool = False) -> Any:
+    """An instruction on tiles with these numbers, and on memory at an address, whose rows are `step` bytes apart."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del signature
+        values = [ir.Constant(_BYTE, tile) for tile in tiles]
+        if address:
+            values.append(builder.inttoptr(args[0], _BYTE.as_pointer()))
+        _call(builder, f"llvm.x86.{name}", [*values, *args[1:]])
+        return context.get_dummy_value()
+
+    if step:
+
+        @intrinsic
+        def strided(typingctx: Any, address: Any, step: Any) -> Any:
+            del typingctx, address, step
+            return types.void(types.intp, types.intp), generate
+
+        return strided
+    if address:
+
+        @intrinsic
+        def addressed(typingctx: Any, address: Any) -> Any:
+            del typingctx, address
+            return types.void(types.intp), generate
+
+        return addressed
+
+    @intrinsic
+    def alone(typingctx: Any) -> Any:
+        del typingctx
+        return types.void(), generate
+
+    return alone
+
+
+@intrinsic
+def _fetch(typingctx: Any, address: Any) -> Any:
+    del typingctx, address
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del signature
+        flags = [ir.Constant(_WORD, flag) for flag in (0, 3, 1)]  # to read, keep near, data
+        _call(builder, "llvm.prefetch.p0", [builder.inttoptr(args[0], _BYTE.as_pointer()), *flags])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
+# tiles 0 to 3 are sums (upper rows, lower rows, by two halves of the outputs), 4 and 5 rows, 6 and 7 weights
+_configure, _release = _operation("ldtilecfg", address=True), _operation("tilerelease")
+_zero0, _zero1, _zero2, _zero3 = (_operation("tilezero", tile) for tile in range(4))
+_load4, _load5, _load6, _load7 = (_operation("tileloadd64", tile, address=True, step=True) for tile in range(4, 8))
+_store0, _store1, _store2, _store3 = (_operation("tilestored64", tile, address=True, step=True) for tile in range(4))
+_dot046, _dot147, _dot256, _dot357 = (
+    _operation("tdpbf16ps", *tiles) for tiles in ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7))
+)
+
+
+@njit(nogil=True, cache=True)
+def _shape(config, rows):
+    """Fill the 64 bytes of a configuration for 1 to 32 rows."""
+    upper, lower = min(rows, _TILE), max(rows - _TILE, 1)
+    config[:] = 0
+    config[0] = 1
+    for tile in range(8):
+        config[16 + 2 * tile] = 64
+        config[48 + tile] = _TILE
+    config[48] = config[49] = config[52] = upper
+    config[50] = config[51] = config[53] = lower
+
+
+def by_tiles(x, step, rows, weight, blocks, sums_MX):
+    """Fill the first rows of sums_MX with the products of bf16 rows at addresses x + i * step and the panel at `weight`."""
+    config = np.empty(64, np.uint8)
+    shaped = 0
+    for m in range(0, rows, 2 * _TILE):
+        count = min(2 * _TILE, rows - m)
+        if count != shaped:
+            _shape(config, count)
+            _configure(config.ctypes.data)
+            shaped = count
+        upper, out = x + m * step, sums_MX.ctypes.data + m * _ROW
+        lower, out_lower = upper + _TILE * step, out + _TILE * _ROW
+        _zero0()
+        _zero1()
+        if count > _TILE:
+            _zero2()
+            _zero3()
+        for block in range(blocks):
+            at = weight + block * _BLOCK
+            if count <= _TILE:
+                for line in range(0, _BLOCK, 64):
+                    _fetch(at + _AHEAD + line)
+            _load4(upper + block * 64, step)
+            _load6(at, _ROW)
+            _load7(at + 64, _ROW)
+            _dot046()
+            _dot147()
+            if count > _TILE:
+                _load5(lower + block * 64, step)
+                _dot256()
+                _dot357()
+        _store0(out, _ROW)
+        _store1(out + 64, _ROW)
+        if count > _TILE:
+            _store2(out_lower, _ROW)
+            _store3(out_lower + 64, _ROW)
+    _release()
+
+
+@njit(nogil=True, cache=True)
+def _absent(x, step, rows, weight, blocks, sums_MX):
+    """In place of `by_tiles` where its instructions cannot be compiled; nobody chooses tiles there."""
+    sums_MX[:rows] = np.nan
+
+
+tile_sums = njit(nogil=True, cache=True)(by_tiles) if HAS_TILES else _absent

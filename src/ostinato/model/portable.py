@@ -1,0 +1,188 @@
+"""Operations of torch that give other bits on other CPUs, replaced by our own in the library's routers and rotary embeddings.
+
+Elementwise additions, products, divisions and roundings are the same everywhere (IEEE 754). Matrix products, sums, exponentials, sines
+and cosines are not: a library chooses their order and their polynomials by the CPU's vectors. What a model still computes by such
+operations is found by tracing a pass (`library_operations`), and its numerics contract names the library then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.pytorch_utils import Conv1D
+
+from ostinato.model.kernels.elementwise import cosines, sigmoids, sines, softmax_rows
+from ostinato.model.linear import linear
+from ostinato.model.paged import array
+
+_SAME_EVERYWHERE = frozenset(
+    """
+    abs add alias amax amin any arange argmax argsort as_strided bitwise_and bitwise_not bitwise_or bucketize cat ceil chunk clamp
+    clamp_min clone contiguous copy copy_ cumsum detach diff div embedding empty empty_like empty_strided eq expand fill fill_ flip floor
+    full full_like gather ge gt index index_add index_copy index_copy_ index_put index_select item le lift_fresh local_scalar_dense
+    logical_and logical_not logical_or lt masked_fill masked_fill_ max maximum min minimum mul ne neg new_empty new_empty_strided new_ones
+    new_zeros ones ones_like pad constant_pad_nd permute reciprocal relu remainder repeat reshape round rsub scalar_tensor scatter
+    scatter_ searchsorted select sign slice sort split split_with_sizes sqrt square squeeze stack sub t to _to_copy topk transpose tril
+    resolve_conj resolve_neg promote_types type_as dropout
+    triu unbind unsafe_view _unsafe_view unfold unsqueeze view where zeros zeros_like isnan isinf _local_scalar_dense
+    """.split()  # noqa: SIM905
+)
+"""ATen operations whose results do not depend on vector widths: moves, comparisons, integer sums, and single IEEE operations."""
+
+
+class PortableOperations(TorchFunctionMode):
+    """Inside, operations on CPU tensors that our kernels define are computed by them."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        ours = _OURS.get(func)
+        if ours is not None:
+            answer = ours(*args, **(kwargs or {}))
+            if answer is not NotImplemented:
+                return answer
+        return func(*args, **(kwargs or {}))
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return linear(input, weight, bias) if input.is_cpu and input.dtype == weight.dtype else NotImplemented
+
+
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor) -> Tensor:
+    return _linear(mat1, mat2.t(), input)
+
+
+def _of_floats(kernel: Callable[[Any, Any], None]) -> Callable[[Tensor], Tensor]:
+    def compute(input: Tensor) -> Tensor:
+        if not input.is_cpu or input.dtype != torch.float32 or (torch.is_grad_enabled() and input.requires_grad):
+            return NotImplemented
+        out = torch.empty_like(input, memory_format=torch.contiguous_format)
+        kernel(array(input.contiguous().view(-1)), array(out.view(-1)))
+        return out
+
+    return compute
+
+
+def _softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+    del _stacklevel
+    if not input.is_cpu or dim not in (-1, input.dim() - 1) or (dtype or input.dtype) != torch.float32:
+        return NotImplemented
+    return _Softmax.apply(input.to(torch.float32))  # pyright: ignore[reportReturnType]
+
+
+def _sigmoid(input: Tensor) -> Tensor:
+    if not input.is_cpu or input.dtype not in (torch.float32, torch.bfloat16):
+        return NotImplemented
+    return _Sigmoid.apply(input)  # pyright: ignore[reportReturnType]
+
+
+def _sum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """A sum along the last axis, ascending: of a token's gates, which are few."""
+    last = dim if isinstance(dim, int) else dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else None
+    if not input.is_floating_point() or last not in (-1, input.dim() - 1) or dtype is not None:
+        return NotImplemented
+    total, *rest = input.unbind(-1)
+    for part in rest:
+        total = total + part
+    return total.unsqueeze(-1) if keepdim else total
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        softmax_rows(array(x.contiguous().view(-1, x.shape[-1])), array(out.view(-1, x.shape[-1])))
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (y,) = ctx.saved_tensors
+        return y * (grads[0] - (grads[0] * y).sum(-1, keepdim=True))
+
+
+class _Sigmoid(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        sigmoids(array(x.contiguous().view(-1)), array(out.view(-1)))
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (y,) = ctx.saved_tensors
+        return grads[0] * y * (1 - y)
+
+
+_cosines, _sines = _of_floats(cosines), _of_floats(sines)
+_OURS: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    torch.addmm: _addmm,
+    **dict.fromkeys((F.softmax, torch.softmax, Tensor.softmax), _softmax),
+    **dict.fromkeys((F.sigmoid, torch.sigmoid, Tensor.sigmoid), _sigmoid),
+    **dict.fromkeys((torch.sum, Tensor.sum), _sum),
+    **dict.fromkeys((torch.cos, Tensor.cos), _cosines),
+    **dict.fromkeys((torch.sin, Tensor.sin), _sines),
+}
+
+
+def make_portable(model: nn.Module) -> int:
+    """Give the model's routers, rotary embeddings and Conv1D layers our operations, in place, by subclasses; returns how many modules."""
+    count = 0
+    for module in model.modules():
+        is_router = hasattr(module, "top_k") and hasattr(module, "num_experts") and hasattr(module, "weight")
+        is_ours = is_router or hasattr(module, "inv_freq") or type(module) is Conv1D
+        if is_ours and not hasattr(module, "ostinato_portable"):
+            module.__class__ = _portable(type(module))
+            count += 1
+    return count
+
+
+_known: dict[type, type] = {}
+
+
+def _portable(kind: type) -> type:
+    if kind not in _known:
+
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with PortableOperations():
+                return kind.forward(self, *args, **kwargs)
+
+        _known[kind] = type(kind.__name__, (kind,), {"forward": forward, "ostinato_portable": True})
+    return _known[kind]
+
+
+class _Seen(TorchDispatchMode):
+    """Collects the names of ATen operations on floating-point numbers that may give other bits on another CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        answer = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        inputs = [part for part in args if isinstance(part, Tensor)]
+        if name.rstrip("_") not in _SAME_EVERYWHERE and name not in _SAME_EVERYWHERE:
+            if any(part.is_floating_point() for part in inputs) or not inputs:
+                self.names.add(name)
+        elif name == "cumsum" and any(part.is_floating_point() for part in inputs):
+            self.names.add(name)
+        return answer
+
+
+def library_operations(run: Callable[[], object]) -> tuple[str, ...]:
+    """The names of torch's operations in a pass that may give other bits on another CPU, ascending. Example: ("gelu",)."""
+    seen = _Seen()
+    with torch.inference_mode(), seen:
+        run()
+    return tuple(sorted(seen.names))
