@@ -130,13 +130,13 @@ def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: st
     from ostinato.model.config import backend
     from ostinato.model.numerics import contract
 
-    mode, rows, found_at = config.model.numerics, 1, backend(config.model)
+    mode, found_at, library = config.model.numerics, backend(config.model), ()
     if mode == "exact":
         found = verdict(config, dtype, threads)
         if not found.exact:
             raise BadConfig(found.reason)
-        rows, threads = found.rows, found.threads
-    return contract(dtype, mode, threads, rows, config.engine.block, quantisation or "none", backend=found_at)
+        threads, library = found.threads, found.library
+    return contract(dtype, mode, threads, 1, config.engine.block, quantisation or "none", backend=found_at, library=library)
 
 
 def verdict(config: Config, dtype: torch.dtype, threads: int) -> ExactnessVerdict:

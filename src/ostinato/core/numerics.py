@@ -21,13 +21,15 @@ _LONGEST = 4096  # characters of a contract's JSON; a real one has about 500
 class Contract:
     """Everything that decides the bits of a forward pass, apart from weights and tokens.
 
-    `rows` is the row rule: linear layers run at row counts that are multiples of it. `block` is the number of tokens of a KV
-    block. `isa` lists the vector instructions by which kernels are chosen; `kernels` names our own kernels and their compiler.
+    `order` names the definition of our own arithmetic and its version; it is empty where torch's kernels compute. A pass that uses nothing
+    else has the same bits on every CPU, so `torch`, `blas` and `isa`, the library, its settings and the vector instructions by which it
+    chooses kernels, are empty then, but for a hash of a few results in `blas`. `rows` is the row rule: linear layers run at row counts that
+    are multiples of it. `block` is the number of tokens of a KV block; `kernels` names our own kernels and the model code around them.
 
     Example::
 
-        Contract(mode="exact", torch="2.13.0+cpu", blas="mkl 2024.2 mkldnn 3.12", isa="avx512_bf16 avx512_f", threads=1,
-                 block=32, rows=4, dtype="bfloat16", quantisation="none", kernels="ostinato 1 transformers 5.23.0 numba 0.66.0")
+        Contract(mode="exact", order="blocks 1", torch="", blas="bits 1f0c22d9", isa="", threads=1, block=32, rows=1, dtype="bfloat16",
+                 quantisation="none", kernels="ostinato 3 transformers 5.23.0")
     """
 
     mode: Literal["exact", "fast"]
@@ -40,6 +42,7 @@ class Contract:
     dtype: str
     quantisation: str
     kernels: str
+    order: str = ""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -54,8 +57,11 @@ class Contract:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """Canonical: sorted keys, no spaces, ASCII. Equal contracts give equal text."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        """Canonical: sorted keys, no spaces, ASCII. Equal contracts give equal text. An empty order is left out, as it was once unknown."""
+        values = asdict(self)
+        if not self.order:
+            del values["order"]
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Contract:
@@ -66,7 +72,7 @@ class Contract:
             raise Corrupt(f"a numerics contract is not JSON ({error}); restore the log from a copy") from error
         if not isinstance(values, dict):
             raise Corrupt("a numerics contract must be a JSON object of at most 4096 characters")
-        values = cast("dict[str, Any]", values)
+        values = {"order": ""} | cast("dict[str, Any]", values)
         names = {field.name: int if field.type == "int" else str for field in fields(cls)}
         if odd := sorted(names.keys() ^ values.keys()):
             raise Corrupt(
@@ -90,8 +96,8 @@ def same_arithmetic(one: Contract, other: Contract) -> bool:
     """True if both contracts promise the same bits: both exact, and equal in all but the KV block size.
 
     The exact kernels sum in the order of absolute positions, so their result does not depend on how the KV cache is cut
-    into blocks. The thread count must be equal, because libraries choose kernels by it. Fast mode promises nothing, even between
-    equal contracts.
+    into blocks. Where a library computes, the thread count must be equal, because it chooses kernels by it. Fast mode promises nothing,
+    even between equal contracts.
 
     Example: ``same_arithmetic(a, replace(a, block=64))`` is True for an exact `a`, and False for a fast one.
     """

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,14 +19,18 @@ from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.devices.cache import CacheAttend, CachedLayer
 from ostinato.model.devices.decoding import Step, StepAttend, numbers_of
 from ostinato.model.devices.softmax import TensorSoftmax
-from ostinato.model.linear import linear
+from ostinato.model.linear import Order, linear, order_in_use
+from ostinato.model.logprobs import RowSoftmax
+from ostinato.model.norms import rms_normed
 from ostinato.model.paged import Entry
 from ostinato.model.threads import team
 
-TORCH_KERNELS = "2"
+TORCH_KERNELS = "3"
 """Raise it with every change of `model.devices` that changes results."""
 KERNELS = "2"
 """Raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
+ORDERS: dict[Order, str] = {"blocks": "blocks 1", "pairs": "pairs 1"}
+"""The definitions of our products (`kernels.product`), with a version that is raised with every change of a bit."""
 _FLAGS = re.compile(r"avx|amx|fma|f16c|neon|asimd|sve|sme|bf16|i8mm|vsx|zvector|rvv")
 _ROWS, _INPUTS, _OUTPUTS = 32, 256, 48  # of the probe; rows that every row rule divides
 _SWITCHES = (
@@ -48,23 +54,43 @@ def contract(
     block: int,
     quantisation: str = "none",
     backend: Backend = OWN,
+    library: Sequence[str] = (),
 ) -> Contract:
     """The contract under which this process computes with `threads` torch threads.
 
-    `rows` is the row rule that the self-test found, `block` the tokens of a KV block, `backend` the device and the kernels.
-    Call it once, at the start, after torch has been set up: environment variables that change kernels are part of the result.
+    `rows` is the row rule, `block` the tokens of a KV block, `backend` the device and the kernels, `library` torch's operations in a pass
+    that may give other bits on other CPUs, as the self-test found them. In exact mode without any, where threads change nothing (`threads` is
+    1), neither torch nor the CPU is part of the contract. Call it once, at the start, after torch has been set up: environment variables that change kernels are part
+    of the result elsewhere.
 
-    Example: ``contract(torch.bfloat16, "exact", threads=1, rows=4, block=32).id``
+    Example: ``contract(torch.bfloat16, "exact", threads=1, rows=1, block=32).id``
     """
     own = backend.kernels == "own"
     named = (
         [f"ostinato {KERNELS}"] if own else [f"ostinato torch {TORCH_KERNELS} on {backend.device.partition(':')[0]}"]
     )
+    order = ORDERS[order_in_use()] if own else ""
+    if own and mode == "exact" and not library and threads == 1:
+        libraries = [f"{name} {_version(name)}" for name in ("transformers", "llguidance")]
+        return Contract(
+            mode=mode,
+            order=order,
+            torch="",
+            blas=f"bits {probe(backend)}",
+            isa="",
+            threads=1,
+            block=block,
+            rows=1,
+            dtype=str(model_dtype).removeprefix("torch."),
+            quantisation=quantisation,
+            kernels=" ".join([*named, *libraries]),
+        )
     compilers = ("numba", "llvmlite") if own else () if backend.device == "cpu" else ("triton",)
     libraries = [f"{name} {_version(name)}" for name in ("transformers", *compilers, "llguidance")]
     return Contract(
         mode=mode,
-        torch=torch.__version__,
+        order=order,
+        torch=torch.__version__.partition("+")[0],
         blas=f"{blas()} bits {probe(backend)}",
         isa=isa() if backend.device == "cpu" else gpu(backend.device),
         threads=threads,
@@ -93,17 +119,21 @@ def computed(backend: Backend) -> list[Tensor]:
 
     FlexAttention, which computes a prompt on CUDA, is not among them: compiling it takes far longer than a start should.
     """
-    source = torch.Generator().manual_seed(0)  # drawn on the host: every device is given the same numbers
-    weight, x = (torch.randn(rows, _INPUTS, generator=source) for rows in (_OUTPUTS, _ROWS))
+    source = np.random.default_rng(0)  # on the host, and no normal numbers: every CPU and device is given the same
+    weight, x = (
+        torch.from_numpy(source.random((rows, _INPUTS), np.float32) - np.float32(0.5)) for rows in (_OUTPUTS, _ROWS)
+    )
     weight[:, 1::2], x[:, 1::2] = weight[:, ::2], -x[:, ::2]
     x[:, ::16] *= 1 + 2.0**-6
     weight, x, small, steps = (
         part.to(backend.device) for part in (weight, x, torch.full((4,), 2.0**-130), torch.arange(4.0))
     )
-    multiply = linear if backend.kernels == "own" else F.linear
-    products = [multiply(x.bfloat16(), weight.bfloat16()), multiply(x, weight)]
-    made = [*products, torch.exp(x[0]), small * steps]
-    return made if backend.kernels == "own" else [*made, _drawn_from(products[0]), _attended(weight, x)]
+    if backend.kernels == "own":
+        products = [linear(x.bfloat16(), weight.bfloat16()), linear(x, weight)]
+        drawn = RowSoftmax.of(products[1], torch.full((_ROWS,), 0.7)).logprobs(np.arange(_ROWS))
+        return [*products, drawn, rms_normed(x, weight[0], 1e-5), small * steps]
+    products = [F.linear(x.bfloat16(), weight.bfloat16()), F.linear(x, weight)]
+    return [*products, torch.exp(x[0]), small * steps, _drawn_from(products[0]), _attended(weight, x)]
 
 
 def _drawn_from(logits_MV: Tensor) -> Tensor:

@@ -74,15 +74,19 @@ def test_threads_are_part_of_the_contract_only_where_they_change_bits(source, mo
     monkeypatch.setattr(numerics, "_examined", lambda *_: examined("", torch.bfloat16, (1,)))
     assert engine_contract(config) == trainer_contract(config)
     monkeypatch.setattr(numerics, "_examined", examined)
-    assert differences(engine_contract(config), trainer_contract(config)) == ("threads",)
+    assert "threads" in differences(engine_contract(config), trainer_contract(config))
 
 
-def test_the_row_rule_is_what_the_self_test_found(source, verdicts):
+def test_the_library_is_part_of_the_contract_only_where_it_computes(source, verdicts):
     said, asked = verdicts
-    said[torch.float32] = ExactnessVerdict(exact=True, threads=1, rows=16, reason="", seconds=0.1, table=())
+    said[torch.float32] = ExactnessVerdict(
+        exact=True, threads=1, rows=1, reason="", seconds=0.1, table=(), library=("gelu",)
+    )
     config = load(None, [source, "model.compute=bf16", "train.compute=fp32", "train.threads=2"])
-    assert (engine_contract(config).rows, trainer_contract(config).rows) == (2, 16)
-    assert asked == [("tiny", torch.bfloat16, (1, 2)), ("tiny", torch.float32, (1, 2))]
+    assert (engine_contract(config).torch, engine_contract(config).isa) == ("", "")
+    assert trainer_contract(config).torch == torch.__version__.partition("+")[0]
+    assert asked[:2] == [("tiny", torch.bfloat16, (1, 2))] * 2
+    assert asked[-1] == ("tiny", torch.float32, (1, 2))
 
 
 def test_exact_mode_is_refused_where_it_cannot_hold_and_fast_mode_never_asks(source, verdicts):

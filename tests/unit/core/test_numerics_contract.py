@@ -20,12 +20,16 @@ OTHER = {
     "dtype": "bfloat16",
     "quantisation": "fp8",
     "kernels": "2",
+    "order": "blocks 1",
 }
 
 
 def test_the_id_is_sixteen_hex_digits_of_the_canonical_json():
     assert CONTRACT.id == "8d72b4d0cf0ca544"  # a change here makes every stored turn foreign: change it knowingly
-    assert json.loads(CONTRACT.to_json()) == {field.name: getattr(CONTRACT, field.name) for field in fields(Contract)}
+    told = {field.name: getattr(CONTRACT, field.name) for field in fields(Contract)}
+    assert json.loads(CONTRACT.to_json()) == {name: value for name, value in told.items() if name != "order"}
+    ordered = replace(CONTRACT, order="blocks 1")
+    assert json.loads(ordered.to_json()) == told | {"order": "blocks 1"}
 
 
 def test_every_field_is_part_of_the_id():

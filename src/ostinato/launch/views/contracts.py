@@ -7,10 +7,12 @@ from ostinato.core.numerics import Contract, differences
 
 def parts(contract: Contract) -> str:
     """A contract in one line: its id, then its fields."""
-    return (
-        f"{contract.id} = {contract.mode}, {contract.dtype}, {contract.threads} threads, rows {contract.rows}, block {contract.block}, "
-        f"quantisation {contract.quantisation}, torch {contract.torch}, {contract.blas}, {contract.kernels}, {contract.isa}"
-    )
+    library = [f"torch {contract.torch}", contract.isa] if contract.torch else ["no library: the same bits on every CPU"]
+    order = [f"products in {contract.order}"] if contract.order else []
+    told = [contract.mode, contract.dtype, *order, f"{contract.threads} threads", f"rows {contract.rows}"]
+    told += [f"block {contract.block}"]
+    told += [f"quantisation {contract.quantisation}", contract.blas, contract.kernels, *library]
+    return f"{contract.id} = {', '.join(told)}"
 
 
 def apart(one: Contract, other: Contract) -> str:
