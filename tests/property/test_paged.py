@@ -4,11 +4,8 @@ import pytest
 import torch
 from tests.examinations.exactness import sweeps
 
-from ostinato.engine.embedded.form import prepack
-from ostinato.model import selftest
 from ostinato.model.linear import Linear
 from ostinato.model.paged import Blocks, Entry, Places, Reads, WholeAttend
-from ostinato.model.selftest import MatrixShape
 from ostinato.train.batch.packing import TokenTurn, pack
 from ostinato.train.gradients.tree_attention import TreeAttention
 
@@ -106,66 +103,37 @@ def test_places_put_tokens_where_the_table_says_and_nowhere_else():
 FEW = {"outputs": 256, "elements": 2 * 256 * 12}
 
 
-@pytest.fixture(scope="module")
-def rules():
-    """The row rule that the self-test finds on this machine for a layer of 256 outputs, with one thread and two."""
-    found = {}
-
-    def rule(dtype, inputs, threads=(1, 2)):
-        key = dtype, inputs, threads
-        if key not in found:
-            found[key] = selftest.rule_of(MatrixShape(inputs=inputs, outputs=256, dtype=dtype), prepack, threads)
-        return found[key]
-
-    return rule
-
-
-@pytest.mark.parametrize("inputs", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("packed", [False, True])
-def test_linear_layers_under_the_row_rule_do_not_depend_on_the_row_count(rules, dtype, inputs, packed):
+def test_linear_layers_do_not_depend_on_the_row_count(dtype, packed):
     counts = (1, 2, 3, 5, 7, 12, 17, 33, 64, 255, 256)
-    assert bad_rows(dtype, inputs, rules(dtype, inputs), packed, counts) == []
+    assert bad_rows(dtype, 576, packed, counts) == []
 
 
-def test_nor_do_they_with_two_threads(rules):
+def test_nor_do_they_with_two_threads():
     torch.set_num_threads(2)
     try:
-        for dtype, packed, counts in ((torch.float32, False, (1, 5, 6, 7, 64)), (torch.bfloat16, True, (1, 5, 64))):
-            assert bad_rows(dtype, 576, rules(dtype, 576), packed, counts) == []
+        for dtype, packed in ((torch.float32, False), (torch.bfloat16, True)):
+            assert bad_rows(dtype, 576, packed, (1, 5, 6, 7, 64)) == []
     finally:
         torch.set_num_threads(1)
 
 
-def bad_rows(dtype, inputs, rule, packed, counts):
-    return [case for case in sweeps.linear(dtype, inputs, rule=rule, packed=packed, counts=counts, **FEW) if case[2]]
+def bad_rows(dtype, inputs, packed, counts):
+    return [case for case in sweeps.linear(dtype, inputs, packed=packed, counts=counts, **FEW) if case[2]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_layer_that_depends_on_its_rows_is_seen(monkeypatch, rules, dtype):
-    """Planted on any machine: one unit in the last place more wherever the row count is not a multiple of twice the rule."""
-    rule, honest = rules(dtype, 64), Linear.forward
+def test_a_layer_that_depends_on_its_rows_is_seen(monkeypatch, dtype):
+    """Planted on any machine: one unit in the last place more wherever the row count is odd."""
+    honest = Linear.forward
 
     def odd(self, x):
         y = honest(self, x)
-        return y + y.abs() * torch.finfo(dtype).eps if len(x) % (2 * rule) else y
+        return y + y.abs() * torch.finfo(dtype).eps if len(x) % 2 else y
 
     monkeypatch.setattr(Linear, "forward", odd)
-    counts = (rule, 2 * rule, 3 * rule, 64)
-    assert [name for name, _, _ in bad_rows(dtype, 64, rule, False, counts)] == [f"{rule} rows", f"{3 * rule} rows"]
-    assert bad_rows(dtype, 64, 2 * rule, False, counts) == []
-
-
-@needs_mkl
-@pytest.mark.parametrize("inputs", WIDTHS)
-def test_torchs_own_fp32_product_needs_more_rows_on_mkl(inputs):
-    """Why fp32 goes to oneDNN. Measured on MKL 2024.2: few rows are computed by other kernels, below 4 or below 16 by CPU."""
-    found = {
-        name: wrong / compared
-        for name, compared, wrong in sweeps.linear(torch.float32, inputs, rule=1, stock=True, elements=20_000)
-    }
-    assert found["1 rows"] > 0.1
-    assert found["16 rows"] == found["256 rows"] == 0
+    assert [name for name, _, _ in bad_rows(dtype, 64, False, (1, 2, 3, 64))] == ["1 rows", "3 rows"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -136,7 +136,9 @@ def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: st
         if not found.exact:
             raise BadConfig(found.reason)
         threads, library = found.threads, found.library
-    return contract(dtype, mode, threads, 1, config.engine.block, quantisation or "none", backend=found_at, library=library)
+    return contract(
+        dtype, mode, threads, 1, config.engine.block, quantisation or "none", backend=found_at, library=library
+    )
 
 
 def verdict(config: Config, dtype: torch.dtype, threads: int) -> ExactnessVerdict:

@@ -72,7 +72,7 @@ class Contract:
             raise Corrupt(f"a numerics contract is not JSON ({error}); restore the log from a copy") from error
         if not isinstance(values, dict):
             raise Corrupt("a numerics contract must be a JSON object of at most 4096 characters")
-        values = {"order": ""} | cast("dict[str, Any]", values)
+        values = cast("dict[str, Any]", {"order": ""} | values)
         names = {field.name: int if field.type == "int" else str for field in fields(cls)}
         if odd := sorted(names.keys() ^ values.keys()):
             raise Corrupt(

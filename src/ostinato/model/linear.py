@@ -48,7 +48,7 @@ def use_order(order: Order) -> None:
     global _order
     if order not in possible_orders():
         raise BadConfig(
-            f'model.order = "{order}": this CPU has no AVX512-BF16, or it is masked; set model.order = "blocks", which every CPU can compute'
+            f'model.order = "{order}": this CPU has no AVX512-BF16, or it is masked; set model.order = "blocks", which all CPUs compute'
         )
     _order = order
 
@@ -82,12 +82,12 @@ def in_panels(weight: Tensor, beside: Tensor | None = None) -> Panels:
         weight = torch.stack(both, 1).view(2 * outputs, inputs)
     if inputs % BLOCK:
         weight = F.pad(weight, (0, -inputs % BLOCK))
-    words_NX = array(weight.contiguous().view(torch.int32))
-    count = -(-len(words_NX) // PANEL)
-    words = torch.empty(count, words_NX.shape[1], PANEL, dtype=torch.int32)
+    weight = weight.contiguous()
+    rows, address = len(weight), weight.data_ptr()
+    words = torch.empty(-(-rows // PANEL), weight.shape[1] * weight.itemsize // 4, PANEL, dtype=torch.int32)
     out = array(words)
-    split(count, lambda a, b: lay_out(words_NX, a, b, out))
-    return Panels(words, inputs, len(words_NX), weight.dtype)
+    split(len(words), lambda a, b: lay_out(address, rows, a, b, out))
+    return Panels(words, inputs, rows, weight.dtype)
 
 
 def multiply(x: Tensor, panels: Panels, bias: Tensor | None = None) -> Tensor:
@@ -96,7 +96,7 @@ def multiply(x: Tensor, panels: Panels, bias: Tensor | None = None) -> Tensor:
     out = x.new_empty(*x.shape[:-1], panels.outputs)
     if len(x_MK):
         counters, how, address = np.zeros((1, COLUMNS), np.int64), how_multiplied(panels.dtype), panels.address
-        biases = no_bias(panels.dtype) if bias is None else array(bias.detach().contiguous())[None]
+        biases = no_bias(panels.dtype) if bias is None else array(bias.detach().clone())[None]
         xs, outs = array(x_MK), array(out.view(-1, panels.outputs))
         together(lambda: project(counters, xs, address, how, biases, outs))
     return out

@@ -58,10 +58,10 @@ def contract(
 ) -> Contract:
     """The contract under which this process computes with `threads` torch threads.
 
-    `rows` is the row rule, `block` the tokens of a KV block, `backend` the device and the kernels, `library` torch's operations in a pass
-    that may give other bits on other CPUs, as the self-test found them. In exact mode without any, where threads change nothing (`threads` is
-    1), neither torch nor the CPU is part of the contract. Call it once, at the start, after torch has been set up: environment variables that change kernels are part
-    of the result elsewhere.
+    `rows` is the row rule, `block` the tokens of a KV block, `backend` the device and the kernels, `library` torch's operations in a
+    pass that may give other bits on other CPUs, as the self-test found them. In exact mode without any, where threads change nothing
+    (`threads` is 1), neither torch nor the CPU is part of the contract. Call it once, at the start, after torch has been set up:
+    environment variables that change kernels are part of the result elsewhere.
 
     Example: ``contract(torch.bfloat16, "exact", threads=1, rows=1, block=32).id``
     """

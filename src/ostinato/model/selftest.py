@@ -104,7 +104,13 @@ def examine(
     library = library_operations(lambda: logits(model, hidden(model, ids, ids, WholeAttend([3]))))
     seconds = time.perf_counter() - began
     return ExactnessVerdict(
-        exact=not reason, threads=threads[0], rows=1, reason=reason, seconds=seconds, table=tuple(table), library=library
+        exact=not reason,
+        threads=threads[0],
+        rows=1,
+        reason=reason,
+        seconds=seconds,
+        table=tuple(table),
+        library=library,
     )
 
 

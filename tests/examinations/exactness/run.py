@@ -27,7 +27,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.examinations.exactness import sweeps
 from tests.examinations.exactness.measures import Examination, Findings, Subject
 
-from ostinato.model.experts import DEFAULT_ROWS
 from ostinato.model.load import resolve
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_moe import tiny_moe
@@ -134,12 +133,13 @@ def sweep(args: argparse.Namespace, say: Callable[[str], object]) -> list[dict[s
         torch.set_num_threads(threads)
         for kind, dtype in DTYPES.items():
             for inputs in sweeps.WIDTHS:
-                for packed in (False, True):
-                    for rule in (1, DEFAULT_ROWS):
-                        name = f"linear {inputs}, {'packed, ' * packed}rule {rule}{' (control)' * (rule == 1)}"
-                        say(f"{name} {kind} x{threads}")
-                        cases = sweeps.linear(dtype, inputs, rule=rule, packed=packed, elements=args.elements)
-                        add(name, kind, threads, list(cases))
+                for form in ("", ", in panels", ", torch's own (control)"):
+                    name = f"linear {inputs}{form}"
+                    say(f"{name} {kind} x{threads}")
+                    cases = sweeps.linear(
+                        dtype, inputs, packed="panels" in form, stock="own" in form, elements=args.elements
+                    )
+                    add(name, kind, threads, list(cases))
             for length in (n for n in sweeps.LENGTHS if n <= args.longest):
                 say(f"attention {length} {kind} x{threads}")
                 add(f"attention {length}", kind, threads, list(sweeps.attention(dtype, length)))

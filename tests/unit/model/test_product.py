@@ -158,7 +158,7 @@ def test_layers_in_panels_are_the_layers_beside_each_other():
     with torch.inference_mode():
         got = PanelLinear(layers)(x)
         assert torch.equal(got, torch.cat([linear(x, layer.weight, layer.bias) for layer in layers], -1))
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="cannot be one"):
         PanelLinear([torch.nn.Linear(8, 4), torch.nn.Linear(8, 4, bias=False)])
 
 

@@ -7,7 +7,9 @@ from ostinato.core.numerics import Contract, differences
 
 def parts(contract: Contract) -> str:
     """A contract in one line: its id, then its fields."""
-    library = [f"torch {contract.torch}", contract.isa] if contract.torch else ["no library: the same bits on every CPU"]
+    library = (
+        [f"torch {contract.torch}", contract.isa] if contract.torch else ["no library: the same bits on every CPU"]
+    )
     order = [f"products in {contract.order}"] if contract.order else []
     told = [contract.mode, contract.dtype, *order, f"{contract.threads} threads", f"rows {contract.rows}"]
     told += [f"block {contract.block}"]

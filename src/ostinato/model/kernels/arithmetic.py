@@ -1,8 +1,8 @@
 # pyright: basic, reportCallIssue=false
 """The scalar operations of the kernels: fused multiply-add, exp, log, sine and cosine, and bf16 as the upper half of a float.
 
-Every operation is IEEE 754, in single precision but for log, sine and cosine, and nothing is compiled with fast-math, so LLVM may vectorise but not reorder: the
-result is the same at every vector width, in every loop shape, and in `numpy` written out by hand.
+Every operation is IEEE 754, in single precision but for log, sine and cosine, and nothing is compiled with fast-math, so LLVM may
+vectorise but not reorder: the result is the same at every vector width, in every loop shape, and in `numpy` written out by hand.
 """
 
 from __future__ import annotations
@@ -119,7 +119,12 @@ def store(typingctx: Any, like: Any, x: Any) -> Any:
 # ---------------------------------------------------------------- in double precision, after FreeBSD's msun (fdlibm)
 
 _LN2_HIGH64, _LN2_LOW64 = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-_LG1, _LG2, _LG3, _LG4 = 6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01
+_LG1, _LG2, _LG3, _LG4 = (
+    6.666666666666735130e-01,
+    3.999999999940941908e-01,
+    2.857142874366239149e-01,
+    2.222219843214978396e-01,
+)
 _LG5, _LG6, _LG7 = 1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01
 _HALF_ROOT = 0.70710678118654752440
 _TWO_OVER_PI = 6.36619772367581382433e-01

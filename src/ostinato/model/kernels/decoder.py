@@ -9,11 +9,9 @@ work changes no bit.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 from numba.np.numpy_support import carray
 
 from ostinato.model.kernels.arithmetic import inlined, load, store
@@ -23,7 +21,7 @@ from ostinato.model.kernels.norm import rms_norm
 from ostinato.model.kernels.product import BLOCK, CHUNK, lined_up, panel_sums
 from ostinato.model.kernels.rotary import rotate
 from ostinato.model.kernels.turns import await_all, claim, finished
-from ostinato.model.kernels.vector import PANEL, WIDE, add16, div16, load16, mul16, round16, store16
+from ostinato.model.kernels.vector import PANEL, WIDE, add16, div16, load16, mul16, pointer, round16, store16
 
 PHASES = 9  # of a layer: norm, qkv, rotation, cache, attention, out, norm, gate and up, down
 ATTENTION = 4  # the phase that needs the cache
@@ -31,17 +29,6 @@ _TOKENS = 4  # of a piece of work in phases other than products
 _MOST_ROWS, _LEAST_ROWS = 192, 48  # of a product's piece; multiples of the rows at once of every kernel
 _NEAR = 1 << 17  # numbers that stay in the second-level cache
 _HEADS = 16  # the most pieces that attention is divided into
-
-
-@intrinsic
-def _pointer(typingctx: Any, address: Any, like: Any) -> Any:
-    """A pointer, from an address, to numbers of the dtype of the array `like`."""
-    del typingctx, address
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(like.dtype)(types.intp, like), generate
 
 
 @inlined
@@ -64,7 +51,8 @@ def _rows_of_piece(inputs):
 @njit(nogil=True, cache=True)
 def workspace(rows, inputs):
     """A thread's own space for products of at most `inputs` inputs and `rows` rows: rows in line, sums, a panel's blocks in fp32, and
-    which phase and group of rows are in line."""
+    which phase and group of rows are in line.
+    """
     rows = min(rows, _MOST_ROWS)
     return (
         np.empty((rows, filled_up(inputs)), np.float32),
@@ -179,8 +167,8 @@ def _attend(dim, block, share, piece, layer, cache, state, place):
     caches, blocks, _, tiles, positions, starts, table, scales, windows, _ = cache
     q, k, seen, lse = state[3], state[4], state[5], state[7]
     kv = k.shape[1] // dim
-    keys = carray(_pointer(caches[layer, 0], q), (blocks, kv, dim, block))
-    values = carray(_pointer(caches[layer, 1], q), (blocks, kv, block, dim))
+    keys = carray(pointer(caches[layer, 0], q), (blocks, kv, dim, block))
+    values = carray(pointer(caches[layer, 1], q), (blocks, kv, block, dim))
     where, size = (positions, starts, table), _parts(len(tiles) * kv, _HEADS)
     for unit in range(piece * size, min((piece + 1) * size, len(tiles) * kv)):
         tile, head = unit // kv, unit % kv
@@ -209,8 +197,8 @@ def _compute(dim, block, part, layer, turn, piece, model, cache, state, space):
         rotate(qkv[a:b], heads, kv, cos[a:b], sin[a:b], of_keys[at], head_eps[1], k[a:b])
     elif part == 3:
         caches, blocks, places = cache[0], cache[1], cache[2]
-        keys = carray(_pointer(caches[layer, 0], q), (blocks, kv, dim, block))
-        values = carray(_pointer(caches[layer, 1], q), (blocks, kv, block, dim))
+        keys = carray(pointer(caches[layer, 0], q), (blocks, kv, dim, block))
+        values = carray(pointer(caches[layer, 1], q), (blocks, kv, block, dim))
         _keep(k, qkv, places, a, min((piece + 1) * _TOKENS, places.shape[1]), keys, values)
     elif part == 5:
         _multiply(turn, piece, seen.reshape(rows, heads), weights[layer, 1], how, bias_out, layer, x, 1, space)
@@ -227,8 +215,9 @@ def decoder(dim, block, share):
     ``run(first, last, counters, model, cache, state)`` computes phases [first, last), with `PHASES` per layer; one more phase, after the
     last layer's, is the final norm. `counters` belong to the call, with a row for each of its phases. Tuples of arrays:
 
-    - `model`: addresses of the four weights [L, 4] in panels, and how they are multiplied (`product`); biases of qkv [L, W] and out [L, D], or [L, 0], and none
-      [L, 0]; norms [2 L + 1, D] and their epsilons; the heads' norms [L, dim] or [L, 0] of queries and keys and their epsilons [2].
+    - `model`: addresses of the four weights [L, 4] in panels, and how they are multiplied (`product`); biases of qkv [L, W] and out
+      [L, D], or [L, 0], and none [L, 0]; norms [2 L + 1, D] and their epsilons; the heads' norms [L, dim] or [L, 0] of queries and
+      keys and their epsilons [2].
     - `cache`: addresses of each layer's keys and values [L, 2], blocks; places [3, P]; tiles, positions, where, table as in
       `attention`; scales and windows [L]; the longest sequence.
     - `state`: x [N, D], which is changed; buffers for normed [N, D], qkv [N, W], q [N, H, dim], k [N, KV dim], the output of

@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 from numba import njit
+from numba.np.numpy_support import carray
 
-from ostinato.model.kernels.vector import PANEL, WIDE
+from ostinato.model.kernels.vector import PANEL, WIDE, pointer
 
 
 @njit(nogil=True, cache=True)
-def lay_out(words_NX, first, last, out_PXL):
-    """Fill panels [first, last) of out_PXL with the rows of words_NX; missing rows of the last panel are zeros."""
-    rows, words = words_NX.shape
+def lay_out(address, rows, first, last, out_PXL):
+    """Fill panels [first, last) of out_PXL with a matrix's rows of 32-bit words; missing rows of the last panel are zeros.
+
+    It is given by its address: torch never again resizes memory that numpy has seen, and FSDP resizes its weights'.
+    """
+    words = out_PXL.shape[1]
+    words_NX = carray(pointer(address, out_PXL), (rows, words))
     for panel in range(first, last):
         begin = panel * PANEL
         count = min(PANEL, rows - begin)

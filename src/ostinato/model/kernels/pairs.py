@@ -68,7 +68,7 @@ def _both(builder: Any, place: Any) -> Any:
 
 
 def _chain(rows: int) -> Any:
-    """``chain(x, step, weight, pairs, out)``: store the sums of `rows` rows, which begin `step` bytes apart, and a panel at address `out`."""
+    """``chain(x, step, weight, pairs, out)``: store the products of `rows` rows, `step` bytes apart, and a panel at `out`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         x, step, weight, pairs, out = args

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from functools import lru_cache
+from typing import Any
 
 from numba.core.registry import cpu_target
 
@@ -19,7 +20,8 @@ def cpu_features() -> frozenset[str]:
 
     Under NUMBA_CPU_NAME alone it is empty: numba then knows the name only.
     """
-    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    context: Any = cpu_target.target_context
+    _, _, features = context.codegen().magic_tuple()
     return frozenset(name[1:] for name in features.split(",") if name.startswith("+"))
 
 

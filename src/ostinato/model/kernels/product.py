@@ -33,7 +33,6 @@ _FLOATS, _WORDS = ir.VectorType(_FLOAT, WIDE), ir.VectorType(_WORD, WIDE)
 _AHEAD = 2048  # bytes by which a weight is prefetched ahead of its use
 
 
-
 _WIDE_REGISTERS = IS_ARM or "avx512f" in cpu_features()  # 32 registers instead of 16
 ROWS = 6 if _WIDE_REGISTERS else 3
 """The most rows that are computed at once: their chains fill the registers."""
@@ -149,9 +148,7 @@ def _pair(builder: Any, xs: list[Any], place: Any, chains: list[Any], *, vectors
     return grown
 
 
-def _chains_of_block(
-    builder: Any, xs: list[Any], panel: Any, *, vectors: int, halves: bool, ask: bool
-) -> list[Any]:
+def _chains_of_block(builder: Any, xs: list[Any], panel: Any, *, vectors: int, halves: bool, ask: bool) -> list[Any]:
     """The finished chains of one block."""
     size, zero = _pair_bytes(halves), ir.Constant(_FLOATS, [0.0] * WIDE)
     before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()

@@ -114,6 +114,17 @@ def _place(context: Any, builder: Any, kind: Any, array: Any, row: Any, column: 
 
 
 @intrinsic
+def pointer(typingctx: Any, address: Any, like: Any) -> Any:
+    """A pointer, from an address, to numbers of the dtype of the array `like`."""
+    del typingctx, address
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like.dtype)(types.intp, like), generate
+
+
+@intrinsic
 def load16(typingctx: Any, array: Any, row: Any, column: Any) -> Any:
     """array[row, column : column + 16] as floats: float32, or bf16 held as uint16. Bounds are not checked."""
     del typingctx, row, column
