@@ -67,8 +67,8 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         default="plain",
         description="Matrix products of the embedded engine. 'int8': the decoder's linear layers use 8-bit integers, "
         "which is faster on some CPUs, as `ostinato doctor` measures. 'fp8': 8-bit floats, for GPUs with instructions "
-        "for them, with model.kernels = 'torch'. Both need model.numerics = 'fast'; the trainer corrects for the "
-        "difference.",
+        "for them, with model.kernels = 'torch'. Numerics are then fast, and the trainer corrects for the difference; "
+        "model.numerics = 'exact' is refused.",
     )
     max_waiting: int = Field(default=1024, ge=1, description="Samples that may be open at once; more get 503.")
     threads: int = Field(

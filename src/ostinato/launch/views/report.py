@@ -165,6 +165,7 @@ def summary(
         rows.append(
             ("smallest total loss that the gate can rule out", f"{100 * resolved:.1f} pp, at the spread measured last")
         )
+    rows += [("numerics", ": ".join(filter(None, (line["mode"], line["why"])))) for line in seen.numerics[-1:]]
     rows += mismatch_rows(seen)
     if sizes:
         rows.append(
