@@ -46,10 +46,7 @@ class NumericsMode:
         """One line for people."""
         if not self.why:
             return f"numerics: {self.mode}"
-        return (
-            f"numerics: fast, as {self.why}; engine and trainer may differ in the last digits, for which the trainer corrects "
-            "(truncated token weights, masked turns) and which it reports"
-        )
+        return f"numerics: fast, as {self.why}; the trainer corrects for the difference to the engine's bits, and reports it"
 
 
 def resolve(
@@ -100,6 +97,18 @@ def choice(config: Config) -> Choice:
     from ostinato.model.speed import choose
 
     return choose(speeds(config).value)
+
+
+def engine_threads(config: Config) -> int:
+    """The engine's threads: as set, else as many as pay of the cores that the trainer leaves. Measures only where cores are left."""
+    from ostinato.model.config import backend
+
+    if config.engine.threads:
+        return config.engine.threads
+    left = cores() - config.train.threads * config.train.ranks
+    if left <= 1 or config.engine.kind == "vllm" or backend(config.model).kernels == "torch":
+        return 1
+    return min(left, choice(config).threads)
 
 
 def speeds(config: Config) -> Measured[Speeds]:
@@ -257,7 +266,7 @@ def threads_agree(config: Config) -> bool:
 
 
 def _all_threads(config: Config) -> tuple[int, ...]:
-    return tuple(sorted({1, config.train.threads, config.engine.threads}))
+    return tuple(sorted({1, config.train.threads, engine_threads(config)}))
 
 
 def _examined(config: Config, dtype: torch.dtype, threads: tuple[int, ...]) -> Measured[ExactnessVerdict]:

@@ -17,6 +17,7 @@ from ostinato.app.numerics import (
     NumericsMode,
     compute,
     engine_contract,
+    engine_threads,
     integers,
     numerics_mode,
     pace,
@@ -138,10 +139,11 @@ async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine
     found = await asyncio.to_thread(integers, config)
     if words := slower(await asyncio.to_thread(pace, config)):
         _LOG.warning("engine.products = %r is %s", config.engine.products, words)
+    threads = await asyncio.to_thread(engine_threads, config)
     return TorchEngine(
         weights,
         renderer,
-        config.engine,
+        config.engine.model_copy(update={"threads": threads}),
         integers=found,
         contract=contract,
         wide=wide,

@@ -72,10 +72,11 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     )
     max_waiting: int = Field(default=1024, ge=1, description="Samples that may be open at once; more get 503.")
     threads: int = Field(
-        default=1,
-        ge=1,
+        default=0,
+        ge=0,
         description="CPU cores that the engine uses: parts of the batch run in parallel, each on one torch thread; a "
-        "batch too small to be split runs on all cores where that changes no bit.",
+        "batch too small to be split runs on all cores where that changes no bit. 0: as many as the trainer leaves "
+        "and as pay, as measured at the first start (`ostinato doctor` shows it).",
     )
 
     def chunk_on(self, device: str) -> int:

@@ -13,6 +13,7 @@ from ostinato.app.machine import Measured
 from ostinato.app.numerics import (
     NumericsMode,
     engine_contract,
+    engine_threads,
     numerics_mode,
     resolve,
     stamp,
@@ -57,6 +58,7 @@ def verdicts(monkeypatch):
         return Measured(value=said.get(dtype, verdict_of()), at=0.0, file=None)
 
     monkeypatch.setattr(numerics, "_examined", examined)
+    monkeypatch.setattr(numerics, "cores", lambda: 2)
     return said, asked
 
 
@@ -96,6 +98,18 @@ def test_the_dtype_is_measured_only_where_that_decides(source, monkeypatch):
     assert numerics.compute(load(None, [source, "model.compute=fp32"])) is torch.float32
     assert numerics.compute(load(None, [source, "model.compute=bf16"])) is torch.bfloat16
     assert numerics.compute(load(None, [source, "model.dtype=float32"])) is torch.float32
+
+
+def test_the_engine_takes_the_cores_that_the_trainer_leaves_and_that_pay(source, speeds, monkeypatch):
+    def threads(here, *words):
+        monkeypatch.setattr(numerics, "cores", lambda: here)
+        return engine_threads(load(None, [source, *words]))
+
+    speeds(timed(bf16=5.0, teams=((1, 10.0), (2, 18.0), (4, 34.0), (8, 35.0))))
+    assert [threads(here) for here in (1, 2, 3, 4, 5, 16)] == [1, 1, 2, 3, 4, 4]
+    assert threads(16, "train.threads=7", "train.ranks=2") == 2
+    assert threads(1, "engine.threads=6") == 6
+    assert threads(16, "model.kernels=torch") == 1
 
 
 def test_auto_is_exact_where_the_self_test_says_so_and_fast_with_its_reason_where_not():
@@ -152,6 +166,7 @@ def test_threads_are_part_of_the_contract_only_where_they_change_bits(source, mo
         found = verdict_of("" if len(threads) == 1 else "no", threads=threads[0])
         return Measured(value=found, at=0.0, file=None)
 
+    monkeypatch.setattr(numerics, "cores", lambda: 2)
     config = load(None, [source, "model.compute=bf16", "train.threads=2"])
     monkeypatch.setattr(numerics, "_examined", lambda *_: examined("", torch.bfloat16, (1,)))
     assert engine_contract(config) == trainer_contract(config)
@@ -241,6 +256,7 @@ def examinations(monkeypatch):
         return verdict_of(rows=4, table=(Finding(what="linear 1 -> 2", rows=4),))
 
     monkeypatch.setattr(selftest, "examine", examine)
+    monkeypatch.setattr(numerics, "cores", lambda: 2)
     return calls
 
 
@@ -286,13 +302,14 @@ def test_the_doctor_says_what_would_be_exact(source, verdicts, speeds):
     assert doctor._numerics(load(None, [source])).endswith("exact mode does not hold, either: nor can it")
 
 
-def test_the_doctor_shows_the_speeds_and_what_to_set(source, speeds):
+def test_the_doctor_shows_the_speeds_and_what_to_set(source, speeds, monkeypatch):
+    monkeypatch.setattr(numerics, "cores", lambda: 2)
     config = load(None, [source])
     speeds(timed(bf16=5.0, teams=((1, 10.0), (2, 18.0))))
     text = doctor._speed(config)
     assert text.startswith("the engine computes in float32, the trainer in fp32; float32 is faster here: bf16 at 0.5x")
     assert "8 -> 8,   4 rows: bfloat16 5 GFLOP/s, float32 10 GFLOP/s" in text
-    assert "1.8x with 2: where no other worker needs the cores, set engine.threads or train.threads = 2" in text
+    assert "1.8x with 2: where no other worker needs the cores, set engine.threads or train.threads to 2" in text
     speeds(timed(bf16=5.0, load=3.5, teams=((1, 10.0), (2, 18.0))))
     assert "busy (load 3.5 on 2 cores): measure again when it is idle (`ostinato doctor --again`)" in doctor._speed(
         config

@@ -130,7 +130,9 @@ def _speed(config: Config) -> str:
 
 def _threads(config: Config, speeds: Speeds, found: Choice) -> str:
     """How many threads pay, and what to set."""
-    engine, trainer = config.engine.threads, config.train.threads
+    from ostinato.app.numerics import engine_threads
+
+    engine, trainer = engine_threads(config), config.train.threads
     used = f"threads: engine {engine}, trainer {trainer}"
     if not found.teams:
         return f"{used}; there is one core"
@@ -141,7 +143,7 @@ def _threads(config: Config, speeds: Speeds, found: Choice) -> str:
             "it is idle (`ostinato doctor --again`)"
         )
     if found.threads > max(engine, trainer):
-        return f"{used}; {shown}: where no other worker needs the cores, set engine.threads or train.threads = {found.threads}"
+        return f"{used}; {shown}: where no other worker needs the cores, set engine.threads or train.threads to {found.threads}"
     return f"{used}; {shown}"
 
 
@@ -161,7 +163,7 @@ def _numerics(config: Config) -> str:
     if backend(config.model).kernels == "torch":
         return f"{parts(engine)}; {alike}; torch's kernels promise no bitwise equality, so there is no self-test"
     examined = numerics.examined(config, numerics.compute(config), 1)
-    found, count = examined.value, config.engine.threads
+    found, count = examined.value, numerics.engine_threads(config)
     held = f"exact mode holds with row rule {found.rows}" if found.exact else found.reason
     lines = [f"{parts(engine)}; {alike}", *([str(mode)] if mode.why else [])]
     lines.append(f"self-test, {found.seconds:.1f} s, {count} thread{'s' * (count > 1)}: {held}; {_kept(examined)}")
