@@ -140,7 +140,7 @@ def _compared(
     clock: Clock,
 ) -> list[Speed]:
     runs = {dtype: _run(inputs, outputs, rows, getattr(torch, dtype), pack) for dtype in dtypes}
-    ways = [(dtype, count) for dtype in dtypes for count in counts]
+    ways: list[tuple[DType, int]] = [(dtype, count) for dtype in dtypes for count in counts]
     times = _times([_with(count, runs[dtype][0]) for dtype, count in ways], clock)
     return [
         Speed(
