@@ -200,7 +200,7 @@ def main() -> None:
         return
     config = load(None, [])
     here = about()
-    found = {"machine": here, "choices": choices(config), "copy_gb_per_s": copy_gb_per_s()}
+    found: dict[str, Any] = {"machine": here, "choices": choices(config), "copy_gb_per_s": copy_gb_per_s()}
     found["products"] = products(model_path(config))
     if not args.only:
         mode = found["choices"]["numerics"]
