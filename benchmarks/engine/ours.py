@@ -18,7 +18,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import ostinato
-import ostinato.model.config
+from ostinato.app import numerics
+from ostinato.config import load
 from ostinato.core.generation import Generate
 from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion, Sampling
@@ -49,9 +50,10 @@ def backend_on(device: str, mode: Mode = "fast") -> Backend:
     return OWN if device == "cpu" and mode != "fp8" else Backend(device=device, kernels="torch")
 
 
-def compute_on(device: str) -> torch.dtype:
-    """What model.compute = "auto" computes in on a device; weights are in bf16."""
-    return ostinato.model.config.quick_dtype() if device == "cpu" else torch.bfloat16
+@cache
+def compute_on(device: str, path: Path) -> torch.dtype:
+    """What model.compute = "auto" computes in on a device, for the model in a directory; weights are in bf16."""
+    return numerics.compute(load(None, [f"model.source='{path}'", f"model.device={device}"]))
 
 
 def make_engine(
@@ -71,7 +73,7 @@ def make_engine(
     products = mode if mode in ("int8", "fp8") else "plain"
     config = EngineConfig(threads=THREADS, max_batch=rows, kv_tokens=kv_tokens, products=products)
     integers = whole(path) if mode == "int8" else None
-    make = build(path, compute_on(device), backend_on(device, mode))
+    make = build(path, compute_on(device, path), backend_on(device, mode))
     if integers is not None and head:
         make = _with_head(make, integers)
     own = arithmetic(path, mode, device)
@@ -90,7 +92,7 @@ def _with_head(make: Callable[[Weights], PreTrainedModel], integers: Integers) -
 
 def make_trainer(path: Path, mode: Mode, device: str = "cpu", **settings: Any) -> PolicyTrainer:
     """A trainer in one mode. The thread count belongs to the process: call `torch.set_num_threads` first."""
-    compute = "bf16" if compute_on(device).itemsize == 2 else "fp32"
+    compute = "bf16" if compute_on(device, path).itemsize == 2 else "fp32"
     config = TrainConfig(threads=THREADS, compute=compute, kl_beta=0.0, **settings)
     return PolicyTrainer(path, config, contract=arithmetic(path, mode, device), backend=backend_on(device))
 
@@ -99,7 +101,7 @@ def make_trainer(path: Path, mode: Mode, device: str = "cpu", **settings: Any) -
 def arithmetic(path: Path, mode: Mode, device: str = "cpu") -> Contract:
     """The numerics contract of engine and trainer. In exact mode the self-test finds the row rule with equal bits at 1 and 2 threads."""
     rows, quantisation = 1, whole(path).name if mode == "int8" else fp8.NAME if mode == "fp8" else "none"
-    compute, backend = compute_on(device), backend_on(device, mode)
+    compute, backend = compute_on(device, path), backend_on(device, mode)
     if mode == "exact":
         if backend != OWN:
             raise SystemExit("exact numerics holds for our own kernels on the CPU only: leave ours-exact out")

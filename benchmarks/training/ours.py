@@ -55,7 +55,7 @@ class Loop:
             **({"recompute_tokens": 0} if settings["recompute"] else {}),
         )
         self._policy = PolicyVersion(number=0, hash="")
-        compute = compute_on(settings["device"])
+        compute = compute_on(settings["device"], path)
         self._matrices = Matrices.of(empty_model(path, compute))
         self._roofline = Roofline(self._matrices, compute, settings["device"])
 
@@ -162,7 +162,7 @@ def main() -> None:
     loop.run_until_complete(contender.start(first_snapshot(path)))
     about = {"version": ostinato.__version__, "torch": torch.__version__, "mode": settings["mode"]}
     about |= {
-        "compute": str(compute_on(settings["device"])),
+        "compute": str(compute_on(settings["device"], path)),
         "masters": "torch.float32",
         "microbatch": settings["microbatch"],
     }

@@ -33,7 +33,7 @@ def main() -> None:
         found = {"loss": made["loss"], "tokens": made["tokens"], "seconds": seconds, "phases": phases}
         return found | {"peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
 
-    about = {"version": ostinato.__version__, "torch": torch.__version__, "compute": str(compute_on("cpu"))}
+    about = {"version": ostinato.__version__, "torch": torch.__version__, "compute": str(compute_on("cpu", path))}
     serve(about | {"masters": "torch.float32", "microbatch": settings["microbatch"]}, answer, answers)
 
 

@@ -149,6 +149,7 @@ def test_doctor_looks_at_every_part_and_each_failure_names_its_remedy(tmp_path):
         "SQLite",
         "sandbox",
         "model",
+        "speed",
         "numerics",
         "reward",
         "suite",

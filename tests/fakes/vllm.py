@@ -17,12 +17,12 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
+import torch
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from ostinato.model.config import quick_dtype
 from ostinato.model.load import resolve
 from ostinato.weights.follow.staging import Staging
 
@@ -251,7 +251,8 @@ def serving_smollm2(count: int, work: Path, batch: int = 64) -> Generator[list[s
     4 GB each.
     """
     model = resolve("smollm2", Path("~/.cache/ostinato").expanduser())
-    dtype = str(quick_dtype()).removeprefix("torch.")
+    flags = torch.cpu.get_capabilities()
+    dtype = "bfloat16" if any(flags.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")) else "float32"
     options = [*ENGINE_OPTIONS, "--dtype", dtype, "--max-num-seqs", str(batch)]
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     with contextlib.ExitStack() as stack:

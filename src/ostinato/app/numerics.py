@@ -1,11 +1,19 @@
-"""The arithmetic that each worker computes with, and the self-test's verdict on this machine."""
+"""The arithmetic that each worker computes with: dtype and mode as this machine's measurements decide them, and its numerics contract.
+
+Every process of a run resolves "auto" by itself and finds the same, because the measurements are kept (`app.machine`). On another machine
+it may find something else; the contract on each turn then says so.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from ostinato.app.machine import Measured, cores, measured, places
 from ostinato.app.storage import model_path
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -20,19 +28,114 @@ if TYPE_CHECKING:
     from ostinato.model.devices.backend import Backend
     from ostinato.model.integers import Integers
     from ostinato.model.selftest import ExactnessVerdict
+    from ostinato.model.speed import Choice, Speeds
     from ostinato.train.config import TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumericsMode:
+    """`model.numerics` without "auto". `why`: what made "auto" fast; "" if it is exact, or if the mode was set.
+
+    Example: ``NumericsMode(mode="fast", why="exact mode cannot hold on this machine: ...")``
+    """
+
+    mode: Literal["exact", "fast"]
+    why: str = ""
+
+    def __str__(self) -> str:
+        """One line for people."""
+        if not self.why:
+            return f"numerics: {self.mode}"
+        return f"numerics: fast, as {self.why}; the trainer corrects for the difference to the engine's bits, and reports it"
+
+
+def resolve(
+    asked: Literal["auto", "exact", "fast"],
+    kernels: str,
+    products: str,
+    examine: Callable[[], Iterable[ExactnessVerdict]],
+) -> NumericsMode:
+    """The mode that was asked for; for "auto" exact if every verdict of `examine` is, else fast. It examines only what must be known."""
+    if asked != "auto":
+        return NumericsMode(mode=asked)
+    if kernels == "torch":
+        why = "torch's kernels promise no bits"
+    elif products != "plain":
+        why = f"engine.products = {products!r} rounds what the trainer does not"
+    else:
+        why = next((_cause(found) for found in examine() if not found.exact), "")
+    return NumericsMode(mode="fast" if why else "exact", why=why)
+
+
+def _cause(found: ExactnessVerdict) -> str:
+    from ostinato.model.exactness import REMEDY
+
+    return found.reason.removesuffix(f"; {REMEDY}") or "the self-test failed"
+
+
+def numerics_mode(config: Config) -> NumericsMode:
+    """The mode in which engine and trainer of a run compute on this machine. Imports torch; as `engine_contract`."""
+    from ostinato.model.config import backend
+
+    def examine() -> Iterable[ExactnessVerdict]:
+        engine, trainer = compute(config), _trained_in(config)
+        yield verdict(config, engine, 1)
+        yield verdict(config, trainer, config.train.threads)
+
+    return resolve(config.model.numerics, backend(config.model).kernels, config.engine.products, examine)
+
+
+def compute(config: Config) -> torch.dtype:
+    """The dtype in which the engine computes. Imports torch, and may measure this machine for a second or two. Raises BadConfig."""
+    from ostinato.model.config import compute_dtype
+
+    return compute_dtype(config.model, lambda: choice(config).dtype)
+
+
+def choice(config: Config) -> Choice:
+    """What the speeds of the model's products on this machine say."""
+    from ostinato.model.speed import choose
+
+    return choose(speeds(config).value)
+
+
+def engine_threads(config: Config) -> int:
+    """The engine's threads: as set, else as many as pay of the cores that the trainer leaves. Measures only where cores are left."""
+    from ostinato.model.config import backend
+
+    if config.engine.threads:
+        return config.engine.threads
+    left = cores() - config.train.threads * config.train.ranks
+    if left <= 1 or config.engine.kind == "vllm" or backend(config.model).kernels == "torch":
+        return 1
+    return min(left, choice(config).threads)
+
+
+def speeds(config: Config) -> Measured[Speeds]:
+    """The speeds of the model's products on this machine: as kept, or measured now."""
+    from ostinato.engine.embedded.form import prepack
+    from ostinato.model.speed import Speeds, measure
+
+    path = model_path(config)
+    return measured(places(config), "speed", _parts(path), lambda: measure(path, prepack, cores()), Speeds)
+
+
+def _parts(path: Path) -> dict[str, object]:
+    """What a figure depends on besides the machine: the model's shapes, and the bits that this process computes."""
+    from ostinato.model.numerics import probe
+
+    shapes = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()[:16]
+    return {"model": shapes, "probe": probe()}
 
 
 def engine_contract(config: Config) -> Contract:
     """The numerics contract of the serving worker; the same in every process of this machine.
 
-    Imports torch. In exact mode it needs the model's directory (see `model_path`), and measures this machine for some seconds the
-    first time. Raises BadConfig if exact mode cannot hold.
+    Imports torch. It needs the model's directory (see `model_path`), and measures this machine for some seconds the first time. Raises
+    BadConfig if exact mode was asked for and cannot hold.
     """
-    from ostinato.model.config import compute_dtype
-
     check_products(config)
-    return _contract(config, compute_dtype(config.model), threads=1, quantisation=_rounding(config))
+    return _contract(config, compute(config), threads=1, quantisation=_rounding(config))
 
 
 def _rounding(config: Config) -> str | None:
@@ -52,7 +155,7 @@ def check_products(config: Config) -> None:
     if config.model.numerics == "exact":
         raise BadConfig(
             f"engine.products = {config.engine.products!r} rounds what the trainer does not, and model.numerics = 'exact' promises the "
-            "same bits: set model.numerics = 'fast', or engine.products = 'plain'"
+            "same bits: leave model.numerics out, or set engine.products = 'plain'"
         )
     if config.train.foreign_numerics == "refuse":
         raise BadConfig(
@@ -80,12 +183,11 @@ def integers(config: Config) -> Integers | None:
 def pace(config: Config) -> dict[int, float]:
     """The speed of the decoder's integer products relative to plain ones, by number of rows. Measures for some seconds."""
     from ostinato.engine.embedded.forms.int8 import times_as_fast
-    from ostinato.model.config import compute_dtype
 
     found = integers(config)
     if found is None:
         return {}
-    return times_as_fast(_matrices(model_path(config)), compute_dtype(config.model), found)
+    return times_as_fast(_matrices(model_path(config)), compute(config), found)
 
 
 def slower(times: dict[int, float]) -> str:
@@ -96,10 +198,13 @@ def slower(times: dict[int, float]) -> str:
 
 def trainer_contract(config: Config) -> Contract:
     """The numerics contract of the training worker: the engine's, unless its dtype differs or its threads give other bits."""
+    return _contract(config, _trained_in(config), threads=config.train.threads)
+
+
+def _trained_in(config: Config) -> torch.dtype:
     import torch
 
-    dtype = torch.bfloat16 if training(config).compute == "bf16" else torch.float32
-    return _contract(config, dtype, threads=config.train.threads)
+    return torch.bfloat16 if training(config).compute == "bf16" else torch.float32
 
 
 def trainer_backend(config: Config) -> Backend:
@@ -118,58 +223,62 @@ def training(config: Config) -> TrainConfig:
     """The trainer's settings with `compute` resolved: "auto" is the engine's. Raises BadConfig."""
     import torch
 
-    from ostinato.model.config import compute_dtype
-
     if config.train.compute != "auto":
         return config.train
-    compute = "bf16" if compute_dtype(config.model) == torch.bfloat16 else "fp32"
-    return config.train.model_copy(update={"compute": compute})
+    return config.train.model_copy(update={"compute": "bf16" if compute(config) == torch.bfloat16 else "fp32"})
 
 
 def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: str | None = None) -> Contract:
     from ostinato.model.config import backend
     from ostinato.model.numerics import contract
 
-    mode, found_at, library = config.model.numerics, backend(config.model), ()
+    mode, found_at, library = numerics_mode(config).mode, backend(config.model), ()
     if mode == "exact":
         found = verdict(config, dtype, threads)
         if not found.exact:
             raise BadConfig(found.reason)
         threads, library = found.threads, found.library
+    else:
+        threads = 1  # nothing is promised for one number of threads rather than another
     return contract(
         dtype, mode, threads, 1, config.engine.block, quantisation or "none", backend=found_at, library=library
     )
 
 
 def verdict(config: Config, dtype: torch.dtype, threads: int) -> ExactnessVerdict:
-    """The self-test's verdict on this machine and the configured model; measured once per process.
+    """The self-test's verdict on this machine and the configured model: as kept, or measured now.
 
     Ideally all thread counts of trainer and engine give the same bits as one thread. If they do not, the verdict is
     on `threads` alone.
     """
-    found = _examined(model_path(config), dtype, _all_threads(config))
-    return found if found.exact else _examined(model_path(config), dtype, (threads,))
+    return examined(config, dtype, threads).value
+
+
+def examined(config: Config, dtype: torch.dtype, threads: int) -> Measured[ExactnessVerdict]:
+    """`verdict`, with when it was measured and where it is kept."""
+    found = _examined(config, dtype, _all_threads(config))
+    return found if found.value.exact else _examined(config, dtype, (threads,))
 
 
 def threads_agree(config: Config) -> bool:
     """Whether the engine's threads together give the bits of one thread, by the self-test. True in fast mode, which promises no bits."""
-    from ostinato.model.config import compute_dtype
-
-    if config.model.numerics != "exact":
+    if numerics_mode(config).mode != "exact":
         return True
-    return _examined(model_path(config), compute_dtype(config.model), _all_threads(config)).exact
+    return _examined(config, compute(config), _all_threads(config)).value.exact
 
 
 def _all_threads(config: Config) -> tuple[int, ...]:
-    return tuple(sorted({1, config.train.threads, config.engine.threads}))
+    return tuple(sorted({1, config.train.threads, engine_threads(config)}))
 
 
-@lru_cache
-def _examined(path: Path, dtype: torch.dtype, threads: tuple[int, ...]) -> ExactnessVerdict:
+def _examined(config: Config, dtype: torch.dtype, threads: tuple[int, ...]) -> Measured[ExactnessVerdict]:
     from ostinato.engine.embedded.form import prepack
-    from ostinato.model.selftest import examine
+    from ostinato.model.selftest import ExactnessVerdict, examine
 
-    return examine(path, dtype, threads, prepack)
+    path = model_path(config)
+    about = {"dtype": str(dtype), "threads": list(threads), "block": config.engine.block}
+    parts = {**_parts(path), **about}
+    return measured(places(config), "exact", parts, lambda: examine(path, dtype, threads, prepack), ExactnessVerdict)
 
 
 @lru_cache

@@ -13,7 +13,18 @@ from pydantic import SecretStr
 
 from ostinato.app.draining import read_draining
 from ostinato.app.lending import Lending, Lent, check_lending
-from ostinato.app.numerics import engine_contract, integers, pace, slower, stamp, threads_agree
+from ostinato.app.numerics import (
+    NumericsMode,
+    compute,
+    engine_contract,
+    engine_threads,
+    integers,
+    numerics_mode,
+    pace,
+    slower,
+    stamp,
+    threads_agree,
+)
 from ostinato.app.storage import Run, home, open_cached_store, open_follower, store_place
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -33,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """The serving worker's parts: an engine that is not started yet, the gateway over it, the follower that fetches its weights, the
-    router that draws for Auto, and the lending of servers to rollouts.
+    router that draws for Auto, and the lending of servers to rollouts. `numerics`: the mode of an engine in this process.
     """
 
     engine: Engine
@@ -41,6 +52,7 @@ class Serving:
     follower: Follower
     router: FoldedRouter | None
     lending: Lending | None = None
+    numerics: NumericsMode | None = None
 
 
 async def open_serving(
@@ -80,7 +92,8 @@ async def open_serving(
     )
     lending = _lending(config, engine, gateway, lent)
     follower = Follower(open_cached_store(config), config.follow, journal_of(config))
-    return Serving(engine=engine, gateway=gateway, follower=follower, router=router, lending=lending)
+    mode = None if vllm else await asyncio.to_thread(numerics_mode, config)
+    return Serving(engine=engine, gateway=gateway, follower=follower, router=router, lending=lending, numerics=mode)
 
 
 def journal_of(config: Config) -> Journal:
@@ -114,21 +127,23 @@ def _router(run: Run) -> FoldedRouter | None:
 async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine:
     """The engine in this process; measures the machine's arithmetic and loads the model, in a thread each."""
     from ostinato.engine.embedded.engine import TorchEngine
-    from ostinato.model.config import backend, compute_dtype
+    from ostinato.model.config import backend
     from ostinato.model.load import build
 
     contract = await asyncio.to_thread(engine_contract, config)
     computing = await asyncio.to_thread(backend, config.model)
-    weights = await asyncio.to_thread(build, model, compute_dtype(config.model), computing)
+    dtype = await asyncio.to_thread(compute, config)
+    weights = await asyncio.to_thread(build, model, dtype, computing)
     wide = await asyncio.to_thread(threads_agree, config)
     grammars = await asyncio.to_thread(lambda: renderer.grammars)
     found = await asyncio.to_thread(integers, config)
     if words := slower(await asyncio.to_thread(pace, config)):
         _LOG.warning("engine.products = %r is %s", config.engine.products, words)
+    threads = await asyncio.to_thread(engine_threads, config)
     return TorchEngine(
         weights,
         renderer,
-        config.engine,
+        config.engine.model_copy(update={"threads": threads}),
         integers=found,
         contract=contract,
         wide=wide,

@@ -345,11 +345,17 @@ def drain(url: str, *, back: Annotated[bool, Parameter(negative="")] = False, co
 
 
 @app.command
-def doctor(common: Common | None = None) -> None:
-    """Check this machine and the configuration, part by part. Each failure names its remedy."""
+def doctor(*, again: bool = False, common: Common | None = None) -> None:
+    """Check this machine and the configuration, part by part. Each failure names its remedy.
+
+    Parameters
+    ----------
+    again
+        Measure this machine's speed and arithmetic anew, instead of reading what an earlier start measured.
+    """
     from ostinato.launch.commands.doctor import examine
 
-    if not examine((common or Common()).load(), Console()):
+    if not examine((common or Common()).load(), Console(), again=again):
         sys.exit(1)
 
 

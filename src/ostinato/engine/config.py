@@ -67,15 +67,16 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         default="plain",
         description="Matrix products of the embedded engine. 'int8': the decoder's linear layers use 8-bit integers, "
         "which is faster on some CPUs, as `ostinato doctor` measures. 'fp8': 8-bit floats, for GPUs with instructions "
-        "for them, with model.kernels = 'torch'. Both need model.numerics = 'fast'; the trainer corrects for the "
-        "difference.",
+        "for them, with model.kernels = 'torch'. Numerics are then fast, and the trainer corrects for the difference; "
+        "model.numerics = 'exact' is refused.",
     )
     max_waiting: int = Field(default=1024, ge=1, description="Samples that may be open at once; more get 503.")
     threads: int = Field(
-        default=1,
-        ge=1,
+        default=0,
+        ge=0,
         description="CPU cores that the engine uses: parts of the batch run in parallel, each on one torch thread; a "
-        "batch too small to be split runs on all cores where that changes no bit.",
+        "batch too small to be split runs on all cores where that changes no bit. 0: as many as the trainer leaves "
+        "and as pay, as measured at the first start (`ostinato doctor` shows it).",
     )
 
     def chunk_on(self, device: str) -> int:

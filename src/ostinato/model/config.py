@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -31,24 +32,25 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
     )
     compute: Literal["auto", "bf16", "fp32"] = Field(
         default="auto",
-        description="Arithmetic of the engine, and of the trainer unless train.compute overrides it. auto: bf16 on "
-        "CPUs with bf16 matrix instructions, else fp32 (several times as fast there); fp32 for weights stored in "
-        "float32.",
+        description="Arithmetic of the engine, and of the trainer unless train.compute overrides it. auto: what this "
+        "machine multiplies faster, as measured at the first start (`ostinato doctor` shows it); bf16 on GPUs; fp32 "
+        "for weights stored in float32.",
     )
     device: str = Field(
         default="cpu",
         description="Device of engine and trainer: 'cpu', 'cuda', 'cuda:1'. 'auto': a CUDA GPU if torch sees one and "
-        "numerics is 'fast', else the CPU. Tried on one H100 (docs/numerics.md).",
+        "numerics is not 'exact', else the CPU. Tried on one H100 (docs/numerics.md).",
     )
     kernels: Literal["auto", "own", "torch"] = Field(
         default="auto",
         description="'own': our compiled kernels, CPU only. 'torch': torch's operations on any device, with fast "
         "numerics. auto: own on the CPU, else torch.",
     )
-    numerics: Literal["exact", "fast"] = Field(
-        default="exact",
-        description="'exact': engine and trainer compute the same bits, as checked at the start. 'fast': unchecked; "
-        "the trainer corrects for the difference and reports it.",
+    numerics: Literal["auto", "exact", "fast"] = Field(
+        default="auto",
+        description="'exact': engine and trainer compute the same bits, as checked at the first start; refused where "
+        "that does not hold. 'fast': unchecked; the trainer corrects for the difference and reports it. 'auto': exact "
+        "where it holds, else fast, and why is said in a line.",
     )
 
     @field_validator("device")
@@ -72,8 +74,11 @@ def stored_dtype(config: ModelConfig) -> torch.dtype:
     return torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
 
-def compute_dtype(config: ModelConfig) -> torch.dtype:
-    """`compute` as torch knows it. Raises BadConfig for bf16 arithmetic on weights that would have to be rounded for it."""
+def compute_dtype(config: ModelConfig, quick: Callable[[], str]) -> torch.dtype:
+    """`compute` as torch knows it. `quick` names the dtype that this machine multiplies faster; it is asked only if that decides.
+
+    Raises BadConfig for bf16 arithmetic on weights that would have to be rounded for it.
+    """
     import torch
 
     if config.compute == "bf16" and config.dtype == "float32":
@@ -84,7 +89,8 @@ def compute_dtype(config: ModelConfig) -> torch.dtype:
     if config.compute == "auto":
         if config.dtype == "float32":
             return torch.float32
-        return quick_dtype() if backend(config).device == "cpu" else torch.bfloat16
+        named = "bfloat16" if backend(config).device != "cpu" else quick()
+        return torch.bfloat16 if named == "bfloat16" else torch.float32
     return torch.bfloat16 if config.compute == "bf16" else torch.float32
 
 
@@ -94,7 +100,7 @@ def backend(config: ModelConfig) -> Backend:
 
     device = config.device
     if device == "auto":
-        device = "cuda" if config.numerics == "fast" and config.kernels != "own" and _gpus() else "cpu"
+        device = "cuda" if config.numerics != "exact" and config.kernels != "own" and _gpus() else "cpu"
     if device != "cpu":
         _check_gpu(device)
     if device != "cpu" and config.kernels == "own":
@@ -129,15 +135,3 @@ def _check_gpu(device: str) -> None:
         f'model.device = "{device}": {built} sees {found or "no"} CUDA GPU{"s" * (found > 1)} here; set model.device = "cpu"'
         + (f' or one of "cuda:0" to "cuda:{found - 1}"' if found else ", or install a GPU and a torch built for it")
     )
-
-
-def quick_dtype() -> torch.dtype:
-    """bf16 where the CPU multiplies bf16 matrices itself (AVX512-BF16, AMX, Arm's BF16), else fp32.
-
-    Elsewhere oneDNN unpacks every bf16 number first: a fifth of the speed of fp32 on a Cascade Lake at 16 rows and more.
-    """
-    import torch
-
-    flags = torch.cpu.get_capabilities()
-    native = any(flags.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    return torch.bfloat16 if native else torch.float32

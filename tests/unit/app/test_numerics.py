@@ -7,9 +7,20 @@ import pytest
 import torch
 from rich.console import Console
 
-from ostinato.app import numerics
+from ostinato.app import machine, numerics
 from ostinato.app.learning import open_desk
-from ostinato.app.numerics import engine_contract, stamp, trainer_contract, training
+from ostinato.app.machine import Measured
+from ostinato.app.numerics import (
+    NumericsMode,
+    engine_contract,
+    engine_threads,
+    numerics_mode,
+    resolve,
+    stamp,
+    threads_agree,
+    trainer_contract,
+    training,
+)
 from ostinato.app.storage import open_log
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
@@ -20,8 +31,10 @@ from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.log import print_log
 from ostinato.launch.commands.status import show_status
 from ostinato.launch.views.contracts import apart, parts
-from ostinato.model import selftest
+from ostinato.model import selftest, speed
+from ostinato.model.exactness import REMEDY
 from ostinato.model.selftest import ExactnessVerdict, Finding
+from ostinato.model.speed import Speeds
 from ostinato.testing.engine import CONTRACT
 from ostinato.testing.tiny import tiny_model
 
@@ -31,27 +44,112 @@ def source(tmp_path_factory):
     return f"model.source={tiny_model(tmp_path_factory.mktemp('numerics') / 'tiny', layers=1)}"
 
 
+def verdict_of(reason="", *, rows=2, threads=1, seconds=0.1, table=()):
+    return ExactnessVerdict(exact=not reason, threads=threads, rows=rows, reason=reason, seconds=seconds, table=table)
+
+
 @pytest.fixture
 def verdicts(monkeypatch):
     """What the self-test shall say, by dtype; and which it was asked."""
     said, asked = {}, []
 
-    def examined(path, dtype, threads):
-        asked.append((path.name, dtype, threads))
-        return said.get(dtype, ExactnessVerdict(exact=True, threads=1, rows=2, reason="", seconds=0.1, table=()))
+    def examined(config, dtype, threads):
+        asked.append((dtype, threads))
+        return Measured(value=said.get(dtype, verdict_of()), at=0.0, file=None)
 
     monkeypatch.setattr(numerics, "_examined", examined)
+    monkeypatch.setattr(numerics, "cores", lambda: 2)
     return said, asked
 
 
-@pytest.mark.parametrize(("instructions", "dtype"), [(True, "bfloat16"), (False, "float32")])
-def test_engine_and_trainer_agree_by_default_on_any_cpu(source, verdicts, monkeypatch, instructions, dtype):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True, "avx512_bf16": instructions})
+def timed(bf16, fp32=10.0, load=0.0, teams=()):
+    """Speeds of one product, in GFLOP/s: on one thread in both dtypes, and by (threads, speed)."""
+
+    def product(dtype, threads, gflops):
+        return speed.Speed(inputs=8, outputs=8, rows=4, threads=threads, dtype=dtype, gflops=gflops)
+
+    alone = (product("bfloat16", 1, bf16), product("float32", 1, fp32))
+    return Speeds(dtypes=alone, teams=tuple(product("float32", *each) for each in teams), load=load, cores=2)
+
+
+@pytest.fixture
+def speeds(monkeypatch):
+    """What the products' speeds shall be: ``speeds(timed(bf16=30.0))``."""
+
+    def are(found):
+        monkeypatch.setattr(numerics, "speeds", lambda config: Measured(value=found, at=0.0, file=None))
+
+    are(timed(bf16=30.0))
+    return are
+
+
+@pytest.mark.parametrize(("bf16", "dtype"), [(30.0, "bfloat16"), (2.0, "float32")])
+def test_engine_and_trainer_agree_by_default_on_any_cpu(source, verdicts, speeds, bf16, dtype):
+    speeds(timed(bf16=bf16))
     config = load(None, [source])
     assert engine_contract(config) == trainer_contract(config)
     assert (engine_contract(config).mode, engine_contract(config).dtype) == ("exact", dtype)
     assert training(config).compute == {"bfloat16": "bf16", "float32": "fp32"}[dtype]
     assert training(config).publish == "bf16"
+
+
+def test_the_dtype_is_measured_only_where_that_decides(source, monkeypatch):
+    monkeypatch.setattr(numerics, "speeds", lambda config: pytest.fail("measured"))
+    assert numerics.compute(load(None, [source, "model.compute=fp32"])) is torch.float32
+    assert numerics.compute(load(None, [source, "model.compute=bf16"])) is torch.bfloat16
+    assert numerics.compute(load(None, [source, "model.dtype=float32"])) is torch.float32
+
+
+def test_the_engine_takes_the_cores_that_the_trainer_leaves_and_that_pay(source, speeds, monkeypatch):
+    def threads(here, *words):
+        monkeypatch.setattr(numerics, "cores", lambda: here)
+        return engine_threads(load(None, [source, *words]))
+
+    speeds(timed(bf16=5.0, teams=((1, 10.0), (2, 18.0), (4, 34.0), (8, 35.0))))
+    assert [threads(here) for here in (1, 2, 3, 4, 5, 16)] == [1, 1, 2, 3, 4, 4]
+    assert threads(16, "train.threads=7", "train.ranks=2") == 2
+    assert threads(1, "engine.threads=6") == 6
+    assert threads(16, "model.kernels=torch") == 1
+
+
+def test_auto_is_exact_where_the_self_test_says_so_and_fast_with_its_reason_where_not():
+    good, bad = verdict_of(), verdict_of(f"linear 8 -> 8 gives other bits at 32 rows; {REMEDY}")
+    assert resolve("auto", "own", "plain", lambda: [good, good]) == NumericsMode(mode="exact")
+    found = resolve("auto", "own", "plain", lambda: [good, bad])
+    assert found == NumericsMode(mode="fast", why="linear 8 -> 8 gives other bits at 32 rows")
+    assert "numerics: fast, as linear 8 -> 8 gives other bits at 32 rows; " in str(found)
+    assert "\n" not in str(found)
+    assert "the trainer corrects" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kernels", "products", "mode", "why"),
+    [
+        ("exact", "own", "plain", "exact", ""),
+        ("fast", "own", "plain", "fast", ""),
+        ("auto", "torch", "plain", "fast", "torch's kernels"),
+        ("auto", "own", "int8", "fast", "engine.products = 'int8'"),
+    ],
+)
+def test_what_needs_no_self_test_gets_none(asked, kernels, products, mode, why):
+    found = resolve(asked, kernels, products, lambda: pytest.fail("examined"))
+    assert (found.mode, why in found.why, bool(found.why)) == (mode, True, bool(why))
+
+
+def test_engine_and_trainer_take_one_mode_even_if_only_ones_dtype_is_exact(source, verdicts):
+    said, _ = verdicts
+    said[torch.bfloat16] = verdict_of("other bits")
+    config = load(None, [source, "model.compute=fp32", "train.compute=bf16"])
+    assert numerics_mode(config) == NumericsMode(mode="fast", why="other bits")
+    assert (engine_contract(config).mode, trainer_contract(config).mode) == ("fast", "fast")
+
+
+def test_where_exact_mode_cannot_hold_auto_starts_in_fast_mode_with_turns_of_the_trainers_contract(source, verdicts):
+    said, _ = verdicts
+    said[torch.bfloat16] = verdict_of("other bits")
+    config = load(None, [source, "model.compute=bf16", "train.threads=2", "train.foreign_numerics=refuse"])
+    assert engine_contract(config) == trainer_contract(config)
+    assert (engine_contract(config).mode, threads_agree(config)) == ("fast", True)
 
 
 def test_engine_and_trainer_share_a_contract_unless_set_apart(source, verdicts):
@@ -64,12 +162,11 @@ def test_engine_and_trainer_share_a_contract_unless_set_apart(source, verdicts):
 
 
 def test_threads_are_part_of_the_contract_only_where_they_change_bits(source, monkeypatch):
-    def examined(path, dtype, threads):
-        alike = len(threads) == 1
-        return ExactnessVerdict(
-            exact=alike, threads=threads[0], rows=2, reason="" if alike else "no", seconds=0.1, table=()
-        )
+    def examined(config, dtype, threads):
+        found = verdict_of("" if len(threads) == 1 else "no", threads=threads[0])
+        return Measured(value=found, at=0.0, file=None)
 
+    monkeypatch.setattr(numerics, "cores", lambda: 2)
     config = load(None, [source, "model.compute=bf16", "train.threads=2"])
     monkeypatch.setattr(numerics, "_examined", lambda *_: examined("", torch.bfloat16, (1,)))
     assert engine_contract(config) == trainer_contract(config)
@@ -79,29 +176,24 @@ def test_threads_are_part_of_the_contract_only_where_they_change_bits(source, mo
 
 def test_the_library_is_part_of_the_contract_only_where_it_computes(source, verdicts):
     said, asked = verdicts
-    said[torch.float32] = ExactnessVerdict(
-        exact=True, threads=1, rows=1, reason="", seconds=0.1, table=(), library=("gelu",)
-    )
+    said[torch.float32] = verdict_of(library=("gelu",))
     config = load(None, [source, "model.compute=bf16", "train.compute=fp32", "train.threads=2"])
     assert (engine_contract(config).torch, engine_contract(config).isa) == ("", "")
     assert trainer_contract(config).torch == torch.__version__.partition("+")[0]
-    assert asked[:2] == [("tiny", torch.bfloat16, (1, 2))] * 2
-    assert asked[-1] == ("tiny", torch.float32, (1, 2))
+    assert set(asked) == {(torch.bfloat16, (1, 2)), (torch.float32, (1, 2))}
 
 
 def test_exact_mode_is_refused_where_it_cannot_hold_and_fast_mode_never_asks(source, verdicts):
     said, asked = verdicts
-    said[torch.bfloat16] = ExactnessVerdict(
-        exact=False, threads=1, rows=1, reason="no; set it to fast", seconds=0.1, table=()
-    )
+    said[torch.bfloat16] = verdict_of("no; set it to fast")
     with pytest.raises(BadConfig, match="no; set it to fast"):
-        engine_contract(load(None, [source, "model.compute=bf16"]))
+        engine_contract(load(None, [source, "model.compute=bf16", "model.numerics=exact"]))
     asked.clear()
-    fast = engine_contract(load(None, [source, "model.numerics=fast"]))
+    fast = engine_contract(load(None, [source, "model.compute=bf16", "model.numerics=fast"]))
     assert (fast.mode, fast.rows, asked) == ("fast", 1, [])
 
 
-INT8 = ["engine.products=int8", "model.numerics=fast"]
+INT8 = ["engine.products=int8", "model.compute=fp32"]
 
 
 def test_whole_numbers_are_a_contract_of_their_own(source):
@@ -114,18 +206,18 @@ def test_whole_numbers_are_a_contract_of_their_own(source):
 
 
 def test_whole_numbers_are_refused_where_their_turns_could_not_be_what_was_promised(source):
-    with pytest.raises(BadConfig, match=r"engine\.products = 'int8' .* set model\.numerics = 'fast'"):
-        engine_contract(load(None, [source, "engine.products=int8"]))
+    with pytest.raises(BadConfig, match=r"engine\.products = 'int8' .* leave model\.numerics out"):
+        engine_contract(load(None, [source, *INT8, "model.numerics=exact"]))
     with pytest.raises(BadConfig, match=r"train\.foreign_numerics = 'refuse' .* set it to 'label'"):
         engine_contract(load(None, [source, *INT8, "train.foreign_numerics=refuse"]))
-    for where in (["model.kernels=torch"], ["model.device=auto"]):
+    for where in (["model.kernels=torch"], ["model.device=auto", "model.numerics=fast"]):
         with pytest.raises(BadConfig, match=r"set model\.kernels = 'own' and model\.device = 'cpu'"):
             engine_contract(load(None, [source, *INT8, *where]))
     with pytest.raises(BadConfig, match=r"engine\.products = 'int8' is the embedded engine's"):
         load(None, [*INT8, "engine.kind=vllm", 'engine.urls=["http://one:1"]'])
 
 
-FP8 = ["engine.products=fp8", "model.numerics=fast", "model.kernels=torch"]
+FP8 = ["engine.products=fp8", "model.kernels=torch", "model.compute=bf16"]
 
 
 def test_eight_bit_floats_are_a_contract_of_their_own_and_for_torchs_kernels_only(source):
@@ -135,56 +227,99 @@ def test_eight_bit_floats_are_a_contract_of_their_own_and_for_torchs_kernels_onl
     for where in (["model.kernels=own"], ["model.kernels=auto"]):
         with pytest.raises(BadConfig, match=r"engine\.products = 'fp8' .* set model\.kernels = 'torch'"):
             engine_contract(load(None, [source, *FP8, *where]))
-    with pytest.raises(BadConfig, match=r"engine\.products = 'fp8' .* set model\.numerics = 'fast'"):
+    with pytest.raises(BadConfig, match=r"engine\.products = 'fp8' .* leave model\.numerics out"):
         engine_contract(load(None, [source, *FP8, "model.numerics=exact"]))
 
 
 async def test_up_refuses_them_before_anything_is_started(tmp_path, source):
-    config = load(None, [source, "engine.products=int8", f"run.directory={tmp_path / 'run'}", "evaluate.suite="])
-    with pytest.raises(BadConfig, match=r"set model\.numerics = 'fast'"):
+    place = f"run.directory={tmp_path / 'run'}"
+    config = load(None, [source, "engine.products=int8", "model.numerics=exact", place, "evaluate.suite="])
+    with pytest.raises(BadConfig, match=r"leave model\.numerics out"):
         await check_start(config)
 
 
 def test_the_doctor_says_where_whole_numbers_are_slower(source, verdicts, monkeypatch):
-    config = load(None, [source, *INT8, "model.compute=fp32"])
+    config = load(None, [source, *INT8])
     monkeypatch.setattr(numerics, "pace", lambda _: {1: 0.5, 128: 2.0})
     assert doctor._numerics(config).endswith("slower here than plain products: 0.5x at 1 rows")
     monkeypatch.setattr(numerics, "pace", lambda _: {1: 1.5, 128: 2.0})
     assert doctor._numerics(config).endswith("one thread: 1.5x at 1 rows, 2.0x at 128 rows")
 
 
-def test_the_machine_is_measured_once_per_process(source, monkeypatch):
+@pytest.fixture
+def examinations(monkeypatch):
+    """The self-tests that were run."""
     calls = []
 
-    def examine(path, dtype, threads, prepack):
-        calls.append((dtype, prepack))
-        return ExactnessVerdict(exact=True, threads=1, rows=4, reason="", seconds=0.1, table=())
+    def examine(path, dtype, threads, pack):
+        assert pack is prepack
+        calls.append((dtype, threads))
+        return verdict_of(rows=4, table=(Finding(what="linear 1 -> 2", rows=4),))
 
     monkeypatch.setattr(selftest, "examine", examine)
-    config = load(None, [source, "model.compute=bf16"])
-    numerics._examined.cache_clear()
+    monkeypatch.setattr(numerics, "cores", lambda: 2)
+    return calls
+
+
+def test_the_verdict_is_kept_for_other_processes_and_later_starts(source, examinations, tmp_path, monkeypatch):
+    words = [source, "model.compute=bf16", f"model.cache={tmp_path / 'cache'}"]
+    config = load(None, words)
     assert engine_contract(config) == trainer_contract(config)
-    numerics._examined.cache_clear()
-    assert calls == [(torch.bfloat16, prepack)]
+    machine._KNOWN.clear()  # as another process
+    assert engine_contract(config).rows == 4
+    assert examinations == [(torch.bfloat16, (1,))]
+    for changed in (["model.compute=fp32"], ["train.threads=2"], ["engine.block=64"]):
+        engine_contract(load(None, [*words, *changed]))
+    assert examinations[1:] == [(torch.float32, (1,)), (torch.bfloat16, (1, 2)), (torch.bfloat16, (1,))]
+    monkeypatch.setattr(
+        "ostinato.model.numerics.probe", lambda *_: "0badf00d"
+    )  # as after another library was installed
+    engine_contract(config)
+    assert len(examinations) == 5
 
 
-def test_the_doctor_shows_what_was_tested(source, verdicts):
+def test_the_doctor_shows_what_was_tested_and_when(source, examinations, speeds, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "CHECKS", [("numerics", doctor._numerics)])
+    words = [source, "model.compute=bf16", f"model.cache={tmp_path / 'cache'}"]
+    text = doctor._numerics(load(None, words))
+    assert "self-test, 0.1 s, 1 thread: exact mode holds with row rule 4; measured on " in text
+    assert f"kept in {tmp_path / 'cache' / 'machine' / 'exact-'}" in text
+    assert text.endswith("rows  4  linear 1 -> 2")
+    doctor.examine(load(None, [*words, f"run.directory={tmp_path / 'run'}"]), Console(file=io.StringIO()))
+    assert len(examinations) == 1
+    config = load(None, [*words, f"run.directory={tmp_path / 'run'}"])
+    doctor.examine(config, Console(file=io.StringIO()), again=True)
+    assert len(examinations) == 2
+
+
+def test_the_doctor_says_what_would_be_exact(source, verdicts, speeds):
     said, _ = verdicts
-    table = (Finding(what="linear 1 -> 2", rows=4), Finding(what="end to end", rows=8))
-    said[torch.bfloat16] = ExactnessVerdict(exact=True, threads=1, rows=8, reason="", seconds=1.25, table=table)
-    text = doctor._numerics(load(None, [source, "model.compute=bf16"]))
-    assert "self-test, 1.2 s, 1 threads: exact mode holds with row rule 8" in text
-    assert "rows  4  linear 1 -> 2\n" in text
-    assert text.endswith("rows  8  end to end")
-    said[torch.bfloat16] = ExactnessVerdict(
-        exact=False, threads=1, rows=1, reason="it cannot", seconds=1.25, table=table[:1]
+    said[torch.bfloat16] = verdict_of("it cannot")
+    text = doctor._numerics(load(None, [source]))
+    assert "= fast, bfloat16" in text
+    assert "numerics: fast, as it cannot; " in text
+    assert text.endswith("exact mode holds here with model.compute = 'fp32'")
+    said[torch.float32] = verdict_of("nor can it")
+    assert doctor._numerics(load(None, [source])).endswith("exact mode does not hold, either: nor can it")
+
+
+def test_the_doctor_shows_the_speeds_and_what_to_set(source, speeds, monkeypatch):
+    monkeypatch.setattr(numerics, "cores", lambda: 2)
+    config = load(None, [source])
+    speeds(timed(bf16=5.0, teams=((1, 10.0), (2, 18.0))))
+    text = doctor._speed(config)
+    assert text.startswith("the engine computes in float32, the trainer in fp32; float32 is faster here: bf16 at 0.5x")
+    assert "8 -> 8,   4 rows: bfloat16 5 GFLOP/s, float32 10 GFLOP/s" in text
+    assert "1.8x with 2: where no other worker needs the cores, set engine.threads or train.threads to 2" in text
+    speeds(timed(bf16=5.0, load=3.5, teams=((1, 10.0), (2, 18.0))))
+    assert "busy (load 3.5 on 2 cores): measure again when it is idle (`ostinato doctor --again`)" in doctor._speed(
+        config
     )
-    assert ": it cannot\n" in doctor._numerics(load(None, [source, "model.compute=bf16", "model.numerics=fast"]))
 
 
 def test_the_doctor_downloads_nothing():
     text = doctor._numerics(load(None, ["model.source=nobody/nothing"]))
-    assert text == "exact mode; measured at startup, once the model has been downloaded"
+    assert text == "auto mode; measured at startup, once the model has been downloaded"
 
 
 async def test_the_desk_refuses_only_what_it_was_told_to(tmp_path):

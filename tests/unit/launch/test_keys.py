@@ -31,7 +31,7 @@ def test_every_key_is_listed_with_a_meaning_and_a_type_for_people():
         assert key.value == key.default
     kinds = {key.name: key.kind for key in found}
     assert kinds["learn.batch"] == "int >= 1"
-    assert kinds["model.numerics"] == "'exact' or 'fast'"
+    assert kinds["model.numerics"] == "'auto' or 'exact' or 'fast'"
     assert kinds["serve.api_keys"] == "list of secret"
     assert kinds["serve.admin_key"] == "secret or null"
     assert kinds["train.sequence_mask"] == "float or null > 1"

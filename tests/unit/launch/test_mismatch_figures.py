@@ -29,6 +29,12 @@ def test_a_foreign_engine_is_weighed_by_tokens_and_its_same_weights_stand_apart(
     assert mismatch_rows(Observed()) == []
 
 
+def test_the_mode_is_said_with_the_reason_that_it_is_not_exact():
+    exact, fast = {"mode": "exact", "why": ""}, {"mode": "fast", "why": "linear 8 -> 8 gives other bits"}
+    assert mismatch_rows(Observed(numerics=[fast, exact])) == [("numerics", "exact")]
+    assert mismatch_rows(Observed(numerics=[exact, fast])) == [("numerics", "fast: linear 8 -> 8 gives other bits")]
+
+
 @pytest.mark.parametrize(("count", "replicas", "enough"), [(4, "{}", False), (5, "{}", True), (5, "{live=2}", False)])
 def test_the_demo_asks_for_a_server_for_each_version_that_it_loads_at_once(count, replicas, enough):
     urls = [f"http://a:{port}" for port in range(count)]

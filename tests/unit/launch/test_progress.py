@@ -1,7 +1,8 @@
 import os
 import resource
 
-from ostinato.launch.views.progress import Lines, Progress, last_lines, older
+from ostinato.app.numerics import NumericsMode
+from ostinato.launch.views.progress import Lines, Progress, last_lines, numerics_line, older
 
 
 def test_lines_that_a_kill_or_a_full_disk_tore_are_lost_alone(tmp_path):
@@ -69,3 +70,17 @@ def test_the_last_lines_of_a_long_file_are_read_alone(tmp_path):
     assert found == list(range(found[0], 2_000))
     assert 10 < len(found) < 30
     assert not older(path).exists()
+
+
+def test_only_numerics_that_could_not_be_exact_get_a_line(tmp_path):
+    path = tmp_path / "serve.jsonl"
+    assert numerics_line(last_lines(path)) == ""
+    progress, fast = Progress(path), NumericsMode(mode="fast", why="linear 8 -> 8 gives other bits")
+    for mode, line in (
+        (NumericsMode(mode="exact"), ""),
+        (fast, str(fast)),
+        (NumericsMode(mode="fast"), ""),  # as it was set
+    ):
+        progress.computing(mode)
+        progress.write("swapped")
+        assert numerics_line(last_lines(path)) == line

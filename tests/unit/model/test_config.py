@@ -4,31 +4,26 @@ import pytest
 import torch
 
 from ostinato.core.errors import BadConfig
-from ostinato.model.config import ModelConfig, compute_dtype, quick_dtype, stored_dtype
-
-WITHOUT = {"avx512_f": True, "avx512_bf16": False, "amx_bf16": False}
+from ostinato.model.config import ModelConfig, compute_dtype, stored_dtype
 
 
-@pytest.fixture(params=["avx512_bf16", "amx_bf16", "bf16", None])
-def instructions(request, monkeypatch):
-    """The bf16 instructions that the CPU says it has."""
-    flags = WITHOUT | ({request.param: True} if request.param else {})
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
-    return request.param
+def never():
+    pytest.fail("the machine was asked")
 
 
-def test_bf16_is_computed_in_where_the_cpu_can(instructions):
-    quick = torch.bfloat16 if instructions else torch.float32
-    assert quick_dtype() is compute_dtype(ModelConfig()) is quick
+@pytest.mark.parametrize("quick", ["bfloat16", "float32"])
+def test_by_default_it_is_what_the_machine_multiplies_faster(quick):
+    assert compute_dtype(ModelConfig(), lambda: quick) is getattr(torch, quick)
     assert stored_dtype(ModelConfig()) is torch.bfloat16
 
 
-def test_weights_stored_in_float32_are_never_rounded(instructions):
-    assert stored_dtype(ModelConfig(dtype="float32")) is compute_dtype(ModelConfig(dtype="float32")) is torch.float32
+def test_weights_stored_in_float32_are_never_rounded():
+    config = ModelConfig(dtype="float32")
+    assert stored_dtype(config) is compute_dtype(config, never) is torch.float32
     with pytest.raises(BadConfig, match="would round the weights"):
-        compute_dtype(ModelConfig(dtype="float32", compute="bf16"))
+        compute_dtype(ModelConfig(dtype="float32", compute="bf16"), never)
 
 
-def test_what_is_asked_for_is_done(instructions):
-    assert compute_dtype(ModelConfig(compute="fp32")) is torch.float32
-    assert compute_dtype(ModelConfig(compute="bf16")) is torch.bfloat16
+def test_what_is_asked_for_is_done():
+    assert compute_dtype(ModelConfig(compute="fp32"), never) is torch.float32
+    assert compute_dtype(ModelConfig(compute="bf16"), never) is torch.bfloat16

@@ -32,7 +32,10 @@ def test_nobody_gets_a_gpu_without_asking(gpus):
 @pytest.mark.parametrize(
     ("settings", "seen", "found"),
     [
-        ({"device": "auto"}, 1, OWN),  # exact by default
+        ({"device": "auto"}, 1, Backend(device="cuda", kernels="torch")),
+        ({"device": "auto", "numerics": "exact"}, 1, OWN),
+        ({"device": "cuda"}, 1, Backend(device="cuda", kernels="torch")),
+        ({"kernels": "torch"}, 0, Backend(kernels="torch")),
         ({"device": "auto", "numerics": "fast"}, 0, OWN),
         ({"device": "auto", "numerics": "fast"}, 1, Backend(device="cuda", kernels="torch")),
         ({"device": "auto", "numerics": "fast", "kernels": "own"}, 1, OWN),
@@ -44,7 +47,7 @@ def test_what_a_setting_means(gpus, settings, seen, found):
     gpus(seen)
     assert backend(ModelConfig(**settings)) == found
     if found.device != "cpu":
-        assert compute_dtype(ModelConfig(**settings)) is torch.bfloat16
+        assert compute_dtype(ModelConfig(**settings), lambda: "float32") is torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -58,8 +61,8 @@ def test_what_a_setting_means(gpus, settings, seen, found):
         ({"device": "cuda"}, 0, ["no CUDA GPU", 'set model.device = "cpu"']),
         ({"device": "cuda:2", "numerics": "fast"}, 2, ["sees 2 CUDA GPUs", '"cuda:0" to "cuda:1"']),
         ({"device": "cuda", "numerics": "fast", "kernels": "own"}, 1, ['set model.kernels = "torch"']),
-        ({"device": "cuda"}, 1, ['set model.numerics = "fast"']),
-        ({"kernels": "torch"}, 0, ['set model.numerics = "fast"', 'model.kernels = "own"']),
+        ({"device": "cuda", "numerics": "exact"}, 1, ['set model.numerics = "fast"']),
+        ({"kernels": "torch", "numerics": "exact"}, 0, ['set model.numerics = "fast"', 'model.kernels = "own"']),
     ],
 )
 def test_what_cannot_be_had_names_the_field_and_the_remedy(gpus, settings, seen, words):

@@ -95,14 +95,14 @@ class TorchEngine:
         """Start the worker thread. Slots are empty until `load`."""
         if self._worker is not None:
             raise Unavailable("The engine has been started before; make a new one.")
-        config = self.config
+        config, threads = self.config, self.config.threads or 1  # 0: nobody measured how many pay
         self._loop = asyncio.get_running_loop()
         scheduler = Scheduler(
             BlockPool(self._blocks),
             block=config.block,
             rows=config.max_batch,
             chunk=config.chunk_on(self._device),
-            lanes=config.threads,
+            lanes=threads,
         )
         self._worker = EngineThread(
             scheduler,
@@ -110,7 +110,7 @@ class TorchEngine:
             stop_ids=self._renderer.stop_ids(),
             decode=self._renderer.decode,
             flush=self._flush,
-            threads=config.threads,
+            threads=threads,
             rows=self._rows,
             recompute=config.recompute_on_swap,
             wide=self._wide,

@@ -31,6 +31,7 @@ from ostinato.launch.commands.scenarios.tab import Tab
 from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.views import report as figures
 from ostinato.launch.views.observe import DEMO_MARKER, RunObserver
+from ostinato.launch.views.progress import last_lines, numerics_line
 from ostinato.launch.views.screen import panel
 from ostinato.launch.workers.release import gateway
 from ostinato.record.lock import hold
@@ -130,6 +131,8 @@ async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out
         async with launch(config, say) as launched:
             with console.status("starting") as status:
                 url = await launched.during(served(launched, status, ("live", "control")))
+            if words := numerics_line(last_lines(launched.home.progress("serve"))):
+                console.print(Text(words, "yellow"), soft_wrap=True)
             console.print(
                 f"page: {url}/ while it runs\nrun: {config.run.directory}; now and afterwards:", highlight=False
             )

@@ -8,12 +8,15 @@ import os
 import platform
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
+from ostinato.app.machine import Measured, cores, forget, places
 from ostinato.app.proving import check_suite
 from ostinato.app.storage import Home, log_elsewhere
 from ostinato.config import Config
@@ -22,6 +25,10 @@ from ostinato.launch.commands.checks import check_keys, check_model, check_place
 from ostinato.launch.placing.address import read_address
 from ostinato.launch.placing.port import bind, url_of
 
+if TYPE_CHECKING:
+    from ostinato.model.speed import Choice, Speeds
+
+_BELOW = "\n           "  # the further lines of a check
 GIB = 1 << 30
 NEEDED_GIB = 8  # two checkpoints of a 135M model, its versions and a log
 
@@ -35,8 +42,8 @@ def _torch(_: Config) -> str:
 
     flags = torch.cpu.get_capabilities()
     found = [name for name in ("amx_bf16", "avx512_bf16", "avx512_f", "avx2") if flags.get(name)]
-    note = "" if {"amx_bf16", "avx512_bf16"} & set(found) else "; no bf16 instructions: fp32 is faster"
-    return f"{torch.__version__}, {os.cpu_count()} cores, {' '.join(found)}{note}"
+    count = cores()
+    return f"{torch.__version__}, {count} core{'s' * (count > 1)}, {' '.join(found)}"
 
 
 def _device(config: Config) -> str:
@@ -100,28 +107,93 @@ async def _e2b(config: Config) -> str:
     return f"E2B works (template {config.sandbox.template}): {'; '.join(missing)}"
 
 
+def _speed(config: Config) -> str:
+    from ostinato.app import numerics
+
+    if _elsewhere(config):
+        return "measured at startup, once the model has been downloaded"
+    if numerics.trainer_backend(config).kernels == "torch":
+        return "not measured for torch's kernels"
+    measured, found = numerics.speeds(config), numerics.choice(config)
+    engine, trainer = numerics.compute(config), numerics.training(config).compute
+    used = f"the engine computes in {str(engine).removeprefix('torch.')}, the trainer in {trainer}"
+    lines = [f"{used}; {found.dtype} is faster here: bf16 at {found.bf16:.2g}x of fp32's speed; {_kept(measured)}"]
+    by_place: dict[tuple[int, int, int], dict[str, float]] = {}
+    for each in measured.value.dtypes:
+        by_place.setdefault((each.inputs, each.outputs, each.rows), {})[each.dtype] = each.gflops
+    lines += [
+        f"  {inputs} -> {outputs}, {rows:>3} rows: " + ", ".join(f"{name} {g:.3g} GFLOP/s" for name, g in of.items())
+        for (inputs, outputs, rows), of in by_place.items()
+    ]
+    return _BELOW.join([*lines, _threads(config, measured.value, found)])
+
+
+def _threads(config: Config, speeds: Speeds, found: Choice) -> str:
+    """How many threads pay, and what to set."""
+    from ostinato.app.numerics import engine_threads
+
+    engine, trainer = engine_threads(config), config.train.threads
+    used = f"threads: engine {engine}, trainer {trainer}"
+    if not found.teams:
+        return f"{used}; there is one core"
+    shown = ", ".join(f"{factor:.2g}x with {count}" for count, factor in found.teams.items())
+    if speeds.busy:
+        return (
+            f"{used}; {shown}, but the machine was busy (load {speeds.load:.1f} on {speeds.cores} cores): measure again when "
+            "it is idle (`ostinato doctor --again`)"
+        )
+    if found.threads > max(engine, trainer):
+        return f"{used}; {shown}: where no other worker needs the cores, set engine.threads or train.threads to {found.threads}"
+    return f"{used}; {shown}"
+
+
 def _numerics(config: Config) -> str:
     from ostinato.app import numerics
     from ostinato.launch.views.contracts import apart, parts
-    from ostinato.model.config import backend, compute_dtype
+    from ostinato.model.config import backend
 
     numerics.check_products(config)
     if _elsewhere(config):
         return f"{config.model.numerics} mode; measured at startup, once the model has been downloaded"
+    mode = numerics.numerics_mode(config)
     engine, trainer = numerics.engine_contract(config), numerics.trainer_contract(config)
     alike = "engine and trainer alike"
     if engine != trainer:
         alike = f"the trainer's is {trainer.id}: {apart(engine, trainer)}, so its turns count as foreign"
     if backend(config.model).kernels == "torch":
         return f"{parts(engine)}; {alike}; torch's kernels promise no bitwise equality, so there is no self-test"
-    found = numerics.verdict(config, compute_dtype(config.model), 1)
+    examined = numerics.examined(config, numerics.compute(config), 1)
+    found, count = examined.value, numerics.engine_threads(config)
     held = f"exact mode holds with row rule {found.rows}" if found.exact else found.reason
-    lines = [f"{parts(engine)}; {alike}", f"self-test, {found.seconds:.1f} s, {config.engine.threads} threads: {held}"]
+    lines = [f"{parts(engine)}; {alike}", *([str(mode)] if mode.why else [])]
+    lines.append(f"self-test, {found.seconds:.1f} s, {count} thread{'s' * (count > 1)}: {held}; {_kept(examined)}")
     lines += [f"  rows {line.rows:>2}  {line.what}" for line in found.table]
+    lines += [] if found.exact else [_otherwise_exact(config)]
     if times := numerics.pace(config):
         shown = ", ".join(f"{factor:.1f}x at {rows} rows" for rows, factor in times.items())
         lines.append(numerics.slower(times) or f"products of whole numbers against plain ones, one thread: {shown}")
-    return "\n           ".join(lines)
+    return _BELOW.join(lines)
+
+
+def _otherwise_exact(config: Config) -> str:
+    """Whether exact mode holds in the other dtype, for a machine on which it does not in the one used."""
+    import torch
+
+    from ostinato.app import numerics
+
+    other = "fp32" if numerics.compute(config) == torch.bfloat16 else "bf16"
+    if other == "bf16" and config.model.dtype == "float32":
+        return "exact mode would need another CPU or another torch"
+    there = numerics.examined(config, torch.float32 if other == "fp32" else torch.bfloat16, 1).value
+    holds = f"exact mode holds here with model.compute = '{other}'"
+    return holds if there.exact else f"with model.compute = '{other}' exact mode does not hold, either: {there.reason}"
+
+
+def _kept(measured: Measured[Any]) -> str:
+    """Example: "measured on 2026-11-28 at 14:03, kept in ~/.cache/ostinato/machine/exact-0f3a.json"."""
+    when = time.strftime("%Y-%m-%d at %H:%M", time.localtime(measured.at))
+    where = "not kept: model.cache cannot be written" if measured.file is None else f"kept in {measured.file}"
+    return f"measured on {when}, {where}"
 
 
 def _elsewhere(config: Config) -> bool:
@@ -192,6 +264,7 @@ CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (
     ("SQLite", _sqlite),
     ("sandbox", _sandbox),
     ("model", check_model),
+    ("speed", _speed),
     ("numerics", _numerics),
     ("reward", _reward),
     ("suite", _suite),
@@ -202,8 +275,10 @@ CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (
 )
 
 
-def examine(config: Config, console: Console) -> bool:
-    """Print one line per check; True if all passed."""
+def examine(config: Config, console: Console, *, again: bool = False) -> bool:
+    """Print one line per check; True if all passed. `again`: measure the machine anew, instead of reading what was kept."""
+    if again:
+        forget(places(config))
     fine = True
     for name, check in CHECKS:
         try:

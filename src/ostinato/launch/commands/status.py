@@ -20,7 +20,7 @@ from ostinato.launch.views.contracts import apart, parts
 from ostinato.launch.views.disk import disk_use
 from ostinato.launch.views.observe import DEMO_MARKER
 from ostinato.launch.views.overview import Overview, overview, workers
-from ostinato.launch.views.progress import last_lines
+from ostinato.launch.views.progress import last_lines, numerics_line
 from ostinato.launch.views.status_json import as_json
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.reward.accounting import Accounting, account
@@ -48,7 +48,7 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
         return
     for part in overview(shown):
         console.print(part, highlight=False, soft_wrap=True)
-    for line in _contracts(seen):
+    for line in [*_contracts(seen), *filter(None, [numerics_line(shown.lines["serve"])])]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -26,6 +26,7 @@ from ostinato.launch.placing.port import bind, url_of
 from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
 from ostinato.launch.placing.sign import LISTEN_FD
 from ostinato.launch.placing.supervision import Event, Supervisor
+from ostinato.launch.views.progress import last_lines, numerics_line
 from ostinato.record.lock import hold
 
 WORKERS = ("serve", "train", "release", "housekeeping")
@@ -211,3 +212,5 @@ async def _announce(launched: Launched, config: Config, console: Console) -> Non
         _show(console, f"\nserving [bold]{url}/v1[/]  model [bold]{config.model.served_as}[/]  (Ctrl-C stops)")
         page = f"; so does the page at [bold]{url}/[/]" if config.serve.page else ""
         _show(console, f"`ostinato status`, with the same options, says how it learns{page}\n")
+        if words := numerics_line(last_lines(launched.home.progress("serve"))):
+            _show(console, Text.assemble((f"{'serve':12}", "bold"), " ", (words, "yellow")))

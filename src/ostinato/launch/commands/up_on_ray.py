@@ -45,6 +45,14 @@ def check_placeable(config: Config) -> None:
         _check_amounts(config, worker)
 
 
+def _reserved(config: Config) -> Config:
+    """An engine without a number of threads takes the cores that are reserved for it, not all that its node has."""
+    if config.engine.threads:
+        return config
+    reserved = max(1, int(config.ray.cpus.get("serve", 1.0)))
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"threads": reserved})})
+
+
 def _check_amounts(config: Config, worker: str) -> None:
     """Raise BadConfig for amounts of resources that Ray would refuse to give to a worker."""
     cpus, others = config.ray.cpus.get(worker, 1.0), config.ray.resources.get(worker, {})
@@ -69,7 +77,7 @@ async def launch_on_ray(config: Config, say: Event) -> AsyncGenerator[Launched]:
     Raises BadConfig if there is no such cluster, or the run cannot be on several machines.
     """
     check_placeable(config)
-    place = home(config)
+    place, config = home(config), _reserved(config)
     save(config, place.config)
     cluster = RayCluster(config.ray, WORKERS)
     try:

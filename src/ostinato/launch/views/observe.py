@@ -26,6 +26,7 @@ class Observed:
     published: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     swaps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     refused: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    numerics: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     held: Counter[str] = field(default_factory=Counter[str])
     turns: int = 0
     tokens: int = 0
@@ -61,10 +62,12 @@ class RunObserver:
             "published": self.seen.published,
             "swapped": self.seen.swaps,
             "refused": self.seen.refused,
+            "numerics": self.seen.numerics,
         }
         for lines in self._lines:
             for line in lines.new():
-                lists[line["kind"]].append(line)
+                if line["kind"] in lists:
+                    lists[line["kind"]].append(line)
         return self.seen
 
     def _row(self, row: object) -> None:

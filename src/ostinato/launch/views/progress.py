@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +17,7 @@ from ostinato.core.weights import Learned, Swap
 
 if TYPE_CHECKING:
     from ostinato.app.lending import Lent
+    from ostinato.app.numerics import NumericsMode
     from ostinato.release.pace.budget import Pace
     from ostinato.weights.publish.publisher import Published
 
@@ -82,6 +84,10 @@ class Progress:
             seconds=done.seconds,
         )
 
+    def computing(self, mode: NumericsMode) -> None:
+        """Record the mode in which the engine computes, and why."""
+        self.write("numerics", mode=mode.mode, why=mode.why, line=str(mode))
+
     def lent(self, lent: Lent) -> None:
         """Record how many of the people's servers are lent to rollouts."""
         if lent.why:
@@ -135,6 +141,12 @@ def last_lines(path: Path, most_bytes: int = 1 << 17) -> list[dict[str, Any]]:
             return _parsed(file.read())
     except FileNotFoundError:
         return []
+
+
+def numerics_line(serve: Sequence[dict[str, Any]]) -> str:
+    """The newest line about numerics among the serving worker's, if "auto" could not be exact; else ""."""
+    found = next((line for line in reversed(serve) if line["kind"] == "numerics"), None)
+    return str(found["line"]) if found is not None and found["why"] else ""
 
 
 def _parsed(data: bytes) -> list[dict[str, Any]]:

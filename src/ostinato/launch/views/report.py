@@ -118,7 +118,7 @@ def last_third(seen: Observed, start: float, end: float) -> list[Rated]:
 
 
 def mismatch_rows(seen: Observed) -> list[tuple[str, str]]:
-    """Distance between the trainer's log-probabilities and those at sampling time, over all steps: label, value.
+    """The engine's mode, and the distance between the trainer's log-probabilities and those at sampling time, over all steps: label, value.
 
     If the engine keeps the trainer's contract, the only group is the tokens sampled with the trainer's own weights. Otherwise all tokens
     are foreign, and those of them sampled with the trainer's own weights show the effect of the different arithmetic alone.
@@ -128,7 +128,8 @@ def mismatch_rows(seen: Observed) -> list[tuple[str, str]]:
         ("foreign_", "trainer against a foreign engine"),
         ("foreign_same_", "of these, same weights"),
     )
-    return [(label, line) for prefix, label in groups if (line := _mismatch(seen, prefix))]
+    rows = [("numerics", ": ".join(filter(None, (line["mode"], line["why"])))) for line in seen.numerics[-1:]]
+    return rows + [(label, line) for prefix, label in groups if (line := _mismatch(seen, prefix))]
 
 
 def _mismatch(seen: Observed, prefix: str) -> str:

@@ -88,6 +88,9 @@ async def _run(
     contract = engine.contract()
     if contract is not None:
         logger.info("numerics contract %s (%s)", contract.id, contract.mode)
+    if serving.numerics is not None:
+        logger.log(logging.WARNING if serving.numerics.why else logging.INFO, "%s", serving.numerics)
+        progress.computing(serving.numerics)
 
     def say(url: str) -> None:
         write_address(address, url)

@@ -208,3 +208,8 @@ async def test_sampling_that_has_too_little_gets_workers_and_too_much_loses_them
 
 def rollouts(run):
     return {worker.name for worker in run.crew.workers if worker.name.startswith("rollout")}
+
+
+@pytest.mark.parametrize(("words", "threads"), [([], 1), (["ray.cpus={serve=3.5}"], 3), (["engine.threads=2"], 2)])
+def test_an_engine_on_a_node_takes_no_more_cores_than_are_reserved_for_it(words, threads):
+    assert up_on_ray._reserved(load(None, words)).engine.threads == threads
