@@ -86,9 +86,15 @@ def numerics_mode(config: Config) -> NumericsMode:
 
 
 def compute(config: Config) -> torch.dtype:
-    """The dtype in which the engine computes. Imports torch, and may measure this machine for a second or two. Raises BadConfig."""
-    from ostinato.model.config import compute_dtype
+    """The dtype in which the engine computes. Imports torch, and may measure this machine for a second or two. Raises BadConfig.
 
+    Sets the order of additions of this process's products if the configuration names one: engine and trainer ask here first.
+    """
+    from ostinato.model.config import compute_dtype
+    from ostinato.model.linear import use_order
+
+    if config.model.order != "auto":
+        use_order(config.model.order)
     return compute_dtype(config.model, lambda: choice(config).dtype)
 
 

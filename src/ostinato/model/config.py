@@ -53,6 +53,12 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
         "where it holds, else fast, and why is said in a line.",
     )
 
+    order: Literal["auto", "blocks", "pairs"] = Field(
+        default="auto",
+        description="Order of additions of bf16 products: 'blocks' is the same on every CPU, 'pairs' is faster on CPUs with AVX512-BF16 "
+        "and without tiles (AMX), and not possible on others. auto: the faster. A fleet of unlike CPUs sets 'blocks'.",
+    )
+
     @field_validator("device")
     @classmethod
     def _known(cls, device: str) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ostinato.core.errors import BadConfig
 from ostinato.core.numerics import Contract
 from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.devices.cache import CacheAttend, CachedLayer
@@ -99,6 +100,16 @@ def contract(
         dtype=str(model_dtype).removeprefix("torch."),
         quantisation=quantisation,
         kernels=" ".join([*named, *libraries]),
+    )
+
+
+def order_named(definition: str) -> Order:
+    """The order of a contract's `order`. Raises BadConfig for a definition, or a version of one, that this program does not have."""
+    for order, known in ORDERS.items():
+        if known == definition:
+            return order
+    raise BadConfig(
+        f"products in the order {definition!r} are not known here, only {list(ORDERS.values())}: update both sides"
     )
 
 

@@ -44,8 +44,10 @@ def source(tmp_path_factory):
     return f"model.source={tiny_model(tmp_path_factory.mktemp('numerics') / 'tiny', layers=1)}"
 
 
-def verdict_of(reason="", *, rows=2, threads=1, seconds=0.1, table=()):
-    return ExactnessVerdict(exact=not reason, threads=threads, rows=rows, reason=reason, seconds=seconds, table=table)
+def verdict_of(reason="", *, rows=1, threads=1, seconds=0.1, table=(), library=()):
+    return ExactnessVerdict(
+        exact=not reason, threads=threads, rows=rows, reason=reason, seconds=seconds, table=table, library=library
+    )
 
 
 @pytest.fixture

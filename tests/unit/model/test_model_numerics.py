@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ostinato.app.machine import SWITCHES
+from ostinato.core.errors import BadConfig
 from ostinato.model import numerics
 from ostinato.model.linear import order_in_use
 from ostinato.model.numerics import blas, contract, isa, probe
@@ -25,6 +26,12 @@ def test_the_same_call_gives_the_same_id():
     assert made().dtype == "bfloat16"
     assert made().quantisation == "none"
     assert re.fullmatch(r"ostinato \d+ transformers \S+ llguidance \S+", made().kernels)
+
+
+def test_a_contracts_order_is_found_again_and_an_unknown_one_is_refused():
+    assert numerics.order_named(made().order) == order_in_use()
+    with pytest.raises(BadConfig, match="blocks 7"):
+        numerics.order_named("blocks 7")
 
 
 def test_a_library_is_named_only_where_it_computes():

@@ -164,10 +164,10 @@ def _numerics(config: Config) -> str:
         return f"{parts(engine)}; {alike}; torch's kernels promise no bitwise equality, so there is no self-test"
     examined = numerics.examined(config, numerics.compute(config), 1)
     found, count = examined.value, numerics.engine_threads(config)
-    held = f"exact mode holds with row rule {found.rows}" if found.exact else found.reason
+    held = "exact mode holds" if found.exact else found.reason
     lines = [f"{parts(engine)}; {alike}", *([str(mode)] if mode.why else [])]
     lines.append(f"self-test, {found.seconds:.1f} s, {count} thread{'s' * (count > 1)}: {held}; {_kept(examined)}")
-    lines += [f"  rows {line.rows:>2}  {line.what}" for line in found.table]
+    lines += [f"  {line.what}" for line in found.table]
     lines += [] if found.exact else [_otherwise_exact(config)]
     if times := numerics.pace(config):
         shown = ", ".join(f"{factor:.1f}x at {rows} rows" for rows, factor in times.items())

@@ -28,6 +28,8 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Weights
 from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.linear import use_order
+from ostinato.model.numerics import order_named
 from ostinato.train.config import TrainConfig
 from ostinato.train.references import References
 from ostinato.train.sharding.calls import Call, RankTask, call_line, read_call, task_line
@@ -253,6 +255,8 @@ def take_part(task: RankTask, calls: IO[bytes], on_learned: Callable[[Learned], 
     """
     return_freed_memory()
     torch.set_num_threads(task.config.threads)
+    if task.contract is not None and task.contract.order:
+        use_order(order_named(task.contract.order))
     store = dist.TCPStore("127.0.0.1", task.port, task.config.ranks, is_master=False)
     store.set(_here(task.rank), "")
     if task.backend.device != "cpu":
