@@ -45,6 +45,11 @@ class MatrixShape:
     outputs: int
     stacked: bool = False
 
+    @property
+    def flops(self) -> int:
+        """Floating-point operations per row."""
+        return 2 * self.inputs * self.outputs
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
