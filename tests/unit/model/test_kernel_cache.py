@@ -25,6 +25,7 @@ def home(tmp_path, monkeypatch):
     """A user with an empty cache directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_notice", cache._Notice())
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     cache.directory.cache_clear()
     yield tmp_path / "cache" / "ostinato" / "kernels"
     cache.directory.cache_clear()
