@@ -4,8 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
+# the tests start hundreds of processes: each module's bytecode is compiled once
+export PYTHONDONTWRITEBYTECODE :=
+# two workers for each core, as far as the memory allows (tests/scheduling.py); those that wait leave the core to others
+PACKED := -n auto --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help install demo demo-worlds test unit check format bench agents examine clean
+.PHONY: help install demo demo-worlds test durations unit check format bench agents examine clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -26,12 +30,15 @@ demo: install ## the loop on a real model with simulated users: about 15 minutes
 demo-worlds: install ## a model learns in a simulated world, passes its bar and a canary, goes live: 22 to 25 minutes on 2 cores
 	$(BIN)/ostinato demo worlds
 
-test: install ## the tests in two processes: the quick ones, then whole programs
-	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/e2e
-	$(BIN)/pytest -n 2 --dist worksteal tests/e2e
+test: install ## all tests, the longest first
+	$(BIN)/pytest $(PACKED)
+
+durations: install ## the tests on an idle machine, to learn again which take long: writes tests/durations.json
+	$(BIN)/pytest $(PACKED) --junitxml=build/durations.xml
+	$(BIN)/python -m tests.scheduling build/durations.xml
 
 unit: install ## the unit tests alone
-	$(BIN)/pytest -n 2 tests/unit
+	$(BIN)/pytest $(PACKED) tests/unit
 
 check: install ## format, lint, types, layers
 	$(BIN)/ruff format --check .

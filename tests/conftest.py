@@ -1,5 +1,6 @@
 """Settings and fixtures about the machine that the tests run on."""
 
+import gc
 import itertools
 import os
 
@@ -13,10 +14,34 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("OSTINATO_TEST_D
 import pytest
 import torch
 from hypothesis import settings
+from tests import scheduling
 from tests.fakes.postgres_server import started
 
 settings.register_profile("ours", deadline=None)  # the duration of a case depends only on the machine
 settings.load_profile("ours")
+
+
+def pytest_xdist_auto_num_workers():
+    """The number of workers that `-n auto` means."""
+    named = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS", "")
+    return int(named) if named.isdigit() else scheduling.workers()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect without the garbage collector, which would look through all modules and tests again and again, then and later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_collection_modifyitems(config, items):
+    """In a worker with `--dist loadgroup`: keep together what shares a costly fixture, longest first."""
+    if getattr(config.option, "loadgroup", False):
+        scheduling.schedule(items, scheduling.read_durations())
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,10 @@ from ostinato.weights.store.directory import DirectoryStore
 CONTEXT = 32_768  # SmolLM2's context, extended because the agents' prompts are longer
 RESULT = Path(__file__).parents[1] / "examinations" / "results" / "agents_vllm.json"
 
-pytestmark = pytest.mark.skipif(not usable(), reason="needs vLLM's environment: python -m benchmarks.peers vllm")
+pytestmark = [
+    pytest.mark.examination,
+    pytest.mark.skipif(not usable(), reason="needs vLLM's environment: python -m benchmarks.peers vllm"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from tests.deadlines import PATIENT_S
 from tests.fakes.faults import flipped, truncated
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, Unavailable
@@ -191,7 +192,7 @@ async def test_a_relay_that_promises_too_much_takes_no_memory():
     server = await asyncio.start_server(promise, "127.0.0.1", 0)
     store = http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     for call in (store.get(ONE), store.read_ref("live"), store.refs()):
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(PATIENT_S):
             with pytest.raises(Corrupt):
                 await call
     server.close()

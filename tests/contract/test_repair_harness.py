@@ -72,9 +72,23 @@ async def test_after_the_last_turn_nothing_more_is_asked(box):
     assert (rollout.ended, rollout.detail["checks"], len(model.asked)) == (Ended.TURNS, (False, False), 2)
 
 
+class HurriedOnce:
+    """A sandbox whose first command gets half a second, and every other one the time that its caller gives it."""
+
+    def __init__(self, box):
+        self._box, self._hurried = box, False
+
+    def __getattr__(self, name):
+        return getattr(self._box, name)
+
+    async def exec(self, argv, *, timeout, **more):
+        timeout, self._hurried = (timeout if self._hurried else 0.5), True
+        return await self._box.exec(argv, timeout=timeout, **more)
+
+
 async def test_a_check_that_never_ends_is_killed_and_told(box):
     model = ScriptedModel(says("\n    while True: pass\n"), says("\n    return 2 * x\n"))
-    rollout = await RepairLoop(RepairConfig(command_s=0.5)).run(TASK, model, box)
+    rollout = await RepairLoop(RepairConfig(command_s=60.0)).run(TASK, model, HurriedOnce(box))
     assert "killed: timeout" in shown(model, 1)[2][1]
     assert rollout.detail["checks"] == (False, True)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import obstore
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.faults import flipped
 from tests.fakes.s3_server import s3_options, s3_server
 
@@ -424,7 +425,7 @@ async def test_in_a_bucket_the_marks_of_a_killed_collector_do_not_hold_for_ever(
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(work, 0.05)
     monkeypatch.setattr("ostinato.weights.store.condemned.OBEYED_S", 0.0)
-    await asyncio.wait_for(store.put(b"x"), 2)
-    await asyncio.wait_for(store.move_ref("live", None, TWO), 2)
+    await asyncio.wait_for(store.put(b"x"), PATIENT_S)
+    await asyncio.wait_for(store.move_ref("live", None, TWO), PATIENT_S)
     assert await store.read_ref("live") == TWO
     assert await store.get(name) == b"x"

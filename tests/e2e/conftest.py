@@ -10,16 +10,20 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.fakes.fork_server import ForkServer
 
 from ostinato.app.storage import home
 from ostinato.config import load
 from ostinato.launch.commands.demo import ready
 from ostinato.launch.commands.up import Launched, launch
+from ostinato.launch.placing import process
 from ostinato.record.lock import hold
 from ostinato.testing.devices import SETTINGS
 from ostinato.testing.tiny import tiny_model
 
+FORK_SERVER = ForkServer()
 LIKED = "^[a-z]"
+START_S = 600.0  # a busy machine imports and compiles slowly
 SAMPLING = {"max_tokens": 6, "temperature": 1.0}
 
 
@@ -120,7 +124,7 @@ async def start(directory: Path, *overrides: str, names: Sequence[str] | None = 
         launch(config, lambda who, what: events.append((who, what)), names=names)
     )
     try:
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(START_S):
             url = await launched.during(ready(launched.home, ("live", "control")))
     except BaseException:
         await stack.aclose()
@@ -170,6 +174,17 @@ async def crowd(run: Run, count: int = 12):
     finally:
         until.set()
         await asyncio.gather(*tasks)
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(monkeypatch):
+    """Workers that a test itself supervises are forked; those of `ostinato up` are real processes."""
+    monkeypatch.setattr(process, "spawn", FORK_SERVER.spawn)
+
+
+def pytest_sessionfinish():
+    """End the fork server, if there was one."""
+    FORK_SERVER.close()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 import torch
 from rich.console import Console
+from tests.deadlines import PATIENT_S
 from tests.fakes.outside import FakeOutside
 
 from ostinato.app.learning import open_desk
@@ -81,7 +82,7 @@ class Served:
         for _ in range(each):
             await asyncio.gather(*(self.ask(f"sim-{n}") for n in range(users)))
         answered = sum(turn.finish.trainable for turn in await self.turns())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENT_S):
             while (rewarded := await self.rewarded()) < answered:
                 await asyncio.sleep(0.1)  # the deliveries are noted and the windows close
                 await self.desk.poll()

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.e2b_server import KEY, cannot_run, e2b_server
 
 from ostinato.app.worlds_grading import open_backend, open_grading
@@ -56,7 +57,7 @@ async def sh(box, script, **options):
 
 
 async def until(condition):
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENT_S):
         while not condition():
             await asyncio.sleep(0.02)
 
@@ -182,7 +183,7 @@ async def test_a_cancellation_that_the_sdk_answers_with_an_error_is_one(boxes, s
 
     monkeypatch.setattr("e2b.sandbox_async.commands.command.Commands.run", run)
     starting = asyncio.create_task(boxes.start(SandboxSpec()))
-    await asyncio.wait_for(running.wait(), 20.0)
+    await asyncio.wait_for(running.wait(), PATIENT_S)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
@@ -270,7 +271,7 @@ async def test_a_machine_that_is_gone_is_an_answer_at_once(boxes, server):
         pass
     (machine,) = server.machines.values()
     await server.end(machine)
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENT_S):
         with pytest.raises(Unavailable, match="gone"):
             await running
         for call in (sh(box, "true"), box.read("begun"), box.diff(), box.listen(8000)):

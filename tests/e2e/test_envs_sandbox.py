@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import BadRequest, SandboxRefused
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns, python_inside
@@ -76,7 +77,7 @@ async def test_hanging_programs_end_at_the_deadline(sandbox, name):
     result = await sandbox.run(HANGS[name], timeout=0.3)
     assert result.timed_out
     assert result.killed_reason == "timeout"
-    assert 0.25 < time.monotonic() - started < 2.0
+    assert 0.25 < time.monotonic() - started < PATIENT_S
 
 
 def test_control_a_deaf_loop_survives_sigterm_outside():
@@ -111,12 +112,9 @@ async def test_daemons_die_with_the_run(sandbox):
 
 async def test_control_daemons_are_seen_while_they_live(sandbox):
     run = asyncio.create_task(sandbox.run(DAEMON.format(deaf="pass") + "time.sleep(1)", timeout=5))
-    for _ in range(100):
+    while len(descendants(sandbox._process.pid)) < 4:  # zygote, pid 1 of the box, program, daemon
+        assert not run.done(), "the daemon never appeared, so the test above proves nothing"
         await asyncio.sleep(0.01)
-        if len(descendants(sandbox._process.pid)) >= 4:  # zygote, pid 1 of the box, program, daemon
-            break
-    else:
-        raise AssertionError("the daemon never appeared, so the test above proves nothing")
     await run
 
 

@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from tests.deadlines import PATIENT_S
 from tests.fakes.faults import flipped
 from tests.fakes.s3_server import s3_options, s3_server
 
@@ -118,7 +119,7 @@ async def test_two_followers_behind_a_relay_converge_and_the_bucket_is_read_once
 
         tasks = [asyncio.create_task(follow(number)) for number in range(2)]
         for number in range(3, 6):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENT_S):
                 while not all(hashes and hashes[-1] == base.hash for hashes in seen):
                     await asyncio.sleep(0.02)
             assert set(requests.gets.values()) == {1}

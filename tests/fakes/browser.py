@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from tests.deadlines import PATIENT_S
 from tests.fakes.page_world import PageWorld
 
 from ostinato.serve.config import ServeConfig
@@ -38,7 +39,7 @@ class Server:
         )
         self._server.capture_signals = _no_signals
         self._running = asyncio.create_task(self._server.serve())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENT_S):
             while not self._server.started:
                 await asyncio.sleep(0.02)
 

@@ -7,6 +7,7 @@ import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import BadRequest
 from ostinato.serve.config import ServeConfig
@@ -91,7 +92,7 @@ def gateway():
 
     def post(path, data, headers):
         async def send():
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENT_S):
                 return await http.post(path, content=data, headers=headers)
 
         return loop.run_until_complete(send())

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tests.deadlines import PATIENT_S
 from tests.fakes.otlp_exports import ANSWER, CALL, JSON, PROTOBUF, as_otlp_json, encode, logs
 
 from ostinato.core.records import Source
@@ -201,7 +202,7 @@ def gateways():
         clients.append(http)
 
         def post(path, data, headers):
-            return loop.run_until_complete(asyncio.wait_for(http.post(path, content=data, headers=headers), 5))
+            return loop.run_until_complete(asyncio.wait_for(http.post(path, content=data, headers=headers), PATIENT_S))
 
         return post, log
 

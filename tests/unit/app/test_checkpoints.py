@@ -9,6 +9,7 @@ import numpy as np
 import obstore
 import pytest
 from obstore.store import MemoryStore
+from tests.deadlines import PATIENT_S
 
 from ostinato.app.checkpoints import SharedCheckpoints
 from ostinato.core.errors import Unauthorized, Unavailable
@@ -305,5 +306,5 @@ async def test_a_slow_bucket_leaves_out_checkpoints_and_is_not_waited_for_at_the
     one.begin()
     await asyncio.sleep(0.05)
     assert len(started) == 1
-    await asyncio.wait_for(one.close(), 5)
+    await asyncio.wait_for(one.close(), PATIENT_S)
     assert await one._copies.names() == []

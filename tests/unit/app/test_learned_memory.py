@@ -4,6 +4,7 @@ import asyncio
 import weakref
 
 import numpy as np
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.records import Batch, PolicyVersion
 from ostinato.core.samples import TrainingBatch
@@ -40,7 +41,7 @@ async def test_what_is_stored_is_let_go_of(tmp_path):
     stored = Overlapped(Candidates(publisher, "r", 1, lambda published: done.append(published.policy.number)))
     for number in (1, 2):
         await stored.begin(await stepper.step(BATCH))  # as the training worker does
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             while trainer.made[-1]() is not None:
                 await asyncio.sleep(0.001)
         assert done[-1] == number

@@ -3,6 +3,7 @@ from collections import Counter
 
 import pytest
 import torch
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.generation import Generate
 from ostinato.core.records import PolicyVersion, Sampling
@@ -108,7 +109,7 @@ def test_two_threads_give_a_fused_model_the_bits_of_one(tmp_path, row_rule, coun
 
 def test_no_lane_waits_while_there_is_work():
     """Four equal parts of two policies: each of two lanes takes two, where one lane for the first and one for the rest would take three."""
-    done, both = [], threading.Barrier(2, timeout=20)
+    done, both = [], threading.Barrier(2, timeout=PATIENT_S)
 
     def run(item):
         both.wait()  # two parts are always under way: a lane that took three would leave the third alone, and the barrier breaks

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.deadlines import PATIENT_S
 from tests.fakes.vllm_engine import vllm_engine
 from tests.fakes.vllm_tokens import TokenVllm, logprob
 
@@ -48,7 +49,7 @@ async def collect(engine, request):
 
 async def until_well(engine):
     """A server that failed is looked at before it is asked again."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_S):
         while engine.stats()["servers_well"] < engine.stats()["servers"]:
             await asyncio.sleep(0.002)
 
@@ -205,7 +206,7 @@ async def test_a_closed_stream_frees_the_server():
         await anext(stream)
         assert fake.open == 1
         await stream.aclose()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             while fake.open:
                 await asyncio.sleep(0.005)
 
@@ -242,7 +243,7 @@ async def test_at_a_deadline_the_server_is_let_go_and_what_came_is_kept():
             assert len(said) == sum(len(chunk.ids) for chunk in mine) >= 3
             assert mine[-1].finish is Finish.DEADLINE
             assert {chunk.policy.number for chunk in mine} == {1}
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             while fake.open:
                 await asyncio.sleep(0.002)
         assert engine.stats()["running"] == 0

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.vllm_engine import vllm_engine
 from tests.fakes.vllm_tokens import TokenVllm
 from tests.unit.engine.test_vllm import SCRIPT, ask, collect, runs, until_well, version
@@ -14,7 +15,7 @@ from ostinato.engine.vllm.server import ServerClient
 
 
 async def until(what):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_S):
         while not what():
             await asyncio.sleep(0.005)
 
@@ -49,7 +50,7 @@ async def test_a_server_that_was_started_again_is_not_asked_while_it_fetches_its
 
         driver.stage = stage
         fakes[0].forget()
-        await asyncio.wait_for(asked.wait(), 5)
+        await asyncio.wait_for(asked.wait(), PATIENT_S)
         for _ in range(4):
             chunks = await collect(engine, ask(max_tokens=2))
             assert (chunks[-1].finish, runs(chunks)) == (Finish.LENGTH, [1])
@@ -77,12 +78,12 @@ async def test_nobody_waits_for_the_download_of_a_server_that_was_started_again_
             return seconds
 
         driver.stage = stage
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             await engine.load("live", version(2))
             await engine.load("canary", version(4))
         assert [fake.label for fake in fakes] == ["hash2", "default", "hash4"]
         await until(lambda: len(asked) == 2)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             await engine.load("canary", version(5))
         assert (asked, fakes[1].label, fakes[2].label) == ([version(2).policy] * 2, "default", "hash5")
         go_on.set()
@@ -112,7 +113,7 @@ async def test_a_server_that_answers_after_a_newer_version_came_does_not_fetch_t
             return await honest_served()
 
         driver.stage, driver.served = stage, served
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             await engine.load("live", version(2))
         loaded.set()
         await until(lambda: fakes[1].label == "hash2")
@@ -163,7 +164,7 @@ async def test_a_server_that_hangs_holds_up_no_other(quick_looks, monkeypatch, c
 
         hanging.served = served
         await until(lambda: asked)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             await engine.load("canary", version(3))
         fakes[1].forget()
         await until(lambda: fakes[1].label == "hash3")
@@ -191,7 +192,7 @@ async def test_what_a_server_said_before_a_swap_is_not_believed_after_it(quick_l
 
         fake.forget()
         driver.served = slow
-        await asyncio.wait_for(asked.wait(), 5)
+        await asyncio.wait_for(asked.wait(), PATIENT_S)
         driver.served = honest
         loading = asyncio.create_task(engine.load("live", version(2)))
         await until(lambda: fake.label == "hash2")
@@ -244,7 +245,7 @@ async def test_a_stream_that_is_not_understood_ends(caplog):
             raise KeyError("choices")
 
         server.tokens = tokens
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             chunks = await collect(engine, ask())
         assert [chunk.finish for chunk in chunks] == [None, Finish.ERROR]
         assert "not understood: KeyError('choices')" in caplog.text

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.contract.test_log import BATCH, read
+from tests.deadlines import PATIENT_S
 from tests.fakes.postgres_server import started
 from tests.unit.record.postgres.test_leases import expire
 
@@ -149,7 +150,7 @@ class Counts:
 
     async def goes_on(self):
         self.step.clear()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT_S):
             await self.step.wait()
 
 
@@ -185,6 +186,6 @@ async def test_a_worker_waits_no_longer_than_it_may_and_one_without_patience_not
     for each in began.values():
         await each.goes_on()
     await asyncio.to_thread(server.stop)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENT_S):
         for found in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(found, Unavailable)

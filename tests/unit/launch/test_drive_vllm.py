@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.vllm import FakeVllm
 
 from ostinato.core.errors import Conflict, Corrupt, NotFetched, Unavailable
@@ -102,7 +103,7 @@ async def test_a_server_whose_engine_hangs_is_not_waited_for_long(monkeypatch):
             return honest(body)
 
         fake._collective_rpc = hangs
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             with pytest.raises(Unavailable, match="collective_rpc: TimeoutError"):
                 await vllm.swap(policy)
         go_on.set()
@@ -144,7 +145,7 @@ async def test_what_no_trusted_key_signed_does_not_reach_the_server():
             refused.set()
 
         task = asyncio.create_task(vllm.follow("live", print, report, interval_s=0.005))
-        await asyncio.wait_for(refused.wait(), 5)
+        await asyncio.wait_for(refused.wait(), PATIENT_S)
         task.cancel()
         assert "signed by nobody" in errors[0]
         assert fake.calls == []
@@ -220,7 +221,7 @@ async def test_it_follows_a_ref_and_takes_over_what_a_killed_driver_left():
         task = asyncio.create_task(
             vllm.follow("live", swaps.append, lambda ref, error: errors.append(error), interval_s=0.005)
         )
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             while fake.label != second.hash or fake.paused:
                 await asyncio.sleep(0.005)
             await store.move_ref("live", second.hash, first.hash)
@@ -240,7 +241,7 @@ async def test_a_paused_server_that_serves_the_version_is_resumed():
     async with driven(store) as (fake, vllm):
         fake.label, fake.served, fake.paused = policy.hash, [policy.hash], True
         task = asyncio.create_task(vllm.follow("live", print, interval_s=0.005))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             while fake.paused:
                 await asyncio.sleep(0.005)
         task.cancel()
@@ -254,7 +255,7 @@ async def followed(vllm):
     task = asyncio.create_task(
         vllm.follow("live", swaps.append, lambda ref, error: errors.append(str(error)), interval_s=0.005)
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENT_S):
         while not swaps:
             await asyncio.sleep(0.005)
     task.cancel()

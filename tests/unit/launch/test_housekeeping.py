@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.app.storage import open_follower, open_run
 from ostinato.config import load
@@ -206,7 +207,7 @@ async def test_a_manifest_that_cannot_be_read_is_trouble_and_no_end(run, life):
 async def test_the_worker_keeps_the_summary_that_status_starts_from(run, life, settings):
     await Busy(run).work(4)
     working = asyncio.create_task(housekeeping._work(run, life))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENT_S):
         while await run.folds.load(FOLD) is None:
             await asyncio.sleep(0.01)
     working.cancel()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
@@ -63,7 +64,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(true) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENT_S):
         while not true():
             await asyncio.sleep(0.01)
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.launch.placing.process import WorkerProcess
 from ostinato.launch.workers.stopping import Stopped, unless
@@ -148,7 +149,7 @@ async def test_a_loop_that_stands_still_is_seen_from_outside(tmp_path):
     """
     async with started(tmp_path, text) as worker:
         await heard(worker, "serving")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT_S):
             while worker.sign.lag_s < 2.5:
                 await asyncio.sleep(0.05)
 

@@ -5,6 +5,8 @@ import contextlib
 import inspect
 import time
 
+from tests.deadlines import PATIENT_S
+
 from ostinato.launch.placing.port import bind
 from ostinato.launch.workers.listening import KEEP_ALIVE_S, listen
 from ostinato.serve.config import ServeConfig
@@ -22,7 +24,7 @@ async def test_an_idle_connection_lives_as_long_as_is_set():
     stopping, urls = asyncio.Event(), []
     with bind("127.0.0.1", 0) as listener:
         serving = asyncio.create_task(listen(page, listener, stopping, urls.append, lifespan=False, keep_alive_s=1))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENT_S):
             while not urls:
                 await asyncio.sleep(0.01)
             reader, writer = await asyncio.open_connection(*listener.getsockname())

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.app.storage import live_last, served_refs
 from ostinato.config import load
@@ -50,7 +51,7 @@ async def test_a_gateway_that_starts_never_serves_live_without_the_other_arms(mo
     refs = ("live", "control", "canary", "previous", "evaluation")
     following = asyncio.create_task(serve.follow(serving, refs, progress))
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT_S):
             while len(seen) < 4:
                 await asyncio.sleep(0.005)
             assert [slot for slot, _ in seen] == ["control", "canary", "live", "evaluation"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.notices import Alarm, AlarmState
@@ -76,7 +77,7 @@ async def test_an_alarm_is_a_metric_while_it_stands(board: Path, tmp_path: Path,
     of = RunNumbers(board)
 
     async def until(names: set[str]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENT_S):
             while of.alarms != names:
                 await asyncio.sleep(0.01)
 

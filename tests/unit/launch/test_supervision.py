@@ -7,8 +7,10 @@ import signal
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import StorageFull
 from ostinato.launch.placing.judging import Limits
@@ -32,13 +34,14 @@ def fail():
     say(failed="BadConfig: no such function", certain=True)
     sys.exit(2)
 """
-LIMITS = Limits(silence_s=0.8, stop_s=1.0, tries=3, window_s=60.0, longest_wait_s=0.05)
+LIMITS = Limits(silence_s=60.0, stop_s=1.0, tries=3, window_s=60.0, longest_wait_s=0.05)
+SILENCE_S = 2.0  # of tests of silence; on a busy machine, a worker that speaks may be unheard for a moment
 
 
 class Crew:
     """Workers by name and program, a supervisor over them, and what it said."""
 
-    def __init__(self, directory, *, front=None, **programs):
+    def __init__(self, directory, *, front=None, silence_s=LIMITS.silence_s, **programs):
         self.said = []
         workers = [
             WorkerProcess(name, (sys.executable, "-S", "-c", HEAD + textwrap.dedent(text)), directory / f"{name}.log")
@@ -46,7 +49,8 @@ class Crew:
         ]
         for worker in workers:
             worker.env = {"PLACE": str(directory)}
-        self.supervisor = Supervisor(workers, LIMITS, lambda who, what: self.said.append(f"{who} {what}"), front=front)
+        limits = replace(LIMITS, silence_s=silence_s)
+        self.supervisor = Supervisor(workers, limits, lambda who, what: self.said.append(f"{who} {what}"), front=front)
         self.watched = {each.worker.name: each for each in self.supervisor.watched}
 
     @contextlib.asynccontextmanager
@@ -59,7 +63,7 @@ class Crew:
             with contextlib.suppress(WorkerFailed):
                 await task
 
-    async def until(self, condition, timeout_s=20.0):
+    async def until(self, condition, timeout_s=PATIENT_S):
         async with asyncio.timeout(timeout_s):
             while not condition():
                 await asyncio.sleep(0.01)
@@ -101,7 +105,7 @@ async def test_what_can_never_run_ends_all_at_once_with_its_own_reason(tmp_path)
     failing = "say(failed=\"BadConfig: model.source 'x': no such directory\", certain=True); sys.exit(2)"
     crew = Crew(tmp_path, one=failing, two="work()")
     async with crew.running() as task:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENT_S):
             with pytest.raises(WorkerFailed, match=r"one cannot run: BadConfig: model.source 'x': no such directory"):
                 await task
     assert crew.watched["one"].condition is Condition.FAILED
@@ -143,7 +147,7 @@ async def test_all_ends_where_the_front_never_was_ready_or_fails_itself(tmp_path
     async with crew.running() as task:
         await crew.until(lambda: crew.watched["serve"].worker.was_ready or failed == "train")
         (tmp_path / "fail").touch()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENT_S):
             with pytest.raises(WorkerFailed, match=f"{failed} cannot run: BadConfig: no such function"):
                 await task
 
@@ -151,7 +155,7 @@ async def test_all_ends_where_the_front_never_was_ready_or_fails_itself(tmp_path
 async def test_what_fails_again_and_again_is_given_up_after_so_many_tries(tmp_path):
     crew = Crew(tmp_path, one='say(failed="Unavailable: the bucket is gone"); sys.exit(2)', two="work()")
     async with crew.running() as task:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENT_S):
             with pytest.raises(
                 WorkerFailed, match=r"one cannot run \(3 failures in 60 s\): Unavailable: the bucket is gone"
             ):
@@ -163,13 +167,13 @@ async def test_what_fails_again_and_again_is_given_up_after_so_many_tries(tmp_pa
 async def test_one_that_could_say_nothing_is_quoted(tmp_path):
     crew = Crew(tmp_path, one="import no_such_module_at_all")
     async with crew.running() as task:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENT_S):
             with pytest.raises(WorkerFailed, match="ModuleNotFoundError: No module named 'no_such_module_at_all'"):
                 await task
 
 
 async def test_a_stopped_process_is_killed_and_started_again(tmp_path):
-    crew = Crew(tmp_path, one="work()")
+    crew = Crew(tmp_path, silence_s=SILENCE_S, one="work()")
     async with crew.running():
         await crew.until(lambda: crew.alive("one"))
         pid = crew.watched["one"].worker.pid
@@ -186,13 +190,13 @@ async def test_a_stage_has_its_own_limit(tmp_path):
             say("loading the model", for_s=time.monotonic() - begun, limit_s=float(os.environ["LIMIT"]))
             time.sleep(0.05)
     """
-    crew = Crew(tmp_path, one=slow)
+    crew = Crew(tmp_path, silence_s=SILENCE_S, one=slow)
     crew.watched["one"].worker.env = {"LIMIT": "600"}
     async with crew.running():
         await crew.until(lambda: crew.alive("one"))
-        await asyncio.sleep(3 * LIMITS.silence_s)
+        await asyncio.sleep(2 * SILENCE_S)
         assert crew.watched["one"].restarts == 0, "a slow start is no hang"
-    crew = Crew(tmp_path, one=slow)
+    crew = Crew(tmp_path, silence_s=SILENCE_S, one=slow)
     crew.watched["one"].worker.env = {"LIMIT": "1.0"}
     async with crew.running():
         await crew.until(lambda: crew.watched["one"].restarts == 1)
@@ -200,10 +204,10 @@ async def test_a_stage_has_its_own_limit(tmp_path):
 
 
 async def test_a_supervisor_that_stood_still_itself_kills_nobody(tmp_path):
-    crew = Crew(tmp_path, one="work()")
+    crew = Crew(tmp_path, silence_s=SILENCE_S, one="work()")
     async with crew.running():
         await crew.until(lambda: crew.alive("one"))
-        time.sleep(4 * LIMITS.silence_s)  # noqa: ASYNC251 (as if it had been stopped)
+        time.sleep(2 * SILENCE_S)  # noqa: ASYNC251 (as if it had been stopped)
         await asyncio.sleep(0.5)
         assert crew.watched["one"].restarts == 0
 
@@ -221,7 +225,7 @@ async def test_a_start_that_the_machine_refuses_is_a_failure_like_any_other(tmp_
     crew = Crew(tmp_path, one="work()")
     crew.watched["one"].worker.argv = (str(tmp_path / "no-such-program"),)
     async with crew.running() as task:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENT_S):
             with pytest.raises(WorkerFailed, match=r"could not be started: .*no-such-program"):
                 await task
 

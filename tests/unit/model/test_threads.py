@@ -4,6 +4,7 @@ import os
 import threading
 
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.model import threads
 from ostinato.model.threads import split, spread, team
@@ -20,7 +21,7 @@ def a_pool_of_its_own(monkeypatch):
 
 def test_a_team_s_parts_run_at_once_after_a_smaller_team_s():
     for count in (2, 4):
-        met, parts = threading.Barrier(count, timeout=20), []
+        met, parts = threading.Barrier(count, timeout=PATIENT_S), []
 
         def run(first, last, met=met, parts=parts):
             met.wait()  # breaks if a part waits for another to end

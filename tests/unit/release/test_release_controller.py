@@ -6,6 +6,7 @@ from itertools import pairwise
 from time import process_time
 
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.release_world import (
     QUICK,
     V0,
@@ -317,12 +318,12 @@ async def test_what_nobody_foresaw_is_said_and_ends_nothing(disk, caplog):
 
     control.watch = broken
     running = asyncio.create_task(control.run(stop))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENT_S):
         while control.trouble is None:
             await asyncio.sleep(0.001)
     assert control.trouble == "ZeroDivisionError: float division by zero"
     disk.publish(V3)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENT_S):
         while disk.refs["live"] != "m3":
             await asyncio.sleep(0.001)
     stop.set()
@@ -376,14 +377,14 @@ async def test_run_goes_on_after_trouble_and_stops_when_told(disk):
     task = asyncio.create_task(control.run(stop))
     disk.publish(V3)
     said = set()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENT_S):
         while disk.refs["live"] != "m3":
             await asyncio.sleep(0.001)
             said.add(control.trouble)
     assert "Unavailable: gateway is down" in said
     assert control.trouble is None
     stop.set()
-    await asyncio.wait_for(task, 1)
+    await asyncio.wait_for(task, PATIENT_S)
     assert failures == []
 
 
@@ -405,7 +406,7 @@ async def test_a_trouble_that_step_and_watch_share_is_told_once(disk):
         said.add(control.trouble)
     assert said - {None} == {"Unavailable: the log is away"}
     stop.set()
-    await asyncio.wait_for(task, 1)
+    await asyncio.wait_for(task, PATIENT_S)
 
 
 async def test_a_watch_that_goes_well_does_not_hide_a_step_that_fails(disk):
@@ -418,7 +419,7 @@ async def test_a_watch_that_goes_well_does_not_hide_a_step_that_fails(disk):
     stop = asyncio.Event()
     task = asyncio.create_task(control.run(stop))
     disk.publish(V3)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENT_S):
         while control.trouble is None:
             await asyncio.sleep(0.001)
     said = set()
@@ -427,7 +428,7 @@ async def test_a_watch_that_goes_well_does_not_hide_a_step_that_fails(disk):
         said.add(control.trouble)
     assert said == {"Unavailable: gateway is down"}
     stop.set()
-    await asyncio.wait_for(task, 1)
+    await asyncio.wait_for(task, PATIENT_S)
 
 
 async def test_what_holds_no_event_is_searched_once(disk):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Turn
 from ostinato.reward.accounting import recount
@@ -163,7 +164,7 @@ async def test_a_batch_that_is_cut_is_what_the_trainer_gets(log, now, open_desk,
     await said(log, *[long(i, 90) for i in range(10)])
     now.at = 99.0
     source = DeskSource(open_desk(log, config=CONFIG), live, size=8, poll_s=0.001)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENT_S):
         turns = await source.collect()
     assert numbers(await source.score(turns)) == [6, 7, 8, 9]
     assert len(log.of(Batch)) == 1

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Batch, PolicyVersion, Turn
@@ -87,7 +88,7 @@ async def test_it_waits_until_there_are_enough(log, turn, source):
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await talk(log, turn, "b", [1], "rejected")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENT_S):
         assert [each.id for each in await waiting] == ["t0:0", "t1:0"]
 
 

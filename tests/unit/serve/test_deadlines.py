@@ -7,6 +7,7 @@ from functools import partial
 import openai
 import pytest
 from gateway_world import ASK, V0, comments, events, eventually, world
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Corrupt
 from ostinato.core.records import Finish
@@ -154,7 +155,7 @@ async def test_a_body_nobody_takes_is_given_up(takes, path):
             f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
         )
         writer.write(f"{head}\r\n\r\n".encode() + data)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENT_S):
             await stuck.ended.wait()
         writer.close()
     assert not w.delivered()

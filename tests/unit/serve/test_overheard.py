@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 from gateway_world import world
+from tests.deadlines import PATIENT_S
 from tests.fakes.otlp_exports import JSON, claude, encode, logs
 
 from ostinato.core.errors import Unavailable
@@ -23,7 +24,7 @@ def signals(w):
 
 async def told(w, count):
     """The signals, once there are so many."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENT_S):
         while len(signals(w)) < count:
             await asyncio.sleep(0.005)
     await asyncio.sleep(0.02)

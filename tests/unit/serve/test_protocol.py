@@ -10,6 +10,7 @@ import pytest
 import uvicorn
 import uvloop
 from gateway_world import ASK, World, eventually, world
+from tests.deadlines import PATIENT_S
 
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.wire.connections import Connections
@@ -41,7 +42,7 @@ async def served(app=None, **bounds):
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: BoundedHttp(config, state, {}, **bounds), "127.0.0.1", 0)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENT_S):
             yield server.sockets[0].getsockname(), state.connections
     finally:
         for connection in list(state.connections):

@@ -4,6 +4,7 @@ import pytest
 from gateway_world import eventually, world
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import BadRequest, OstinatoError, Unavailable
 from ostinato.serve.config import QuotaConfig, ServeConfig
@@ -114,7 +115,7 @@ async def test_the_rate_is_looked_at_before_the_body_is_read():
         reader, writer = await asyncio.open_connection(*w.address())
         head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: 1000\r\n\r\n".encode())  # and the body never comes
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             assert b" 429 " in await reader.readline()
         writer.close()
 
@@ -175,7 +176,7 @@ async def test_bytes_that_are_announced_are_not_waited_for():
         reader, writer = await asyncio.open_connection(*w.address())
         head = "POST /v1/feedback HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: 1000\r\n\r\n".encode())  # and the body never comes
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             assert b" 429 " in await reader.readline()
         writer.close()
 

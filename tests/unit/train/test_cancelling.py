@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Cancelled, NoSignal
 from ostinato.core.records import Batch, PolicyVersion
@@ -187,10 +188,10 @@ async def test_waiting_for_weights_ends_too(path: Path):
     elsewhere = batch(given)
     elsewhere = replace(elsewhere, row=replace(elsewhere.row, reference=V0))
     task = asyncio.create_task(under_test.step(elsewhere))
-    await asyncio.wait_for(asked.wait(), 20)
+    await asyncio.wait_for(asked.wait(), PATIENT_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, PATIENT_S)
     assert (trainer.step_count, seen) == (0, [])
 
 

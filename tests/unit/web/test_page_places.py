@@ -4,6 +4,7 @@ import asyncio
 from contextlib import suppress
 
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.page_world import ACME, ADMIN, BOLT, page_world
 
 from ostinato.core.errors import Unavailable
@@ -53,7 +54,7 @@ class Browser:
 
 
 async def answered(*browsers):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENT_S):
         while any(each.status is None for each in browsers):
             await asyncio.sleep(0)
     return [each.status for each in browsers]
@@ -105,7 +106,7 @@ async def test_a_place_is_given_back_however_a_stream_ends(how, monkeypatch):
             browser.reads.clear()
         if how == "broken":
             monkeypatch.setattr(w.pages._live, "_clock", lambda: "no number")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENT_S):
             while not places(w) and not browser.task.done():
                 await asyncio.sleep(0)
             if how == "cancelled":
@@ -153,7 +154,7 @@ class Asked:
 
 
 async def test_a_tenant_that_asks_for_many_pages_at_once_is_told_to_come_again_and_holds_up_nobody():
-    async with page_world(api_keys=KEYS) as w, asyncio.timeout(10):
+    async with page_world(api_keys=KEYS) as w, asyncio.timeout(PATIENT_S):
         asked = Asked(w)
         path = "/turns?text=the"
         waiting = [asyncio.create_task(w.get(path, ACME)) for _ in range(admitting.MOST_ASKED)]
@@ -173,7 +174,7 @@ async def test_a_tenant_that_asks_for_many_pages_at_once_is_told_to_come_again_a
 
 
 async def test_open_pages_of_a_tenant_wait_for_each_other_and_leave_when_they_are_gone():
-    async with page_world(api_keys=KEYS) as w, asyncio.timeout(10):
+    async with page_world(api_keys=KEYS) as w, asyncio.timeout(PATIENT_S):
         asked = Asked(w)
         browsers = [Browser(w.app, ACME) for _ in range(8)]
         assert await answered(*browsers) == [200] * 8

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import StorageFull
 from ostinato.core.weights import Learned, WeightArray
@@ -88,7 +89,7 @@ async def test_a_publication_that_failed_is_told_before_the_next_one_begins():
 
     store.put = put
     await stored.begin(learned(1))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENT_S):
         while stored.trouble is None:
             await asyncio.sleep(0.001)
     assert stored.trouble == "the last version is not stored: StorageFull: no room"
@@ -146,7 +147,7 @@ async def test_what_went_wrong_is_raised_by_the_next_call_and_stops_nothing():
     store.gate.set()
     store.full = True
     await stored.begin(learned(1))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENT_S):
         while stored.trouble is None:
             await asyncio.sleep(0.001)
     store.full = False

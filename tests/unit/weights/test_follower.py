@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pytest
 from safetensors import deserialize, safe_open
+from tests.deadlines import PATIENT_S
 from tests.fakes.faults import FaultyDisk, FaultyStore, dropped, flipped, truncated
 
 from ostinato.core.errors import Corrupt, NotFound, Unavailable
@@ -229,7 +230,7 @@ class Watch:
         self.seen.append((ref, snapshot.policy.number))
 
     async def until(self, condition):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             while not condition():
                 assert not self._task.done()
                 await asyncio.sleep(0.001)
@@ -376,7 +377,7 @@ async def test_watch_does_not_hide_a_bug_in_the_callback():
         raise KeyError("bug")
 
     with pytest.raises(KeyError):
-        await asyncio.wait_for(Follower(store).watch(["live"], broken, 0.001), 5)
+        await asyncio.wait_for(Follower(store).watch(["live"], broken, 0.001), PATIENT_S)
 
 
 async def test_a_version_can_be_taken_out_as_a_plain_model_directory(tmp_path):

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.faults import FaultyDisk, flipped
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, StorageFull, Unavailable
@@ -166,7 +167,7 @@ async def test_an_upstream_that_hangs_is_given_up_on(upstream, tmp_path):
     store = relay(upstream, tmp_path, fresh_s=0.0, timeout_s=0.02)
     assert await store.read_ref("live") == ONE
     upstream.gate.clear()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENT_S):
         assert await store.read_ref("live") == ONE
 
 

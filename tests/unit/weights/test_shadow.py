@@ -7,6 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.faults import FaultyStore, flipped
 
 from ostinato.core.errors import Corrupt
@@ -125,7 +126,7 @@ async def test_both_threads_decode_a_small_delta(monkeypatch):
     publisher, seen = VersionPublisher(store), set()
     first = await publisher.publish(0, old, run="r", base=None)
     second = await publisher.publish(1, new, run="r", base=first.policy)
-    follower, plain, together = Follower(store), shadow._decode, threading.Barrier(2, timeout=5)
+    follower, plain, together = Follower(store), shadow._decode, threading.Barrier(2, timeout=PATIENT_S)
     await follower.fetch(first.policy)
 
     def decode(pairs, *, old):

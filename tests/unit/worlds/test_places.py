@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Unavailable
 from ostinato.worlds.sandbox.places import Places
@@ -40,7 +41,7 @@ def launching(box):
 
 
 async def starts_at_once(places):
-    async with asyncio.timeout(1.0):
+    async with asyncio.timeout(PATIENT_S):
         return await places.start(launching(FakeBox()), ())
 
 

@@ -151,12 +151,14 @@ def _numerics(config: Config) -> str:
     from ostinato.app import numerics
     from ostinato.launch.views.contracts import apart, parts
     from ostinato.model.config import backend
+    from ostinato.model.kernels.cache import announced
 
     numerics.check_products(config)
     if _elsewhere(config):
         return f"{config.model.numerics} mode; measured at startup, once the model has been downloaded"
-    mode = numerics.numerics_mode(config)
-    engine, trainer = numerics.engine_contract(config), numerics.trainer_contract(config)
+    with announced(Console(stderr=True).print):
+        mode = numerics.numerics_mode(config)
+        engine, trainer = numerics.engine_contract(config), numerics.trainer_contract(config)
     alike = "engine and trainer alike"
     if engine != trainer:
         alike = f"the trainer's is {trainer.id}: {apart(engine, trainer)}, so its turns count as foreign"

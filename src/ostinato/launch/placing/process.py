@@ -7,14 +7,30 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from ostinato.launch.placing.sign import PARENT, PULSE_FD, Sign, read_sign
 
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Environment variables of a worker: workers share the cores, and no worker takes them all."""
+
+
+class Child(Protocol):
+    """A process as asyncio starts it. `returncode` is None while it runs, and minus the signal's number if one ended it."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    async def wait(self) -> int: ...
+    def send_signal(self, signal: int, /) -> None: ...
+
+
+spawn: Callable[..., Awaitable[Child]] = asyncio.create_subprocess_exec
+"""Starts a worker's process, with asyncio's arguments. The tests fork it from a process that has imported its libraries already."""
 _TAIL = 4096  # bytes at the end of the output that are searched for a last line
 _PIPE = 1 << 16
 
@@ -36,7 +52,7 @@ class WorkerProcess:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     fds: tuple[int, ...] = ()
     directory: Path | None = None
-    process: asyncio.subprocess.Process | None = None
+    process: Child | None = None
     sign: Sign | None = None
     heard: float = 0.0
     was_ready: bool = False
@@ -53,7 +69,7 @@ class WorkerProcess:
         try:
             with self.log.open("ab") as output:
                 self._output_from = output.tell()
-                self.process = await asyncio.create_subprocess_exec(
+                self.process = await spawn(
                     *self.argv,
                     cwd=self.directory,
                     stdin=asyncio.subprocess.DEVNULL,

@@ -30,6 +30,7 @@ from ostinato.launch.workers.listening import listen
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.settling import settle
 from ostinato.launch.workers.stopping import unless
+from ostinato.model.kernels.cache import announced
 from ostinato.record.lock import hold
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.serve.auth import check_bind, client_keys
@@ -59,11 +60,13 @@ async def serve(config: Config, life: Life) -> None:
         stack.enter_context(hold(home(config).root, "serve"))
         listener = handed_down() or bind(config.listen.host, config.listen.port)
         run = stack.enter_context(open_run(config))
-        path = await unless(life.stopping, _prepared(run, life.starting(config)))
-        life.starting(config)("loading the model")
+        starting = life.starting(config)
+        path = await unless(life.stopping, _prepared(run, starting))
+        starting("loading the model")
         page = stack.enter_context(open_page(run)) if config.serve.page else None
         progress = Progress(run.home.progress("serve"), kept_bytes(run.config))
-        serving = await unless(life.stopping, open_serving(run, path, page and page.routes, progress.lent))
+        with announced(starting):
+            serving = await unless(life.stopping, open_serving(run, path, page and page.routes, progress.lent))
         await _run(run, serving, listener, life, page, progress)
 
 

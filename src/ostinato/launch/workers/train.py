@@ -27,6 +27,7 @@ from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.pulse import Pulse
 from ostinato.launch.workers.stopping import unless
 from ostinato.loop import step
+from ostinato.model.kernels.cache import announced
 from ostinato.reward.asking.opening import asker_of
 from ostinato.reward.asking.question import Asker
 from ostinato.train.sharding.memory import return_freed_memory
@@ -208,7 +209,8 @@ async def _learn(run: Run, life: Life, asker: Asker) -> None:
     say("loading the model")
     live = await run.follower.resolve("live")
     assert live is not None
-    contract = await asyncio.to_thread(trainer_contract, config)
+    with announced(say):
+        contract = await asyncio.to_thread(trainer_contract, config)
     logger.info("numerics contract %s (%s)", contract.id, contract.mode)
     progress = Progress(run.home.progress("train"), kept_bytes(config))
 

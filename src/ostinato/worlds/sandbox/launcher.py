@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from ostinato.core.cache_directory import cache_directory, cache_places
 from ostinato.core.errors import SandboxRefused
 from ostinato.worlds.sandbox.filter.bpf import ARCHITECTURES, compile_filter
 from ostinato.worlds.sandbox.filter.calls import NAMES
@@ -37,21 +38,11 @@ _COMPILER = (
 
 def _cache() -> Path:
     """A directory that only this user can have written to."""
-    uid = os.getuid()
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    places = [Path(base) / "ostinato", Path(tempfile.gettempdir()) / f"ostinato-{uid}"]
-    for place in places:
-        if not place.is_absolute():
-            continue
-        with contextlib.suppress(OSError):
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            seen = place.lstat()
-            if stat.S_ISDIR(seen.st_mode) and seen.st_uid == uid and os.access(place, os.W_OK):
-                place.chmod(0o700)
-                return place
+    if (place := cache_directory()) is not None:
+        return place
     raise SandboxRefused(
-        f"no directory for the sandbox's compiled launcher: {' and '.join(map(str, places))} cannot be made or belong to somebody else; "
-        "set XDG_CACHE_HOME to a directory of yours"
+        f"no directory for the sandbox's compiled launcher: {' and '.join(map(str, cache_places()))} cannot be made or belong to somebody "
+        "else; set XDG_CACHE_HOME to a directory of yours"
     )
 
 

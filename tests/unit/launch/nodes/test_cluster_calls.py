@@ -5,6 +5,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import BadConfig, StorageFull, Unavailable
 from ostinato.launch.placing.nodes import cluster
@@ -181,7 +182,7 @@ async def test_all_who_wait_share_one_look_and_a_slow_head_holds_nobody_up(monke
         assert ray.looks == 1
     finally:
         ray.slow.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENT_S):
         while "free are 1 of 4 CPU" not in await places[0].wanting():
             await asyncio.sleep(0.05)
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from rich.console import Console
+from tests.deadlines import PATIENT_S
 from tests.fakes.observed_run import NOW, Observed
 
 from ostinato.app.storage import open_log, open_run
@@ -110,7 +111,7 @@ async def test_who_looks_keeps_no_thread_from_whatever_else_the_process_does(see
     monkeypatch.setattr(Questions, "turns", slow)
     looking = [asyncio.create_task(seen.facts.turns(TurnQuery())) for _ in range(6)]
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_S):
             while not threads:
                 await asyncio.sleep(0)
             assert await asyncio.to_thread(lambda: "at once") == "at once"
@@ -153,9 +154,17 @@ async def test_ship_and_rollback_are_the_command_lines_and_expect_what_was_seen(
     assert [(event.action, carried["actor"]) for event, carried in told] == [("rolled_back", "bob"), ("shipped", "ann")]
 
 
-async def test_a_rollback_from_the_page_takes_back_what_was_seen_and_nothing_that_went_live_since(seen):
+async def test_a_rollback_from_the_page_takes_back_what_was_seen_and_nothing_that_went_live_since(seen, monkeypatch):
     zero, one = await seen.publish(0, "live"), await seen.publish(1)
     acts = RunActs(seen.run)
+    look, looked = acts._releases, asyncio.Event()
+
+    async def releases(expected):
+        found = await look(expected)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(acts, "_releases", releases)
 
     def shipped(policy, previous):
         return ReleaseEvent(
@@ -167,7 +176,8 @@ async def test_a_rollback_from_the_page_takes_back_what_was_seen_and_nothing_tha
     await store.move_ref("live", await store.read_ref("live"), await store.read_ref(version_ref(one.hash)))
 
     async def write():
-        await asyncio.sleep(0.1)
+        await looked.wait()
+        await asyncio.sleep(0.1)  # while the rollback waits for the event of what is live
         await seen.run.log.append(shipped(one, zero))
 
     writing = asyncio.create_task(write())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.train import checkpoint
@@ -24,7 +25,7 @@ class Meeting:
     """Threads that speak in turn as ranks do."""
 
     def __init__(self, count: int) -> None:
-        self.count, self._barrier = count, threading.Barrier(count, timeout=30)
+        self.count, self._barrier = count, threading.Barrier(count, timeout=PATIENT_S)
         self._said: list[bytes] = [b""] * count
 
     def run(self, act: Callable[["Seat"], object]) -> list:

@@ -5,6 +5,7 @@ import contextlib
 from dataclasses import replace
 
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.fakes.gateways import world_gateway
 from tests.fakes.stalling_engine import Stalls
 
@@ -94,7 +95,7 @@ class Dead:
 async def test_a_gateway_that_hangs_is_given_up_soon_after(monkeypatch):
     monkeypatch.setattr(harness_gateway, "GRACE_S", 0.05)
     dead = Dead()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENT_S):
         with pytest.raises(OutOfTime, match="said nothing"):
             await EpisodeModel(dead, "e", None, "h").ask(ASK, max_tokens=5, left_s=0.05)
     assert dead.calls == 1

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from types import SimpleNamespace
 
 import pytest
+from tests.deadlines import PATIENT_S
 from tests.unit.worlds.rollout.test_working import CONFIG, Coin, World, tasks, until_done
 
 from ostinato.core.errors import Unavailable
@@ -128,7 +129,7 @@ async def test_what_stays_away_ends_the_worker_with_the_reason(tmp_path, what):
         world.harness = away
         world.gateway.model = lambda episode, **_: SimpleNamespace(policies=set())  # nothing was begun
     with pytest.raises(BaseExceptionGroup if what != "gateway" else Unavailable) as caught:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENT_S):
             await world.worker().run()
     error = caught.value
     while isinstance(error, BaseExceptionGroup):

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
+from tests.deadlines import PATIENT_S
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Corrupt, NoSignal, StorageFull, Unavailable
@@ -256,7 +257,7 @@ async def test_a_group_that_was_told_as_the_worker_was_killed_is_found_in_the_ba
     left = [each for each in events if each["kind"] != "spent" and (each["kind"] != "told" or each["n"] == 0)]
     world.path.write_text("".join(json.dumps(each) + "\n" for each in (first, *left)))
     worker = world.worker()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENT_S):
         await worker.run()
     assert not worker.groups.open
     world.close()
@@ -273,7 +274,7 @@ async def test_killed_between_two_groups_that_one_look_found_it_finds_the_second
     world.config = CONFIG.model_copy(update={"groups": 1})  # it ends when none is left
     worker = world.worker()
     assert len(worker.groups.open) == 1
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENT_S):
         await worker.run()
     world.close()
 
@@ -291,7 +292,7 @@ async def test_it_is_never_further_ahead_than_told(tmp_path):
     assert worker.groups.drawn > len(teach), "nobody waits for what no batch takes"
     await world.desk.poll()
     assert await world.desk.batch(1, 1, V0) is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENT_S):
         while worker.groups.drawn < (CONFIG.lead + 1) * CONFIG.groups:
             await asyncio.sleep(0.001)
     working.cancel()

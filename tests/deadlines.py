@@ -1,0 +1,6 @@
+"""The deadline of a wait in a test."""
+
+PATIENT_S = 45.0
+"""Seconds that a test waits for what must happen soon, on a busy machine, too. Less than a minute, for which a fake hangs that must not be
+waited for.
+"""
