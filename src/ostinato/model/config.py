@@ -38,7 +38,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
     device: str = Field(
         default="cpu",
         description="Device of engine and trainer: 'cpu', 'cuda', 'cuda:1'. 'auto': a CUDA GPU if torch sees one and "
-        "numerics is 'fast', else the CPU. Tried on one H100 (docs/numerics.md).",
+        "numerics is 'fast', else the CPU. Tried on one H100.",
     )
     kernels: Literal["auto", "own", "torch"] = Field(
         default="auto",
@@ -138,6 +138,8 @@ def quick_dtype() -> torch.dtype:
     """
     import torch
 
-    flags = torch.cpu.get_capabilities()
+    from ostinato.model.cpu import capabilities
+
+    flags = capabilities()
     native = any(flags.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     return torch.bfloat16 if native else torch.float32
