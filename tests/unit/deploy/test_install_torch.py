@@ -1,5 +1,6 @@
 """Which build of torch an installation takes, and what it says before it downloads it."""
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -66,8 +67,9 @@ def index(tmp_path):
 
 
 def test_a_builds_own_version_wins_over_the_plain_one(index, monkeypatch):
-    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
-        monkeypatch.setenv(name, "")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     found = install.found("torch==9.1.0", index, ["--ignore-installed", "--index-url", index])
     assert found["metadata"]["version"] == "9.1.0+cpu"
     told = install.sentence(found, index, install.size(found["download_info"]["url"]))
