@@ -10,13 +10,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.devices import SETTINGS
 
 from ostinato.app.storage import home
 from ostinato.config import load
 from ostinato.launch.commands.demo import ready
 from ostinato.launch.commands.up import Launched, launch
 from ostinato.record.lock import hold
-from ostinato.testing.devices import SETTINGS
 from ostinato.testing.tiny import tiny_model
 
 LIKED = "^[a-z]"
