@@ -249,13 +249,14 @@ def said(root: Path, stage: Stage) -> str:
     """What the gateway answers to one chat completion that is asked for in the image."""
     ask = f"""
 import json, urllib.request
-body = json.dumps({{"model": "live", "messages": [{{"role": "user", "content": "hi"}}], "max_tokens": 8}}).encode()
-request = urllib.request.Request("http://127.0.0.1:{PORT}/v1/chat/completions", body, {{"content-type": "application/json"}})
+address = "http://127.0.0.1:{PORT}/v1"
+model = json.load(urllib.request.urlopen(f"{{address}}/models", timeout=60))["data"][0]["id"]
+body = json.dumps({{"model": model, "messages": [{{"role": "user", "content": "hi"}}], "max_tokens": 8}}).encode()
+request = urllib.request.Request(f"{{address}}/chat/completions", body, {{"content-type": "application/json"}})
 print(json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["finish_reason"])
 """
-    return subprocess.run(
-        inside(root, stage, ["python", "-c", ask]), capture_output=True, text=True, check=True
-    ).stdout.strip()
+    done = subprocess.run(inside(root, stage, ["python", "-c", ask]), stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.strip()
 
 
 def missing() -> str:
