@@ -75,6 +75,12 @@ def asks_for_cuda(metadata: Mapping[str, Any]) -> bool:
     return any(name.startswith(("nvidia-", "cuda-")) for name in here)
 
 
+def passed_over(index: str | None, one: Mapping[str, Any]) -> bool:
+    """Whether a wheel on disk is taken, or one without a build's name although torch's index was asked: asking it again would only wait."""
+    on_disk = str(one["download_info"]["url"]).startswith("file:")
+    return on_disk or (index is not None and index.startswith(PAGES) and "+" not in str(one["metadata"]["version"]))
+
+
 def size(url: str) -> int | None:
     """Bytes of a file, None if its server does not say."""
     try:
@@ -123,10 +129,8 @@ def main() -> None:
     else:
         if one is None:
             return
-        url = str(one["download_info"]["url"])
-        sys.stdout.write(f"{sentence(one, index, size(url))}\n")
-        if index is not None and not url.startswith(index.split("/whl/")[0]):
-            index = None  # pip would wait for it again
+        sys.stdout.write(f"{sentence(one, index, size(str(one['download_info']['url'])))}\n")
+        index = None if passed_over(index, one) else index
     sys.stdout.flush()
     command = [sys.executable, "-m", "pip", "install", "--quiet", *places(index), *words, given.requirement]
     sys.exit(subprocess.run(command, check=False).returncode)

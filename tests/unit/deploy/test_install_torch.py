@@ -49,6 +49,14 @@ def test_gigabytes_are_announced_with_the_way_round_them(monkeypatch):
     assert "GB" not in install.sentence(elsewhere, None, 1)
 
 
+def test_an_index_is_asked_again_unless_it_was_passed_over():
+    file, elsewhere = "file:///wheels/torch.whl", "https://download-r2.pytorch.org/whl/torch.whl"
+    assert install.passed_over(CPU, one("2.13.0+cpu", file))
+    assert install.passed_over(CPU, one("2.13.0", "https://files.pythonhosted.org/torch.whl"))
+    assert not install.passed_over(CPU, one("2.13.0+cpu", elsewhere))
+    assert not install.passed_over("https://mirror.example/torch", one("2.13.0", "https://mirror.example/torch.whl"))
+
+
 @pytest.fixture
 def index(tmp_path):
     """An index on disk with a torch of two builds, as torch's own and PyPI together have them."""
