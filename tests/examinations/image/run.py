@@ -205,7 +205,11 @@ def examine(place: Path, base: Path | None) -> dict[str, object]:
     build = Build(place, made_base(base or place / "base", found[0].base))
     roots = [build.stage(number, stage) for number, stage in enumerate(found)]
     root, stage = roots[-1], found[-1]
-    size = subprocess.run(["du", "-sxm", str(root)], capture_output=True, text=True, check=True).stdout.split()[0]
+    mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    foreign = [f"--exclude={path}" for path in mounted if path.startswith(f"{root}/")]
+    size = subprocess.run(
+        ["du", "-sm", *foreign, str(root)], capture_output=True, text=True, check=True
+    ).stdout.split()[0]
     (root / "etc" / "ostinato" / "ostinato.toml").write_text(CONFIG)
     subprocess.run(inside(root, stage, ["python", "-c", TINY]), check=True)
     version = subprocess.run(
