@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.devices import SETTINGS
 from tests.fakes.fork_server import ForkServer
 
 from ostinato.app.storage import home
@@ -18,7 +19,6 @@ from ostinato.launch.commands.demo import ready
 from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.placing import process
 from ostinato.record.lock import hold
-from ostinato.testing.devices import SETTINGS
 from ostinato.testing.tiny import tiny_model
 
 FORK_SERVER = ForkServer()

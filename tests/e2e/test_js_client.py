@@ -1,12 +1,14 @@
 """The JavaScript client against a running gateway: feedback that counts once, is retried, and is refused by name.
 
-Needs Node 18 or newer, on the PATH or where `make agents` puts it.
+Needs Node 18 or newer, on the PATH or where `make agents` puts it; the tarball's test needs npm, too.
 """
 
 import asyncio
 import json
 import os
+import re
 import shutil
+import subprocess
 from itertools import count
 from pathlib import Path
 
@@ -23,15 +25,17 @@ from ostinato.testing.serving import serving
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "client" / "js" / "index.js"
+MODULE = CLIENT.as_uri()
 AGENTS = Path(os.environ.get("OSTINATO_AGENTS", ROOT / ".agents"))
-NODE = shutil.which("node", path=f"{AGENTS / 'node_modules' / '.bin'}:{os.environ['PATH']}")
+PATHS = f"{AGENTS / 'node_modules' / '.bin'}:{os.environ['PATH']}"
+NODE, NPM = shutil.which("node", path=PATHS), shutil.which("npm", path=PATHS)
 KEY, SECRET = "sk-0123456789abcdef", "us-0123456789abcdef"
 
 pytestmark = pytest.mark.skipif(NODE is None, reason="needs Node: install it, or make agents")
 
 
-async def run(script, *, failures=0, setup=""):
-    """What a script prints, as JSON, and the signals that are in the log afterwards. `signals` is a client."""
+async def run(script, *, failures=0, setup="", module=MODULE, cwd=None):
+    """What a script prints, as JSON, and the signals that are in the log afterwards. `signals` is a client of `module`, seen from `cwd`."""
     log, seconds = MemoryLog(), count(1000)
     config = ServeConfig(api_keys=(KEY,), user_keys=(SECRET,))
     app = create_app(
@@ -46,14 +50,15 @@ async def run(script, *, failures=0, setup=""):
         given = f"const url = {json.dumps(url)}, key = {json.dumps(KEY)}, secret = {json.dumps(SECRET)};"
         words = [
             setup,
-            f"const m = await import({json.dumps(CLIENT.as_uri())});",
+            f"const m = await import({json.dumps(module)});",
             given,
             "const signals = new m.Ostinato(url, { apiKey: key });",
             script,
         ]
+        pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            NODE, "--input-type=module", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )  # fmt: skip
+            NODE, "--input-type=module", stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd
+        )
         async with asyncio.timeout(60):
             out, err = await process.communicate("\n".join(words).encode())
     assert process.returncode == 0, err.decode()
@@ -170,3 +175,32 @@ async def test_a_signed_user_is_who_the_product_says():
 async def test_an_address_that_is_none_is_refused_at_once(url):
     told, _ = await run(f"{SHOW} try {{ new m.Ostinato({json.dumps(url)}); }} catch (error) {{ show(error.message); }}")
     assert told.startswith("baseUrl is ")
+
+
+@pytest.mark.skipif(NPM is None, reason="needs npm: install it, or make agents")
+async def test_the_tarball_installs_into_an_empty_project_and_reaches_a_gateway(tmp_path):
+    def npm(*words, cwd):
+        quiet = ("--no-audit", "--no-fund", "--offline", f"--cache={tmp_path / 'cache'}")
+        given = os.environ | {"PATH": PATHS}
+        done = subprocess.run(
+            [NPM, *words, *quiet], cwd=cwd, capture_output=True, text=True, timeout=120, check=False, env=given
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    (packed,) = json.loads(npm("pack", "--json", f"--pack-destination={tmp_path}", cwd=CLIENT.parent))
+    files = {each["path"] for each in packed["files"]}
+    assert files == {"LICENSE", "README.md", "index.d.ts", "index.js", "package.json", "sending.js"}
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "package.json").write_text('{"private": true, "type": "module"}')
+    npm("install", str(tmp_path / packed["filename"]), cwd=project)
+    told, signals = await run(
+        SHOW + 'show([Object.keys(m).sort(), await signals.feedback("chatcmpl-3f", "accepted", true)]);',
+        module="ostinato-client",
+        cwd=project,
+    )
+    assert told[1]["status"] == "early"
+    assert [(signal.turn, signal.name) for signal in signals] == [("chatcmpl-3f:0", "accepted")]
+    types = (project / "node_modules" / "ostinato-client" / "index.d.ts").read_text()
+    assert told[0] == sorted(re.findall(r"^export (?:class|function) (\w+)", types, re.MULTILINE))

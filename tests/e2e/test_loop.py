@@ -3,6 +3,8 @@
 import asyncio
 from functools import partial
 
+from tests.devices import TORCH
+
 from ostinato.app.storage import home, model_path, open_run
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm
@@ -10,7 +12,6 @@ from ostinato.evaluate.acceptance import by_arm
 from ostinato.launch.commands.weights.replay import replay
 from ostinato.launch.views.observe import RunObserver
 from ostinato.reward.accounting import recount
-from ostinato.testing.devices import TORCH
 from ostinato.weights.keep.fsck import verify
 
 TIDY = ("housekeeping.every_s=2", "collect.keep=3", "collect.releases=100", "collect.grace_hours=0.002")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from tests.devices import TORCH
 
 from ostinato.core.errors import Cancelled
 from ostinato.core.generation import Generate
@@ -21,7 +22,6 @@ from ostinato.model.attention import hidden
 from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.devices.decoding import Decoding, Recorded, Step, StepAttend, numbers_of
 from ostinato.model.numerics import contract
-from ostinato.testing.devices import TORCH
 from ostinato.testing.records import a_sample, a_turn
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_engine import tiny_engine

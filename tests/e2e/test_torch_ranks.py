@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.devices import TORCH
 from tests.e2e.sharded_runs import batches, difference, equal, gradients, masters
 
 from ostinato.core.errors import BadWeights, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import Sample
 from ostinato.model.load import load_model, weights_of
-from ostinato.testing.devices import TORCH
 from ostinato.testing.tiny import tiny_model
 from ostinato.train.config import TrainConfig
 from ostinato.train.references import References

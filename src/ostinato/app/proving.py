@@ -177,7 +177,7 @@ async def note_resolution(run: Run, suite: Suite) -> None:
 def _open(named: str, config: Config) -> Suite:
     if not named:
         raise BadConfig(
-            "there is no suite to measure with: name a task file in evaluate.suite (the guide says how to write one)"
+            "there is no suite to measure with: name a task file in evaluate.suite, or 'demo', the functions of `ostinato demo`"
         )
     shipped = {"demo": _demo_suite, "demo-tab": _tab_suite}
     suite = shipped[named]() if named in shipped else load(Path(named))

@@ -276,7 +276,7 @@ def drive_vllm(
     """Let a vLLM server follow a ref: it fetches and verifies weights while it serves, then swaps them without ending open streams.
 
     The server needs VLLM_SERVER_DEV_MODE=1, --weight-transfer-config '{"backend": "ostinato"}' and
-    --worker-extension-cls ostinato.weights.follow.vllm.worker.StagingWorker; see the guide.
+    --worker-extension-cls ostinato.weights.follow.vllm.worker.StagingWorker, and Ostinato installed beside vLLM.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
     device: str = Field(
         default="cpu",
         description="Device of engine and trainer: 'cpu', 'cuda', 'cuda:1'. 'auto': a CUDA GPU if torch sees one and "
-        "numerics is not 'exact', else the CPU. Tried on one H100 (docs/numerics.md).",
+        "numerics is not 'exact', else the CPU. Tried on one H100.",
     )
     kernels: Literal["auto", "own", "torch"] = Field(
         default="auto",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.errors import BadConfig
+from ostinato.model.cpu import capabilities
 
 WEIGHT_LEVELS = 127
 _LEVELS = (127, 63)  # of activations, to either side of zero: eight bits, and seven
@@ -126,7 +127,7 @@ def find(widths: Iterable[int]) -> Integers:
 
 def has_instructions() -> bool:
     """Whether this CPU multiplies bytes into sums of 32 bits itself (VNNI, AMX, Arm's i8mm)."""
-    flags = torch.cpu.get_capabilities()
+    flags = capabilities()
     return any(flags.get(name) for name in ("avx512_vnni", "avx_vnni", "avx2_vnni", "amx_int8", "i8mm"))
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from ostinato.core.errors import BadConfig
+from ostinato.model.cpu import capabilities
 from ostinato.model.kernels.decoder import project
 from ostinato.model.kernels.layout import lay_out
 from ostinato.model.kernels.pairs import HAS_PAIRS
@@ -197,7 +198,7 @@ def gradient_product(a: Tensor, b: Tensor) -> Tensor:
 @lru_cache
 def has_bf16_products() -> bool:
     """Whether torch's bf16 products run on instructions of the CPU's own."""
-    found = torch.cpu.get_capabilities()
+    found = capabilities()
     return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 

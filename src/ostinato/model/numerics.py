@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.numerics import Contract
+from ostinato.model.cpu import capabilities
 from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.devices.cache import CacheAttend, CachedLayer
 from ostinato.model.devices.decoding import Step, StepAttend, numbers_of
@@ -187,7 +188,7 @@ def isa() -> str:
 
     Example: "AVX512, AMD EPYC, l1 32768, l2 1048576: avx avx2 avx512_bf16 ...".
     """
-    found = torch.cpu.get_capabilities()
+    found = capabilities()
     flags = sorted(name for name, has in found.items() if has is True and _FLAGS.match(name))
     about = [
         torch.backends.cpu.get_cpu_capability(),

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.devices import TORCH
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.norms import RMSNorm
-from ostinato.testing.devices import TORCH
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny_moe import tiny_moe
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of

@@ -40,7 +40,9 @@ async def show_auto(config: Config, shares: tuple[str, ...], console: Console) -
     existing(config)
     arms = [arm.name for arm in config.serve.auto.arms]
     if not arms:
-        raise BadConfig("serve.auto.arms is empty: there is no Auto; name its arms, as docs/guide/serving.md shows")
+        raise BadConfig(
+            'serve.auto.arms is empty: there is no Auto; name its arms, e.g. [{ name = "live", slot = "live" }]'
+        )
     wanted = parse_shares(shares)
     with open_log(config) as log:
         folded = FoldedRouter(log, open_folds(config), wall_clock, arms, config.release.auto)

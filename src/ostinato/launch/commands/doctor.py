@@ -40,7 +40,9 @@ def _python(_: Config) -> str:
 def _torch(_: Config) -> str:
     import torch
 
-    flags = torch.cpu.get_capabilities()
+    from ostinato.model.cpu import capabilities
+
+    flags = capabilities()
     found = [name for name in ("amx_bf16", "avx512_bf16", "avx512_f", "avx2") if flags.get(name)]
     count = cores()
     return f"{torch.__version__}, {count} core{'s' * (count > 1)}, {' '.join(found)}"
@@ -55,7 +57,7 @@ def _device(config: Config) -> str:
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     seen = f"torch sees {', '.join(gpus)}" if gpus else "torch sees no CUDA GPU"
     kernels = "our own kernels" if found.kernels == "own" else "torch's kernels"
-    never = "" if found.device == "cpu" else "; only partly tried on GPUs, see docs/numerics.md"
+    never = "" if found.device == "cpu" else "; only partly tried on GPUs"
     return f"engine and trainer compute on {found.device} with {kernels}; {seen}{never}"
 
 
@@ -286,7 +288,9 @@ def examine(config: Config, console: Console, *, again: bool = False) -> bool:
         try:
             found = check(config)
         except ImportError as error:
-            fine = _failed(name, f"{error}; install Ostinato with its dependencies (make install)", console)
+            fine = _failed(
+                name, f"{error}; install Ostinato with its dependencies: pip install --upgrade ostinato", console
+            )
         except (OstinatoError, OSError) as error:
             fine = _failed(name, str(error), console)
         else:

@@ -58,11 +58,16 @@ def round_to_fp8(model: PreTrainedModel) -> int:
     """Replace the linear layers of a dense model's decoder by 8-bit ones, in place. Returns how many; layers of odd sizes stay as they are.
 
     Raises BadConfig for a mixture of experts, whose experts are not linear layers, for a model without a layer of fitting size, and for a
-    GPU without such products.
+    GPU or a torch without such products.
     """
     if routing.of(model) is not None:
         raise BadConfig(
             "engine.products = 'fp8' is for dense models, and this one is a mixture of experts: set engine.products = 'plain'"
+        )
+    if not hasattr(F, "scaled_mm"):
+        raise BadConfig(
+            f"engine.products = 'fp8' needs torch.nn.functional.scaled_mm, which torch {torch.__version__} lacks: "
+            "pip install --upgrade torch, or set engine.products = 'plain'"
         )
     if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < _FIRST:
         raise BadConfig(

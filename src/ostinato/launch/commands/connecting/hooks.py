@@ -38,7 +38,7 @@ def package() -> Path:
     try:
         import ostinato_client.watch as watch
     except ImportError as error:
-        raise BadConfig("this needs the client's package beside this one; pip install ostinato-client") from error
+        raise BadConfig("this needs the client's package beside this one: pip install 'ostinato[watch]'") from error
     return Path(watch.__file__ or "").resolve().parent
 
 

@@ -1,0 +1,31 @@
+"""What is optional and not installed is named with the extra that brings it, in one line."""
+
+import sys
+
+import pytest
+
+from ostinato.core.errors import BadConfig
+from ostinato.corpus.duplicates import Copies
+from ostinato.launch.commands.connecting.hooks import package
+from ostinato.launch.commands.worlds import build
+from ostinato.launch.placing.nodes import cluster
+from ostinato.worlds.sandbox.e2b.account import Account
+
+
+@pytest.mark.parametrize(
+    ("module", "use", "extra"),
+    [
+        ("libcst", build._check_installed, "worlds"),
+        ("datasketch", lambda: Copies(0.8), "corpus"),
+        ("e2b", lambda: Account("base", {"E2B_API_KEY": "k"}), "e2b"),
+        ("ray", cluster._ray, "ray"),
+        ("ostinato_client.watch", package, "watch"),
+    ],
+)
+def test_what_is_not_installed_is_named_with_its_extra(monkeypatch, module, use, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(BadConfig) as refused:
+        use()
+    text = str(refused.value)
+    assert f"pip install 'ostinato[{extra}]'" in text
+    assert "\n" not in text
