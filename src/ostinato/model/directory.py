@@ -41,6 +41,11 @@ def check_directory(path: Path) -> None:
         raise BadWeights(f"{path} holds no tokenizer (tokenizer.json)")
 
 
+def architecture_of(path: Path) -> str:
+    """The `model_type` of the model in `path`, by its config.json; "" if it names none. Raises BadWeights."""
+    return str(_read_json(path / "config.json").get("model_type", ""))
+
+
 def expert_count(path: Path) -> int:
     """The experts in each layer of the model in `path`, by its config.json; 0 for a dense one. Raises BadWeights."""
     config = _read_json(path / "config.json")
