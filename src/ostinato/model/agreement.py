@@ -33,6 +33,7 @@ from ostinato.model.attention import (
     hidden,
     logits,
 )
+from ostinato.model.directory import SEE
 from ostinato.model.experts import set_rows
 from ostinato.model.miniature import WINDOW, cut, depth_of, miniatures
 
@@ -40,7 +41,6 @@ LENGTHS = (3 * WINDOW, 2 * WINDOW + 1)
 """Tokens of the two sequences."""
 TOLERANCE = 1e-4
 """The largest difference of a logit, as a share of the largest logit. Rounding in fp32 makes 2e-5 at most."""
-SEE = "the table of models in the documentation says which are supported"
 _CHECK = "1"  # raise it with every change of this check, or of what `attention` accepts
 _DRAWS = 3  # a router whose choice hangs by rounding may differ in one; another mechanism differs in all
 _PASSED: set[str] = set()

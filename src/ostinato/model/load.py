@@ -5,28 +5,21 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.utils import logging as library_logging
 
 from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.core.weights import Weights
 from ostinato.model import attention, experts, gguf_wheel, routing
-from ostinato.model.agreement import SEE, check_agreement
+from ostinato.model.agreement import check_agreement
 from ostinato.model.devices.backend import OWN, Backend, mark
-from ostinato.model.directory import architecture_of, check_directory
+from ostinato.model.directory import check_directory, read_config
 from ostinato.model.gated import replace_mlps
 from ostinato.model.linear import replace_linears
 from ostinato.model.miniature import cut, depth_of
@@ -83,13 +76,17 @@ def load_model(path: Path, dtype: torch.dtype, *, train: bool = False, backend: 
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, in a line
         )
     except SafetensorError as error:
         raise BadWeights(f"{path}: {error}") from error
     model, info = loaded
-    for problem in ("missing_keys", "mismatched_keys"):
-        if info.get(problem):
-            raise BadWeights(f"{path}: {problem.replace('_', ' ')}: {sorted(map(str, info[problem]))[:3]}")
+    if missing := sorted(map(str, info["missing_keys"])):
+        raise BadWeights(
+            f"{path}: the files lack {len(missing)} tensors that config.json asks for: missing keys {missing[:3]}"
+        )
+    for name, stored, wanted in info["mismatched_keys"]:
+        raise BadWeights(f"{path}: tensor {name!r} has shape {tuple(stored)}, and {tuple(wanted)} by config.json")
     check_finite(weights_of(model))
     return _ready(model, train=train, backend=backend)
 
@@ -118,19 +115,7 @@ def _silent(_: str) -> None: ...
 
 def _config(path: Path, backend: Backend) -> Any:
     """The directory's configuration, of an architecture that is computed as the library does."""
-    kind = architecture_of(path)
-    if kind not in CONFIG_MAPPING:
-        raise BadConfig(
-            f"{path}/config.json: model_type {kind!r} needs a newer transformers than {version('transformers')}, or is not supported: {SEE}"
-        )
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise BadConfig(f"{path}/config.json: transformers cannot read it ({error})") from error
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise BadConfig(
-            f"{path}/config.json: transformers has no causal language model of type {config.model_type!r}; {SEE}"
-        )
+    config = read_config(path)
     on_host = Backend(kernels=backend.kernels)
     with _NO_INIT:  # the library's model has its values drawn
         check_agreement(
