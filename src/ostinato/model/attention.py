@@ -115,12 +115,21 @@ def hidden(model: PreTrainedModel, ids_N: Tensor, positions_N: Tensor, attend: A
 
 
 def logits(model: PreTrainedModel, hidden_MD: Tensor, *, rows: int = 1) -> Tensor:
-    """The output head over M chosen positions: [M, vocab] in the model's dtype. `rows` as in `hidden`."""
+    """The output head over M chosen positions, scaled as the model scales it: [M, vocab] in the model's dtype. `rows` as in `hidden`."""
     head = cast("nn.Module", model.get_output_embeddings())
     count = len(hidden_MD)
     if missing := -count % rows:
-        return head(F.pad(hidden_MD, (0, 0, 0, missing)))[:count]
-    return head(hidden_MD)
+        return _scaled(model, head(F.pad(hidden_MD, (0, 0, 0, missing)))[:count])
+    return _scaled(model, head(hidden_MD))
+
+
+def _scaled(model: PreTrainedModel, logits_MV: Tensor) -> Tensor:
+    """Divided or multiplied by the number in the model's configuration, in the library's way: Granite states one, Cohere the other."""
+    config: Any = model.config.get_text_config()
+    divisor, factor = getattr(config, "logits_scaling", None), getattr(config, "logit_scale", None)
+    if divisor is not None and divisor != 1:
+        logits_MV = logits_MV / divisor
+    return logits_MV if factor is None or factor == 1 else logits_MV * factor
 
 
 def check_config(config: Any) -> None:
@@ -170,7 +179,7 @@ class _Probe:
 def check_forward(model: PreTrainedModel) -> None:
     """Run two tokens through the model: every layer must call our attention once, and `logits` must equal the library's own.
 
-    Catches recurrent layers, capped or scaled output heads and attention of another kind. Raises Inexpressible.
+    Catches recurrent layers, capped output heads and attention of another kind. Raises Inexpressible.
     """
     probe = _Probe()
     with torch.inference_mode():
@@ -190,5 +199,5 @@ def check_forward(model: PreTrainedModel) -> None:
         raise Inexpressible(f"its {layers} layers do not attend once each, in order, but as layers {probe.layers[:8]}")
     if not torch.equal(ours, theirs):
         raise Inexpressible(
-            "it changes its logits after the output head (soft-capping or scaling), or what it feeds to that head"
+            "it changes its logits after the output head otherwise than by a factor (as by a soft cap), or what it feeds to that head"
         )
