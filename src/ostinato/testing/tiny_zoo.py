@@ -78,7 +78,7 @@ SUPPORTED: dict[str, Callable[[], PreTrainedConfig]] = {
     "gemma3": _gemma3,
     "mistral": lambda: MistralConfig(**_WIDE, sliding_window=WINDOW),
     "ministral3": lambda: Ministral3Config(**_SHORT, rope_parameters=_ROPE | _STRETCHED),
-    "granite": lambda: GraniteConfig(**_DENSE, logits_scaling=3.0),
+    "granite": lambda: GraniteConfig(**_DENSE, logits_scaling=0.7),
     "gpt2": lambda: GPT2Config(
         vocab_size=256 + len(SPECIALS), n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.2
     ),
