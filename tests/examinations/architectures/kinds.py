@@ -92,6 +92,7 @@ _LATENT = {"head_dim": ..., "num_key_value_heads": 4}  # the rotary part of a ke
 SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"layer_types": ["full_attention", "sliding_attention"]},
     "dbrx": {
+        "n_heads": 4,
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 8, "moe_top_k": 2},
     },
