@@ -65,6 +65,7 @@ examine: install ## what runs too long for `make test`; writes tests/examination
 	$(BIN)/pytest -n 2 -m examination
 	$(BIN)/pytest -n 2 tests/agents
 	$(BIN)/python -m tests.examinations.weight_faults.run
+	$(BIN)/python -m tests.examinations.architectures.run
 	$(BIN)/python -m tests.examinations.exactness.run
 	$(BIN)/python -m tests.examinations.demands.run
 	$(BIN)/python -m tests.examinations.judge.run

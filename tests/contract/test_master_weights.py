@@ -109,7 +109,18 @@ def test_what_a_token_learns_at_many_places_is_added_up_in_full(path: Path, grou
     assert apart(gradient(whole), gradient(divided)) < 2e-3
 
 
-DENSE = ["llama", "llama-tied-bias", "qwen2", "qwen2-window", "qwen3", "gemma3", "mistral", "ministral3", "gpt2"]
+DENSE = [
+    "llama",
+    "llama-tied-bias",
+    "qwen2",
+    "qwen2-window",
+    "qwen3",
+    "gemma3",
+    "mistral",
+    "ministral3",
+    "gpt2",
+    "granite",
+]
 
 
 @pytest.mark.parametrize("architecture", DENSE)

@@ -204,6 +204,8 @@ def styled_model(path, style):
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in style.tokens])
     tokenizer.save(str(path / "tokenizer.json"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "vocab_size": tokenizer.get_vocab_size()}))
     ids = [tokenizer.token_to_id(token) for token in style.stops]
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
     if style.template:

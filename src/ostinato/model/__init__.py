@@ -1,1 +1,1 @@
-"""Load any Hugging Face causal LM; attention rules; messages <-> tokens."""
+"""Load a Hugging Face causal LM; attention rules; messages <-> tokens."""

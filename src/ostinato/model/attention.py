@@ -32,6 +32,17 @@ class Attend(Protocol):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor: ...
 
 
+class Inexpressible(BadConfig):
+    """Why an architecture cannot be computed with an `Attend` object; the message is the reason alone, as in "it caps its scores"."""
+
+
+class Unheard(BadConfig):
+    """A layer's attention was called without an `Attend` object."""
+
+
+OF_ITS_OWN = "its layers attend by code of their own, into which Ostinato's attention cannot be put"
+
+
 class CausalAttend:
     """Plain causal attention over whole sequences, concatenated; the reference that other implementations are tested against.
 
@@ -76,13 +87,11 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """The function that the library calls in each layer: [1, H, N, D] in, [1, N, H, D] out."""
     if attend is None:
-        raise BadConfig(
-            "this model was loaded with ostinato's attention: run it through ostinato.model.attention.hidden"
-        )
+        raise Unheard("this model was loaded with ostinato's attention: run it through ostinato.model.attention.hidden")
     if not getattr(module, "is_causal", True):
-        raise BadConfig("this model's tokens see those after them, which is not supported: it cannot generate")
+        raise Inexpressible("its tokens see those after them, so it cannot generate")
     if softcap is not None or s_aux is not None:
-        raise BadConfig("this model caps its attention scores or uses attention sinks, which is not supported")
+        raise Inexpressible("it caps its attention scores or uses attention sinks")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     return attend(cast("int", module.layer_idx), q, k, v, scale, sliding_window or 0).unsqueeze(0), None
@@ -106,26 +115,37 @@ def hidden(model: PreTrainedModel, ids_N: Tensor, positions_N: Tensor, attend: A
 
 
 def logits(model: PreTrainedModel, hidden_MD: Tensor, *, rows: int = 1) -> Tensor:
-    """The output head over M chosen positions: [M, vocab] in the model's dtype. `rows` as in `hidden`."""
+    """The output head over M chosen positions, scaled as the model scales it: [M, vocab] in the model's dtype. `rows` as in `hidden`."""
     head = cast("nn.Module", model.get_output_embeddings())
     count = len(hidden_MD)
     if missing := -count % rows:
-        return head(F.pad(hidden_MD, (0, 0, 0, missing)))[:count]
-    return head(hidden_MD)
+        return _scaled(model, head(F.pad(hidden_MD, (0, 0, 0, missing)))[:count])
+    return _scaled(model, head(hidden_MD))
+
+
+def _scaled(model: PreTrainedModel, logits_MV: Tensor) -> Tensor:
+    """Divided or multiplied by the number in the model's configuration, in the library's way: Granite states one, Cohere the other."""
+    config: Any = model.config.get_text_config()
+    divisor, factor = getattr(config, "logits_scaling", None), getattr(config, "logit_scale", None)
+    if divisor is not None and divisor != 1:
+        logits_MV = logits_MV / divisor
+    return logits_MV if factor is None or factor == 1 else logits_MV * factor
 
 
 def check_config(config: Any) -> None:
-    """Raise BadConfig unless every layer is causal softmax attention, with positions that do not depend on the other sequences.
+    """Raise Inexpressible unless every layer is causal softmax attention, with positions that do not depend on the other sequences.
 
     Rotary embeddings of the kinds "dynamic" and "longrope" choose their frequencies by the largest position of a call, so a token's
     numbers would depend on the sequences beside it.
     """
+    if getattr(config, "is_encoder_decoder", False):
+        raise Inexpressible("it is an encoder with a decoder, not a model that continues a text")
     kinds: set[str] = set(cast("list[str]", getattr(config, "layer_types", None) or []))
     if odd := sorted(kinds - {"full_attention", "sliding_attention"}):
-        raise BadConfig(f"layers of kind {odd} are not supported: every layer must be softmax attention")
+        raise Inexpressible(f"it has layers of kind {', '.join(odd)}, and every layer must be softmax attention")
     if bound := sorted(kind for kind in _rope_types(config) if "dynamic" in kind or kind == "longrope"):
-        raise BadConfig(
-            f"rotary embeddings of kind {bound} are not supported: a token's depend on the length of what is computed beside it"
+        raise Inexpressible(
+            f"a token's rotary embedding, of kind {', '.join(bound)}, depends on the length of what is computed beside it"
         )
 
 
@@ -149,9 +169,8 @@ class _Probe:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         if q.shape[2] != v.shape[2] or q.shape[2] % 4:
-            raise BadConfig(
-                f"this model's heads are {q.shape[2]} wide for keys and {v.shape[2]} for values: supported are equal widths "
-                "that are a multiple of 4"
+            raise Inexpressible(
+                f"its heads are {q.shape[2]} wide for keys and {v.shape[2]} for values, and must be of one width that is a multiple of 4"
             )
         self.layers.append(layer)
         return self._attend(layer, q, k, v, scale, window)
@@ -160,21 +179,25 @@ class _Probe:
 def check_forward(model: PreTrainedModel) -> None:
     """Run two tokens through the model: every layer must call our attention once, and `logits` must equal the library's own.
 
-    Catches recurrent layers, capped or scaled output heads and attention of another kind. Raises BadConfig.
+    Catches recurrent layers, capped output heads and attention of another kind. Raises Inexpressible.
     """
     probe = _Probe()
     with torch.inference_mode():
         ids, positions = torch.zeros(2, dtype=torch.long, device=model.device), torch.arange(2, device=model.device)
-        ours = logits(model, hidden(model, ids, positions, probe)[None])[0]  # the library's shapes, so the same kernels
-        theirs = model(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False, attend=CausalAttend([2])
-        ).logits[0]
-    layers = model.config.get_text_config().num_hidden_layers
+        try:
+            # the library's shapes, so the same kernels
+            ours = logits(model, hidden(model, ids, positions, probe)[None])[0]
+            theirs = model(
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, attend=CausalAttend([2])
+            ).logits[0]
+        except Unheard as error:
+            raise Inexpressible(OF_ITS_OWN) from error
+    layers: int = model.config.get_text_config().num_hidden_layers
+    if not probe.layers:
+        raise Inexpressible(OF_ITS_OWN)
     if probe.layers != list(range(layers)):
-        raise BadConfig(
-            f"only layers {probe.layers} of {layers} use plain attention: this architecture is not supported"
-        )
+        raise Inexpressible(f"its {layers} layers do not attend once each, in order, but as layers {probe.layers[:8]}")
     if not torch.equal(ours, theirs):
-        raise BadConfig(
-            "this model changes its logits after the output head (soft-capping or scaling), which is not supported"
+        raise Inexpressible(
+            "it changes its logits after the output head otherwise than by a factor (as by a soft cap), or what it feeds to that head"
         )

@@ -1,44 +1,115 @@
-"""Checks that a model directory is safe and complete, before anything in it is loaded."""
+"""Checks that a model directory is complete and of a form that is safe to read, before anything in it is loaded."""
 
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ostinato.core.errors import BadWeights
+from ostinato.core.errors import BadConfig, BadWeights
 
-_RUNS_CODE = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".py", ".pyc", ".so"})
-_WEIGHTS = "*.safetensors"
+_RUNS_CODE = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"})
+_WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_MAX_FILES = 10_000
+_ADAPTER = "adapter_config.json"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_POINTER = b"version https://git-lfs.github.com/spec/"
+SEE = "the table of models in the documentation says which are supported"
 _MAX_JSON = 16 << 20
+_IMPORTS = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+_TO_SAFETENSORS = _IMPORTS + '[C.from_pretrained({source}).save_pretrained("converted") for C in (M, T)]'
+_FROM_GGUF = (
+    _IMPORTS + 'm = M.from_pretrained({source}, gguf_file={name}, dtype="bfloat16"); m.hf_quantizer = None; '
+    'del m.config.quantization_config; m.save_pretrained("converted"); '
+    'T.from_pretrained({source}, gguf_file={name}).save_pretrained("converted")'
+)
+_MERGED = (
+    "from peft import AutoPeftModelForCausalLM as M; from transformers import AutoTokenizer as T; "
+    'M.from_pretrained({source}, dtype="bfloat16").merge_and_unload().save_pretrained("merged"); '
+    'T.from_pretrained({base}).save_pretrained("merged")'
+)
 
 
 def check_directory(path: Path) -> None:
-    """Raise BadWeights unless `path` holds config.json, readable safetensors, a tokenizer, and nothing that can run code.
+    """Raise BadWeights unless `path` holds config.json, safetensors that can be read, and a tokenizer.
 
-    Refused: pickle-like weights and Python files anywhere below `path`, `auto_map` in any configuration file (a pointer to
-    remote code), shards outside the directory, quantised weights (they cannot be trained).
+    Only those are ever opened: whatever else lies there is ignored, pickled weights and Python files included, and so is `auto_map`, a
+    pointer to remote code. Refused, each with what to do: weights in no other form than one that can run code or must be converted,
+    shards outside the directory, files that are Git LFS pointers, adapters, and quantised weights, which cannot be trained.
     """
     if not path.is_dir():
         raise BadWeights(f"{path} is not a directory")
-    _check_suffixes(path)
+    if (path / _ADAPTER).is_file():
+        raise _adapter(path)
+    weights = weight_files(path)
     config = _read_json(path / "config.json")
     if "quantization_config" in config:
         raise BadWeights(
             f"{path}/config.json: quantised weights cannot be trained; give bf16, fp16 or fp32 safetensors"
         )
-    for file in sorted(path.glob("*config*.json")):
-        if _mentions(_read_json(file), "auto_map"):
-            raise BadWeights(
-                f"{file}: `auto_map` names remote code, which is never run; remove it or choose another model"
-            )
-    _check_shards(path)
-    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    for file in weights:
+        _check_weights(file)
+    tokenizers = [path / name for name in _TOKENIZERS if (path / name).is_file()]
+    if not tokenizers:
         raise BadWeights(f"{path} holds no tokenizer (tokenizer.json)")
+    for file in tokenizers:
+        _check_pulled(file)
+
+
+def read_config(path: Path) -> Any:
+    """The directory's configuration as the library's object. Raises BadConfig for an architecture that it has no causal model of."""
+    from transformers import (
+        CONFIG_MAPPING,
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        AutoConfig,
+    )  # here: `ostinato up` checks without it
+
+    where, kind = path / "config.json", str(_read_json(path / "config.json").get("model_type", ""))
+    if kind not in CONFIG_MAPPING:
+        raise BadConfig(
+            f"{where}: model_type {kind!r} needs a newer transformers than {version('transformers')}, or is not supported; {SEE}"
+        )
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadConfig(f"{where}: transformers cannot read it ({' '.join(str(error).split())})") from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise BadConfig(f"{where}: transformers has no causal language model of type {kind!r}; {SEE}")
+    return config
+
+
+def check_vocabulary(path: Path, rows: int | None = None) -> None:
+    """Raise BadConfig if the tokenizer has ids beyond the `rows` of the model's embedding (None: those that config.json states).
+
+    A directory without tokenizer.json passes: its tokenizer is known only once the library has made it.
+    """
+    from tokenizers import Tokenizer  # here: not every check needs it
+
+    if rows is None:
+        config = _read_json(path / "config.json")
+        rows = config.get("vocab_size") or dict(config.get("text_config") or {}).get("vocab_size")
+    if rows is None or not (path / "tokenizer.json").is_file():
+        return
+    try:
+        core = Tokenizer.from_file(str(path / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing narrower
+        raise BadConfig(f"{path}/tokenizer.json cannot be read ({' '.join(str(error).split())})") from error
+    check_ids(path, core.get_vocab(), rows)
+
+
+def check_ids(path: Path, vocabulary: Mapping[str, int], rows: int) -> None:
+    """Raise BadConfig if a token's id has no row in the model's embedding."""
+    largest = max(vocabulary.values(), default=-1)
+    if largest >= rows:
+        raise BadConfig(
+            f"{path}: the tokenizer has ids up to {largest}, and the model has rows for {rows} (0 to {rows - 1}): give the model its own "
+            "tokenizer, or save it again after `model.resize_token_embeddings(len(tokenizer))`"
+        )
 
 
 def expert_count(path: Path) -> int:
@@ -48,32 +119,66 @@ def expert_count(path: Path) -> int:
     return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
-def _check_suffixes(path: Path) -> None:
-    for count, file in enumerate(path.rglob("*")):
-        if count >= _MAX_FILES:
-            raise BadWeights(f"{path} holds more than {_MAX_FILES} files: is this a model directory?")
-        if file.suffix.lower() in _RUNS_CODE:
-            raise BadWeights(
-                f"{file}: a {file.suffix} file can run code when it is loaded; keep only safetensors and JSON here"
-            )
-
-
-def _check_shards(path: Path) -> None:
-    shards = {file.name for file in path.glob(_WEIGHTS)}
-    if not shards:
-        raise BadWeights(f"{path} holds no {_WEIGHTS} file")
-    if (path / _INDEX).is_file():
+def weight_files(path: Path) -> list[Path]:
+    """The files that the library reads weights from. Raises BadWeights that says what is there instead, and how to convert it."""
+    found = {file.name for file in path.iterdir() if file.is_file()}
+    named: set[str] = set()
+    if _INDEX in found:
+        _check_pulled(path / _INDEX)
         named = set(map(str, dict(_read_json(path / _INDEX).get("weight_map", {})).values()))
-        if not named <= shards:
-            raise BadWeights(
-                f"{path}/{_INDEX} names {sorted(named - shards)[0]!r}, which is not a file of this directory"
-            )
-    for name in sorted(shards):
-        try:
-            with safe_open(path / name, "np"):
-                pass  # opening checks the header against the file's length
-        except (SafetensorError, OSError) as error:
-            raise BadWeights(f"{path / name}: not a safetensors file ({error})") from error
+        if missing := sorted(named - found):
+            raise BadWeights(f"{path}/{_INDEX} names {missing[0]!r}, which is not a file of this directory")
+    if _WEIGHTS in found:
+        return [path / _WEIGHTS]
+    if named:
+        return [path / name for name in sorted(named)]
+    ggufs = sorted(name for name in found if name.lower().endswith(".gguf"))
+    if ggufs:
+        command = _command(_FROM_GGUF, source=str(path), name=ggufs[0])
+        raise BadWeights(
+            f"{path} holds weights as GGUF alone ({ggufs[0]}), and cannot be trained so: convert them with `{command}`"
+        )
+    pickled = sorted(name for name in found if Path(name).suffix.lower() in _RUNS_CODE)
+    if pickled:
+        command = _command(_TO_SAFETENSORS, source=str(path))
+        raise BadWeights(
+            f"{path} holds no {_WEIGHTS}, and {pickled[0]} can run code when it is loaded, so it is never opened: if you trust it, "
+            f"convert it with `{command}`"
+        )
+    others = sorted(name for name in found if name.endswith(".safetensors"))
+    also = f"; {others[0]} has another name, and perhaps another format" if others else ""
+    raise BadWeights(
+        f"{path} holds neither {_WEIGHTS} nor {_INDEX} with its shards{also}: give a whole model directory"
+    )
+
+
+def _adapter(path: Path) -> BadWeights:
+    base = str(_read_json(path / _ADAPTER).get("base_model_name_or_path") or "the base model")
+    command = _command(_MERGED, source=str(path), base=base)
+    return BadWeights(
+        f"{path} holds an adapter of {base} ({_ADAPTER}), and all weights are trained here: merge it with its base, once, with `{command}`"
+    )
+
+
+def _command(program: str, **names: str) -> str:
+    """A shell command that runs a line of Python; the names come from files of strangers."""
+    return f"python -c {shlex.quote(program.format(**{key: json.dumps(name) for key, name in names.items()}))}"
+
+
+def _check_weights(file: Path) -> None:
+    _check_pulled(file)
+    try:
+        with safe_open(file, "np"):
+            pass  # opening checks the header against the file's length
+    except (SafetensorError, OSError) as error:
+        raise BadWeights(f"{file}: not a safetensors file ({error})") from error
+
+
+def _check_pulled(file: Path) -> None:
+    """Raise BadWeights for the few lines that a clone without Git LFS leaves in place of a large file."""
+    with file.open("rb") as stream:
+        if stream.read(len(_POINTER)) == _POINTER:
+            raise BadWeights(f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` in {file.parent}")
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -88,9 +193,3 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadWeights(f"{file} is not a JSON object")
     return value
-
-
-def _mentions(value: Any, key: str) -> bool:
-    if isinstance(value, dict):
-        return key in value or any(_mentions(item, key) for item in value.values())
-    return isinstance(value, list) and any(_mentions(item, key) for item in value)

@@ -10,18 +10,19 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.utils import logging as library_logging
 
 from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.core.weights import Weights
 from ostinato.model import attention, experts, gguf_wheel, routing
+from ostinato.model.agreement import check_agreement
 from ostinato.model.devices.backend import OWN, Backend, mark
-from ostinato.model.directory import check_directory
+from ostinato.model.directory import check_directory, read_config
 from ostinato.model.gated import replace_mlps
 from ostinato.model.linear import replace_linears
+from ostinato.model.miniature import cut, depth_of
 from ostinato.model.norms import replace_norms
 from ostinato.model.portable import make_portable
 from ostinato.model.tensors import check_finite, dtype_of, put_weights, weights_of
@@ -30,7 +31,7 @@ __all__ = ["build", "check_directory", "empty_model", "load_model", "put_weights
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 # `no_init_weights` patches modules: two threads inside it would restore each other's patches
-_NO_INIT = threading.Lock()
+_NO_INIT = threading.RLock()
 _SAFE_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 
 
@@ -64,7 +65,7 @@ def load_model(path: Path, dtype: torch.dtype, *, train: bool = False, backend: 
     architecture that our attention cannot express).
     """
     check_directory(path)
-    _config(path)
+    _config(path, backend)
     library_logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -76,17 +77,19 @@ def load_model(path: Path, dtype: torch.dtype, *, train: bool = False, backend: 
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, in a line
         )
     except SafetensorError as error:
         raise BadWeights(f"{path}: {error}") from error
     model, info = loaded
-    for problem in ("missing_keys", "mismatched_keys"):
-        if info.get(problem):
-            raise BadWeights(f"{path}: {problem.replace('_', ' ')}: {sorted(map(str, info[problem]))[:3]}")
+    if missing := sorted(map(str, info["missing_keys"])):
+        raise BadWeights(
+            f"{path}: the files lack {len(missing)} tensors that config.json asks for: missing keys {missing[:3]}"
+        )
+    for name, stored, wanted in info["mismatched_keys"]:
+        raise BadWeights(f"{path}: tensor {name!r} has shape {tuple(stored)}, and {tuple(wanted)} by config.json")
     check_finite(weights_of(model))
-    model = _ready(model, train=False, backend=backend)
-    attention.check_forward(model)
-    return model.train(train).requires_grad_(train)
+    return _ready(model, train=train, backend=backend)
 
 
 def empty_model(path: Path, dtype: torch.dtype, *, shallow: bool = False, backend: Backend = OWN) -> PreTrainedModel:
@@ -94,14 +97,7 @@ def empty_model(path: Path, dtype: torch.dtype, *, shallow: bool = False, backen
 
     If `shallow`, it ends at the first layer after which there is no new kind of layer.
     """
-    config = _config(path)
-    with _NO_INIT, no_init_weights():
-        if shallow:
-            with torch.device("meta"):
-                _cut(config, _depth(_from_config(config, dtype)))
-        model = _from_config(config, dtype)
-    model.tie_weights()  # skipped together with the drawing of random values
-    return _ready(model, train=False, backend=backend)
+    return _empty(_config(path, backend), dtype, shallow=shallow, backend=backend)
 
 
 def build(path: Path, dtype: torch.dtype | None = None, backend: Backend = OWN) -> Callable[[Weights], PreTrainedModel]:
@@ -118,13 +114,25 @@ def build(path: Path, dtype: torch.dtype | None = None, backend: Backend = OWN) 
 def _silent(_: str) -> None: ...
 
 
-def _config(path: Path) -> Any:
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise BadConfig(f"{path}/config.json: transformers cannot read it ({error})") from error
-    attention.check_config(config.get_text_config())
+def _config(path: Path, backend: Backend) -> Any:
+    """The directory's configuration, of an architecture that is computed as the library does."""
+    config = read_config(path)
+    on_host = Backend(kernels=backend.kernels)
+    with _NO_INIT:  # the library's model has its values drawn
+        check_agreement(
+            path / "config.json", config, lambda small: _empty(small, torch.float32, backend=on_host), backend.kernels
+        )
     return config
+
+
+def _empty(config: Any, dtype: torch.dtype, *, shallow: bool = False, backend: Backend) -> PreTrainedModel:
+    with _NO_INIT, no_init_weights():
+        if shallow:
+            with torch.device("meta"):
+                cut(config, depth_of(_from_config(config, dtype)))
+        model = _from_config(config, dtype)
+    model.tie_weights()  # skipped together with the drawing of random values
+    return _ready(model, train=False, backend=backend)
 
 
 def _from_config(config: Any, dtype: torch.dtype) -> Any:
@@ -135,29 +143,6 @@ def _from_config(config: Any, dtype: torch.dtype) -> Any:
         experts_implementation=experts.IMPLEMENTATION,
         trust_remote_code=False,
     )
-
-
-def _depth(model: Any) -> int:
-    """How many layers include every kind of layer; a kind is a layer's modules, shapes and attention type."""
-    text = model.config.get_text_config()
-    count: int = text.num_hidden_layers
-    layers = next((part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == count), None)
-    if layers is None:
-        return count
-    reach: list[str] = getattr(text, "layer_types", None) or [""] * count
-    kinds: dict[Any, int] = {}
-    for i, layer in enumerate(layers):
-        parts = tuple((name, type(part)) for name, part in layer.named_modules())
-        shapes = tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters())
-        kinds.setdefault((reach[i], parts, shapes), i)
-    return max(kinds.values()) + 1
-
-
-def _cut(config: Any, depth: int) -> None:
-    text = config.get_text_config()
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:depth]
-    text.num_hidden_layers = depth
 
 
 def _ready(model: Any, *, train: bool, backend: Backend) -> PreTrainedModel:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 
 from ostinato.core.conversation import Conversation, Role
 from ostinato.core.errors import BadConfig, BadRequest
@@ -22,6 +22,7 @@ from ostinato.core.seams import AnswerReader
 from ostinato.model.answers.demands import grammar_of
 from ostinato.model.answers.formats import format_for
 from ostinato.model.answers.reader import Reader
+from ostinato.model.directory import check_ids, read_config
 from ostinato.model.grammars.compiling import Grammars
 from ostinato.model.grammars.trial import Trial
 from ostinato.model.rendering.fences import Fences, encodable
@@ -40,12 +41,16 @@ class HFRenderer:
     context: int
 
     def __init__(self, path: Path) -> None:
+        config = read_config(path).get_text_config()
         try:
-            config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False).get_text_config()
             library = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             core = Tokenizer.from_str(library.backend_tokenizer.to_str())
         except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise BadConfig(f"{path}: its tokenizer cannot be loaded ({error})") from error
+            why = " ".join(str(error).split())
+            if "trust_remote_code" in why:
+                why = "it is code that came with the model, which is never run"
+            raise BadConfig(f"{path}: its tokenizer cannot be loaded ({why})") from error
+        check_ids(path, core.get_vocab(), int(config.vocab_size))
         core.no_truncation()
         core.no_padding()
         self.vocab_size, self.context = int(config.vocab_size), int(config.max_position_embeddings)

@@ -78,12 +78,13 @@ SUPPORTED: dict[str, Callable[[], PreTrainedConfig]] = {
     "gemma3": _gemma3,
     "mistral": lambda: MistralConfig(**_WIDE, sliding_window=WINDOW),
     "ministral3": lambda: Ministral3Config(**_SHORT, rope_parameters=_ROPE | _STRETCHED),
+    "granite": lambda: GraniteConfig(**_DENSE, logits_scaling=0.7),
     "gpt2": lambda: GPT2Config(
         vocab_size=256 + len(SPECIALS), n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.2
     ),
 }
 """Architectures whose forward pass our attention expresses. Qwen3-MoE has a dense layer among its sparse ones, and Ministral 3 scales its
-queries from position 24 on."""
+queries from position 24 on; Granite divides its logits."""
 
 _LONG = {
     "rope_type": "longrope",
@@ -96,7 +97,6 @@ _LONG = {
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "capped scores": (lambda: Gemma2Config(**_WIDE, sliding_window=WINDOW), "caps its attention scores"),
     "capped logits": (lambda: _gemma3(final_logit_softcapping=1.0), "changes its logits"),
-    "scaled logits": (lambda: GraniteConfig(**_DENSE, logits_scaling=2.0), "changes its logits"),
     "both directions": (lambda: _gemma3(use_bidirectional_attention=True), "see those after them"),
     "latent attention": (
         lambda: DeepseekV3Config(

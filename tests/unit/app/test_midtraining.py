@@ -176,6 +176,8 @@ def test_a_corpus_of_another_tokenizer_is_refused(place, corpus, tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["<more>"])
     tokenizer.save_pretrained(tmp_path / "other")
+    file = tmp_path / "other" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": 261}))
     config = load(None, [f"model.source='{tmp_path / 'other'}'", "model.numerics=fast"])
     with pytest.raises(BadConfig, match="another tokenizer"):
         read_into(config, a_course(place), tmp_path / "out", lambda _: None)

@@ -12,6 +12,7 @@ DOCUMENTS = [
     "docs/architecture.md",
     "docs/decisions/README.md",
     "docs/LOG.md",
+    "docs/models.md",
     *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs" / "guide").glob("*.md"))),
 ]
 

@@ -18,7 +18,7 @@ from ostinato.launch.workers.stopping import Stopped, unless
 
 HEAD = """
 import asyncio, sys, threading, time
-from ostinato.core.errors import BadConfig, Conflict, StorageFull, Unauthorized, Unavailable
+from ostinato.core.errors import BadConfig, BadWeights, Conflict, StorageFull, Unauthorized, Unavailable
 from ostinato.launch.workers.life import live
 from ostinato.launch.workers.stopping import unless
 """
@@ -80,6 +80,7 @@ async def test_it_says_what_it_does_and_ends_when_told_to(tmp_path):
     ("raised", "code", "failed", "certain"),
     [
         ("BadConfig('no such model')", 2, "BadConfig: no such model", True),
+        ("BadWeights('holds NaN')", 2, "BadWeights: holds NaN", True),
         ("Conflict('taken')", 2, "Conflict: taken", False),
         ("KeyError('a')", 1, "KeyError: 'a'", False),
         ("ExceptionGroup('x', [KeyError('a'), ExceptionGroup('y', [BadConfig('deep')])])", 2, "BadConfig: deep", True),

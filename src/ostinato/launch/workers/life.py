@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ostinato.config import Config
-from ostinato.core.errors import BadConfig, LeaseLost, OstinatoError, StorageFull, Unauthorized, Unavailable
+from ostinato.core.errors import BadConfig, BadWeights, LeaseLost, OstinatoError, StorageFull, Unauthorized, Unavailable
 from ostinato.launch.placing.sign import Sign
 from ostinato.launch.workers.pulse import Pulse, Sender, supervised
 from ostinato.launch.workers.stopping import Stopped, die_with_parent, until_stopped
@@ -102,7 +102,7 @@ def _explain(error: BaseException, pulse: Pulse, sender: Sender | None) -> int:
     expected = isinstance(cause, OstinatoError)
     if sender is not None:
         why = f"{type(cause).__name__}: {cause}"
-        certain, outside = isinstance(cause, BadConfig), _passes(cause)
+        certain, outside = isinstance(cause, BadConfig | BadWeights), _passes(cause)
         sender.last_words(Sign(doing=pulse.sign().doing, failed=why, certain=certain, outside=outside))
     with contextlib.suppress(OSError):
         if expected:

@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig, BadWeights
-from ostinato.model.attention import check_forward
-from ostinato.model.devices.backend import Backend, mark
+from ostinato.model.devices.backend import mark
+from ostinato.model.directory import weight_files
 from ostinato.model.experts import DEFAULT_ROWS
 from ostinato.model.load import check_directory, empty_model
 from ostinato.model.logit_edits import Edits
@@ -52,7 +52,6 @@ class ShardedPolicy(Policy):
     ) -> None:
         check_directory(path)
         on_host = replace(group.backend, device="cpu")
-        _check_architecture(path, dtype, on_host)
         computed = empty_model(path, dtype, backend=on_host)
         served = served_dtypes(computed, path, dtype, config)
         kinds = {parameter.dtype for parameter in computed.parameters()}
@@ -136,23 +135,13 @@ def _drop_memory(model: nn.Module) -> None:
             setattr(module, name, empty[id(parameter)])
 
 
-def _check_architecture(path: Path, dtype: torch.dtype, backend: Backend) -> None:
-    """Run two tokens through the first layers with random weights: `check_forward` needs a whole model."""
-    shallow = empty_model(path, dtype, shallow=True, backend=backend)
-    draw = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in shallow.parameters():
-            parameter.normal_(0, 0.02, generator=draw)
-    check_forward(shallow)
-
-
 def _read_rows(model: nn.Module, path: Path, dtype: torch.dtype, group: RankGroup) -> None:
     """Fill this rank's rows from the directory's safetensors files. Raises BadConfig if a tensor is stored in another form, BadWeights if
     it has a wrong shape or is not finite.
     """
     wanted = named_tensors(cast("PreTrainedModel", model))
     with torch.no_grad():
-        for file in sorted(path.glob("*.safetensors")):
+        for file in weight_files(path):
             try:
                 with safe_open(file, "pt") as stored:
                     for name in set(stored.keys()) & wanted.keys():
