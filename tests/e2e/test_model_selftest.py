@@ -84,7 +84,7 @@ def test_the_rule_found_holds_and_half_of_it_does_not(dense, dtype):
         assert [m for m in differing if m % (rule // 2) == 0]
 
 
-@pytest.mark.parametrize("rule", [2, 8, 32])
+@pytest.mark.parametrize("rule", [8, *(pytest.param(rule, marks=pytest.mark.examination) for rule in (2, 32))])
 def test_packed_layers_that_need_more_get_more(dense, rule):
     model = load_model(dense, torch.float32)
     alone = rule_found(model)
@@ -235,8 +235,17 @@ class OneByOne(Stock):
         return torch.cat([alone(i) for i in range(len(q))])
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen3-moe", "olmoe"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("gemma3", torch.float32),
+        ("qwen3-moe", torch.bfloat16),
+        pytest.param("gemma3", torch.bfloat16, marks=pytest.mark.examination),
+        pytest.param("qwen3-moe", torch.float32, marks=pytest.mark.examination),
+        pytest.param("olmoe", torch.float32, marks=pytest.mark.examination),
+        pytest.param("olmoe", torch.bfloat16, marks=pytest.mark.examination),
+    ],
+)
 def test_attention_that_depends_on_nothing_else_holds(tmp_path, kind, dtype):
     model = load_model(tiny_of(tmp_path / "m", SUPPORTED[kind]()), dtype)
     rows = rule_found(model)
@@ -257,7 +266,7 @@ def test_the_library_s_attention_does_not(dense):
         check_exact(model, rule_found(model), Stock)
 
 
-@pytest.mark.parametrize("rule", [2, 4, 16])
+@pytest.mark.parametrize("rule", [4, *(pytest.param(rule, marks=pytest.mark.examination) for rule in (2, 16))])
 def test_nor_does_a_rule_that_is_too_small(dense, rule):
     """Planted, so that it can be seen on any CPU: the engine's layers need this rule."""
     model = load_model(dense, torch.float32)

@@ -33,7 +33,10 @@ GRAMMAR = grammar_of(Conversation(messages=(), demand=Demand(schema=SCHEMA)), No
 PROMPT = "The history of the city begins with a small settlement at the river, where"
 
 
-pytestmark = pytest.mark.skipif(not usable(), reason="needs vLLM's environment: python -m benchmarks.peers vllm")
+pytestmark = [
+    pytest.mark.examination,
+    pytest.mark.skipif(not usable(), reason="needs vLLM's environment: python -m benchmarks.peers vllm"),
+]
 
 
 async def collect(engine, request):

@@ -29,7 +29,10 @@ LAYER = "model.layers.5."
 OPTIONS = [] if os.environ.get("OSTINATO_VLLM_COMPILE") == "1" else ["--enforce-eager"]
 
 
-pytestmark = pytest.mark.skipif(not usable(), reason="needs vLLM's environment: python -m benchmarks.peers vllm")
+pytestmark = [
+    pytest.mark.examination,
+    pytest.mark.skipif(not usable(), reason="needs vLLM's environment: python -m benchmarks.peers vllm"),
+]
 
 
 def perturbed(weights, seed, wanted=lambda name: True):
