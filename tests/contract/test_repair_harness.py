@@ -74,7 +74,7 @@ async def test_after_the_last_turn_nothing_more_is_asked(box):
 
 async def test_a_check_that_never_ends_is_killed_and_told(box):
     model = ScriptedModel(says("\n    while True: pass\n"), says("\n    return 2 * x\n"))
-    rollout = await RepairLoop(RepairConfig(command_s=0.5)).run(TASK, model, box)
+    rollout = await RepairLoop(RepairConfig(command_s=1.0)).run(TASK, model, box)
     assert "killed: timeout" in shown(model, 1)[2][1]
     assert rollout.detail["checks"] == (False, True)
 
