@@ -120,7 +120,7 @@ async def start(directory: Path, *overrides: str, names: Sequence[str] | None = 
         launch(config, lambda who, what: events.append((who, what)), names=names)
     )
     try:
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(600):
             url = await launched.during(ready(launched.home, ("live", "control")))
     except BaseException:
         await stack.aclose()
@@ -131,7 +131,7 @@ async def start(directory: Path, *overrides: str, names: Sequence[str] | None = 
 async def user(name: str, url: str, acked: Acked, until: asyncio.Event) -> None:
     """One simulated user: ask, like or dislike, and continue after any failure."""
     number = 0
-    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=20)) as session:
+    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=300)) as session:
         while not until.is_set():
             number += 1
             try:

@@ -260,7 +260,7 @@ async def test_an_agent_that_ends_in_the_middle_of_its_last_call_is_graded_at_th
     engine.script = script
     async with world_gateway(engine=engine) as (gateway, log):
         rollout, _ = await run(boxes, gateway, agent_settings(HANGS_UP))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(300):
             while len(log.turns()) < 2:
                 await asyncio.sleep(0.01)
     first, second = log.turns()
@@ -338,7 +338,7 @@ if os.fork() == 0:
 while not os.path.exists("open"):
     time.sleep(0.01)
 """
-    async with world_gateway("ok") as (gateway, _), asyncio.timeout(30):
+    async with world_gateway("ok") as (gateway, _), asyncio.timeout(300):
         rollout, _ = await run(boxes, gateway, agent_settings(leaves))
     assert rollout.ended is Ended.SUBMITTED
 
@@ -360,7 +360,7 @@ if os.fork() == 0:
     async with world_gateway("ok") as (gateway, log):
         box = await boxes.start(harness.spec(task))
         await harness.run(task, gateway.model("e", group=None, harness=harness.hash), box)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(300):
             while (await box.exec(["sh", "-c", "test -s refused"], timeout=5.0)).code:
                 await asyncio.sleep(0.02)
         seen = len(log.turns())

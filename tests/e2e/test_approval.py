@@ -33,7 +33,7 @@ async def read(log, kind):
     return [row async for _, row in log.read(0, {kind})]
 
 
-async def until(condition, what, timeout_s=120):
+async def until(condition, what, timeout_s=600):
     try:
         async with asyncio.timeout(timeout_s):
             while not (found := await condition()):

@@ -60,7 +60,7 @@ async def until_gone(box):
 
 
 async def until(condition):
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0.05)
 

@@ -54,7 +54,7 @@ async def run(script, *, failures=0, setup=""):
         process = await asyncio.create_subprocess_exec(
             NODE, "--input-type=module", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )  # fmt: skip
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             out, err = await process.communicate("\n".join(words).encode())
     assert process.returncode == 0, err.decode()
     return json.loads(out), [row for row in log.rows if isinstance(row, Signal)]

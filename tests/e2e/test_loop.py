@@ -51,11 +51,11 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
 
         try:
             async with simulated_users(run) as acked:
-                await until(three_releases, 150)
+                await until(three_releases, 600)
                 copied = await asyncio.to_thread(run_the_example, run.url)
                 at = wall_clock()
                 for turns in RATED:
-                    points = await until(partial(rated, turns), 120)
+                    points = await until(partial(rated, turns), 600)
                     if points[Arm.LIVE].lower > points[Arm.CONTROL].upper:
                         break
             await asyncio.sleep(2)

@@ -165,7 +165,7 @@ async def test_a_hundred_streams_at_once_and_those_that_were_left_are_all_turns(
 
         ended = await asyncio.gather(*(whole() if i % 10 else left() for i in range(100)))
         assert (ended.count("tool_use"), ended.count("left")) == (90, 10)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(300):
         while len(log.turns()) < 100:  # what a client left is written when the engine has stopped
             await asyncio.sleep(0.01)
     finishes = [turn.finish for turn in log.turns()]

@@ -59,7 +59,7 @@ async def test_four_distant_followers_reach_the_same_root_and_take_nothing_unver
     taken: list[list[tuple[int, str]]] = [[] for _ in ROUND_TRIPS_S]
     wrong: list[str] = []
     refusals: list[Exception] = []
-    async with asyncio.timeout(30), AsyncExitStack() as stack:
+    async with asyncio.timeout(300), AsyncExitStack() as stack:
         links = await far(stack, s3, fail=0.05, damage=0.05)
 
         async def watch(link: Link, into: list[tuple[int, str]]) -> None:

@@ -109,7 +109,7 @@ async def kill_at_random(workers: dict, dice: random.Random) -> tuple[Counter[st
 
 async def nothing_left(seen: set[int], mounts: str) -> None:
     """No process, no mount, no control group. What the kernel still clears away is waited for."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while [child for child in alive(os.getpid()) if child.pid in seen or child.ppid() == os.getpid()]:
             await asyncio.sleep(0.1)
         while left := [path for pid in seen for path in GROUPS_OF_THE_KERNEL.rglob(f"ostinato-{pid}")]:
