@@ -212,8 +212,9 @@ async def test_a_release_enters_auto_with_its_trial_and_leaves_when_the_ledger_s
 
         over = open_releases(replace(run, config=load(None, [*quick_settings(tmp_path), "release.canary=false"])))
         assert (await over.step()).action == "blocked"
-        while "canary" in (await world.ask("sim-1"))["odds"]:
-            pass  # until the gateway has looked at the ledger
+        await world.ask("sim-1")
+        while "canary" in (await world.turns())[-1].auto.odds:  # until the gateway has looked at the ledger
+            await world.ask("sim-1")
         mark = len(await world.turns())
         for n in range(8):
             await world.ask(f"sim-{n}")
