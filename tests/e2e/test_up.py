@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import aiohttp
@@ -206,10 +205,8 @@ async def test_it_heals_refuses_a_second_start_and_ends_cleanly_in_mid_step(tmp_
     async with simulated_users(first):
         await first.doing("train", "taking step")
         pids = [each.pid for each in read_board(first.home.workers).workers]
-        begun = time.monotonic()
         first.process.send_signal(signal.SIGTERM)
         assert await first.ended() == 0
-    assert time.monotonic() - begun < first.config.supervise.stop_s
     assert "told to end while taking step" in (first.home.root / "logs" / "train.log").read_text()
     assert "did not end within" not in first.said(), "a worker had to be killed"
     assert [pid for pid in pids if alive(pid)] == []
@@ -314,7 +311,6 @@ async def test_a_terminal_that_takes_no_line_does_not_end_it(tmp_path, quick_set
 
 
 async def test_what_can_never_run_is_told_in_the_workers_words_and_ends_it(tmp_path, up):
-    begun = time.monotonic()
     with hold(
         tmp_path / "run", "prepare"
     ):  # the function is loaded before the run is made ready, so nothing is served yet
@@ -322,7 +318,6 @@ async def test_what_can_never_run_is_told_in_the_workers_words_and_ends_it(tmp_p
         assert await run.ended() == 2
     assert "train cannot run: BadConfig: reward.function 'no_such_module_here:reward'" in run.said()
     assert "starts again" not in run.said()
-    assert time.monotonic() - begun < 90
     board = read_board(run.home.workers)
     assert "reward.function" in board.ended
     assert {worker.name: worker.condition for worker in board.workers} == {
