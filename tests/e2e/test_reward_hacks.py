@@ -91,7 +91,7 @@ async def test_a_hack_is_worth_nothing(grader, hack):
     assert grade.value == 0.0, grade
 
 
-def test_each_kind_is_one_of_the_hacks():
+async def test_each_kind_is_one_of_the_hacks():
     assert {hack.name for hack in QUICK} >= KINDS.keys()
 
 
