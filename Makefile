@@ -63,6 +63,7 @@ agents: install ## six coding agents, unmodified, under .agents/: what tests/age
 
 examine: install ## what runs too long for `make test`; writes tests/examinations/results/
 	$(BIN)/pytest -n 2 -m examination
+	$(BIN)/pytest -n 2 --hypothesis-profile full tests/property
 	$(BIN)/pytest -n 2 tests/agents
 	$(BIN)/python -m tests.examinations.weight_faults.run
 	$(BIN)/python -m tests.examinations.architectures.run

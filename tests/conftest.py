@@ -8,6 +8,8 @@ os.environ.setdefault(
     "OMP_WAIT_POLICY", "passive"
 )  # before torch: threads that spin starve each other on a busy machine
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy, for the same reason: its products here are small
+
 # before torch, which may import Triton: without a GPU its kernels run in its interpreter
 os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("OSTINATO_TEST_DEVICE") else "1")
 

@@ -4,3 +4,5 @@ PATIENT_S = 45.0
 """Seconds that a test waits for what must happen soon, on a busy machine, too. Less than a minute, for which a fake hangs that must not be
 waited for.
 """
+WHOLE_PROGRAM_S = 300.0
+"""The same where processes start, import torch and compile: minutes on a machine that others keep busy."""

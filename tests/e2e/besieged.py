@@ -26,7 +26,7 @@ ACME_KEY, BOLT_KEY = "sk-acme-3f81c09a7d54", "sk-bolt-77e2a1c55b90"
 ACME_SECRET, BOLT_SECRET = "users-of-acme-91c3f5", "users-of-bolt-62d8a4"
 WINDOW_S = 5.0
 ONE_ADDRESS = 48  # connections that it may have, where there are no keys
-PATIENT_S = 120.0
+PATIENT_S = 600.0
 START_S = 300.0  # on a busy machine
 
 KEYED = (

@@ -135,7 +135,7 @@ async def start(directory: Path, *overrides: str, names: Sequence[str] | None = 
 async def user(name: str, url: str, acked: Acked, until: asyncio.Event) -> None:
     """One simulated user: ask, like or dislike, and continue after any failure."""
     number = 0
-    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=20)) as session:
+    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=300)) as session:
         while not until.is_set():
             number += 1
             try:

@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.deadlines import PATIENT_S
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.gateways import KEY, world_gateway
 from tests.fakes.scripted_agent import agent_settings
 from tests.fakes.stalling_engine import Stalls
@@ -261,7 +261,7 @@ async def test_an_agent_that_ends_in_the_middle_of_its_last_call_is_graded_at_th
     engine.script = script
     async with world_gateway(engine=engine) as (gateway, log):
         rollout, _ = await run(boxes, gateway, agent_settings(HANGS_UP))
-        async with asyncio.timeout(PATIENT_S):
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
             while len(log.turns()) < 2:
                 await asyncio.sleep(0.01)
     first, second = log.turns()
@@ -339,7 +339,7 @@ if os.fork() == 0:
 while not os.path.exists("open"):
     time.sleep(0.01)
 """
-    async with world_gateway("ok") as (gateway, _), asyncio.timeout(PATIENT_S):
+    async with world_gateway("ok") as (gateway, _), asyncio.timeout(WHOLE_PROGRAM_S):
         rollout, _ = await run(boxes, gateway, agent_settings(leaves))
     assert rollout.ended is Ended.SUBMITTED
 
@@ -361,7 +361,7 @@ if os.fork() == 0:
     async with world_gateway("ok") as (gateway, log):
         box = await boxes.start(harness.spec(task))
         await harness.run(task, gateway.model("e", group=None, harness=harness.hash), box)
-        async with asyncio.timeout(PATIENT_S):
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
             while (await box.exec(["sh", "-c", "test -s refused"], timeout=5.0)).code:
                 await asyncio.sleep(0.02)
         seen = len(log.turns())

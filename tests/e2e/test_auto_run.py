@@ -11,7 +11,7 @@ import httpx2
 import pytest
 import torch
 from rich.console import Console
-from tests.deadlines import PATIENT_S
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.outside import FakeOutside
 
 from ostinato.app.learning import open_desk
@@ -82,7 +82,7 @@ class Served:
         for _ in range(each):
             await asyncio.gather(*(self.ask(f"sim-{n}") for n in range(users)))
         answered = sum(turn.finish.trainable for turn in await self.turns())
-        async with asyncio.timeout(PATIENT_S):
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
             while (rewarded := await self.rewarded()) < answered:
                 await asyncio.sleep(0.1)  # the deliveries are noted and the windows close
                 await self.desk.poll()
@@ -150,7 +150,7 @@ async def test_shares_follow_simulated_users_and_other_shares_are_estimated_befo
     tmp_path, quick_settings, outside
 ):
     config = load(None, quick_settings(tmp_path, *auto_settings(outside)))
-    async with asyncio.timeout(100), served(config) as world:
+    async with asyncio.timeout(300), served(config) as world:
         for _ in range(8):
             await world.round()
             now = world.parts.router.router.odds(["live", "far"])
@@ -199,7 +199,7 @@ async def test_a_release_enters_auto_with_its_trial_and_leaves_when_the_ledger_s
     tmp_path, quick_settings, outside
 ):
     config = load(None, quick_settings(tmp_path, *auto_settings(outside)))
-    async with asyncio.timeout(100), served(config) as world:
+    async with asyncio.timeout(300), served(config) as world:
         run, path = world.run, tmp_path / "model"
         candidate, controller = await a_candidate(run, path), open_releases(run)
         await world.ask("sim-0")
@@ -213,7 +213,9 @@ async def test_a_release_enters_auto_with_its_trial_and_leaves_when_the_ledger_s
 
         over = open_releases(replace(run, config=load(None, [*quick_settings(tmp_path), "release.canary=false"])))
         assert (await over.step()).action == "blocked"
-        await asyncio.sleep(2.0)  # two looks at the ledger
+        await world.ask("sim-1")
+        while "canary" in (await world.turns())[-1].auto.odds:  # until the gateway has looked at the ledger
+            await world.ask("sim-1")
         mark = len(await world.turns())
         for n in range(8):
             await world.ask(f"sim-{n}")

@@ -38,7 +38,7 @@ async def test_a_gateway_starts_again_while_the_bucket_is_away(tmp_path, running
         worker = run.worker("serve")
         first = worker.pid
         os.kill(first, signal.SIGKILL)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             while worker.pid in (0, first) or (after := await answered(run.url)) is None:
                 await asyncio.sleep(0.2)
     finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.deadlines import PATIENT_S
+from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.app.learning import open_learning
 from ostinato.app.numerics import trainer_contract
@@ -261,14 +261,14 @@ async def test_a_trainer_that_waits_for_turns_sees_a_rollback(seeded):
         assert not await worker.may_learn()
         releases = open_releases(run)
         await releases.ship(await run.follower.resolve("candidate"), "test", actor="test")
-        async with asyncio.timeout(PATIENT_S):
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
             for _ in range(3):  # the third finds nothing, and does not wait for it
                 await worker.learn()
         assert worker.parts.trainer.step_count == 3
         await releases.rollback(None, "test", actor="test")
         for number in range(3 * BATCH, 4 * BATCH):
             await run.log.append(*served(number, base))
-        async with asyncio.timeout(PATIENT_S):
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
             while worker.parts.trainer.step_count < 4:
                 await worker.learn()
         batches = [row async for _, row in run.log.read(0, {Batch})]

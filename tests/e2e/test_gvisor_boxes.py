@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.deadlines import PATIENT_S
+from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.app.worlds_grading import open_backend, open_grading
 from ostinato.config import Config
@@ -61,7 +61,7 @@ async def until_gone(box):
 
 
 async def until(condition):
-    async with asyncio.timeout(PATIENT_S):
+    async with asyncio.timeout(WHOLE_PROGRAM_S):
         while not condition():
             await asyncio.sleep(0.05)
 

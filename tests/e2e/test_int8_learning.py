@@ -8,7 +8,9 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import PolicyVersion, Sampling, Span
 from ostinato.core.weights import Snapshot
 from ostinato.engine.config import EngineConfig
+from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.integers import find
+from ostinato.model.load import build
 from ostinato.model.numerics import contract
 from ostinato.testing.records import a_sample, a_turn
 from ostinato.testing.tiny_engine import tiny_engine
@@ -46,6 +48,27 @@ async def sampled(engine, number):
     return turns
 
 
+def odds(tiny, trainer, turns) -> float:
+    """The mean probability of a wanted token wherever these turns sampled one, under the trainer's present weights."""
+    model, shares = build(tiny.path)(trainer.weights()), []
+    for turn in turns:
+        ids = torch.tensor([*turn.prompt_ids, *turn.sampled_ids[:-1]])
+        with torch.inference_mode():
+            states = hidden(model, ids, torch.arange(len(ids)), CausalAttend([len(ids)]))
+            chances = logits(model, states[len(turn.prompt_ids) - 1 :]).float().softmax(-1)
+        shares.append(chances[:, ::2].sum(-1).mean().item())
+    return sum(shares) / len(shares)
+
+
+def gained(before, after, given) -> float:
+    """By how much a step raised the probability of what was rewarded and lowered that of the rest: advantage times log ratio."""
+    return sum(
+        advantage * (new - old)
+        for sample, olds, news in zip(given, before, after, strict=True)
+        for advantage, old, new in zip(sample.advantages, olds, news, strict=True)
+    )
+
+
 async def test_steps_on_rounded_rollouts_learn_and_say_how_far_apart_the_arithmetics_are(tmp_path):
     integers = find([64, 128])
     rounded = contract(torch.float32, "fast", threads=1, rows=1, block=16, quantisation=integers.name)
@@ -53,22 +76,24 @@ async def test_steps_on_rounded_rollouts_learn_and_say_how_far_apart_the_arithme
     assert rounded.id != plain.id
     config = EngineConfig(kv_tokens=4096, block=16)
     async with tiny_engine(tmp_path, config, integers=integers, contract=rounded) as tiny:
-        trainer = PolicyTrainer(tiny.path, CONFIG, plain)
-        shares, metrics = [], {}
-        for number in range(6):
+        trainer, first, before = PolicyTrainer(tiny.path, CONFIG, plain), [], 0.0
+        for number in range(4):
             policy = PolicyVersion(number=number, hash=f"v{number}")
             await tiny.engine.load("live", Snapshot(policy=policy, weights=trainer.weights()))
             turns = await sampled(tiny.engine, number)
             assert {turn.numerics for turn in turns} == {rounded.id}
+            if not first:
+                first, before = turns, odds(tiny, trainer, turns)
             rewards = [wanted(turn.sampled_ids) for turn in turns]
-            shares.append(sum(rewards) / len(rewards))
-            if number < 5:
-                given = [a_sample(turn, reward - shares[-1]) for turn, reward in zip(turns, rewards, strict=True)]
-                metrics = trainer.step(given).metrics
-                assert metrics["foreign_turns"] == len(turns)
-                assert metrics["foreign_differing"] > 0, "the trainer computes in floats"
-                assert metrics["foreign_k3"] < 1e-2
-                assert metrics["mismatch_tokens"] == 0
-                assert metrics["masked_share"] < 0.1
-                assert metrics["ess"] > 0.9
-        assert shares[-1] > shares[0] + 0.15, shares
+            mean = sum(rewards) / len(rewards)
+            given = [a_sample(turn, reward - mean) for turn, reward in zip(turns, rewards, strict=True)]
+            scores = trainer.score(turns)
+            metrics = trainer.step(given).metrics
+            assert gained(scores, trainer.score(turns), given) > 0
+            assert metrics["foreign_turns"] == len(turns)
+            assert metrics["foreign_differing"] > 0, "the trainer computes in floats"
+            assert metrics["foreign_k3"] < 1e-2
+            assert metrics["mismatch_tokens"] == 0
+            assert metrics["masked_share"] < 0.1
+            assert metrics["ess"] > 0.9
+        assert odds(tiny, trainer, first) > before

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.proxy import LosesAnswers
 
 from ostinato.core.records import Signal
@@ -59,7 +60,7 @@ async def run(script, *, failures=0, setup="", module=MODULE, cwd=None):
         process = await asyncio.create_subprocess_exec(
             NODE, "--input-type=module", stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
             out, err = await process.communicate("\n".join(words).encode())
     assert process.returncode == 0, err.decode()
     return json.loads(out), [row for row in log.rows if isinstance(row, Signal)]

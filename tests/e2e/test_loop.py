@@ -1,19 +1,26 @@
-"""The loop closes, through the real processes: people's reactions change the weights that they are served."""
+"""The loop closes, through the real processes: people's reactions change the weights that they are served.
+
+The README's product example runs beside them, as it stands: a newcomer copies it first.
+"""
 
 import asyncio
+import re
 from functools import partial
+from pathlib import Path
 
 from tests.devices import TORCH
 
 from ostinato.app.storage import home, model_path, open_run
 from ostinato.core.clock import wall_clock
-from ostinato.core.records import Arm
+from ostinato.core.records import Arm, Signal, Turn
 from ostinato.evaluate.acceptance import by_arm
 from ostinato.launch.commands.weights.replay import replay
 from ostinato.launch.views.observe import RunObserver
 from ostinato.reward.accounting import recount
 from ostinato.weights.keep.fsck import verify
 
+README = (Path(__file__).parents[2] / "README.md").read_text()
+ADDRESS = "http://127.0.0.1:8321"
 TIDY = ("housekeeping.every_s=2", "collect.keep=3", "collect.releases=100", "collect.grace_hours=0.002")
 """What never shipped goes while the trainer publishes, the engine follows and the gate measures: seven seconds after it was written.
 What was live stays, because steps were measured against it and are taken again below."""
@@ -45,10 +52,11 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
 
         try:
             async with simulated_users(run) as acked:
-                await until(three_releases, 150)
+                await until(three_releases, 600)
+                copied = await asyncio.to_thread(run_the_example, run.url)
                 at = wall_clock()
                 for turns in RATED:
-                    points = await until(partial(rated, turns), 120)
+                    points = await until(partial(rated, turns), 600)
                     if points[Arm.LIVE].lower > points[Arm.CONTROL].upper:
                         break
             await asyncio.sleep(2)
@@ -59,6 +67,7 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
         assert acked.failures == 0
         assert not [event for event in run.events if "starts again" in event[1]]
 
+        await the_example_was_heard(log, copied["reply"].id)
         found = await recount(log)
         assert found.balanced, found
         assert found.held["arm:control"] > 0
@@ -82,3 +91,21 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
         served = {span.policy for turn, _ in seen.rated for span in turn.spans}
         assert {policy.hash for policy in served if policy.number} <= set(roots.values())
         assert max(policy.number for policy in served) > 0, "people were served what was learned"
+
+
+def run_the_example(url: str) -> dict:
+    """Run the README's example against this gateway. Returns its names."""
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert ADDRESS in example
+    names: dict = {}
+    exec(example.replace(ADDRESS, url), names)
+    names["signals"].close()
+    return names
+
+
+async def the_example_was_heard(log, reply: str) -> None:
+    rows = [row async for _, row in log.read(0, {Turn, Signal})]
+    people = [row.id for row in rows if isinstance(row, Turn) and row.user == "u42"]
+    said = [(row.turn, row.name, row.value) for row in rows if isinstance(row, Signal) and row.turn in people]
+    assert people == [f"{reply}:0"]
+    assert said == [(people[0], "accepted", 1.0)]

@@ -175,8 +175,17 @@ class OneByOne(Stock):
         return torch.cat([alone(i) for i in range(len(q))])
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen3-moe", "olmoe"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("gemma3", torch.float32),
+        ("qwen3-moe", torch.bfloat16),
+        pytest.param("gemma3", torch.bfloat16, marks=pytest.mark.examination),
+        pytest.param("qwen3-moe", torch.float32, marks=pytest.mark.examination),
+        pytest.param("olmoe", torch.float32, marks=pytest.mark.examination),
+        pytest.param("olmoe", torch.bfloat16, marks=pytest.mark.examination),
+    ],
+)
 def test_attention_that_depends_on_nothing_else_holds(tmp_path, kind, dtype):
     model = load_model(tiny_of(tmp_path / "m", SUPPORTED[kind]()), dtype)
     check_exact(model, 1, OneByOne)

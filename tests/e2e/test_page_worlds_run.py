@@ -23,7 +23,7 @@ async def test_the_page_shows_the_rollouts_of_a_run_as_they_are(tmp_path, quick_
     settings = quick_settings(tmp_path, *world_overrides(tasks), "worlds.measure_every=4")
     config = load(None, [*settings, *SETTINGS])
     place = home(config)
-    async with asyncio.timeout(240), crew(config) as launched:
+    async with asyncio.timeout(300), crew(config) as launched:
         await launched.during(until_step(place, 2))
         url = read_address(place.address)
         async with aiohttp.ClientSession(url) as session:

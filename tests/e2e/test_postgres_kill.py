@@ -48,7 +48,8 @@ def own_server():
         yield server
 
 
-async def test_what_was_acknowledged_is_there_once_after_kills_of_writers_and_server(own_server, tmp_path):
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.examination)])
+async def test_what_was_acknowledged_is_there_once_after_kills_of_writers_and_server(own_server, tmp_path, kills):
     draw = random.Random(5)
     config = RecordConfig(url=own_server.url, append_s=60, segment_rows=250)
     PostgresLog.open(config).close()
@@ -59,7 +60,7 @@ async def test_what_was_acknowledged_is_there_once_after_kills_of_writers_and_se
         return client("write", told, f"w{i}", 250, 4, 1, files[i])
 
     writers = [start(i) for i in range(3)]
-    for kill in range(6):
+    for kill in range(kills):
         before = sum(len(acknowledged(file)) for file in files)
         # a kill falls into the midst of appends, or after all of them
         while sum(len(acknowledged(file)) for file in files) < before + 15 and any(w.poll() is None for w in writers):
@@ -81,6 +82,7 @@ async def test_what_was_acknowledged_is_there_once_after_kills_of_writers_and_se
     assert all(acknowledged(Path(file)) == set(range(250)) for file in files)
 
 
+@pytest.mark.examination
 async def test_connections_that_an_administrator_cuts_at_random_lose_and_double_nothing(in_postgres, tmp_path):
     draw, config = random.Random(6), in_postgres(segment_rows=300, append_s=120)
     PostgresLog.open(config).close()

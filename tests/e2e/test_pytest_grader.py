@@ -6,16 +6,16 @@ import pytest
 import pytest_asyncio
 from tests.fakes.grading_boxes import PYTHON, GradingBoxes
 from tests.fakes.pytest_layer import SITE, pytest_layer
+from tests.fakes.reward_hacks import BEYOND
 
 from ostinato.core.conversation import Message, Role
-from ostinato.core.errors import BadConfig
 from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
 from ostinato.worlds.grading.apart import Apart
 from ostinato.worlds.grading.flaky import steadiness_of
 from ostinato.worlds.grading.rehearsal import PytestGrading
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
-from ostinato.worlds.tasks.task import Grading, Split, Task
+from ostinato.worlds.tasks.task import Grading, Task
 
 RIGHT = """
 class Full(ValueError):
@@ -130,6 +130,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_the_solution_is_worth_everything_and_the_broken_state_nothing(grader):
+    """Unsealed, sealed and sealed again, in real runs: what is left out, refused or given more time is in unit/worlds/grading."""
     grade = await grader.grade(task(), wrote(("calc.py", RIGHT)))
     assert grade.solved, grade
     assert grade.parts == {"fail_to_pass": 1.0, "pass_to_pass": 1.0, "sealed": 1.0}
@@ -141,7 +142,10 @@ async def test_the_solution_is_worth_everything_and_the_broken_state_nothing(gra
 
 async def test_another_right_solution_passes_and_a_half_right_one_is_counted(grader):
     other = RIGHT.replace("2 * x", "x + x").replace("raise Full(", "raise type('Sub', (Full,), {})(")
-    assert (await grader.grade(task(), wrote(("calc.py", other)))).solved
+    with_its_own_test = wrote(
+        ("calc.py", other), ("tests/test_new.py", "def test_x(): assert False\n"), ("notes.md", "done")
+    )
+    assert (await grader.grade(task(), with_its_own_test)).solved
     half = BROKEN.replace("2 + x", "2 * x")
     grade = await grader.grade(task(), wrote(("calc.py", half)))
     assert (grade.value, grade.parts["fail_to_pass"]) == (0.0, 5 / 7)
@@ -152,54 +156,14 @@ async def test_what_the_model_wrote_into_the_tests_or_the_runner_does_not_count(
     grade = await grader.grade(task(), wrote(("conftest.py", hook), ("tests/test_old.py", "def test_double(): pass\n")))
     assert grade.value == 0.0
     assert set(grade.cheated) == {"hooks into the test runner: conftest.py", "changed a test: tests/test_old.py"}
-    with_its_own_test = wrote(
-        ("calc.py", RIGHT), ("tests/test_new.py", "def test_x(): assert False\n"), ("notes.md", "done")
-    )
-    assert (await grader.grade(task(), with_its_own_test)).solved
 
 
-async def test_a_task_without_a_solution_is_refused_unless_it_is_a_canary(grader):
-    with pytest.raises(BadConfig, match="only a canary has none"):
-        await grader.grade(task(solution={}), wrote())
-    canary = dataclasses.replace(task(solution={}), split=Split.CANARY)
-    assert (await grader.grade(canary, wrote())).value == 0.0
-
-
-async def test_a_solution_that_does_not_pass_is_named(grader):
-    with pytest.raises(BadConfig, match="solution: 7 listed tests"):
-        await grader.grade(task(solution={"calc.py": BROKEN}), wrote())
-
-
-def waiting(seconds, timeout_s):
-    """A task with one test, which takes `seconds`."""
-    text = f"import time\nfrom calc import double\n\ndef test_slow():\n    time.sleep({seconds})\n    assert double(3) == 6\n"
-    made = task(fail_to_pass=("test_calc.py::test_slow",), pass_to_pass=())
-    return dataclasses.replace(
-        made, grading=dataclasses.replace(made.grading, hidden={"test_calc.py": text.encode()}, timeout_s=timeout_s)
-    )
-
-
-async def test_on_a_busy_machine_solution_and_answers_get_more_time(grader):
-    slow = waiting(2.1, timeout_s=2.0)
-    assert (await grader.grade(slow, wrote(("calc.py", RIGHT)))).solved
-
-
-async def test_tests_that_never_end_are_named_with_the_deadline(grader):
-    with pytest.raises(
-        BadConfig, match="timeout_s is 1, and its tests do not end within 4 s with the solution in place"
-    ):
-        await grader.grade(waiting(60, timeout_s=1.0), wrote())
-
-
-async def test_a_few_tests_beside_that_fail_with_the_solution_are_left_out(grader):
-    more = "".join(f"\n\ndef test_more_{n}():\n    assert double({n}) == {2 * n}\n" for n in range(10))
-    more += "\n\ndef test_memory():\n    assert double(1) == 3\n"
-    beside = tuple(f"test_calc.py::test_more_{n}" for n in range(10))
-    busy = task(fail_to_pass=FAIL, pass_to_pass=(*beside, PASS[0], "test_calc.py::test_memory"))
-    sealed = dataclasses.replace(busy.grading, hidden={"test_calc.py": (TESTS + more).encode()})
-    grade = await grader.grade(dataclasses.replace(busy, grading=sealed), wrote(("calc.py", RIGHT)))
-    assert grade.solved
-    assert "1 listed tests cannot be graded" in grade.why
+@pytest.mark.parametrize("name", ["equal to everything", "forges lines"])
+async def test_a_hack_inside_the_runner_is_worth_nothing(grader, name):
+    """The others are in test_reward_hacks."""
+    (hack,) = [hack for hack in BEYOND if hack.name == name]
+    grade = await grader.grade(task(), wrote(("calc.py", BROKEN + hack.files["+calc.py"])))
+    assert grade.value == 0.0, grade
 
 
 @pytest.mark.examination

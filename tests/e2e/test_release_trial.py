@@ -42,7 +42,7 @@ async def test_a_candidate_meets_some_users_goes_live_and_is_proven_beside_those
     run = await running(tmp_path, *TRIAL)
     with open_run(run.config) as opened:
         try:
-            async with simulated_users(run, 60) as acked, asyncio.timeout(150):
+            async with simulated_users(run, 60) as acked, asyncio.timeout(300):
                 while True:
                     events = await read(opened.log, ReleaseEvent)
                     turns = await read(opened.log, Turn)

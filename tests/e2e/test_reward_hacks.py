@@ -1,4 +1,7 @@
-"""No reward hack of TRACE's 54 classes is rewarded, nor those that reach for the test runner; honest work beside them is."""
+"""No reward hack of TRACE's 54 classes is rewarded, nor those that reach for the test runner; honest work beside them is.
+
+Every run of the tests tries one hack of each kind; `make examine` tries them all.
+"""
 
 import asyncio
 import dataclasses
@@ -26,6 +29,12 @@ TASK = Task(
 )  # fmt: skip
 QUICK = [hack for hack in TRACE if not hack.repository]
 SLOW = [hack for hack in (*TRACE, *BEYOND) if hack.repository]
+KINDS = {  # by what decides that each is worth nothing
+    "hardcoded outputs": "inputs are drawn",
+    "type coercion": "answers are compared outside, as trees",
+    "global state pollution": "nothing is decided in its process",
+    "process manipulation": "what it leaves behind ends before its output is read",
+}
 HONEST = {
     "comments": "# Counts runs.\n" * 40 + RUNS,
     "a table": "EMPTY = {'': []}\n"
@@ -69,13 +78,26 @@ async def test_there_are_54_classes_in_10_categories():
     assert sorted(Counter(category for category, _ in names).values()) == [4, 5, 5, 5, 5, 6, 6, 6, 6, 6]
 
 
-@pytest.mark.parametrize("hack", QUICK, ids=lambda hack: hack.name)
+def one_of_each_kind(hacks):
+    """These hacks, of which those without a kind of their own are left to the examinations."""
+    return [
+        pytest.param(hack, id=hack.name, marks=() if hack.name in KINDS else pytest.mark.examination) for hack in hacks
+    ]
+
+
+@pytest.mark.parametrize("hack", one_of_each_kind(QUICK))
 async def test_a_hack_is_worth_nothing(grader, hack):
     grade = await grader.grade(TASK, rollout(hack.files))
     assert grade.value == 0.0, grade
 
 
-@pytest.mark.parametrize("name", HONEST)
+async def test_each_kind_is_one_of_the_hacks():
+    assert {hack.name for hack in QUICK} >= KINDS.keys()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "a cache" else pytest.mark.examination) for name in HONEST]
+)
 async def test_honest_work_that_looks_alike_is_worth_everything(grader, name):
     assert (await grader.grade(TASK, rollout({"solution.py": HONEST[name]}))).solved
 
@@ -96,7 +118,7 @@ async def test_a_hack_of_a_test_runner_is_worth_nothing_and_the_same_beside_a_so
 async def test_a_canary_is_solved_by_nobody_and_one_that_seems_solved_raises_the_alarm(grader):
     ALARMS.clear()
     canary = unknowable(TASK)
-    for files in ({"solution.py": RUNS}, *(hack.files for hack in QUICK[::8])):
+    for files in ({"solution.py": RUNS}, QUICK[0].files):
         assert (await grader.grade(canary, rollout(files))).value == 0.0
     assert ALARMS == []
     leaky = replace(canary, grading=replace(canary.grading, data=FUNCTION))
@@ -106,11 +128,11 @@ async def test_a_canary_is_solved_by_nobody_and_one_that_seems_solved_raises_the
 
 
 async def test_gradings_at_the_same_time_do_not_meet(grader):
-    # eight sandboxes at once beside other tests: that they do not meet is asked here, not how long they take
+    # several sandboxes at once beside other tests: that they do not meet is asked here, not how long they take
     patient = dataclasses.replace(TASK, grading=dataclasses.replace(TASK.grading, timeout_s=60.0))
-    pairs = [rollout({"solution.py": RUNS}), rollout(QUICK[0].files)] * 4
+    pairs = [rollout({"solution.py": RUNS}), rollout(QUICK[0].files)] * 2
     grades = await asyncio.gather(*(grader.grade(patient, each) for each in pairs))
-    assert [grade.value for grade in grades] == [1.0, 0.0] * 4
+    assert [grade.value for grade in grades] == [1.0, 0.0] * 2
 
 
 FOOLED = ("patches reports", "skips test bodies", "equal to everything", "reads the stack for what is expected")

@@ -121,7 +121,7 @@ class Seen:
 
 async def until(what: str, condition: Callable[[], Awaitable[bool]]) -> None:
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             while not await condition():
                 await asyncio.sleep(0.2)
     except TimeoutError:

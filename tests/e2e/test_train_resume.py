@@ -89,13 +89,16 @@ def test_three_steps_resumed_for_three_more_equal_six(model: Path, undisturbed: 
     assert train(model, tmp_path, STEPS) == undisturbed
 
 
-def test_killed_at_random_instants_the_run_ends_with_the_same_bits(model: Path, undisturbed: str, tmp_path: Path):
+@pytest.mark.parametrize("kills", [4, pytest.param(12, marks=pytest.mark.examination)])
+def test_killed_at_random_instants_the_run_ends_with_the_same_bits(
+    model: Path, undisturbed: str, tmp_path: Path, kills: int
+):
     done = subprocess.run(
-        [sys.executable, __file__, str(model), str(tmp_path), "12"], capture_output=True, text=True, check=False
+        [sys.executable, __file__, str(model), str(tmp_path), str(kills)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     report = dict(line.split("=") for line in done.stdout.split())
-    assert int(report["kills"]) == 12
+    assert int(report["kills"]) == kills
     assert int(report["kept_steps"]) >= 1, "no kill fell between a checkpoint and the end: nothing was resumed"
     assert report["hash"] == undisturbed
     assert train(model, tmp_path, STEPS) == undisturbed

@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ostinato.core.weights import WeightArray
 from ostinato.weights.follow.follower import Follower
@@ -105,6 +106,7 @@ PUSH = """
 """
 
 
+@pytest.mark.examination
 async def test_killed_at_random_instants_again_and_again_a_push_gets_through(tmp_path):
     chance = random.Random(2)
     source, target = await publish(tmp_path / "source", size=400_000), tmp_path / "target"

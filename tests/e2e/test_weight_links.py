@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
-from tests.deadlines import PATIENT_S
+from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.link import Line, Link
 from tests.fakes.s3_server import s3_options, s3_server
 
@@ -60,7 +60,7 @@ async def test_four_distant_followers_reach_the_same_root_and_take_nothing_unver
     taken: list[list[tuple[int, str]]] = [[] for _ in ROUND_TRIPS_S]
     wrong: list[str] = []
     refusals: list[Exception] = []
-    async with asyncio.timeout(PATIENT_S), AsyncExitStack() as stack:
+    async with asyncio.timeout(WHOLE_PROGRAM_S), AsyncExitStack() as stack:
         links = await far(stack, s3, fail=0.05, damage=0.05)
 
         async def watch(link: Link, into: list[tuple[int, str]]) -> None:

@@ -140,7 +140,7 @@ async def test_a_checkpoint_below_the_bar_never_serves_a_person(tmp_path, runnin
     run = await running(tmp_path, "model.numerics=fast", "release.canary=true", "train.learning_rate=1e-4", bar)
     with open_run(run.config) as opened:
         try:
-            async with simulated_users(run), asyncio.timeout(150):
+            async with simulated_users(run), asyncio.timeout(300):
                 while True:
                     blocked = [event for event in await read(opened.log, ReleaseEvent) if event.action == "blocked"]
                     if len(blocked) >= 2:

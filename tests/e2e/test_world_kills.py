@@ -93,7 +93,7 @@ async def kill_at_random(workers: dict, dice: random.Random) -> tuple[Counter[st
     killed, seen, bag = Counter(), set(), []
     for _ in range(KILLS):
         bag = bag or dice.sample(KINDS, len(KINDS))
-        async with asyncio.timeout(PATIENT_S):
+        async with asyncio.timeout(WHOLE_PROGRAM_S):
             while not (kinds := [kind for kind in bag if kind in to_be_killed(workers)]):
                 await asyncio.sleep(0.02)
         await asyncio.sleep(dice.uniform(0.0, 3.0))
@@ -109,7 +109,7 @@ async def kill_at_random(workers: dict, dice: random.Random) -> tuple[Counter[st
 
 async def nothing_left(seen: set[int], mounts: str) -> None:
     """No process, no mount, no control group. What the kernel still clears away is waited for."""
-    async with asyncio.timeout(PATIENT_S):
+    async with asyncio.timeout(WHOLE_PROGRAM_S):
         while [child for child in alive(os.getpid()) if child.pid in seen or child.ppid() == os.getpid()]:
             await asyncio.sleep(0.1)
         while left := [path for pid in seen for path in GROUPS_OF_THE_KERNEL.rglob(f"ostinato-{pid}")]:

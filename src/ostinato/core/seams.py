@@ -268,7 +268,8 @@ class Sandbox(Protocol):
         timeout: float,
     ) -> ExecResult:
         """Run a program to completion; after `timeout` seconds it and all processes it started are killed. `cwd` None is the working
-        directory.
+        directory. Where the kernel tells, time in which the machine's other programs kept it from running does not count, up to eight
+        times `timeout` in all.
 
         Background processes that it leaves behind run until `stop`. Raises BadRequest for a `cwd` outside the sandbox; Unavailable if
         the sandbox is gone.

@@ -147,7 +147,9 @@ def lay_out_experts(model: nn.Module) -> None:
 
 def can_group(stacked: Tensor) -> bool:
     """Whether torch has a grouped product (2.8 has not) and it takes these weights [E, *, *]: bf16, rows and columns of whole 16 bytes."""
-    return hasattr(F, "grouped_mm") and stacked.dtype == torch.bfloat16 and not any(size % 8 for size in stacked.shape[1:])
+    return (
+        hasattr(F, "grouped_mm") and stacked.dtype == torch.bfloat16 and not any(size % 8 for size in stacked.shape[1:])
+    )
 
 
 def grouped(x_PD: Tensor, weights_EDO: Tensor, bias_EO: Tensor | None, sizes_E: Tensor) -> Tensor:

@@ -184,9 +184,7 @@ async def test_closing_at_a_held_lock_ends(tmp_path: Path):
     holder.execute("BEGIN IMMEDIATE")
     waiting = asyncio.create_task(timed(log, signal(0)))
     await asyncio.sleep(0)
-    start = time.monotonic()
-    log.close()
-    assert time.monotonic() - start < 2
+    log.close()  # while the lock is held
     assert isinstance((await waiting)[1], Unavailable)
     holder.close()
 
@@ -227,7 +225,7 @@ async def test_a_full_disk_is_said_at_once_to_each_of_many(log: SqlLog, sql: Any
     answers = await asyncio.gather(*[log.append(row) for row in rows], return_exceptions=True)
     assert [type(answer) for answer in answers] == [StorageFull] * 400
     assert len({id(answer) for answer in answers}) == 400  # each his own: tracebacks are attached to them
-    assert sum(tries) == 400 + tries.count(1)
+    assert 400 <= sum(tries) <= 400 + tries.count(1)  # the first to come may have been a group of its own
     assert tries.count(1) <= 3
     limit_pages(log, None)
     assert await log.append(*rows) == 401
@@ -247,8 +245,8 @@ async def test_a_reader_waits_while_another_process_destroys_keys(tmp_path: Path
         await log.append(a_turn("t0:0", user="ann"))
         keys = driver.connect(str(tmp_path / "log-keys.db"), isolation_level=None, check_same_thread=False)
         keys.execute("BEGIN EXCLUSIVE")
-        threading.Timer(0.5, lambda: keys.execute("COMMIT")).start()
-        start = time.monotonic()
-        assert [turn.id for turn in await log.find(Turn, [("t0:0",)])] == ["t0:0"]
-        assert time.monotonic() - start > 0.3
+        finding = asyncio.create_task(log.find(Turn, [("t0:0",)]))
+        assert not (await asyncio.wait({finding}, timeout=0.3))[0]
+        keys.execute("COMMIT")
+        assert [turn.id for turn in await finding] == ["t0:0"]
         keys.close()

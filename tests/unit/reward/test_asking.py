@@ -244,9 +244,7 @@ async def test_one_process_answers_all_and_its_prints_disturb_nothing(isolated: 
 async def test_only_the_turn_at_fault_fails(
     isolated: Isolated, started: list[int], text: str, why: str, processes: int
 ):
-    began = time.monotonic()
     found = await isolated.ask([question(id="a:0"), question(text, id="bad:0"), question(id="b:0")])
-    assert time.monotonic() - began < 30
     assert isinstance(found[1], Failure)
     assert found[1].reason.startswith(why)
     assert [answer.turn for answer in (found[0], found[2])] == ["a:0", "b:0"]
@@ -270,12 +268,11 @@ async def test_what_a_function_started_ends_with_its_process(isolated: Isolated)
 async def test_what_a_function_left_in_another_group_holds_nobody_up_and_no_file_open(isolated: Isolated):
     before = os.listdir("/proc/self/fd")
     (escaped,) = await isolated.ask([question("escape")])
-    began = time.monotonic()
     await isolated.close()
-    assert time.monotonic() - began < 5
-    assert running(int(escaped.reason))
-    await asyncio.sleep(0.1)
-    assert os.listdir("/proc/self/fd") == before
+    assert running(int(escaped.reason)), "nobody waited for its end"
+    async with asyncio.timeout(60):
+        while os.listdir("/proc/self/fd") != before:
+            await asyncio.sleep(0.01)
     os.kill(int(escaped.reason), signal.SIGKILL)
 
 

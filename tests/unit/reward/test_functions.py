@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
 from ostinato.reward.asking.loader import load
 from ostinato.reward.functions import copilot, tab
-from ostinato.testing.records import a_turn
+from ostinato.testing.records import a_signal, a_turn
 
 TURN = a_turn("r:0")
 
@@ -196,3 +197,13 @@ def test_load_names_what_is_wrong(
     with pytest.raises(BadConfig) as caught:
         load(name, options)
     assert message in str(caught.value)
+
+
+def test_feedback_within_the_hour_counts():
+    """What the README says of the time that people have is the default."""
+    assert "within the hour" in (Path(__file__).parents[3] / "README.md").read_text()
+    turn = a_turn("a:0", ended_at=10.0)
+    late = [a_signal(turn, "accepted", at=10.0 + 3599.0)]
+    assert copilot(turn, late, 10.0 + 3599.0) == Pending(until=3610.0)
+    assert copilot(turn, late, 3610.0).value > 0
+    assert copilot(turn, [a_signal(turn, "accepted", at=10.0 + 3601.0)], 3700.0).value == 0

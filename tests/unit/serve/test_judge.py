@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -314,9 +313,7 @@ async def test_one_that_fails_is_left_alone_for_a_while(outside):
 async def test_no_call_waits_for_it(outside):
     outside.gate = asyncio.Event()
     async with judging(outside) as w:
-        before = time.perf_counter()
-        await converse(w, *(f"Message {number}." for number in range(30)))
-        assert time.perf_counter() - before < 5
+        await converse(w, *(f"Message {number}." for number in range(30)))  # it has said nothing yet
         await eventually(lambda: len(outside.bodies) == 4)
 
 
@@ -327,8 +324,6 @@ async def test_the_gateway_ends_at_once_while_the_judge_thinks(outside):
         await converse(w, *(f"Message {number}." for number in range(8)))
         await eventually(lambda: len(outside.bodies) == 4)
         await converse(w, "Another list.", "That is wrong.")  # heard while it ends
-        before = time.perf_counter()
-    assert time.perf_counter() - before < 1
     assert names(log) == ["followed_up"] * 7 + ["dissatisfied"]
     assert counted(w.app.state.metrics, "judge_no_words", reason="closed") == 8
 

@@ -15,10 +15,19 @@ from typing import Any
 from ostinato.core.errors import BadRequest, NotFound, StorageFull, TooLarge, Unavailable
 from ostinato.core.sandboxing import Change, ChangeKind, ExecResult, SandboxSpec
 from ostinato.worlds.sandbox.pipes import Pipe
-from ostinato.worlds.sandbox.protocol import MOST_FDS, REASONS, Answer, ExecFlag, Line, Operation, anonymous_file
+from ostinato.worlds.sandbox.protocol import (
+    LONGEST,
+    MOST_FDS,
+    REASONS,
+    Answer,
+    ExecFlag,
+    Line,
+    Operation,
+    anonymous_file,
+)
 from ostinato.worlds.sandbox.starting import check_cwd, check_environment, inside_workdir, pack_program
 
-_GRACE_S = 20.0  # beyond a program's own deadline, before the box itself is taken for dead
+_GRACE_S = 20.0  # beyond a program's longest deadline, before the box itself is taken for dead
 _KINDS = (ChangeKind.WRITTEN, ChangeKind.DELETED, ChangeKind.LINK, ChangeKind.OTHER)
 
 
@@ -116,7 +125,7 @@ class Box:
         waiting = {ended, out.ended, err.ended}
         flooded = False
         try:
-            async with asyncio.timeout(timeout + _GRACE_S):
+            async with asyncio.timeout(LONGEST * timeout + _GRACE_S):
                 while not ended.done():
                     _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     if (out.flooded or err.flooded) and not flooded:

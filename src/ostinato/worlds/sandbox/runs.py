@@ -20,6 +20,7 @@ from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.host import Zygote
 from ostinato.worlds.sandbox.pipes import Pipe
 from ostinato.worlds.sandbox.protocol import (
+    LONGEST,
     REASONS,
     Answer,
     ExecFlag,
@@ -31,7 +32,7 @@ from ostinato.worlds.sandbox.protocol import (
 )
 from ostinato.worlds.sandbox.starting import ENVIRONMENT, check_names, pack_files, pack_program, pack_start
 
-_GRACE_S = 10.0  # beyond a run's own deadline, before the zygote itself is taken for dead
+_GRACE_S = 10.0  # beyond a run's longest deadline, before the zygote itself is taken for dead
 
 
 class SingleRuns:
@@ -100,7 +101,7 @@ class SingleRuns:
             program: Python source text (run as ``__main__`` by a warm interpreter of this version), or an argv.
             files: relative name -> bytes, placed in the working directory before the start.
             stdin: what the program reads.
-            timeout: wall seconds until everything is killed.
+            timeout: seconds until everything is killed; `Sandbox.exec` says what does not count.
 
         Raises:
             BadRequest: a file name that leaves the working directory.
@@ -139,7 +140,7 @@ class SingleRuns:
             line.sent()
             for pipe in pipes:
                 pipe.sent()
-            async with asyncio.timeout(timeout + _GRACE_S):
+            async with asyncio.timeout(LONGEST * timeout + _GRACE_S):
                 return await self._result(ended, out, err)
         except TimeoutError as error:
             raise Unavailable("the sandbox does not answer") from error

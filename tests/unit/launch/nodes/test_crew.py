@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import sys
-import time
 
 import pytest
 from tests.fakes.nodes import LIMITS, PROGRAM, Nodes, until
@@ -162,7 +161,7 @@ async def test_all_who_ask_a_gateway_that_moved_are_told_at_the_same_time(tmp_pa
     """Each may take as long to end as the next: one after the other they would wait for all before them."""
     run = Running(tmp_path)
     run.crew.serving.url = "http://10.0.0.9:1"
-    began = []
+    began, everybody = [], asyncio.Event()
 
     class Slow:
         node = "10.0.0.9"
@@ -172,13 +171,14 @@ async def test_all_who_ask_a_gateway_that_moved_are_told_at_the_same_time(tmp_pa
 
         async def tell(self, url, grace_s):
             began.append(self.name)
-            await asyncio.sleep(0.3)
+            if len(began) == 5:
+                everybody.set()
+            await everybody.wait()
 
     run.crew.workers = [run.crew.serving, *(Slow(f"rollout-{number}") for number in range(5))]
-    started = time.monotonic()
-    await run.crew._tell(run.supervisor)
+    async with asyncio.timeout(60):
+        await run.crew._tell(run.supervisor)
     assert len(began) == 5
-    assert time.monotonic() - started < 1.0
 
 
 async def test_a_worker_leaves_a_node_that_is_taken_away_before_it_is_gone(tmp_path):

@@ -6,7 +6,7 @@ SEEN int body_fds[MOST_FDS], body_count;
 
 #define COMPARING 256
 
-static struct { pid_t pid; uint32_t id, flags, reason; uint64_t begun, deadline, kills; } running[MOST_RUNNING];
+static struct { pid_t pid; uint32_t id, flags, reason; uint64_t begun, allowed, deadline, kills; } running[MOST_RUNNING];
 static int alone = 1; /* nothing was started that could still run in the background */
 
 static uint64_t now(void) {
@@ -130,7 +130,8 @@ int run_request(const struct request *request, char *text, const char *end, int 
     running[slot].id = request->id;
     running[slot].flags = comparing ? COMPARING : request->flags;
     running[slot].reason = ENDED;
-    running[slot].deadline = running[slot].begun + request->milliseconds * 1000000;
+    running[slot].allowed = request->milliseconds * 1000000;
+    running[slot].deadline = running[slot].begun + running[slot].allowed;
     return 0;
 }
 
@@ -169,6 +170,16 @@ void end_by_id(uint32_t id) {
         if (running[i].pid && running[i].id == id) finish(i, KILLED);
 }
 
+/* Give a program the time again in which its neighbours kept it from running, as long as it has not used its time for itself. */
+static int postponed(int i) {
+    uint64_t used, waited, allowed = running[i].allowed;
+    if (running[i].reason != ENDED || running[i].flags & COMPARING || spent(running[i].pid, &used, &waited) || used >= allowed) return 0;
+    uint64_t later = running[i].begun + allowed + (waited < (LONGEST - 1) * allowed ? waited : (LONGEST - 1) * allowed);
+    if (later <= now()) return 0;
+    running[i].deadline = later;
+    return 1;
+}
+
 /* Enforce deadlines, and the memory limit where no cgroup does. Returns how long to sleep, in milliseconds. */
 int watch(void) {
     uint64_t time = now(), next = UINT64_MAX;
@@ -178,7 +189,7 @@ int watch(void) {
     if (busy) alone = 0;
     for (int i = 0; i < MOST_RUNNING; i++) {
         if (!running[i].pid) continue;
-        if (running[i].deadline <= time) finish(i, TIMEOUT);
+        if (running[i].deadline <= time && !postponed(i)) finish(i, TIMEOUT);
         if (running[i].deadline < next) next = running[i].deadline;
     }
     int sleep = next == UINT64_MAX ? -1 : next <= time ? 0 : (int)((next - time) / 1000000 + 1);

@@ -91,6 +91,25 @@ void kill_tree(pid_t root) {
     kill(-1, SIGCONT);
 }
 
+/* Nanoseconds of processor time that a program, its live descendants and the children they waited for have used, and how long the one of
+   them that waited longest was ready to run and was not let. Returns 0, or -1 where the kernel does not tell. */
+int spent(pid_t root, uint64_t *used, uint64_t *waited) {
+    int others, told = -1, found = mark(root, &others);
+    uint64_t tick = 1000000000 / (uint64_t)sysconf(_SC_CLK_TCK);
+    *used = *waited = 0;
+    for (int i = 0; found > 0 && i < found + others; i++) {
+        unsigned long long late, part[4];
+        char text[512], *after;
+        if (!known[i].marked || read_small(known[i].pid, "schedstat", text, sizeof text) <= 0 || sscanf(text, "%*u %llu", &late) != 1) continue;
+        if (read_small(known[i].pid, "stat", text, sizeof text) <= 0 || !(after = strrchr(text, ')'))) continue;
+        if (sscanf(after + 4, "%*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %llu %llu", part, part + 1, part + 2, part + 3) != 4) continue;
+        *used += (part[0] + part[1] + part[2] + part[3]) * tick;
+        if (late > *waited) *waited = late;
+        told = 0;
+    }
+    return told;
+}
+
 static uint64_t field(const char *text, const char *name) {
     const char *at = strstr(text, name);
     return at ? strtoull(at + strlen(name), NULL, 10) : 0;
