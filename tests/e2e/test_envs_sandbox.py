@@ -50,9 +50,6 @@ async def outside(*arguments):
     return printed.decode()
 
 
-PATIENT_S = 60.0
-
-
 async def below(box, fits, what):
     """The processes below the zygote's keeper, once there are as many as fit."""
     assert box._process is not None

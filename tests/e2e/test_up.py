@@ -13,6 +13,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.app.storage import Home, open_log, open_store
 from ostinato.config import load

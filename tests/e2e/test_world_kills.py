@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.deadlines import WHOLE_PROGRAM_S
 from world_runs import SETTINGS, crew, examined, graded_twice, published, steps, until_step, write_tasks
 
 from ostinato.app.storage import home, model_path, open_run, open_store
