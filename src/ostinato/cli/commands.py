@@ -54,7 +54,7 @@ def up(*, on: Literal["here", "ray"] = "here", common: Common | None = None) -> 
     """
     from ostinato.launch.commands.up import up as run
 
-    asyncio.run(run((common or Common()).load(), console, on))
+    asyncio.run(run((common or Common()).starting(), console, on))
 
 
 @app.command
@@ -116,7 +116,7 @@ def run_demo(
     from ostinato.launch.commands.demo import demo as run
     from ostinato.launch.commands.demo import demo_overrides
 
-    config = (common or Common()).load(*demo_overrides(scenario, seed, directory))
+    config = (common or Common()).starting(*demo_overrides(scenario, seed, directory))
     asyncio.run(run(config, scenario=scenario, seed=seed, minutes=minutes, out=out, console=Console()))
 
 
@@ -147,7 +147,7 @@ def run_worlds_demo(
     """
     from ostinato.launch.commands.worlds.demo import Plan, demo_worlds, worlds_demo_overrides
 
-    config = (common or Common()).load(*worlds_demo_overrides(seed, directory))
+    config = (common or Common()).starting(*worlds_demo_overrides(seed, directory))
     plan = Plan.of(minutes=minutes, training=training)
     asyncio.run(demo_worlds(config, seed=seed, plan=plan, out=out, console=Console()))
 
@@ -163,7 +163,7 @@ app.command(release)
 @release.default
 def run_release(common: Common | None = None) -> None:
     """Run the release worker (a worker of `up`)."""
-    run_worker("release", (common or Common()).load(), expendable=300)
+    run_worker("release", (common or Common()).starting(), expendable=300)
 
 
 @release.command(name="show")
@@ -349,7 +349,7 @@ def doctor(common: Common | None = None) -> None:
     """Check this machine and the configuration, part by part. Each failure names its remedy."""
     from ostinato.launch.commands.doctor import examine
 
-    if not examine((common or Common()).load(), Console()):
+    if not examine((common or Common()).starting(), Console()):
         sys.exit(1)
 
 

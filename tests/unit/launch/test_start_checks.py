@@ -5,6 +5,7 @@ import pytest
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.demo import check_emptied, empty
 from ostinato.testing.tiny import tiny_model
 
 URL = "record.url='postgresql://ann@db/loop'"
@@ -63,3 +64,18 @@ async def test_what_another_node_has_is_not_looked_for_on_the_machine_of_up(sett
     with pytest.raises(BadConfig, match="cuda:99"):
         await check_start(elsewhere)
     await check_start(elsewhere, on_ray=True)
+
+
+def test_a_demo_keeps_the_cache_that_lies_in_its_run(settings):
+    """Where no home can be written, the converted model and compiled kernels of the last demo lie there."""
+    config = settings()
+    cached = config.run.directory / ".cache" / "ostinato"
+    cached.mkdir(parents=True)
+    check_emptied(config)
+    (config.run.directory / "log").mkdir()
+    with pytest.raises(BadConfig, match="not empty"):
+        check_emptied(config)
+    empty(config.run.directory)
+    assert cached.is_dir()
+    assert not (config.run.directory / "log").exists()
+    check_emptied(config)
