@@ -29,6 +29,7 @@ app = App(
     version=__version__,
     help="Real-time reinforcement learning of the model behind a product: serve it, learn from what people do next, "
     "prove that the new checkpoint is better, ship it, with a way back.",
+    suppress_keyboard_interrupt=False,  # `main` gives the exit code
 )
 app.command(weights)
 app.command(alarms)
@@ -366,10 +367,13 @@ def _explain(error: BaseException) -> None:
 
 def main() -> None:
     """Run the command line."""
+    from ostinato.launch.workers.stopping import Interruption
+
+    interruption = Interruption()
     try:
         app()
     except (OstinatoError, BaseExceptionGroup) as error:
         _explain(error)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(interruption.code)
