@@ -90,7 +90,7 @@ app.command(demo)
 @demo.default
 def run_demo(
     *,
-    scenario: Literal["copilot", "tab"] = "copilot",
+    scenario: Literal["copilot", "tab"] | None = None,
     minutes: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 12.0,
     seed: int = 0,
     out: Path = Path(),
@@ -103,7 +103,7 @@ def run_demo(
     ----------
     scenario
         copilot: write small functions, judged by hidden tests. tab: complete short lists, some of which are unknowable, so that the
-        model may also suggest nothing.
+        model may also suggest nothing. Default: copilot, or tab where this machine has no sandbox for the functions.
     minutes
         Minutes that the simulated users work. The whole command takes about two minutes more. On a CPU without bf16
         instructions steps take about twice as long: set 40.
@@ -114,11 +114,13 @@ def run_demo(
     directory
         Where the run is kept (default: runs/demo-SEED or runs/demo-tab-SEED, emptied first if it holds an earlier demo).
     """
+    from ostinato.launch.commands.demo import choose, demo_overrides
     from ostinato.launch.commands.demo import demo as run
-    from ostinato.launch.commands.demo import demo_overrides
 
-    config = (common or Common()).starting(*demo_overrides(scenario, seed, directory))
-    asyncio.run(run(config, scenario=scenario, seed=seed, minutes=minutes, out=out, console=Console()))
+    options, out_console = common or Common(), Console()
+    chosen = asyncio.run(choose(scenario, options.load().sandbox, out_console))
+    config = options.starting(*demo_overrides(chosen, seed, directory))
+    asyncio.run(run(config, scenario=chosen, seed=seed, minutes=minutes, out=out, console=out_console))
 
 
 @demo.command(name="worlds")

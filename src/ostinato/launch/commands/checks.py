@@ -15,6 +15,7 @@ from ostinato.app.worlds_grading import open_backend
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.serve.auth import Keyring, UserKeys, check_bind, client_keys
+from ostinato.worlds.sandbox import SingleRuns
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -30,6 +31,7 @@ async def check_start(config: Config, *, on_ray: bool = False) -> None:
     if not on_ray:
         check_device(config)
         check_log(config)
+        await check_world(config)
     check_products(config)
     check_sandboxes(config)
     check_lending(config)
@@ -56,6 +58,20 @@ def check_sandboxes(config: Config) -> None:
     """Raise BadConfig if `sandbox.backend` names a backend that is not installed, or that needs a key that is not set."""
     if config.sandbox.backend != "namespaces":
         open_backend(config.sandbox)
+
+
+async def check_world(config: Config) -> None:
+    """Raise SandboxRefused if rollouts would run code here that cannot be isolated, BadConfig for a bad taskset."""
+    if config.learn.source == "people" or not config.worlds.file or config.sandbox.backend != "namespaces":
+        return
+    from ostinato.app.worlds_rollouts import (  # here, because other runs have no use for rollouts' code
+        open_taskset,
+        runs_code,
+    )
+
+    if runs_code(config, open_taskset(config).tasks):
+        async with SingleRuns(config.sandbox) as runs:
+            await runs.check()
 
 
 def check_place(config: Config) -> Path:

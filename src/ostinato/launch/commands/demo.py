@@ -19,7 +19,7 @@ from rich.text import Text
 from ostinato.app.storage import Home, home, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, SandboxRefused
 from ostinato.core.places import INSIDE_RUN
 from ostinato.core.seams import Log
 from ostinato.demo.users import UserStats
@@ -37,6 +37,7 @@ from ostinato.launch.workers.release import gateway
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import account
 from ostinato.web.run_report import RunReport
+from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 
 Name = Literal["copilot", "tab"]
 
@@ -70,6 +71,30 @@ def demo_overrides(scenario: Name, seed: int, directory: Path | None) -> tuple[s
         f"evaluate.runner.seed={seed}",
         *shown.settings(seed),
     )
+
+
+async def choose(asked: Name | None, sandbox: SandboxConfig, console: Console) -> Name:
+    """The scenario to show: the one asked for, by default the copilot, or tab where the copilot's code cannot be isolated.
+
+    Raises SandboxRefused if the copilot was asked for and this machine cannot isolate its code.
+    """
+    if asked == "tab":
+        return asked
+    try:
+        async with SingleRuns(sandbox) as runs:
+            await runs.check()
+    except SandboxRefused as error:
+        if asked is not None:
+            raise SandboxRefused(f"{error} Without it: --scenario tab, which runs no code") from error
+        console.print(
+            Text(
+                f"the copilot's functions need a sandbox: {error} Going on with --scenario tab, which runs no code.",
+                "yellow",
+            ),
+            soft_wrap=True,
+        )
+        return "tab"
+    return "copilot"
 
 
 def check_emptied(config: Config) -> None:
