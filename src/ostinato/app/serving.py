@@ -13,10 +13,12 @@ from pydantic import SecretStr
 
 from ostinato.app.draining import read_draining
 from ostinato.app.lending import Lending, Lent, check_lending
+from ostinato.app.memory import check_memory
 from ostinato.app.numerics import engine_contract, integers, pace, slower, stamp, threads_agree
 from ostinato.app.storage import Run, home, open_cached_store, open_follower, store_place
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
+from ostinato.core.memory import process_limit
 from ostinato.core.seams import Engine, Renderer
 from ostinato.release.auto.folding import FoldedRouter
 from ostinato.serve.gateway import GatewayApp, Page, create_app
@@ -119,6 +121,7 @@ async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine
 
     contract = await asyncio.to_thread(engine_contract, config)
     computing = await asyncio.to_thread(backend, config.model)
+    check_memory(config, model, ("serve",), process_limit(), compute_dtype(config.model).itemsize)
     weights = await asyncio.to_thread(build, model, compute_dtype(config.model), computing)
     wide = await asyncio.to_thread(threads_agree, config)
     grammars = await asyncio.to_thread(lambda: renderer.grammars)

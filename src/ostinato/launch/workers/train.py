@@ -12,10 +12,12 @@ import torch
 
 from ostinato.app.checkpoints import shared_checkpoints
 from ostinato.app.learning import Learning, open_learning
+from ostinato.app.memory import check_memory
 from ostinato.app.numerics import trainer_contract
 from ostinato.app.storage import Run
 from ostinato.config import Config
 from ostinato.core.errors import BadWeights, NoSignal
+from ostinato.core.memory import process_limit
 from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Trainer
@@ -27,6 +29,7 @@ from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.pulse import Pulse
 from ostinato.launch.workers.stopping import unless
 from ostinato.loop import step
+from ostinato.model.config import compute_dtype
 from ostinato.reward.asking.opening import asker_of
 from ostinato.reward.asking.question import Asker
 from ostinato.train.sharding.memory import return_freed_memory
@@ -205,6 +208,7 @@ async def _train(run: Run, life: Life) -> None:
 async def _learn(run: Run, life: Life, asker: Asker) -> None:
     config, say = run.config, life.starting(run.config)
     path = await prepare(run, say)
+    check_memory(config, path, ("train",), process_limit(), compute_dtype(config.model).itemsize)
     say("loading the model")
     live = await run.follower.resolve("live")
     assert live is not None
