@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PACKED := -n auto --dist loadgroup --no-loadscope-reorder
 TORCH_BUILD ?= auto # the CPU's unless there is an NVIDIA GPU; cpu, cuda, cu129 and the like, or an index's address
 
-.PHONY: help install demo demo-worlds test durations unit check format bench agents examine clean
+.PHONY: help install demo demo-worlds test durations unit check format bench agents machines examine clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -61,10 +61,14 @@ bench: install ## every benchmark; writes benchmarks/results/
 agents: install ## six coding agents, unmodified, under .agents/: what tests/agents runs
 	$(BIN)/python -m tests.agents.install
 
+machines: install ## doctor, up and a demo as other machines have them: processors, containers, users, limits, languages
+	$(BIN)/python -m tests.examinations.machines.run
+
 examine: install ## what runs too long for `make test`; writes tests/examinations/results/
 	$(BIN)/pytest -n 2 -m examination
 	$(BIN)/pytest -n 2 --hypothesis-profile full tests/property
 	$(BIN)/pytest -n 2 tests/agents
+	$(BIN)/python -m tests.examinations.machines.run
 	$(BIN)/python -m tests.examinations.weight_faults.run
 	$(BIN)/python -m tests.examinations.architectures.run
 	$(BIN)/python -m tests.examinations.exactness.run

@@ -350,6 +350,15 @@ def test_where_user_namespaces_are_refused_it_says_so():
     assert "ran" not in result.stdout
 
 
+async def test_an_interpreter_that_cannot_be_started_is_refused_by_name(monkeypatch, tmp_path):
+    """As that of another user's home, which `setuid` programs and containers leave behind."""
+    (tmp_path / "python").write_text("")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    async with SingleRuns() as runs:
+        with pytest.raises(SandboxRefused, match=f"interpreter {tmp_path}/python cannot be started anew"):
+            await runs.check()
+
+
 def as_nobody(*argv):
     drop = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"]
     path = os.pathsep.join(entry for entry in sys.path if entry.endswith(("site-packages", "src")))

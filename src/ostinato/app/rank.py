@@ -19,7 +19,8 @@ from ostinato.weights.store.opening import open_url
 
 def main() -> None:
     """Live as long as the first rank does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the first rank says when to end
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all ranks; the first decides when to end
+        signal.signal(number, signal.SIG_IGN)
     task, handed = read_task(sys.stdin.buffer.readline()), Handed()
 
     def hand_over(learned: Learned) -> None:

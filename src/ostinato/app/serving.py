@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from ostinato.app.draining import read_draining
 from ostinato.app.lending import Lending, Lent, check_lending
+from ostinato.app.memory import check_memory
 from ostinato.app.numerics import (
     NumericsMode,
     compute,
@@ -28,6 +29,7 @@ from ostinato.app.numerics import (
 from ostinato.app.storage import Run, home, open_cached_store, open_follower, store_place
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
+from ostinato.core.memory import process_limit
 from ostinato.core.seams import Engine, Renderer
 from ostinato.release.auto.folding import FoldedRouter
 from ostinato.serve.gateway import GatewayApp, Page, create_app
@@ -133,6 +135,7 @@ async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine
     contract = await asyncio.to_thread(engine_contract, config)
     computing = await asyncio.to_thread(backend, config.model)
     dtype = await asyncio.to_thread(compute, config)
+    check_memory(config, model, ("serve",), process_limit(), dtype.itemsize)
     weights = await asyncio.to_thread(build, model, dtype, computing)
     wide = await asyncio.to_thread(threads_agree, config)
     grammars = await asyncio.to_thread(lambda: renderer.grammars)

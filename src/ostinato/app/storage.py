@@ -385,4 +385,4 @@ def model_path(config: Config, progress: Callable[[str], None] | None = None) ->
     """The checked directory of the model that training starts from."""
     from ostinato.model.load import resolve
 
-    return resolve(config.model.source, config.model.cache.expanduser(), progress)
+    return resolve(config.model.source, config.model.cache, progress)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from ostinato.app.storage import home
-from ostinato.app.worlds_rollouts import check_tasks, open_harnesses, open_workshop
+from ostinato.app.worlds_rollouts import check_tasks, open_harnesses, open_workshop, runs_code
 from ostinato.config import Config
 from ostinato.core.conversation import Role
 from ostinato.core.errors import BadConfig, BadRequest
@@ -57,9 +57,7 @@ def world_suite(file: str, config: Config, split: Split = Split.HELD_OUT) -> Wor
     return WorldSuite(
         suite=suite,
         tasks=replace(taskset, tasks=tuple(tasks)),
-        runs_code=any(
-            harnesses[task.harness].spec(task) is not None or task.grading.grader != "pattern" for task in tasks
-        ),
+        runs_code=runs_code(config, tasks),
     )
 
 

@@ -58,6 +58,12 @@ def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
         check_grading(task)
 
 
+def runs_code(config: Config, tasks: Iterable[Task]) -> bool:
+    """True if a harness or a grader of these tasks runs code that a model wrote, for which there must be a sandbox."""
+    harnesses = open_harnesses(config)
+    return any(harnesses[task.harness].spec(task) is not None or task.grading.grader != "pattern" for task in tasks)
+
+
 def check_steps(config: Config, tasks: Taskset) -> None:
     """Raise BadConfig if too few groups are drawn for even one step."""
     worlds = config.worlds

@@ -29,6 +29,7 @@ app = App(
     version=__version__,
     help="Real-time reinforcement learning of the model behind a product: serve it, learn from what people do next, "
     "prove that the new checkpoint is better, ship it, with a way back.",
+    suppress_keyboard_interrupt=False,  # `main` gives the exit code
 )
 app.command(weights)
 app.command(alarms)
@@ -54,7 +55,7 @@ def up(*, on: Literal["here", "ray"] = "here", common: Common | None = None) -> 
     """
     from ostinato.launch.commands.up import up as run
 
-    asyncio.run(run((common or Common()).load(), console, on))
+    asyncio.run(run((common or Common()).starting(), console, on))
 
 
 @app.command
@@ -89,7 +90,7 @@ app.command(demo)
 @demo.default
 def run_demo(
     *,
-    scenario: Literal["copilot", "tab"] = "copilot",
+    scenario: Literal["copilot", "tab"] | None = None,
     minutes: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 12.0,
     seed: int = 0,
     out: Path = Path(),
@@ -102,7 +103,7 @@ def run_demo(
     ----------
     scenario
         copilot: write small functions, judged by hidden tests. tab: complete short lists, some of which are unknowable, so that the
-        model may also suggest nothing.
+        model may also suggest nothing. Default: copilot, or tab where this machine has no sandbox for the functions.
     minutes
         Minutes that the simulated users work. The whole command takes about two minutes more. On a CPU without bf16
         instructions steps take about twice as long: set 40.
@@ -113,11 +114,13 @@ def run_demo(
     directory
         Where the run is kept (default: runs/demo-SEED or runs/demo-tab-SEED, emptied first if it holds an earlier demo).
     """
+    from ostinato.launch.commands.demo import choose, demo_overrides
     from ostinato.launch.commands.demo import demo as run
-    from ostinato.launch.commands.demo import demo_overrides
 
-    config = (common or Common()).load(*demo_overrides(scenario, seed, directory))
-    asyncio.run(run(config, scenario=scenario, seed=seed, minutes=minutes, out=out, console=Console()))
+    options, out_console = common or Common(), Console()
+    chosen = asyncio.run(choose(scenario, options.load().sandbox, out_console))
+    config = options.starting(*demo_overrides(chosen, seed, directory))
+    asyncio.run(run(config, scenario=chosen, seed=seed, minutes=minutes, out=out, console=out_console))
 
 
 @demo.command(name="worlds")
@@ -147,7 +150,7 @@ def run_worlds_demo(
     """
     from ostinato.launch.commands.worlds.demo import Plan, demo_worlds, worlds_demo_overrides
 
-    config = (common or Common()).load(*worlds_demo_overrides(seed, directory))
+    config = (common or Common()).starting(*worlds_demo_overrides(seed, directory))
     plan = Plan.of(minutes=minutes, training=training)
     asyncio.run(demo_worlds(config, seed=seed, plan=plan, out=out, console=Console()))
 
@@ -163,7 +166,7 @@ app.command(release)
 @release.default
 def run_release(common: Common | None = None) -> None:
     """Run the release worker (a worker of `up`)."""
-    run_worker("release", (common or Common()).load(), expendable=300)
+    run_worker("release", (common or Common()).starting(), expendable=300)
 
 
 @release.command(name="show")
@@ -355,7 +358,7 @@ def doctor(*, again: bool = False, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.doctor import examine
 
-    if not examine((common or Common()).load(), Console(), again=again):
+    if not examine((common or Common()).starting(), Console(), again=again):
         sys.exit(1)
 
 
@@ -372,10 +375,13 @@ def _explain(error: BaseException) -> None:
 
 def main() -> None:
     """Run the command line."""
+    from ostinato.launch.workers.stopping import Interruption
+
+    interruption = Interruption()
     try:
         app()
     except (OstinatoError, BaseExceptionGroup) as error:
         _explain(error)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(interruption.code)

@@ -60,7 +60,7 @@ def build(
     if not sources:
         raise BadConfig("name a source: stdlib, a package, a source distribution, or a directory")
     settings = CorpusConfig(near=near, gram=gram, shortest=min(8, gram), shard_tokens=shard_tokens)
-    asyncio.run(build_corpus((common or Common()).load(), sources, out, settings, against, Console()))
+    asyncio.run(build_corpus((common or Common()).starting(), sources, out, settings, against, Console()))
 
 
 @corpus.command

@@ -35,6 +35,15 @@ class Common:
 
         return load(self.config, (*more, *self.overrides))
 
+    def starting(self, *more: str) -> Config:
+        """The checked configuration for a command that loads models or runs code; says where caches go if their usual place is closed."""
+        from ostinato.core.places import ensure_writable
+
+        config = self.load(*more)
+        for line in ensure_writable(config.run.directory):
+            console.print(line, style="yellow", highlight=False, soft_wrap=True)
+        return config
+
     def of_run(self, directory: Path | None = None, more: Sequence[str] = ()) -> Config:
         """The checked configuration of an existing run: the one that it was started with, if no file is named.
 

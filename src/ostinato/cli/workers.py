@@ -23,7 +23,7 @@ def serve(common: Common | None = None) -> None:
     """Run the gateway and the embedded engine (a worker of `up`)."""
     import uvloop
 
-    run_worker("serve", (common or Common()).load(), loop_factory=uvloop.new_event_loop)
+    run_worker("serve", (common or Common()).starting(), loop_factory=uvloop.new_event_loop)
 
 
 def train(
@@ -61,22 +61,22 @@ def train(
     options, reading = common or Common(), reading or ReadingOptions()
     _check_ways(world, steps, demonstrations, out, reading)
     if reading.corpus:
-        reading.read(options.load(), out)
+        reading.read(options.starting(), out)
         return
     if demonstrations is not None:
         if out is None:
             raise BadConfig("--demonstrations needs --out, a new directory for the model")
         from ostinato.launch.commands.imitate import imitate_file
 
-        imitate_file(options.load(), demonstrations, out, epochs, batch, Console())
+        imitate_file(options.starting(), demonstrations, out, epochs, batch, Console())
         return
     if world is None:
-        run_worker("train", options.load(), expendable=500)
+        run_worker("train", options.starting(), expendable=500)
         return
     from ostinato.launch.commands.worlds.overrides import world_overrides
     from ostinato.launch.commands.worlds.train import train_in_world
 
-    asyncio.run(train_in_world(options.load(*world_overrides(world)), steps, Console()))
+    asyncio.run(train_in_world(options.starting(*world_overrides(world)), steps, Console()))
 
 
 def _check_ways(
@@ -135,12 +135,12 @@ def rollout(
             "--connect needs a taskset and this worker's papers: add --world FILE, --cert FILE, --key FILE and --ca FILE (PEM)"
         )
     words = [*(world_overrides(world) if world else ()), *connect_overrides(connect, cert, key, ca)]
-    run_worker("rollout", (common or Common()).load(*words), expendable=400)
+    run_worker("rollout", (common or Common()).starting(*words), expendable=400)
 
 
 def housekeeping(common: Common | None = None) -> None:
     """Regularly delete what nothing needs and rotate long logs (a worker of `up`)."""
-    run_worker("housekeeping", (common or Common()).load(), expendable=300)
+    run_worker("housekeeping", (common or Common()).starting(), expendable=300)
 
 
 def run_worker(

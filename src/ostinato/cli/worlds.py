@@ -11,6 +11,7 @@ from cyclopts import App, Parameter, validators
 from rich.console import Console
 
 from ostinato.cli.options import Common
+from ostinato.core.places import expanded
 
 worlds = App(
     name="worlds",
@@ -219,7 +220,7 @@ def grade(
     from ostinato.core.errors import BadConfig
     from ostinato.launch.commands.worlds.grade import grade_changes, grade_rollouts
 
-    config, out = (common or Common()).load(), Console()
+    config, out = (common or Common()).starting(), Console()
     if rollouts is not None and not task and changes is None:
         work = grade_rollouts(config, file, rollouts, out)
     elif task and changes is not None and rollouts is None:
@@ -321,4 +322,4 @@ def build(
     from ostinato.worlds.building.config import BuildConfig
 
     config = BuildConfig(seed=seed, tasks=tasks, cpu_seconds=60 * cpu_minutes)
-    asyncio.run(build_tasks(packages, held_out, out, cache.expanduser(), config, Console()))
+    asyncio.run(build_tasks(packages, held_out, out, expanded(cache), config, Console()))

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ostinato import __version__
 from ostinato.core.errors import BadConfig
+from ostinato.core.places import cache_directory
 from ostinato.model.attention import (
     IMPLEMENTATION,
     OF_ITS_OWN,
@@ -56,16 +57,24 @@ def check_agreement(file: Path, config: Any, make: Make, kernels: str = "own", k
     the directory `kept` (None: in the user's cache). `make` is called on copies of `config`, and must give models on the CPU in fp32.
     """
     key = _key(file, kernels)
-    place = (kept or _cache()) / "architectures" / f"{key}.json"
+    place = _place(kept, key)
     try:
         check_config(config.get_text_config())
-        if key not in _PASSED and not _is_kept(place):
+        if key not in _PASSED and not (place and _is_kept(place)):
             with _seeded():
                 _compare(config, make)
-            _keep(place, {"model_type": config.model_type, "agrees": True})
+            if place is not None:
+                _keep(place, {"model_type": config.model_type, "agrees": True})
     except Inexpressible as error:
         raise BadConfig(f"{_named(config)} are not supported: {error}; {SEE}") from error
     _PASSED.add(key)
+
+
+def _place(kept: Path | None, key: str) -> Path | None:
+    try:
+        return (kept or cache_directory()) / "architectures" / f"{key}.json"
+    except BadConfig:  # then it is computed each time
+        return None
 
 
 def _compare(config: Any, make: Make) -> None:
@@ -203,11 +212,6 @@ def _key(file: Path, kernels: str) -> str:
     versions = (_CHECK, kernels, _transformers(), torch.__version__, __version__)
     parts = [file.read_bytes(), *(text.encode() for text in versions)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "ostinato"
 
 
 def _is_kept(place: Path) -> bool:

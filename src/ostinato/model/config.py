@@ -26,7 +26,11 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
     name: str = Field(
         default="", description="Model name that clients send. Empty: the hub name, or the last part of the directory."
     )
-    cache: Path = Field(default=Path("~/.cache/ostinato"), description="Directory for converted and downloaded models.")
+    cache: Path = Field(
+        default=Path("~/.cache/ostinato"),
+        description="Directory for converted and downloaded models. The default lies below XDG_CACHE_HOME if that is set, and in the "
+        "run's directory if the home directory cannot be written.",
+    )
     dtype: Literal["bfloat16", "float32"] = Field(
         default="bfloat16", description="Dtype in which weights are published and stored."
     )

@@ -59,7 +59,15 @@ def convert(cache: Path, say: Callable[[str], None]) -> Path:
     target = cache / NAME
     if _complete(target):
         return target
-    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        writable = os.access(cache, os.W_OK | os.X_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise BadConfig(
+            f"the model cannot be converted: {cache} cannot be written; set model.cache to another directory"
+        )
     with _locked(cache / f".{NAME}.lock"):
         if _complete(target):
             return target

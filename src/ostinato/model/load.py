@@ -15,6 +15,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils import logging as library_logging
 
 from ostinato.core.errors import BadConfig, BadWeights
+from ostinato.core.places import expanded
 from ostinato.core.weights import Weights
 from ostinato.model import attention, experts, gguf_wheel, routing
 from ostinato.model.agreement import check_agreement
@@ -42,7 +43,7 @@ def resolve(source: str, cache: Path, progress: Callable[[str], None] | None = N
     downloaded). `progress` gets one line before each slow step. Raises BadConfig (no such model) or BadWeights (unsafe).
     """
     say = progress or _silent
-    cache = cache.expanduser()
+    cache = expanded(cache)
     directory = Path(source).expanduser()
     if source == "smollm2":
         path = gguf_wheel.convert(cache, say)

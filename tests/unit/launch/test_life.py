@@ -101,6 +101,28 @@ async def test_it_says_why_it_fails(tmp_path, raised, code, failed, certain):
     assert failed.partition(": ")[2] in written
 
 
+@pytest.mark.parametrize("limited", [True, False])
+async def test_a_lack_of_memory_is_named_with_what_there_is(tmp_path, limited):
+    """Where a shell limits the address space, the same allocation would fail at the next start: there is none."""
+    text = f"""
+    import resource
+    if {limited}:
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+    async def work(life):
+        life.pulse.begin("taking step 3")
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 538060032 bytes")
+    live(work)
+    """
+    async with started(tmp_path, text) as worker:
+        assert await worker.ended() == 2
+        assert worker.sign.failed.startswith("out of memory while taking step 3; ")
+        for part in ("leaves", "GiB", "smaller model", "smaller steps", "you tried 538060032 bytes"):
+            assert part in worker.sign.failed
+        assert worker.sign.certain == limited
+    assert "Traceback" not in (tmp_path / "one.log").read_text()
+
+
 @pytest.mark.parametrize(
     ("raised", "code", "outside"),
     [

@@ -1,13 +1,21 @@
 """What `ostinato up` refuses before any worker is started, and what it leaves to the nodes of a cluster."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
+from ostinato.app.worlds_tasks import function_tasks
 from ostinato.config import load
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, SandboxRefused
+from ostinato.launch.commands import checks, demo
 from ostinato.launch.commands.checks import check_model, check_start
+from ostinato.launch.commands.demo import check_emptied, choose, empty
 from ostinato.testing.tiny import tiny_model
+from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
+from ostinato.worlds.sandbox.protocol import refusal
+from ostinato.worlds.tasks.tasksets import save
 
 URL = "record.url='postgresql://ann@db/loop'"
 
@@ -76,3 +84,58 @@ async def test_a_tokenizer_with_more_ids_than_the_model_is_named_with_both_numbe
     ) as refusal:
         await check(settings()) if check else check_model(settings())
     assert "\n" not in str(refusal.value)
+
+
+def test_a_demo_keeps_the_cache_that_lies_in_its_run(settings):
+    """Where no home can be written, the converted model and compiled kernels of the last demo lie there."""
+    config = settings()
+    cached = config.run.directory / ".cache" / "ostinato"
+    cached.mkdir(parents=True)
+    check_emptied(config)
+    (config.run.directory / "log").mkdir()
+    with pytest.raises(BadConfig, match="not empty"):
+        check_emptied(config)
+    empty(config.run.directory)
+    assert cached.is_dir()
+    assert not (config.run.directory / "log").exists()
+    check_emptied(config)
+
+
+class NoRuns(SingleRuns):
+    """Sandboxes where the kernel refuses the first step, as in a plain container."""
+
+    async def check(self):
+        raise refusal("unshare the user namespace", "Operation not permitted")
+
+
+@pytest.fixture
+def no_sandbox(monkeypatch):
+    for module in (checks, demo):
+        monkeypatch.setattr(module, "SingleRuns", NoRuns)
+
+
+async def test_without_a_sandbox_the_demo_goes_on_with_what_runs_no_code(no_sandbox):
+    said = io.StringIO()
+    assert await choose(None, SandboxConfig(), Console(file=said)) == "tab"
+    (line,) = said.getvalue().splitlines()
+    for part in ("step 'unshare the user namespace' failed", "To allow it", "Going on with --scenario tab"):
+        assert part in line
+
+
+async def test_without_a_sandbox_the_copilot_is_refused_to_who_asks_for_it(no_sandbox):
+    with pytest.raises(SandboxRefused, match=r"To allow it: .* Without it: --scenario tab, which runs no code"):
+        await choose("copilot", SandboxConfig(), Console(file=io.StringIO()))
+
+
+async def test_the_demo_that_runs_no_code_asks_for_no_sandbox(no_sandbox):
+    said = io.StringIO()
+    assert await choose("tab", SandboxConfig(), Console(file=said)) == "tab"
+    assert not said.getvalue()
+
+
+async def test_a_world_without_a_sandbox_is_refused_before_its_run_starts(no_sandbox, settings, tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    save(function_tasks(), file)
+    with pytest.raises(SandboxRefused, match="unshare the user namespace"):
+        await check_start(settings("learn.source=worlds", f"worlds.file='{file}'"))
+    await check_start(settings())  # a run that learns from people needs none

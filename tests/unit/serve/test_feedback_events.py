@@ -66,6 +66,36 @@ def test_a_bad_field_is_named_alone_and_in_a_list(change, field):
     assert caught.value.field == f"[1].{field}"
 
 
+def test_what_is_obvious_may_be_left_out():
+    one, other = parse([{"target": "R", "name": "accepted", "value": True}] * 2)
+    assert one.source is Source.HUMAN
+    assert one.id != other.id, "two events, and not one that was sent twice"
+    assert one.id.startswith("fb-")
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    with pytest.raises(BadRequest) as caught:
+        parse({"name": "has space", "source": "robot", "occurred_at": "yesterday", "valeu": 1})
+    said = str(caught.value)
+    assert caught.value.field == "target"
+    for part in (
+        "target is missing;",
+        "name: String should match pattern",
+        "value is missing; send true, false or a finite number;",
+        "source must be one of human, implicit, code, llm;",
+        "occurred_at is no ISO 8601 time;",
+        "Unknown field 'valeu'; the nearest valid one is 'value'.",
+    ):
+        assert part in said
+    with pytest.raises(BadRequest, match=r"^\[1\].target is missing; \[2\].value is missing; send .*number\.$"):
+        parse([EVENT, {"name": "kept", "value": 1}, {"name": "kept", "target": "R"}])
+
+
+def test_a_long_list_of_errors_ends():
+    with pytest.raises(BadRequest, match=r"and 990 more\.$"):
+        parse([{"name": "kept", "value": 1}] * 1000)
+
+
 def test_a_list_is_bounded():
     assert len(parse([EVENT] * 1000)) == 1000
     with pytest.raises(TooLarge):

@@ -8,13 +8,17 @@ import re
 from pathlib import Path
 
 from ostinato.app.lending import check_lending
+from ostinato.app.memory import check_memory
 from ostinato.app.numerics import check_products, trainer_backend
 from ostinato.app.proving import check_suite
 from ostinato.app.storage import check_log
 from ostinato.app.worlds_grading import open_backend
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, StorageFull
+from ostinato.core.memory import free_memory
+from ostinato.core.places import expanded
 from ostinato.serve.auth import Keyring, UserKeys, check_bind, client_keys
+from ostinato.worlds.sandbox import SingleRuns
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -30,6 +34,8 @@ async def check_start(config: Config, *, on_ray: bool = False) -> None:
     if not on_ray:
         check_device(config)
         check_log(config)
+        await check_world(config)
+        check_room(config)
     check_products(config)
     check_sandboxes(config)
     check_lending(config)
@@ -56,6 +62,29 @@ def check_sandboxes(config: Config) -> None:
     """Raise BadConfig if `sandbox.backend` names a backend that is not installed, or that needs a key that is not set."""
     if config.sandbox.backend != "namespaces":
         open_backend(config.sandbox)
+
+
+async def check_world(config: Config) -> None:
+    """Raise SandboxRefused if rollouts would run code here that cannot be isolated, BadConfig for a bad taskset."""
+    if config.learn.source == "people" or not config.worlds.file or config.sandbox.backend != "namespaces":
+        return
+    from ostinato.app.worlds_rollouts import (  # here, because other runs have no use for rollouts' code
+        open_taskset,
+        runs_code,
+    )
+
+    if runs_code(config, open_taskset(config).tasks):
+        async with SingleRuns(config.sandbox) as runs:
+            await runs.check()
+
+
+def check_room(config: Config) -> None:
+    """Raise BadConfig if serving and training need more memory than this machine and its container have left."""
+    directory = Path(config.model.source).expanduser()
+    if config.model.source == "smollm2":
+        directory = expanded(config.model.cache) / "smollm2-135m-instruct"
+    if directory.is_dir():  # a model that is still to be converted or downloaded is measured by its workers
+        check_memory(config, directory, ("serve", "train"), free_memory())
 
 
 def check_place(config: Config) -> Path:

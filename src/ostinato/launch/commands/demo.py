@@ -19,7 +19,8 @@ from rich.text import Text
 from ostinato.app.storage import Home, home, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, SandboxRefused
+from ostinato.core.places import INSIDE_RUN
 from ostinato.core.seams import Log
 from ostinato.demo.users import UserStats
 from ostinato.launch.commands.checks import check_start
@@ -37,6 +38,7 @@ from ostinato.launch.workers.release import gateway
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import account
 from ostinato.web.run_report import RunReport
+from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 
 Name = Literal["copilot", "tab"]
 
@@ -72,10 +74,34 @@ def demo_overrides(scenario: Name, seed: int, directory: Path | None) -> tuple[s
     )
 
 
+async def choose(asked: Name | None, sandbox: SandboxConfig, console: Console) -> Name:
+    """The scenario to show: the one asked for, by default the copilot, or tab where the copilot's code cannot be isolated.
+
+    Raises SandboxRefused if the copilot was asked for and this machine cannot isolate its code.
+    """
+    if asked == "tab":
+        return asked
+    try:
+        async with SingleRuns(sandbox) as runs:
+            await runs.check()
+    except SandboxRefused as error:
+        if asked is not None:
+            raise SandboxRefused(f"{error} Without it: --scenario tab, which runs no code") from error
+        console.print(
+            Text(
+                f"the copilot's functions need a sandbox: {error} Going on with --scenario tab, which runs no code.",
+                "yellow",
+            ),
+            soft_wrap=True,
+        )
+        return "tab"
+    return "copilot"
+
+
 def check_emptied(config: Config) -> None:
     """Raise BadConfig if the run's directory holds something that is not an earlier demo's."""
     place = config.run.directory
-    if place.exists() and not (place / DEMO_MARKER).exists() and any(not is_lock(path) for path in place.iterdir()):
+    if place.exists() and not (place / DEMO_MARKER).exists() and any(not is_kept(path) for path in place.iterdir()):
         raise BadConfig(f"run.directory {place} is not empty and not an earlier demo's; give --directory another place")
 
 
@@ -99,16 +125,18 @@ def check_servers(config: Config) -> None:
 def empty(place: Path) -> None:
     """Remove what an earlier demo left, but not the locks: a process that holds a lock must not lose it."""
     for path in place.iterdir():
+        if is_kept(path):
+            continue
         if path.is_dir():
             shutil.rmtree(path)
-        elif not is_lock(path):
+        else:
             path.unlink()
     (place / DEMO_MARKER).write_text("made by `ostinato demo`; emptied by the next one\n")
 
 
-def is_lock(path: Path) -> bool:
-    """True for a lock file of the run."""
-    return path.name.startswith(".") and path.name.endswith(".lock")
+def is_kept(path: Path) -> bool:
+    """True for what outlasts a demo: a lock file of the run, and the cache that lies here where no home can be written."""
+    return path.name == INSIDE_RUN or (path.name.startswith(".") and path.name.endswith(".lock"))
 
 
 async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out: Path, console: Console) -> None:

@@ -21,7 +21,8 @@ from ostinato.app.proving import check_suite
 from ostinato.app.storage import Home, log_elsewhere
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, OstinatoError, StorageFull
-from ostinato.launch.commands.checks import check_keys, check_model, check_place
+from ostinato.core.memory import in_gib, process_limit
+from ostinato.launch.commands.checks import check_keys, check_model, check_place, check_room
 from ostinato.launch.placing.address import read_address
 from ostinato.launch.placing.port import bind, url_of
 
@@ -243,13 +244,15 @@ def _log(config: Config) -> str:
     return name if there else f"{name} can be reached; the log is created at the first start"
 
 
-def _memory(_: Config) -> str:
+def _memory(config: Config) -> str:
+    check_room(config)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     if total < NEEDED_GIB:
         raise BadConfig(
             f"{total:.1f} GiB of memory: {NEEDED_GIB} GiB are needed for the default model; choose a smaller model or a larger machine"
         )
-    return f"{total:.0f} GiB"
+    room = process_limit()
+    return f"{total:.0f} GiB" + (f"; {room.bound} leaves {in_gib(room.size)}" if room else "")
 
 
 def _address(config: Config) -> str:

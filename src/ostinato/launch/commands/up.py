@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
 from ostinato.launch.placing.sign import LISTEN_FD
 from ostinato.launch.placing.supervision import Event, Supervisor
 from ostinato.launch.views.progress import last_lines, numerics_line
+from ostinato.launch.workers.stopping import until_stopped
 from ostinato.record.lock import hold
 
 WORKERS = ("serve", "train", "release", "housekeeping")
@@ -146,7 +146,7 @@ async def supervised(
 
 
 async def up(config: Config, console: Console, on: Literal["here", "ray"] = "here") -> None:
-    """Run until Ctrl-C or SIGTERM, with the workers on this machine or on the nodes of a Ray cluster.
+    """Run until Ctrl-C, SIGTERM or SIGHUP, with the workers on this machine or on the nodes of a Ray cluster.
 
     Raises Conflict if the run is up already, BadConfig for workers that cannot be placed, WorkerFailed if the serving worker fails for
     good, or another worker before anything was served.
@@ -164,9 +164,7 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
                 "no suite (evaluate.suite): it learns, and nothing ships by itself; `ostinato ship` does it by hand",
             )
         async with _launching(config, say, on) as launched:
-            stopping = asyncio.Event()
-            for number in (signal.SIGTERM, signal.SIGINT):  # after the launch: Ray sets handlers for them, too
-                asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+            stopping = until_stopped()  # after the launch: Ray sets handlers, too
             if launched.url:
                 _show(console, f"reserved {launched.url}; it answers once the model is loaded")
             announcing = asyncio.create_task(_announce(launched, config, console))

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadWeights, LeaseLost, OstinatoError, StorageFull, Unauthorized, Unavailable
+from ostinato.core.memory import address_space_limited, free_memory, in_gib, is_short, process_limit
 from ostinato.launch.placing.sign import Sign
 from ostinato.launch.workers.pulse import Pulse, Sender, supervised
 from ostinato.launch.workers.stopping import Stopped, die_with_parent, until_stopped
@@ -99,17 +100,30 @@ def _explain(error: BaseException, pulse: Pulse, sender: Sender | None) -> int:
     cause = first_cause(error)
     if isinstance(cause, Stopped):
         return 0
-    expected = isinstance(cause, OstinatoError)
+    short = is_short(cause)
+    expected = isinstance(cause, OstinatoError) or short
     if sender is not None:
-        why = f"{type(cause).__name__}: {cause}"
-        certain, outside = isinstance(cause, BadConfig | BadWeights), _passes(cause)
+        why = _without_memory(cause, pulse) if short else f"{type(cause).__name__}: {cause}"
+        hopeless = short and address_space_limited() and not pulse.ready
+        certain, outside = hopeless or isinstance(cause, BadConfig | BadWeights), _passes(cause)
         sender.last_words(Sign(doing=pulse.sign().doing, failed=why, certain=certain, outside=outside))
     with contextlib.suppress(OSError):
         if expected:
-            print(f"error {cause}", file=sys.stderr)  # noqa: T201 (its output is the worker's log)
+            print(f"error {_without_memory(cause, pulse) if short else cause}", file=sys.stderr)  # noqa: T201 (its output is the worker's log)
         else:
             traceback.print_exception(error)
     return EXPECTED if expected else DEFECT
+
+
+def _without_memory(cause: BaseException, pulse: Pulse) -> str:
+    """One line for an allocator's error: what was done, what there is, and the remedy."""
+    room = min(filter(None, (free_memory(), process_limit())), key=lambda each: each.size, default=None)
+    left = f"; {room.bound} leaves {in_gib(room.size)}" if room else ""
+    said = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+    return (
+        f"out of memory while {pulse.sign().doing}{left}; use a smaller model (model.source), fewer streams (engine.kv_tokens, "
+        f"engine.max_batch), smaller steps (learn.batch, train.turn_tokens), or raise the limit [{said}]"
+    )
 
 
 def _passes(cause: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""How a process ends on SIGTERM or SIGINT, and how it dies with the supervisor that started it."""
+"""How a process ends on SIGTERM, SIGINT or SIGHUP, and how it dies with the supervisor that started it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,41 @@ class Stopped(Exception):
     """The process was told to end before the work was done."""
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask for an orderly end. SIGHUP, a closed terminal, only if it is not ignored, as under nohup."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return signal.SIGTERM, signal.SIGINT
+    return signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+
+
 def until_stopped() -> asyncio.Event:
     """An event that is set when this process should end."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, stopping.set)
     return stopping
+
+
+class Interruption:
+    """Lets SIGTERM and SIGHUP end a command as Ctrl-C does: with a KeyboardInterrupt, or the cancellation that asyncio makes of it."""
+
+    def __init__(self) -> None:
+        self._number = signal.SIGINT
+        for number in stop_signals():
+            if number is not signal.SIGINT:
+                signal.signal(number, self._end)
+
+    @property
+    def code(self) -> int:
+        """The exit code that shells expect after the signal that came."""
+        return 128 + self._number
+
+    def _end(self, number: int, _: object) -> None:
+        self._number = signal.Signals(number)
+        if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, signal.SIG_DFL):  # as in the background of a script
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
 
 def die_with_parent() -> None:

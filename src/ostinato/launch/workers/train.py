@@ -12,10 +12,12 @@ import torch
 
 from ostinato.app.checkpoints import shared_checkpoints
 from ostinato.app.learning import Learning, open_learning
-from ostinato.app.numerics import trainer_contract
+from ostinato.app.memory import check_memory
+from ostinato.app.numerics import trainer_contract, training
 from ostinato.app.storage import Run
 from ostinato.config import Config
 from ostinato.core.errors import BadWeights, NoSignal
+from ostinato.core.memory import process_limit
 from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Trainer
@@ -203,9 +205,15 @@ async def _train(run: Run, life: Life) -> None:
         await asker.close()
 
 
+def _width(config: Config) -> int:
+    """Bytes of a number in training."""
+    return 2 if training(config).compute == "bf16" else 4
+
+
 async def _learn(run: Run, life: Life, asker: Asker) -> None:
     config, say = run.config, life.starting(run.config)
     path = await prepare(run, say)
+    check_memory(config, path, ("train",), process_limit(), _width(config))
     say("loading the model")
     live = await run.follower.resolve("live")
     assert live is not None

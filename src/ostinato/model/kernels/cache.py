@@ -24,7 +24,8 @@ import llvmlite
 import numba
 from numba.core import caching, config
 
-from ostinato.core.cache_directory import cache_directory, private_directory
+from ostinato.core.errors import BadConfig
+from ostinato.core.places import cache_directory, private_directory
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +86,11 @@ def digest(folder: Path) -> str:
 @cache
 def directory(folder: Path) -> Path | None:
     """Where this process keeps the compiled kernels of a folder, or None. Removes versions that were not used for long."""
-    base = cache_directory()
-    if base is None or not private_directory(base / "kernels"):
+    try:
+        base = cache_directory()
+    except BadConfig:
+        return None
+    if not private_directory(base / "kernels"):
         return None
     place = base / "kernels" / digest(folder)
     new = not place.exists()

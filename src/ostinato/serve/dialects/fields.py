@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from unicodedata import category
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Sampling
@@ -18,6 +19,7 @@ STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=Fals
 _JOINERS = "\u200c\u200d"
 # pydantic puts the name of a union's branch into a path, where it is not a field of the body
 _BRANCHES = ("str", "int", "float", "bool")
+_SHOWN = 10  # fields that one error names
 _UNSUPPORTED = "is not supported by this server"
 _Body = TypeVar("_Body", bound=BaseModel)
 
@@ -88,17 +90,17 @@ def check_stops(stops: Sequence[str]) -> None:
 
 
 def validate(model: type[_Body], body: Any, where: str = "") -> _Body:
-    """Check a JSON object against a pydantic model. Raises BadRequest naming the first bad field."""
+    """Check a JSON object against a pydantic model. Raises BadRequest naming every bad field, the first as its `field`."""
     if not isinstance(body, dict):
         raise BadRequest(f"{where or 'The body'} must be a JSON object, not {kind(body)}.", field=where or None)
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = _path(first["loc"], where)
-        if first["type"] == "extra_forbidden":
-            raise unknown(str(first["loc"][-1]), field, list(model.model_fields)) from None
-        raise BadRequest(f"{field}: {first['msg']}.", field=field) from None
+        found = dict[str, str]()  # field -> what is wrong with it: the first of a union's reasons
+        for each in error.errors(include_url=False, include_context=False, include_input=False):
+            field = _path(each["loc"], where)
+            found.setdefault(field, _wrong(each, field, list(model.model_fields)))
+        raise refusal(found) from None
 
 
 def take(
@@ -131,6 +133,24 @@ def refuse_active(field: str, value: Any, inert: tuple[Any, ...], why: str = _UN
     """Raise BadRequest unless a known field holds a value that has no effect."""
     if not any(value is harmless or (value == harmless and not isinstance(value, bool)) for harmless in inert):
         raise BadRequest(f"{field} {why}; leave it out.", field=field)
+
+
+def refusal(wrong: Mapping[str, str]) -> BadRequest:
+    """One error for several fields. `wrong`: field -> a sentence about it without a full stop."""
+    shown = list(wrong.values())[:_SHOWN]
+    more = f"; and {len(wrong) - len(shown)} more" if len(wrong) > len(shown) else ""
+    return BadRequest(f"{'; '.join(shown)}{more}.", field=next(iter(wrong))[:200])
+
+
+def _wrong(error: ErrorDetails, field: str, valid: Sequence[str]) -> str:
+    """What a pydantic error says, as a sentence."""
+    if error["type"] == "extra_forbidden":
+        return str(unknown(str(error["loc"][-1]), field, valid)).removesuffix(".")
+    if error["type"] == "missing":
+        return f"{field} is missing"
+    if error["type"] == "value_error":  # one of our own checks
+        return f"{field} {error['msg'].removeprefix('Value error, ')}"
+    return f"{field}: {error['msg']}"
 
 
 def unknown(name: str, field: str, valid: Sequence[str]) -> BadRequest:

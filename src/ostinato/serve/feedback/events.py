@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 
 from ostinato.core.conversation import calling_turn
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.records import Signal, Source
-from ostinato.serve.dialects.fields import printable, validate
+from ostinato.serve.dialects.fields import printable, refusal, validate
 
 MAX_EVENTS = 1000
 MAX_VALUE = 1e9  # absolute value: squares and sums of such values stay far below a float's maximum
@@ -22,15 +23,44 @@ _Text = Annotated[str, StringConstraints(max_length=65_536)]
 
 class _Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-    id: _Id
+    id: _Id = Field(default_factory=lambda: f"fb-{secrets.token_hex(16)}")
     target: _Id
     name: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$")]
-    value: bool | float | None = Field(default=None, union_mode="left_to_right")
-    source: str
+    retracts: _Id | None = None  # before `value`, which may be left out with it
+    value: bool | float | None = Field(default=None, union_mode="left_to_right", validate_default=True)
+    source: str = Source.HUMAN.value
     correction: _Text | None = None
     comment: _Text | None = None
     occurred_at: float | str | None = None
-    retracts: _Id | None = None
+
+    @field_validator("value")
+    @classmethod
+    def _bounded(cls, value: bool | float | None, info: ValidationInfo) -> bool | float | None:
+        if value is None and info.data.get("retracts", "") is None:
+            raise ValueError("is missing; send true, false or a finite number")
+        if value is not None and abs(value) > MAX_VALUE:
+            raise ValueError(f"is {value:g}; send a number between -{MAX_VALUE:g} and {MAX_VALUE:g}")
+        return value
+
+    @field_validator("source")
+    @classmethod
+    def _known(cls, source: str) -> str:
+        if source not in list(Source):
+            raise ValueError(f"must be one of {', '.join(Source)}")
+        return source
+
+    @field_validator("occurred_at")
+    @classmethod
+    def _seconds(cls, at: float | str | None) -> float | None:
+        if isinstance(at, str):
+            try:
+                moment = datetime.fromisoformat(at)
+                at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+            except (ValueError, OverflowError):
+                raise ValueError("is no ISO 8601 time; send Unix seconds or '2026-01-31T12:00:00Z'") from None
+        if at is not None and not 0.0 <= at <= _MAX_TIME:
+            raise ValueError(f"is {at:g}; Unix seconds lie in [0, {_MAX_TIME:g}]")
+        return at
 
 
 def count_events(body: Any) -> int:
@@ -47,7 +77,7 @@ def parse_feedback(body: Any, *, tenant: str, now: float) -> list[Signal]:
         now: the arrival time; also the event time, for events that give none.
 
     Raises:
-        BadRequest: names the field at fault, "[3].value" within a list; no event of a bad list is taken.
+        BadRequest: names every field at fault, "[3].value" within a list; no event of a bad list is taken.
         TooLarge: the list has more than `MAX_EVENTS` events.
     """
     if not isinstance(body, list):
@@ -56,20 +86,27 @@ def parse_feedback(body: Any, *, tenant: str, now: float) -> list[Signal]:
         raise BadRequest("The list of events is empty; send at least one.")
     if len(body) > MAX_EVENTS:
         raise TooLarge(f"{len(body)} events in one call; send at most {MAX_EVENTS}.")
-    return [_signal(event, f"[{i}]", tenant, now) for i, event in enumerate(body)]
+    signals, wrong = list[Signal](), dict[str, str]()
+    for i, event in enumerate(body):
+        try:
+            signals.append(_signal(event, f"[{i}]", tenant, now))
+        except BadRequest as error:
+            wrong[error.field or f"[{i}]"] = str(error).removesuffix(".")
+    if wrong:
+        raise refusal(wrong)
+    return signals
 
 
 def _signal(body: Any, where: str, tenant: str, now: float) -> Signal:
     event = validate(_Event, body, where)
-    dot = f"{where}." if where else ""
     return Signal(
         id=event.id,
         tenant=tenant,
         turn=_turn(event.target),
         name=event.name,
-        value=_value(event, f"{dot}value"),
-        source=_source(event.source, f"{dot}source"),
-        occurred_at=_time(event.occurred_at, now, f"{dot}occurred_at"),
+        value=0.0 if event.value is None else float(event.value),
+        source=Source(event.source),
+        occurred_at=now if event.occurred_at is None else float(event.occurred_at),
         received_at=now,
         correction=event.correction,
         comment=event.comment,
@@ -80,38 +117,3 @@ def _signal(body: Any, where: str, tenant: str, now: float) -> Signal:
 def _turn(target: str) -> str:
     """The turn that is named: by its own id, by a tool call's id, or by an answer's id, meaning its first choice."""
     return target if ":" in target else calling_turn(target) or f"{target}:0"
-
-
-def _value(event: _Event, field: str) -> float:
-    if event.value is None:
-        if event.retracts is None:
-            raise BadRequest(f"{field} is missing; send true, false or a finite number.", field=field)
-        return 0.0
-    if abs(event.value) > MAX_VALUE:
-        raise BadRequest(
-            f"{field} is {event.value:g}; send a number between -{MAX_VALUE:g} and {MAX_VALUE:g}.", field=field
-        )
-    return float(event.value)
-
-
-def _source(source: str, field: str) -> Source:
-    try:
-        return Source(source)
-    except ValueError:
-        raise BadRequest(f"{field} must be one of {', '.join(Source)}.", field=field) from None
-
-
-def _time(value: float | str | None, now: float, field: str) -> float:
-    if value is None:
-        return now
-    if isinstance(value, str):
-        try:
-            moment = datetime.fromisoformat(value)
-            value = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-        except (ValueError, OverflowError):
-            raise BadRequest(
-                f"{field} is no ISO 8601 time; send Unix seconds or '2026-01-31T12:00:00Z'.", field=field
-            ) from None
-    if not 0.0 <= value <= _MAX_TIME:
-        raise BadRequest(f"{field} is {value:g}; Unix seconds lie in [0, {_MAX_TIME:g}].", field=field)
-    return float(value)

@@ -12,7 +12,8 @@ from ostinato.train.sharding.trainer import take_part
 
 def main() -> None:
     """Run until the first rank ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all ranks; the first decides when to end
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all ranks; the first decides when to end
+        signal.signal(number, signal.SIG_IGN)
     take_part(read_task(sys.stdin.buffer.readline()), sys.stdin.buffer, lambda _: None)
     sys.stdout.flush()
     os._exit(0)

@@ -69,14 +69,24 @@ class Zygote:
             pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
             theirs = [pair[1].fileno() for pair in pairs] + [settings]
             argv = [sys.executable, "-s", "-S", "-P", str(_ZYGOTE), *map(str, theirs)]
-            self.process = subprocess.Popen(  # noqa: ASYNC220 - milliseconds, once
-                argv, pass_fds=theirs, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, env={"PYTHONHASHSEED": "0"}, cwd="/",
-            )  # fmt: skip
-            os.close(settings)
-            for ours, other in pairs:
+            try:
+                self.process = subprocess.Popen(  # noqa: ASYNC220 - milliseconds, once
+                    argv, pass_fds=theirs, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL, env={"PYTHONHASHSEED": "0"}, cwd="/",
+                )  # fmt: skip
+            except PermissionError as error:  # as where only root may enter the interpreter's directory
+                for ours, _ in pairs:
+                    ours.close()
+                raise SandboxRefused(
+                    f"generated code cannot be isolated here: the interpreter {sys.executable} cannot be started anew ({error.strerror}); "
+                    "install it where this user may run it"
+                ) from error
+            finally:
+                os.close(settings)
+                for _, other in pairs:
+                    other.close()
+            for ours, _ in pairs:
                 ours.setblocking(False)
-                other.close()
             self._control, self._requests = pairs[0][0], pairs[1][0]
             try:
                 async with asyncio.timeout(_START_S):

@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ostinato.core.cache_directory import cache_directory, cache_places
-from ostinato.core.errors import SandboxRefused
+from ostinato.core.errors import BadConfig, SandboxRefused
+from ostinato.core.places import cache_directory
 from ostinato.worlds.sandbox.filter.bpf import ARCHITECTURES, compile_filter
 from ostinato.worlds.sandbox.filter.calls import NAMES
 
@@ -34,16 +34,6 @@ _COMPILER = (
     "the sandbox's launcher is compiled at first use, and there is no C compiler here ('cc' is not on the PATH). To get one: "
     "apt-get install gcc libc6-dev (Debian, Ubuntu), dnf install gcc (Fedora), apk add gcc musl-dev linux-headers (Alpine); or set CC."
 )
-
-
-def _cache() -> Path:
-    """A directory that only this user can have written to."""
-    if (place := cache_directory()) is not None:
-        return place
-    raise SandboxRefused(
-        f"no directory for the sandbox's compiled launcher: {' and '.join(map(str, cache_places()))} cannot be made or belong to somebody "
-        "else; set XDG_CACHE_HOME to a directory of yours"
-    )
 
 
 def _numbers_source() -> str:
@@ -72,7 +62,10 @@ def compiled(name: str, sources: Mapping[str, str]) -> Path:
     digest = hashlib.sha256(" ".join((*_FLAGS, platform.machine(), platform.libc_ver()[1])).encode())
     for file, text in sources.items():
         digest.update(f"{file}\0{text}\0".encode())
-    cache = _cache()
+    try:
+        cache = cache_directory()
+    except BadConfig as error:
+        raise SandboxRefused(f"the sandbox's compiled launcher has no place: {error}") from error
     target = cache / f"{name}-{digest.hexdigest()[:32]}.so"
     with contextlib.suppress(FileNotFoundError):
         seen = target.lstat()

@@ -14,6 +14,7 @@ from ostinato.compute.share import ShareRules, rollout_workers
 from ostinato.compute.work import decoder_of
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, OstinatoError
+from ostinato.core.places import expanded
 from ostinato.core.records import Turn
 from ostinato.launch.commands.computing.filling import Filling
 from ostinato.launch.commands.scaling import read_wish, write_wish
@@ -40,7 +41,7 @@ def check_sharing(config: Config, *, on_ray: bool) -> None:
 
 def read_shape(config: Config) -> dict[str, Any]:
     """The model's config.json alone: a machine that drives a cluster has no use for the weights. Raises BadConfig if it cannot be read."""
-    source, cache = config.model.source, config.model.cache.expanduser()
+    source, cache = config.model.source, expanded(config.model.cache)
     directory = Path(source).expanduser()
     try:
         if source == "smollm2":  # comes whole, in a wheel

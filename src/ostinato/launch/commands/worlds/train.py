@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 
 from rich.console import Console
 
@@ -15,6 +14,7 @@ from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.views.progress import Lines
 from ostinato.launch.views.training import WorldScreen
+from ostinato.launch.workers.stopping import until_stopped
 from ostinato.record.lock import hold
 
 CREW = ("serve", "train", "rollout")
@@ -29,9 +29,7 @@ async def train_in_world(config: Config, steps: int, console: Console) -> None:
     await check_start(config)
     tasks = open_taskset(config)
     check_steps(config, tasks)
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stopping = until_stopped()
 
     def say(worker: str, what: str) -> None:
         _show(console, f"{worker:10} {what}")

@@ -50,7 +50,7 @@ def go_on(what: int, library: Any) -> NoReturn:
     status = 126
     try:
         if what == 1:
-            for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             os.environ.clear()
             for text in texts(library, "body_environment"):

@@ -250,7 +250,11 @@ def main() -> None:
         given = json.load(file)
     for end in (control, requests):
         end.set_inheritable(False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the caller, who then closes the sockets
+    for number in (
+        signal.SIGINT,
+        signal.SIGHUP,
+    ):  # a terminal's signals are for the caller, who then closes the sockets
+        signal.signal(number, signal.SIG_IGN)
     root, uid, gid = os.geteuid() == 0, os.getuid(), os.getgid()
     groups: ControlGroups | None = None
     zygote = -1

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import secrets
-import signal
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from ostinato.launch.commands.worlds.measuring.figures import figures_json, show
 from ostinato.launch.commands.worlds.measuring.weights import PlacedWeights, at_gateway, place_weights
 from ostinato.launch.views import progress
 from ostinato.launch.views.plain import plain
+from ostinato.launch.workers.stopping import stop_signals
 from ostinato.worlds.rollout.cheats import CheatWatch
 from ostinato.worlds.rollout.drawing import shuffled
 from ostinato.worlds.rollout.finished import Finished, read_finished
@@ -153,9 +153,9 @@ async def _measured(
 
 
 async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end, or until SIGINT or SIGTERM. Raises what `work` raises."""
+    """Run `work` to its end, or until SIGINT, SIGTERM or SIGHUP. Raises what `work` raises."""
     loop, working = asyncio.get_running_loop(), asyncio.ensure_future(work)
-    signals = (signal.SIGTERM, signal.SIGINT)
+    signals = stop_signals()
     for number in signals:
         loop.add_signal_handler(number, working.cancel)
     try:

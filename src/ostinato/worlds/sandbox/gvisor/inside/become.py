@@ -125,7 +125,7 @@ def become(wanted: Wanted, settings: Settings, group: Group, outputs: tuple[int,
             os.lseek(given, 0, os.SEEK_SET)
         for place, fd in enumerate((given, *outputs)):
             os.dup2(fd, place)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT):
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         os.umask(0o022)
         _limit(settings)

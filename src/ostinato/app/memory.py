@@ -1,0 +1,92 @@
+"""How much memory a run's model needs at least, checked against what there is before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig
+from ostinato.core.memory import Room, in_gib
+
+Part = Literal["serve", "train"]
+_WORKING = 1 << 28  # of a process that computes: code, one batch
+_VERSIONS = 2  # that serve at once: users' and the one that is judged
+_MASTERS = 16  # bytes per weight: fp32 master, gradient and two moments
+
+
+def check_memory(config: Config, path: Path, parts: Sequence[Part], room: Room | None, width: int = 0) -> None:
+    """Raise BadConfig, with both numbers, if these workers together need more than `room`. Says nothing about models on a GPU.
+
+    `path`: the model's directory. `width`: bytes of a number in computing; 0: the least that the configuration allows.
+    """
+    if config.model.device != "cpu" or room is None:
+        return
+    needs: dict[str, int] = {}
+    for part in parts:
+        needs |= needed(config, path, part, width)
+    total = sum(needs.values())
+    if total <= room.size:
+        return
+    shares = ", ".join(f"{what} {in_gib(size)}" for what, size in needs.items())
+    fewer = ", fewer streams (engine.kv_tokens, engine.max_batch)" if "serve" in parts else ""
+    elsewhere = ", or `ostinato train` on another machine (record.url, weights.url)" if "train" in parts else ""
+    raise BadConfig(
+        f"memory is too small to {' and '.join(parts)} {config.model.served_as}: at least {in_gib(total)} are needed ({shares}), and "
+        f"{room.bound} leaves {in_gib(room.size)}; raise it, or use a smaller model (model.source){fewer}{elsewhere}"
+    )
+
+
+def needed(config: Config, path: Path, part: Part, width: int = 0) -> dict[str, int]:
+    """The least bytes that a worker takes for the model in `path`, by what they are for. `width` as for `check_memory`."""
+    if part == "serve" and config.engine.kind == "vllm":
+        return {}
+    wide = config.model.dtype == "float32" or config.model.compute == "fp32"
+    weights, width = weight_count(path), width or (4 if wide else 2)
+    if part == "train":
+        ranks = config.train.ranks
+        return {
+            "fp32 masters, gradients and moments": weights * _MASTERS,
+            "weights in training": weights * width,
+            "the trainer's own work": _WORKING * ranks,
+        }
+    return {
+        f"weights of {_VERSIONS} versions": weights * width * _VERSIONS,
+        "KV cache": config.engine.kv_tokens * _kv_numbers(path) * width,
+        "the engine's own work": _WORKING,
+    }
+
+
+def weight_count(path: Path) -> int:
+    """The number of weights in a directory's safetensors, by their headers. 0 where a header cannot be read, which loading reports."""
+    return sum(_count(file) for file in path.glob("*.safetensors"))
+
+
+def _count(file: Path) -> int:
+    try:
+        with file.open("rb") as data:
+            header = json.loads(data.read(min(int.from_bytes(data.read(8), "little"), 100 << 20)))
+        return sum(_product(each["shape"]) for name, each in header.items() if name != "__metadata__")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
+
+
+def _product(shape: Sequence[int]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def _kv_numbers(path: Path) -> int:
+    """Keys and values of one token, as a count of numbers, by the usual names in config.json; 0 if they are not there."""
+    try:
+        config: Mapping[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config") or config
+        heads = config["num_attention_heads"]
+        size = config.get("head_dim") or config["hidden_size"] // heads
+        return 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * size
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0

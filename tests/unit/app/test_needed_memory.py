@@ -1,0 +1,55 @@
+"""The least memory that a run's model needs, and how a run that has less is refused."""
+
+import pytest
+
+from ostinato.app.memory import check_memory, needed, weight_count
+from ostinato.config import load
+from ostinato.core.errors import BadConfig
+from ostinato.core.memory import GIB, Room
+from ostinato.model.load import load_model
+from ostinato.testing.tiny import tiny_model
+
+
+@pytest.fixture
+def settings(tmp_path):
+    model = tiny_model(tmp_path / "model")
+    return lambda *more: load(None, [f"model.source='{model}'", *more])
+
+
+def test_weights_are_counted_by_the_headers_alone(tmp_path):
+    import torch
+
+    model = tiny_model(tmp_path / "model")
+    assert weight_count(model) == sum(each.numel() for each in load_model(model, torch.float32).parameters())
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "model.safetensors").write_bytes(b"version https://git-lfs")
+    assert weight_count(tmp_path / "empty") == 0, "what cannot be read is for loading to report"
+
+
+def test_each_part_of_the_need_follows_its_setting(settings, tmp_path):
+    count = weight_count(tmp_path / "model")
+    narrow = needed(settings("engine.kv_tokens=1024"), tmp_path / "model", "serve")
+    wide = needed(settings("engine.kv_tokens=2048", "model.dtype='float32'"), tmp_path / "model", "serve")
+    assert wide["KV cache"] == 4 * narrow["KV cache"] > 0
+    assert narrow["weights of 2 versions"] == 2 * 2 * count
+    training = needed(settings(), tmp_path / "model", "train")
+    assert training["fp32 masters, gradients and moments"] == 16 * count
+    assert needed(settings("engine.kind='vllm'", "engine.urls=['http://one']"), tmp_path / "model", "serve") == {}
+
+
+def test_a_lack_is_one_line_with_both_numbers_and_a_remedy(settings, tmp_path):
+    room = Room(size=GIB // 4, bound="the control group's limit of 1.0 GiB")
+    with pytest.raises(BadConfig) as caught:
+        check_memory(settings(), tmp_path / "model", ("serve", "train"), room)
+    said = str(caught.value)
+    for part in (
+        "are needed (",
+        f"{room.bound} leaves 0.2 GiB",
+        "smaller model",
+        "engine.kv_tokens",
+        "another machine",
+    ):
+        assert part in said
+    assert "\n" not in said
+    check_memory(settings(), tmp_path / "model", ("serve", "train"), Room(size=4 * GIB, bound="the machine"))
+    check_memory(settings("model.device=cuda"), tmp_path / "model", ("serve",), room)

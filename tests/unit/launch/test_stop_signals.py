@@ -1,0 +1,120 @@
+"""How commands and workers end on the signals of a closed terminal, an init system and Ctrl-C."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from ostinato.launch.workers.stopping import Interruption, stop_signals, until_stopped
+
+ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """The process's handlers as they were, after each test."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", ENDING)
+async def test_each_of_them_lets_a_worker_end_in_order(number):
+    stopping = until_stopped()
+    try:
+        os.kill(os.getpid(), number)
+        async with asyncio.timeout(30):
+            await stopping.wait()
+    finally:
+        for each in stop_signals():
+            asyncio.get_running_loop().remove_signal_handler(each)
+
+
+async def test_a_closed_terminal_is_ignored_under_nohup():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert signal.SIGHUP not in stop_signals()
+    stopping = until_stopped()
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert not stopping.is_set()
+    finally:
+        for each in stop_signals():
+            asyncio.get_running_loop().remove_signal_handler(each)
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_a_command_puts_its_things_away_and_ends_with_the_shells_code(number):
+    """The handlers are those of `main`: the work is cancelled, whatever it awaits."""
+    put_away = []
+
+    async def work():
+        try:
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            put_away.append(number)
+
+    interruption = Interruption()
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(work())
+    assert put_away == [number]
+    assert interruption.code == 128 + number
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_in_the_background_of_a_script_ends_too(number):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what shells do there
+    interruption = Interruption()
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), number)
+    assert interruption.code == 128 + number
+
+
+def test_nohup_keeps_a_command_running():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    Interruption()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_the_command_line_itself_ends_so(number, tmp_path):
+    """A whole process: a command that waits for ever, in place of one of ours."""
+    text = """
+    import asyncio, sys
+    from pathlib import Path
+    from ostinato.cli.commands import app, main
+
+    @app.command
+    def wait():
+        async def work():
+            try:
+                print("begun", flush=True)
+                await asyncio.sleep(600)
+            finally:
+                print("put away", flush=True)
+        asyncio.run(work())
+
+    sys.argv = ["ostinato", "wait"]
+    main()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(text)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "begun\n"
+            process.send_signal(number)
+            assert process.stdout.read() == "put away\n", "nothing else is said"
+            assert process.wait(60) == 128 + number
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
