@@ -15,6 +15,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         test = getattr(item.obj, "__func__", item.obj) if item.path.is_relative_to(HERE) else None
         if is_hypothesis_test(test):
-            own = test._hypothesis_internal_use_settings
+            own = getattr(test, "_hypothesis_internal_use_settings", None) or settings.default
             fewer = min(own.max_examples, max(FEWEST, own.max_examples // SHARE))
             test._hypothesis_internal_use_settings = settings(own, max_examples=fewer)

@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Generator
 from functools import cache
 from pathlib import Path
@@ -39,6 +40,7 @@ _SWITCHES = (
     "BOUNDSCHECK",
     "DEBUGINFO_DEFAULT",
 )  # of numba: they change the code
+_PATIENCE_S = 300.0  # how long another process may compile one kernel; then this one does, too
 _NOTICE = "compiling kernels, once for this user and version: about a minute"
 _NOWHERE = (
     "compiling kernels, for this process alone (no cache directory can be written; set XDG_CACHE_HOME): about a minute"
@@ -146,27 +148,64 @@ class KernelLocator(caching._CacheLocator):
 class KernelCacheFile(caching.IndexDataCacheFile):
     """Numba's file of the compiled forms of a function, for several processes at once. A damaged or unwritable one costs time, no more."""
 
+    _turn: int | None = None  # the file that is locked while this process compiles
+
     def load(self, key: Any) -> Any:
-        """The compiled form, or None. One of our kernels that is missing is about to be compiled, which is announced."""
+        """The compiled form, or None. One of our kernels that is missing is about to be compiled, which is announced.
+
+        Processes that start together would all compile the same: one does, and the others wait for what it saves.
+        """
         if not self._ours:
             return super().load(key)
-        with contextlib.suppress(Exception):  # a damaged file may raise anything
-            if (found := super().load(key)) is not None:
-                return found
+        if (found := self._found(key)) is not None:
+            return found
         _notice.give(_NOWHERE if self._cache_path == os.devnull else _NOTICE)
+        self._take_turn()
+        if (found := self._found(key)) is not None:
+            self._end_turn()
+        return found
+
+    def _found(self, key: Any) -> Any:
+        with contextlib.suppress(Exception):  # a damaged file may raise anything
+            return super().load(key)
         return None
+
+    def _take_turn(self) -> None:
+        """Wait until no other process compiles this kernel. A kernel needs others, but never in a circle, so nobody waits for ever."""
+        if self._turn is not None:
+            return
+        with contextlib.suppress(OSError):
+            turn = os.open(f"{self._index_path}.turn", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            end = time.monotonic() + _PATIENCE_S
+            while time.monotonic() < end:
+                try:
+                    fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    time.sleep(0.05)
+                else:
+                    self._turn = turn
+                    return
+            os.close(turn)
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            os.close(turn)
 
     def save(self, key: Any, data: Any) -> None:
         """Save a compiled form. Numba numbers the forms of a function by an index that two processes could write at once."""
         if not self._ours:
             super().save(key, data)
             return
-        with contextlib.suppress(OSError), self._alone():
-            try:
-                self._load_index()
-            except Exception:  # noqa: BLE001 (a damaged file may raise anything)
-                self._save_index({})
-            super().save(key, data)
+        try:
+            with contextlib.suppress(OSError), self._alone():
+                try:
+                    self._load_index()
+                except Exception:  # noqa: BLE001 (a damaged file may raise anything)
+                    self._save_index({})
+                super().save(key, data)
+        finally:
+            self._end_turn()
 
     @property
     def _ours(self) -> bool:

@@ -1,0 +1,159 @@
+"""Do kernels compiled for unlike processors give the same log-probabilities to the last bit?
+
+Each class is a process whose compilers and libraries are held to fewer instructions than this CPU has. It samples or scores the same tokens
+under the same weights: in the engine's form token by token with a cache of blocks, and in one pass under autograd as the trainer does.
+`python -m tests.examinations.processors.run` writes results/processors.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ostinato.model.kernels.processor import cpu_features
+
+RESULTS = Path(__file__).parents[1] / "results" / "processors.json"
+NO_FMA = {"NUMBA_CPU_NAME": "nehalem", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+"""SSE 4.2 alone: fused multiply-adds are computed in software, vectors are four numbers wide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor:
+    """A class of CPU, by the environment variables that hold a process to it, and the instruction set that it needs here."""
+
+    name: str
+    needs: str
+    switches: dict[str, str]
+
+
+PROCESSORS = (
+    Processor(name="this CPU", needs="", switches={}),
+    Processor(
+        name="AVX-512",
+        needs="avx512f",
+        switches={
+            "NUMBA_CPU_NAME": "skylake-avx512",
+            "ATEN_CPU_CAPABILITY": "avx512",
+            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+        },
+    ),
+    Processor(
+        name="AVX2",
+        needs="avx2",
+        switches={"NUMBA_CPU_NAME": "haswell", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    ),
+    Processor(name="no fused multiply-add", needs="", switches=NO_FMA),
+)
+
+
+def possible() -> list[Processor]:
+    """The classes that this CPU can be held to; one that is narrower than the CPU only."""
+    return [each for each in PROCESSORS if not each.needs or each.needs in cpu_features()]
+
+
+def scored(model: Path, dtype: str, tokens: int, switches: dict[str, str], engine: bool = False) -> np.ndarray:
+    """The log-probabilities [tokens - 1] of random tokens, from a process of their own under these switches."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "logprobs.npy"
+        words = [sys.executable, "-m", __name__ if __name__ != "__main__" else __spec__.name, "--score", str(model)]
+        words += ["--dtype", dtype, "--tokens", str(tokens), "--out", str(out), *(["--engine"] if engine else [])]
+        subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"} | switches, check=True)
+        return np.load(out)
+
+
+def score(model_path: Path, dtype: str, tokens: int, *, engine: bool) -> np.ndarray:
+    """The same in this process. `engine`: in the engine's form, in cuts as streams make them; else in one pass under autograd."""
+    import torch
+
+    from ostinato.engine.embedded.form import prepack
+    from ostinato.model.attention import hidden, logits
+    from ostinato.model.exactness import BlockMemory, Piece, vocabulary_of
+    from ostinato.model.linear import use_order
+    from ostinato.model.load import load_model
+    from ostinato.model.logprobs import RowSoftmax
+
+    use_order("blocks")
+    torch.set_num_threads(1)
+    model = load_model(model_path, getattr(torch, dtype), train=not engine)
+    ids = torch.from_numpy(np.random.default_rng(7).integers(0, vocabulary_of(model), tokens))
+    if engine:
+        prepack(model, 1)
+    memory, parts = BlockMemory(1, tokens), []
+    cuts = [min(tokens, start + size) for start, size in zip(range(0, tokens, 61), [61] * tokens, strict=False)]
+    starts = [0, *cuts[:-1]] if engine else [0]
+    for start, end in zip(starts, cuts if engine else [tokens], strict=True):
+        with torch.inference_mode(engine):
+            states = hidden(model, ids[start:end], torch.arange(start, end), memory([Piece(0, start, end)]))
+            wanted = ids[start + 1 : end + 1]
+            for first in range(0, len(wanted), 512):
+                some = wanted[first : first + 512]
+                rows = logits(model, states[first : first + len(some)].detach()).detach()
+                parts.append(RowSoftmax.of(rows, torch.ones(len(some))).logprobs(some.numpy()).numpy())
+    return np.concatenate(parts)
+
+
+def differing(one: np.ndarray, other: np.ndarray) -> int:
+    """How many of two arrays of fp32 numbers differ in a bit."""
+    return int((one.view(np.uint32) != other.view(np.uint32)).sum())
+
+
+def models(scratch: Path) -> dict[str, Path]:
+    """The default model, and a tiny dense one and a mixture."""
+    from ostinato.model.load import resolve
+    from ostinato.testing.tiny import tiny_model
+    from ostinato.testing.tiny_moe import tiny_moe
+
+    return {
+        "SmolLM2-135M": resolve("smollm2", Path("~/.cache/ostinato"), print),
+        "tiny dense": tiny_model(scratch / "dense"),
+        "tiny mixture": tiny_moe(scratch / "mixture"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--score", type=Path, help="used by the examination itself: the model that this process scores")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--tokens", type=int, default=10_001)
+    parser.add_argument("--engine", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    if args.score:
+        np.save(args.out, score(args.score, args.dtype, args.tokens, engine=args.engine))
+        return
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, path in models(Path(scratch)).items():
+            for dtype in ("bfloat16", "float32"):
+                rows += _compared(name, path, dtype, args.tokens)
+    left_out = [each.name for each in PROCESSORS if each not in possible()]
+    args.out.write_text(json.dumps({"tokens": args.tokens, "not on this CPU": left_out, "rows": rows}, indent=1) + "\n")
+    sys.exit(any(row["differing"] for row in rows))
+
+
+def _compared(name: str, path: Path, dtype: str, tokens: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    want: np.ndarray | None = None
+    for processor in possible():
+        for engine in (False, True):
+            began = time.perf_counter()
+            found = scored(path, dtype, tokens, processor.switches, engine)
+            want = found if want is None else want
+            row = {"model": name, "dtype": dtype, "processor": processor.name, "as": "engine" if engine else "trainer"}
+            rows.append(row | {"compared": len(found), "differing": differing(found, want)})
+            print(*rows[-1].values(), f"{time.perf_counter() - began:.0f} s", sep="  ", flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
