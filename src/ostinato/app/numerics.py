@@ -86,15 +86,9 @@ def numerics_mode(config: Config) -> NumericsMode:
 
 
 def compute(config: Config) -> torch.dtype:
-    """The dtype in which the engine computes. Imports torch, and may measure this machine for a second or two. Raises BadConfig.
-
-    Sets the order of additions of this process's products if the configuration names one: engine and trainer ask here first.
-    """
+    """The dtype in which the engine computes. Imports torch, and may measure this machine for a second or two. Raises BadConfig."""
     from ostinato.model.config import compute_dtype
-    from ostinato.model.linear import use_order
 
-    if config.model.order != "auto":
-        use_order(config.model.order)
     return compute_dtype(config.model, lambda: choice(config).dtype)
 
 
@@ -123,15 +117,24 @@ def speeds(config: Config) -> Measured[Speeds]:
     from ostinato.model.speed import Speeds, measure
 
     path = model_path(config)
-    return measured(places(config), "speed", _parts(path), lambda: measure(path, prepack, cores()), Speeds)
+    return measured(places(config), "speed", _parts(config, path), lambda: measure(path, prepack, cores()), Speeds)
 
 
-def _parts(path: Path) -> dict[str, object]:
+def _parts(config: Config, path: Path) -> dict[str, object]:
     """What a figure depends on besides the machine: the model's shapes, and the bits that this process computes."""
     from ostinato.model.numerics import probe
 
+    _use_order(config)
     shapes = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()[:16]
     return {"model": shapes, "probe": probe()}
+
+
+def _use_order(config: Config) -> None:
+    """Set the order of additions of this process's products if the configuration names one: before anything is measured or multiplied."""
+    from ostinato.model.linear import use_order
+
+    if config.model.order != "auto":
+        use_order(config.model.order)
 
 
 def engine_contract(config: Config) -> Contract:
@@ -238,6 +241,7 @@ def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: st
     from ostinato.model.config import backend
     from ostinato.model.numerics import contract
 
+    _use_order(config)
     mode, found_at, library = numerics_mode(config).mode, backend(config.model), ()
     if mode == "exact":
         found = verdict(config, dtype, threads)
@@ -283,7 +287,7 @@ def _examined(config: Config, dtype: torch.dtype, threads: tuple[int, ...]) -> M
 
     path = model_path(config)
     about = {"dtype": str(dtype), "threads": list(threads), "block": config.engine.block}
-    parts = {**_parts(path), **about}
+    parts = {**_parts(config, path), **about}
     return measured(places(config), "exact", parts, lambda: examine(path, dtype, threads, prepack), ExactnessVerdict)
 
 

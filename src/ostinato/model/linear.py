@@ -67,6 +67,8 @@ class Panels:
     inputs: int
     outputs: int
     dtype: torch.dtype
+    how: int
+    """The kernels' argument `how`: the order that was in use when the weight was laid out."""
 
     @property
     def address(self) -> int:
@@ -88,18 +90,27 @@ def in_panels(weight: Tensor, beside: Tensor | None = None) -> Panels:
     words = torch.empty(-(-rows // PANEL), weight.shape[1] * weight.itemsize // 4, PANEL, dtype=torch.int32)
     out = array(words)
     split(len(words), lambda a, b: lay_out(address, rows, a, b, out))
-    return Panels(words, inputs, rows, weight.dtype)
+    return Panels(words, inputs, rows, weight.dtype, how_multiplied(weight.dtype))
 
 
 def multiply(x: Tensor, panels: Panels, bias: Tensor | None = None) -> Tensor:
-    """[..., K] times a weight in panels, plus a bias [N]: [..., N]. Without gradients; on as many threads as torch may use."""
+    """[..., K] times a weight in panels, plus a bias [N]: [..., N]. Without gradients; on as many threads as torch may use.
+
+    Raises RuntimeError, as torch would, for shapes, dtypes or devices that do not fit.
+    """
+    fits = bias is None or (bias.shape == (panels.outputs,) and bias.dtype == panels.dtype and bias.is_cpu)
+    if not (fits and x.is_cpu and x.dtype == panels.dtype and x.dim() and x.shape[-1] == panels.inputs > 0):
+        raise RuntimeError(
+            f"{x.dtype} {tuple(x.shape)} cannot be multiplied by a {panels.dtype} weight {(panels.outputs, panels.inputs)}"
+            + ("" if bias is None else f" with a bias {tuple(bias.shape)}")
+        )
     x_MK = x.reshape(-1, panels.inputs).contiguous()
     out = x.new_empty(*x.shape[:-1], panels.outputs)
     if len(x_MK):
-        counters, how, address = np.zeros((1, COLUMNS), np.int64), how_multiplied(panels.dtype), panels.address
+        counters, how = np.zeros((1, COLUMNS), np.int64), panels.how
         biases = no_bias(panels.dtype) if bias is None else array(bias.detach().clone())[None]
         xs, outs = array(x_MK), array(out.view(-1, panels.outputs))
-        together(lambda: project(counters, xs, address, how, biases, outs))
+        together(lambda: project(counters, xs, panels.address, how, biases, outs))  # which keeps the panels alive
     return out
 
 
@@ -164,12 +175,16 @@ class PanelLinear(nn.Module):
 
 @torch.inference_mode()
 def replace_by_panels(model: nn.Module) -> int:
-    """Replace the model's bf16 and fp32 linear layers on the CPU by `PanelLinear`, in place; returns how many."""
+    """Replace the model's bf16 and fp32 linear layers on the CPU by `PanelLinear`, in place; returns how many.
+
+    A subclass of the library's may compute something else, as a router does, and stays.
+    """
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, (nn.Linear, Conv1D)) and can_lay_out(child.weight):
-                setattr(parent, name, PanelLinear([child]))
+            plain = type(child) in (nn.Linear, Linear) or isinstance(child, Conv1D)
+            if plain and can_lay_out(cast("Tensor", child.weight)):
+                setattr(parent, name, PanelLinear([cast("nn.Linear", child)]))
                 count += 1
     return count
 

@@ -29,7 +29,7 @@ from ostinato.model.threads import team
 
 TORCH_KERNELS = "3"
 """Raise it with every change of `model.devices` that changes results."""
-KERNELS = "3"
+KERNELS = "4"
 """Raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
 ORDERS: dict[Order, str] = {"blocks": "blocks 1", "pairs": "pairs 1"}
 """The definitions of our products (`kernels.product`), with a version that is raised with every change of a bit."""
@@ -71,14 +71,14 @@ def contract(
     named = (
         [f"ostinato {KERNELS}"] if own else [f"ostinato torch {TORCH_KERNELS} on {backend.device.partition(':')[0]}"]
     )
-    order = ORDERS[order_in_use()] if own else ""
+    order = "" if not own else ORDERS["blocks" if model_dtype == torch.float32 else order_in_use()]
     if own and mode == "exact" and not library and threads == 1:
         libraries = [f"{name} {_version(name)}" for name in ("transformers", "llguidance")]
         return Contract(
             mode=mode,
             order=order,
             torch="",
-            blas=f"bits {probe(backend)}",
+            blas=f"bits {probe(backend, model_dtype)}",
             isa="",
             threads=1,
             block=block,
@@ -115,18 +115,18 @@ def order_named(definition: str) -> Order:
 
 
 @torch.inference_mode()
-def probe(backend: Backend = OWN) -> str:
+def probe(backend: Backend = OWN, dtype: torch.dtype = torch.bfloat16) -> str:
     """Eight hex digits of a hash over a few sums and products, computed on the engine's device: it covers what a list of switches may miss.
 
     Most terms of each sum cancel in pairs, so that the remainder shows the order in which they were added, and some numbers are so
     small that a process that flushes them to zero gets other bits.
     """
     with team(1):
-        bits = [part.cpu() for part in computed(backend)]
+        bits = [part.cpu() for part in computed(backend, dtype)]
     return sha256(b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in bits)).hexdigest()[:8]
 
 
-def computed(backend: Backend) -> list[Tensor]:
+def computed(backend: Backend, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
     """The input of `probe`: results of the engine's own operations, left on the backend's device.
 
     FlexAttention, which computes a prompt on CUDA, is not among them: compiling it takes far longer than a start should.
@@ -141,7 +141,7 @@ def computed(backend: Backend) -> list[Tensor]:
         part.to(backend.device) for part in (weight, x, torch.full((4,), 2.0**-130), torch.arange(4.0))
     )
     if backend.kernels == "own":
-        products = [linear(x.bfloat16(), weight.bfloat16()), linear(x, weight)]
+        products = [linear(x.to(dtype), weight.to(dtype)), linear(x, weight)]
         drawn = RowSoftmax.of(products[1], torch.full((_ROWS,), 0.7)).logprobs(np.arange(_ROWS))
         return [*products, drawn, rms_normed(x, weight[0], 1e-5), small * steps]
     products = [F.linear(x.bfloat16(), weight.bfloat16()), F.linear(x, weight)]

@@ -7,6 +7,7 @@ operations is found by tracing a pass (`library_operations`), and its numerics c
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers.pytorch_utils import Conv1D
 
-from ostinato.model.kernels.elementwise import cosines, sigmoids, sines, softmax_rows
+from ostinato.model.kernels.elementwise import cosines, powers, sigmoids, sines, softmax_rows
 from ostinato.model.linear import linear
 from ostinato.model.paged import array
 
@@ -54,8 +56,31 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return linear(input, weight, bias) if input.is_cpu and input.dtype == weight.dtype else NotImplemented
 
 
-def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor) -> Tensor:
-    return _linear(mat1, mat2.t(), input)
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **scales: Any) -> Tensor:
+    return NotImplemented if scales or input.dim() != 1 else _linear(mat1, mat2.t(), input)
+
+
+def _power_of(exponent: Any, base: Any) -> Any:
+    """``base ** exponent`` for a positive number and a tensor, as in the frequencies of rotary embeddings."""
+    if not isinstance(base, int | float) or not 0 < base < 1e30 or not isinstance(exponent, Tensor):
+        return NotImplemented
+    if not exponent.is_cpu or exponent.dtype != torch.float32 or exponent.requires_grad:
+        return NotImplemented
+    out = torch.empty_like(exponent, memory_format=torch.contiguous_format)
+    powers(float(base), array(exponent.contiguous().view(-1)), array(out.view(-1)))
+    return out
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    return _power_of(exponent, base)
+
+
+def _topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    """The k largest numbers of each row, descending; of equal ones the first."""
+    if not largest or not sorted or dim not in (-1, input.dim() - 1):
+        return NotImplemented
+    values, ids = input.sort(dim=-1, descending=True, stable=True)
+    return values[..., :k], ids[..., :k]
 
 
 def _of_floats(kernel: Callable[[Any, Any], None]) -> Callable[[Tensor], Tensor]:
@@ -87,9 +112,12 @@ def _sum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.
     last = dim if isinstance(dim, int) else dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else None
     if not input.is_floating_point() or last not in (-1, input.dim() - 1) or dtype is not None:
         return NotImplemented
-    total, *rest = input.unbind(-1)
+    if not input.shape[-1]:
+        return NotImplemented
+    total, *rest = input.float().unbind(-1)
     for part in rest:
         total = total + part
+    total = total.to(input.dtype)
     return total.unsqueeze(-1) if keepdim else total
 
 
@@ -128,6 +156,9 @@ _OURS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((F.softmax, torch.softmax, Tensor.softmax), _softmax),
     **dict.fromkeys((F.sigmoid, torch.sigmoid, Tensor.sigmoid), _sigmoid),
     **dict.fromkeys((torch.sum, Tensor.sum), _sum),
+    **dict.fromkeys((torch.topk, Tensor.topk), _topk),
+    **dict.fromkeys((Tensor.__rpow__,), _power_of),
+    **dict.fromkeys((torch.pow, Tensor.pow), _power),
     **dict.fromkeys((torch.cos, Tensor.cos), _cosines),
     **dict.fromkeys((torch.sin, Tensor.sin), _sines),
 }
@@ -141,8 +172,32 @@ def make_portable(model: nn.Module) -> int:
         is_ours = is_router or hasattr(module, "inv_freq") or type(module) is Conv1D
         if is_ours and not hasattr(module, "ostinato_portable"):
             module.__class__ = _portable(type(module))
+            _compute_frequencies(module)
             count += 1
     return count
+
+
+def _compute_frequencies(module: Any) -> None:
+    """Compute a rotary embedding's frequencies again: the library's powers give other bits on other CPUs.
+
+    A module whose constructor is not the usual one keeps the library's, and says so (`own_frequencies`).
+    """
+    names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+    if not names:
+        return
+    module.own_frequencies = False
+    with contextlib.suppress(Exception), PortableOperations():
+        fresh: dict[str, Tensor] = dict(type(module)(module.config).named_buffers(recurse=False))
+        if all(
+            torch.allclose(fresh[name], getattr(module, name), rtol=1e-5) for name in names if _is_real(module, name)
+        ):
+            for name in names:
+                module.register_buffer(name, fresh[name], persistent=False)
+            module.own_frequencies = True
+
+
+def _is_real(module: Any, name: str) -> bool:
+    return getattr(module, name).device.type != "meta"
 
 
 _known: dict[type, type] = {}
@@ -169,15 +224,28 @@ class _Seen(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        answer = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        inputs = [part for part in args if isinstance(part, Tensor)]
-        if name.rstrip("_") not in _SAME_EVERYWHERE and name not in _SAME_EVERYWHERE:
-            if any(part.is_floating_point() for part in inputs) or not inputs:
-                self.names.add(name)
-        elif name == "cumsum" and any(part.is_floating_point() for part in inputs):
+        named = kwargs or {}
+        answer = func(*args, **named)
+        name: str = func.overloadpacket.__name__
+        known = name in _SAME_EVERYWHERE or name.rstrip("_") in _SAME_EVERYWHERE
+        if _has_floats((args, named, answer)) and (not known or _chosen_by_library(name, func, args, named)):
             self.names.add(name)
         return answer
+
+
+def _has_floats(parts: object) -> bool:
+    return any(
+        isinstance(part, Tensor) and (part.is_floating_point() or part.is_complex()) for part in tree_leaves(parts)
+    )
+
+
+def _chosen_by_library(name: str, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether a known operation is called in a way in which the library chooses an order, a tie or a fused operation."""
+    if named.get("alpha", 1) != 1 or named.get("accumulate") or (name.startswith("index_put") and True in args[3:]):
+        return True
+    if "sort" in name:  # equal numbers may change places
+        return not (named.get("stable") or (func._overloadname == "stable" and True in args[1:2]))
+    return name in ("cumsum", "topk") or "reduce" in named
 
 
 def library_operations(run: Callable[[], object]) -> tuple[str, ...]:

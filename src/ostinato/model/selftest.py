@@ -107,6 +107,8 @@ def examine(
         reason = str(error)
     ids = torch.arange(3)
     library = library_operations(lambda: logits(model, hidden(model, ids, ids, WholeAttend([3]))))
+    if any(getattr(module, "own_frequencies", True) is False for module in model.modules()):
+        library = (*library, "pow (rotary frequencies)")
     seconds = time.perf_counter() - began
     return ExactnessVerdict(
         exact=not reason,

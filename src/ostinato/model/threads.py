@@ -50,6 +50,9 @@ def together(run: Callable[[], object]) -> None:
     run()
 
 
+os.register_at_fork(after_in_child=lambda: _pool.cache_clear())  # a child has none of the threads
+
+
 @lru_cache
 def _pool() -> ThreadPoolExecutor:
     """One pool for all teams: a thread is started when there is work for it, so the size is only a bound."""

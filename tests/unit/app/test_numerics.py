@@ -160,7 +160,9 @@ def test_engine_and_trainer_share_a_contract_unless_set_apart(source, verdicts):
         assert engine_contract(config) == trainer_contract(config)
         assert training(config).compute == compute
     other = load(None, [source, "model.compute=bf16", "train.compute=fp32", "train.threads=2", "engine.block=64"])
-    assert differences(engine_contract(other), trainer_contract(other)) == ("dtype",)
+    assert differences(engine_contract(other), trainer_contract(other)) == ("blas", "dtype"), (
+        "with the bits of its products"
+    )
 
 
 def test_threads_are_part_of_the_contract_only_where_they_change_bits(source, monkeypatch):

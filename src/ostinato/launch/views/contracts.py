@@ -8,7 +8,9 @@ from ostinato.core.numerics import Contract, differences
 def parts(contract: Contract) -> str:
     """A contract in one line: its id, then its fields."""
     library = (
-        [f"torch {contract.torch}", contract.isa] if contract.torch else ["no library: the same bits on every CPU"]
+        [f"torch {contract.torch}", contract.isa]
+        if contract.torch
+        else ["no library, so all CPUs give the same bits in this order"]
     )
     order = [f"products in {contract.order}"] if contract.order else []
     told = [contract.mode, contract.dtype, *order, f"{contract.threads} threads", f"rows {contract.rows}"]

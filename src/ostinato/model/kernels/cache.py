@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import logging
 import os
@@ -190,6 +191,8 @@ class KernelCacheFile(caching.IndexDataCacheFile):
     def _end_turn(self) -> None:
         turn, self._turn = self._turn, None
         if turn is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(turn, fcntl.LOCK_UN)  # a forked child may hold the file open, too
             os.close(turn)
 
     def save(self, key: Any, data: Any) -> None:
@@ -202,10 +205,17 @@ class KernelCacheFile(caching.IndexDataCacheFile):
                 try:
                     self._load_index()
                 except Exception:  # noqa: BLE001 (a damaged file may raise anything)
+                    self._forget_forms()
                     self._save_index({})
                 super().save(key, data)
         finally:
             self._end_turn()
+
+    def _forget_forms(self) -> None:
+        """Remove this function's compiled forms: a new index numbers from 1, and would name old ones."""
+        stem = os.path.basename(self._index_path).removesuffix(".nbi")
+        for form in Path(self._cache_path).glob(f"{glob.escape(stem)}.*.nbc"):
+            form.unlink(missing_ok=True)
 
     @property
     def _ours(self) -> bool:
@@ -218,6 +228,7 @@ class KernelCacheFile(caching.IndexDataCacheFile):
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child may hold the file open, too
             os.close(lock)
 
 

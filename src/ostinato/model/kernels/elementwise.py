@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ostinato.model.kernels.arithmetic import cos_and_sin, exp, load, store
+from ostinato.model.kernels.arithmetic import cos_and_sin, exp, exp64, load, log64, store
 
 _ONE = np.float32(1.0)
 
@@ -27,6 +27,14 @@ def sines(x_N, out_N):
     """Fill out_N with the sines of fp32 numbers, computed in fp64 and rounded once."""
     for n in range(len(x_N)):
         out_N[n] = np.float32(cos_and_sin(np.float64(x_N[n]))[1])
+
+
+@njit(nogil=True, cache=True)
+def powers(base, x_N, out_N):
+    """Fill out_N with a positive base to the power of fp32 numbers, computed in fp64 and rounded once."""
+    exponent = log64(base)
+    for n in range(len(x_N)):
+        out_N[n] = np.float32(exp64(np.float64(x_N[n]) * exponent))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

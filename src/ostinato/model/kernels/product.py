@@ -3,7 +3,8 @@
 
 An output is a sum over K inputs in blocks of 32, the last one filled up with zeros. In a block the even inputs and the odd inputs are
 each a chain of 16 fused multiply-adds in fp32 that begins at 0, ascending; the two chains are added, and their sum is added to the total,
-which begins at 0. Numbers below 2^-126 are taken as 0 and flushed to 0 throughout. For bf16 this is what Intel's tile instruction
+which begins at 0. Inputs below 2^-126 are taken as 0, and so are results below it once they are rounded to 24 bits.
+For bf16 this is what Intel's tile instruction
 `tdpbf16ps` computes (`kernels.tiles`); here it is ordinary fused multiply-adds, for bf16 and fp32 alike. In another order, `PAIRS`,
 which is faster on CPUs with AVX512-BF16 and without tiles, an output is one chain of all pairs (`kernels.pairs`).
 

@@ -26,7 +26,7 @@ from ostinato.model.gated import GatedMLP
 from ostinato.model.kernels.decoder import ATTENTION, PHASES, decoder
 from ostinato.model.kernels.turns import COLUMNS
 from ostinato.model.kernels.vector import WIDE
-from ostinato.model.linear import Panels, how_multiplied, in_panels
+from ostinato.model.linear import Panels, in_panels
 from ostinato.model.paged import Pages, WholeAttend, array
 from ostinato.model.threads import together
 
@@ -176,7 +176,7 @@ def _constants(body: Any, layers: list[Any], packed: list[Any], dim: int) -> tup
     addresses = np.array([[panels.address for panels in weights] for weights, _ in packed], np.int64)
     scales = np.array([norm.eps for norm in norms], np.float32)
     return (
-        addresses, how_multiplied(norms[0].weight.dtype), *biases, none, _stacked(norms), scales, *of_heads, np.array(eps, np.float32),
+        addresses, packed[0][0][0].how, *biases, none, _stacked(norms), scales, *of_heads, np.array(eps, np.float32),
     )  # fmt: skip
 
 
