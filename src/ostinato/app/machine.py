@@ -166,7 +166,7 @@ def _write(
     full: dict[str, Any],
     adapter: TypeAdapter[T],
     value: T,
-    is_good: Callable[[T, float], bool] = lambda *_: True,
+    is_good: Callable[[T, float], bool],
 ) -> Measured[T]:
     """Keep the value in the first place that can be written; if another process was quicker, return its value instead."""
     now = wall_clock()

@@ -172,7 +172,7 @@ def test_without_links_the_file_is_written_all_the_same(ask, monkeypatch):
 
 def kept_by_another_process(where, value):
     full = json.loads(json.dumps(machine.machine()))
-    machine._write([where / machine._name("speed", full)], full, TypeAdapter(int), value)
+    machine._write([where / machine._name("speed", full)], full, TypeAdapter(int), value, lambda *_: True)
 
 
 def test_whoever_writes_first_wins(tmp_path):
