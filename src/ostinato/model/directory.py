@@ -22,7 +22,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 SEE = "the table of models in the documentation says which are supported"
 _MAX_JSON = 16 << 20
 _CONFIG = "config.json"
-_LAYERS, _WIDTH, _EXPERTS, _VOCABULARY = 1 << 10, 1 << 18, 1 << 12, 1 << 22
+_LAYERS, _WIDTH, _EXPERTS, _VOCABULARY = 1 << 10, 1 << 18, 1 << 14, 1 << 22
 _LARGEST = {
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), _LAYERS),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "head_dim"), _WIDTH),

@@ -204,7 +204,7 @@ def test_a_size_that_no_model_has_is_refused_by_its_name_before_anything_is_buil
 
 def test_the_sizes_of_a_model_of_several_parts_are_checked_too(tiny):
     edit(tiny / "config.json", text_config={"num_experts": 10**9})
-    with pytest.raises(BadWeights, match=r"text_config\.num_experts is 1000000000; it must be .* from 0 to 4,096$"):
+    with pytest.raises(BadWeights, match=r"text_config\.num_experts is 1000000000; it must be .* from 0 to 16,384$"):
         check_directory(tiny)
     edit(tiny / "config.json", text_config=5)
     with pytest.raises(BadWeights, match="text_config must be a JSON object"):
