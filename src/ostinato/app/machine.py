@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import platform
 import stat
@@ -26,18 +27,23 @@ import ostinato
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import Conflict, StorageFull
+from ostinato.core.places import expanded
 from ostinato.record.lock import hold
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 
 SWITCHES = (
     "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE",
     "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_DISABLE_JIT",
 )  # fmt: skip
 """Environment variables that mask instructions, or choose another order of additions."""
+PLACE = "machine"
+"""The directory with the figures, in the user's cache or in a run's directory."""
 _LIBRARIES = ("torch", "numba", "llvmlite", "transformers", "numpy")
 _FORMAT = 1  # of the files
 _MOST_BYTES = 1 << 20
+_BRIEF_S = 3600.0  # how long a figure is believed that does not last
 _PATIENCE_S = 600.0  # how long another process may measure before this one measures, too
 
 
@@ -65,16 +71,24 @@ class _Kept(BaseModel, frozen=True, extra="forbid"):
 def places(config: Config) -> tuple[Path, ...]:
     """Where figures are kept, the best place first: the user's cache, or, where that cannot be written, a run that was started."""
     run = config.run.directory
-    return (config.model.cache.expanduser() / "machine", *([run / "machine"] if run.is_dir() else []))
+    return (expanded(config.model.cache) / PLACE, *([run / PLACE] if run.is_dir() else []))
 
 
 def measured(
-    where: Sequence[Path], kind: str, parts: Mapping[str, object], measure: Callable[[], T], form: type[T]
+    where: Sequence[Path],
+    kind: str,
+    parts: Mapping[str, object],
+    measure: Callable[[], T],
+    form: type[T],
+    *,
+    usable: Callable[[T], bool] = lambda _: True,
+    lasting: Callable[[T], bool] = lambda _: True,
 ) -> Measured[T]:
     """What `measure` returned on this machine when it was first asked for these `parts`: read from a file, or measured now and kept.
 
     `form` is the type of the figure, a dataclass or anything else that pydantic can read back. The parts of the machine itself are added
-    (`machine`). Raises only what `measure` raises.
+    (`machine`). A kept figure that is not `usable` is measured again; so is one that is not `lasting`, such as a busy machine's, after an
+    hour: long enough for the processes of a start to agree. Raises only what `measure` raises.
     """
     full: dict[str, Any] = json.loads(json.dumps({**machine(), **parts}))  # as it will be read back
     name = _name(kind, full)
@@ -82,10 +96,20 @@ def measured(
         return cast("Measured[T]", known)
     adapter: TypeAdapter[T] = TypeAdapter(form)
     files = [place / name for place in where]
-    found = _read(files, full, adapter)
+
+    def is_good(value: T, at: float) -> bool:
+        return usable(value) and (lasting(value) or abs(wall_clock() - at) < _BRIEF_S)
+
+    found = _read(files, full, adapter, is_good)
     if found is None:
         with _alone(where, kind):
-            found = _read(files, full, adapter) or _write(files, full, adapter, measure())
+            found = _read(files, full, adapter, is_good) or _write(files, full, adapter, measure(), is_good)
+        if found.file is None:
+            _LOG.warning(
+                "what was measured on this machine cannot be kept in %s, so each process measures again; set model.cache to a directory "
+                "of yours",
+                " or ".join(map(str, where)),
+            )
     _KNOWN[str(where[0]), name] = found
     return found
 
@@ -107,7 +131,9 @@ def forget(where: Sequence[Path]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _read(files: Sequence[Path], full: dict[str, Any], adapter: TypeAdapter[T]) -> Measured[T] | None:
+def _read(
+    files: Sequence[Path], full: dict[str, Any], adapter: TypeAdapter[T], is_good: Callable[[T, float], bool]
+) -> Measured[T] | None:
     for path in files:
         text = _own(path)
         if text is None:
@@ -116,6 +142,8 @@ def _read(files: Sequence[Path], full: dict[str, Any], adapter: TypeAdapter[T]) 
             kept = _Kept.model_validate_json(text)
             if kept.format == _FORMAT and kept.parts == full:
                 value = adapter.validate_json(json.dumps(kept.value), strict=True)
+                if not is_good(value, kept.at):
+                    continue
                 return Measured(value=value, at=kept.at, file=path)
     return None
 
@@ -133,16 +161,22 @@ def _own(path: Path) -> bytes | None:
     return None
 
 
-def _write(files: Sequence[Path], full: dict[str, Any], adapter: TypeAdapter[T], value: T) -> Measured[T]:
+def _write(
+    files: Sequence[Path],
+    full: dict[str, Any],
+    adapter: TypeAdapter[T],
+    value: T,
+    is_good: Callable[[T, float], bool],
+) -> Measured[T]:
     """Keep the value in the first place that can be written; if another process was quicker, return its value instead."""
     now = wall_clock()
     kept = _Kept(format=_FORMAT, parts=full, at=now, value=adapter.dump_python(value, mode="json"))
     for path in files:
         try:
-            _put(path, kept.model_dump_json(indent=1), lambda at=path: _read([at], full, adapter) is not None)
+            _put(path, kept.model_dump_json(indent=1), lambda at=path: _read([at], full, adapter, is_good) is not None)
         except OSError:
             continue
-        return _read([path], full, adapter) or Measured(value=value, at=now, file=None)
+        return _read([path], full, adapter, is_good) or Measured(value=value, at=now, file=None)
     return Measured(value=value, at=now, file=None)
 
 

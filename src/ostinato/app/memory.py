@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ostinato.config import Config
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.core.memory import Room, in_gib
+from ostinato.model.directory import weight_files
 
 Part = Literal["serve", "train"]
 _WORKING = 1 << 28  # of a process that computes: code, one batch
@@ -60,8 +61,13 @@ def needed(config: Config, path: Path, part: Part, width: int = 0) -> dict[str, 
 
 
 def weight_count(path: Path) -> int:
-    """The number of weights in a directory's safetensors, by their headers. 0 where a header cannot be read, which loading reports."""
-    return sum(_count(file) for file in path.glob("*.safetensors"))
+    """The number of weights in the files that are loaded from a directory, by their headers. 0 where they cannot be read, which loading
+    reports.
+    """
+    try:
+        return sum(map(_count, weight_files(path)))
+    except (BadWeights, OSError):
+        return 0
 
 
 def _count(file: Path) -> int:
@@ -69,24 +75,31 @@ def _count(file: Path) -> int:
         with file.open("rb") as data:
             header = json.loads(data.read(min(int.from_bytes(data.read(8), "little"), 100 << 20)))
         return sum(_product(each["shape"]) for name, each in header.items() if name != "__metadata__")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return 0
 
 
 def _product(shape: Sequence[int]) -> int:
     total = 1
     for size in shape:
-        total *= size
+        total *= _whole(size)
     return total
 
 
+def _whole(value: object) -> int:
+    """A size from a file of strangers. Raises ValueError for anything but a count: a text or a list would be repeated, not multiplied."""
+    if type(value) is not int or not 0 <= value < 1 << 48:
+        raise ValueError(f"{value!r:.40} is no size")
+    return value
+
+
 def _kv_numbers(path: Path) -> int:
-    """Keys and values of one token, as a count of numbers, by the usual names in config.json; 0 if they are not there."""
+    """Keys and values of one token, as a count of numbers, by the usual names in config.json; 0 if they are no counts, or not there."""
     try:
         config: Mapping[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
         config = config.get("text_config") or config
-        heads = config["num_attention_heads"]
-        size = config.get("head_dim") or config["hidden_size"] // heads
-        return 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * size
-    except (OSError, ValueError, KeyError, TypeError):
+        heads = _whole(config["num_attention_heads"])
+        size = _whole(config.get("head_dim") or _whole(config["hidden_size"]) // heads)
+        return 2 * _whole(config["num_hidden_layers"]) * _whole(config.get("num_key_value_heads") or heads) * size
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError):
         return 0

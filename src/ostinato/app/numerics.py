@@ -114,10 +114,18 @@ def engine_threads(config: Config) -> int:
 def speeds(config: Config) -> Measured[Speeds]:
     """The speeds of the model's products on this machine: as kept, or measured now."""
     from ostinato.engine.embedded.form import prepack
-    from ostinato.model.speed import Speeds, measure
+    from ostinato.model.speed import Speeds, is_whole, measure
 
     path = model_path(config)
-    return measured(places(config), "speed", _parts(config, path), lambda: measure(path, prepack, cores()), Speeds)
+    return measured(
+        places(config),
+        "speed",
+        _parts(config, path),
+        lambda: measure(path, prepack, cores()),
+        Speeds,
+        usable=is_whole,
+        lasting=lambda found: not found.busy,
+    )
 
 
 def _parts(config: Config, path: Path) -> dict[str, object]:

@@ -120,6 +120,6 @@ def _trusted(place: Path, *, links: bool) -> bool:
         if seen.st_uid == os.getuid():
             place.chmod(stat.S_IMODE(seen.st_mode) & (0o755 if links else 0o700))
             return True
-        return links and seen.st_uid == 0 and not seen.st_mode & stat.S_IWOTH
+        return links and seen.st_uid == 0 and not seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     except OSError:
         return False

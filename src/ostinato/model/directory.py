@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError, safe_open
 
@@ -21,6 +21,17 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _POINTER = b"version https://git-lfs.github.com/spec/"
 SEE = "the table of models in the documentation says which are supported"
 _MAX_JSON = 16 << 20
+_CONFIG = "config.json"
+_LAYERS, _WIDTH, _EXPERTS, _VOCABULARY = 1 << 10, 1 << 18, 1 << 14, 1 << 22
+_LARGEST = {
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), _LAYERS),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "head_dim"), _WIDTH),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "n_heads"), _WIDTH),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _EXPERTS),
+    "vocab_size": _VOCABULARY,
+}
+"""The largest sizes in config.json, by its names for them: beyond any model, and little enough to build one of without its weights."""
+_MAY_BE_0 = frozenset(name for name, largest in _LARGEST.items() if largest == _EXPERTS)  # of a dense model
 _IMPORTS = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
 _TO_SAFETENSORS = _IMPORTS + '[C.from_pretrained({source}).save_pretrained("converted") for C in (M, T)]'
 _FROM_GGUF = (
@@ -47,7 +58,7 @@ def check_directory(path: Path) -> None:
     if (path / _ADAPTER).is_file():
         raise _adapter(path)
     weights = weight_files(path)
-    config = _read_json(path / "config.json")
+    config = _sizes_checked(path)
     if "quantization_config" in config:
         raise BadWeights(
             f"{path}/config.json: quantised weights cannot be trained; give bf16, fp16 or fp32 safetensors"
@@ -69,10 +80,10 @@ def read_config(path: Path) -> Any:
         AutoConfig,
     )  # here: `ostinato up` checks without it
 
-    where, kind = path / "config.json", str(_read_json(path / "config.json").get("model_type", ""))
+    where, kind = path / _CONFIG, str(_sizes_checked(path).get("model_type", ""))
     if kind not in CONFIG_MAPPING:
         raise BadConfig(
-            f"{where}: model_type {kind!r} needs a newer transformers than {version('transformers')}, or is not supported; {SEE}"
+            f"{where}: model_type {kind[:100]!r} needs a newer transformers than {version('transformers')}, or is not supported; {SEE}"
         )
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -91,8 +102,8 @@ def check_vocabulary(path: Path, rows: int | None = None) -> None:
     from tokenizers import Tokenizer  # here: not every check needs it
 
     if rows is None:
-        config = _read_json(path / "config.json")
-        rows = config.get("vocab_size") or dict(config.get("text_config") or {}).get("vocab_size")
+        config = _sizes_checked(path)
+        rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     if rows is None or not (path / "tokenizer.json").is_file():
         return
     try:
@@ -114,8 +125,8 @@ def check_ids(path: Path, vocabulary: Mapping[str, int], rows: int) -> None:
 
 def expert_count(path: Path) -> int:
     """The experts in each layer of the model in `path`, by its config.json; 0 for a dense one. Raises BadWeights."""
-    config = _read_json(path / "config.json")
-    config = config.get("text_config", config)
+    config = _sizes_checked(path)
+    config = config.get("text_config") or config
     return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
@@ -125,9 +136,12 @@ def weight_files(path: Path) -> list[Path]:
     named: set[str] = set()
     if _INDEX in found:
         _check_pulled(path / _INDEX)
-        named = set(map(str, dict(_read_json(path / _INDEX).get("weight_map", {})).values()))
+        shards = _read_json(path / _INDEX).get("weight_map", {})
+        if not isinstance(shards, dict):
+            raise BadWeights(f"{path}/{_INDEX}: weight_map must be a JSON object from a tensor's name to a file's")
+        named = set(map(str, cast("dict[str, Any]", shards).values()))
         if missing := sorted(named - found):
-            raise BadWeights(f"{path}/{_INDEX} names {missing[0]!r}, which is not a file of this directory")
+            raise BadWeights(f"{path}/{_INDEX} names {missing[0][:200]!r}, which is not a file of this directory")
     if _WEIGHTS in found:
         return [path / _WEIGHTS]
     if named:
@@ -153,10 +167,11 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def _adapter(path: Path) -> BadWeights:
-    base = str(_read_json(path / _ADAPTER).get("base_model_name_or_path") or "the base model")
+    base = str(_read_json(path / _ADAPTER).get("base_model_name_or_path") or "the base model")[:200]
     command = _command(_MERGED, source=str(path), base=base)
+    shown = repr(base)[1:-1]
     return BadWeights(
-        f"{path} holds an adapter of {base} ({_ADAPTER}), and all weights are trained here: merge it with its base, once, with `{command}`"
+        f"{path} holds an adapter of {shown} ({_ADAPTER}), and all weights are trained here: merge it with its base, once, with `{command}`"
     )
 
 
@@ -179,6 +194,24 @@ def _check_pulled(file: Path) -> None:
     with file.open("rb") as stream:
         if stream.read(len(_POINTER)) == _POINTER:
             raise BadWeights(f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` in {file.parent}")
+
+
+def _sizes_checked(path: Path) -> dict[str, Any]:
+    """The directory's config.json. Raises BadWeights, with the field's name, for a size that no model has."""
+    file = path / _CONFIG
+    config = _read_json(file)
+    text = config.get("text_config")
+    if text is not None and not isinstance(text, dict):
+        raise BadWeights(f"{file}: text_config must be a JSON object")
+    for where, part in (("", config), ("text_config.", cast("dict[str, Any]", text or {}))):
+        for name, largest in _LARGEST.items():
+            value, least = part.get(name), 0 if name in _MAY_BE_0 else 1
+            if value is not None and (type(value) is not int or not least <= value <= largest):
+                shown = repr(value)[:40] if isinstance(value, (int, float, str)) else "a list or an object"
+                raise BadWeights(
+                    f"{file}: {where}{name} is {shown}; it must be a whole number from {least} to {largest:,}"
+                )
+    return config
 
 
 def _read_json(file: Path) -> dict[str, Any]:

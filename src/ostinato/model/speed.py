@@ -104,6 +104,19 @@ def choose(speeds: Speeds) -> Choice:
     return Choice(dtype="bfloat16" if bf16 * MARGIN >= 1 else "float32", bf16=bf16, threads=threads, teams=teams)
 
 
+def is_whole(speeds: Speeds) -> bool:
+    """Whether `choose` can compare these speeds: finite ones above zero, each with the speed that it is relative to. Kept files may lack
+    some.
+    """
+    if not all(0 < each.gflops < math.inf for each in (*speeds.dtypes, *speeds.teams)):
+        return False
+    try:
+        choose(speeds)
+    except (KeyError, ArithmeticError, ValueError):
+        return False
+    return True
+
+
 def _factor(speeds: Sequence[Speed], what: Callable[[Speed], object], one: object, other: object) -> float:
     """The geometric mean, over products, of the speed of `one` relative to that of `other`; 1 without speeds."""
     found = {(each.inputs, each.outputs, each.rows, what(each)): each.gflops for each in speeds}

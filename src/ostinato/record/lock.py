@@ -18,7 +18,8 @@ def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
     """Hold the lock `<directory>/.<role>.lock` while the block runs; yields its path.
 
     The lock belongs to the open file and is not inherited by programs that are started while it is held. The file is not removed
-    afterwards, because two processes could then lock two files of the same name.
+    afterwards, because two processes could then lock two files of the same name. A symbolic link in its place is not followed: the pid
+    would overwrite whatever it points to.
 
     Raises:
         Conflict: another process holds it (after `wait_s` seconds of trying); the message names its pid.
@@ -34,7 +35,7 @@ def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
     path = directory / f".{role}.lock"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise StorageFull(f"cannot create {path}: {error}; make the store writable") from error
     try:

@@ -9,8 +9,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from ostinato.app import machine
-from ostinato.app.machine import cores, forget, measured, places
+from ostinato.app.machine import PLACE, cores, forget, measured, places
 from ostinato.config import load
+from ostinato.launch.commands.demo import empty
 from ostinato.record.lock import hold
 
 
@@ -123,6 +124,43 @@ def test_a_cache_that_cannot_be_written_costs_a_measurement_or_is_replaced_by_th
     assert ask(4.0, where=(blocked / "machine", tmp_path / "run")) == found
 
 
+def test_a_line_says_that_nothing_can_be_kept(ask, tmp_path, caplog):
+    ask(1.0)
+    assert not caplog.records
+    (tmp_path / "file").write_text("in the way")
+    ask(1.0, where=(tmp_path / "file" / "machine",))
+    (said,) = caplog.messages
+    assert f"cannot be kept in {tmp_path / 'file' / 'machine'}" in said
+    assert "model.cache" in said
+
+
+def test_a_kept_figure_that_makes_no_sense_is_measured_again_and_replaced(tmp_path):
+    def ask(value):
+        machine._KNOWN.clear()
+        return measured([tmp_path], "speed", {}, lambda: value, int, usable=lambda found: found > 0)
+
+    kept_by_another_process(tmp_path, -1)
+    assert ask(2).value == 2
+    assert ask(3).value == 2
+
+
+def test_what_does_not_last_is_measured_again_after_an_hour(tmp_path, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(machine, "wall_clock", lambda: now)
+
+    def ask(value):
+        machine._KNOWN.clear()
+        return measured([tmp_path], "speed", {}, lambda: value, int, lasting=lambda found: found > 9).value
+
+    assert (ask(1), ask(2)) == (1, 1), "the processes of one start agree"
+    now += 3601.0
+    assert (ask(3), ask(4)) == (3, 3)
+    now += 3601.0
+    assert ask(10) == 10
+    now += 3601.0
+    assert ask(11) == 10
+
+
 def test_without_links_the_file_is_written_all_the_same(ask, monkeypatch):
     def no_links(*_):
         raise PermissionError("no links here")
@@ -134,7 +172,7 @@ def test_without_links_the_file_is_written_all_the_same(ask, monkeypatch):
 
 def kept_by_another_process(where, value):
     full = json.loads(json.dumps(machine.machine()))
-    machine._write([where / machine._name("speed", full)], full, TypeAdapter(int), value)
+    machine._write([where / machine._name("speed", full)], full, TypeAdapter(int), value, lambda *_: True)
 
 
 def test_whoever_writes_first_wins(tmp_path):
@@ -175,6 +213,20 @@ def test_the_places_are_the_users_cache_and_a_run_that_is_there(tmp_path):
     assert places(load(None, words)) == (tmp_path / "cache" / "machine",)
     (tmp_path / "run").mkdir()
     assert places(load(None, words)) == (tmp_path / "cache" / "machine", tmp_path / "run" / "machine")
+
+
+def test_the_users_cache_is_where_its_variable_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = [f"run.directory={tmp_path / 'run'}"]
+    assert places(load(None, words)) == (tmp_path / "ostinato" / "machine",)
+
+
+def test_a_demo_keeps_the_figures_of_its_run(tmp_path):
+    (tmp_path / PLACE).mkdir()
+    (tmp_path / "log").mkdir()
+    empty(tmp_path)
+    assert (tmp_path / PLACE).is_dir()
+    assert not (tmp_path / "log").exists()
 
 
 def test_the_machine_says_what_its_figures_depend_on():

@@ -1,5 +1,7 @@
 """The least memory that a run's model needs, and how a run that has less is refused."""
 
+import json
+
 import pytest
 
 from ostinato.app.memory import check_memory, needed, weight_count
@@ -24,6 +26,37 @@ def test_weights_are_counted_by_the_headers_alone(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "model.safetensors").write_bytes(b"version https://git-lfs")
     assert weight_count(tmp_path / "empty") == 0, "what cannot be read is for loading to report"
+
+
+def test_only_the_files_that_are_loaded_are_counted(tmp_path):
+    model = tiny_model(tmp_path / "model")
+    count, whole = weight_count(model), (model / "model.safetensors").read_bytes()
+    (model / "consolidated.safetensors").write_bytes(whole)
+    assert weight_count(model) == count
+    (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"any": "model-00001-of-00001.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert weight_count(model) == count
+
+
+@pytest.mark.parametrize("value", [-1, "8", [8], {"a": 1}, True, 1e9, 10**400])
+@pytest.mark.parametrize("name", ["num_attention_heads", "num_hidden_layers", "num_key_value_heads"])
+def test_what_is_no_count_needs_no_memory(settings, tmp_path, name, value):
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
+    assert needed(settings(), tmp_path / "model", "serve")["KV cache"] == 0
+
+
+def test_a_model_of_no_heads_needs_no_memory(settings, tmp_path):
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_attention_heads": 0, "head_dim": None}))
+    assert needed(settings(), tmp_path / "model", "serve")["KV cache"] == 0
+
+
+def test_a_header_with_a_text_for_a_size_is_not_repeated(tmp_path):
+    header = json.dumps({"any": {"dtype": "F32", "shape": ["x", 1 << 40], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert weight_count(tmp_path) == 0
 
 
 def test_each_part_of_the_need_follows_its_setting(settings, tmp_path):

@@ -282,6 +282,23 @@ def test_the_verdict_is_kept_for_other_processes_and_later_starts(source, examin
     assert len(examinations) == 5
 
 
+def test_speeds_of_a_busy_machine_are_not_believed_for_good(source, tmp_path, monkeypatch):
+    now, measures = 1000.0, iter([timed(bf16=5.0, load=3.5), timed(bf16=30.0), timed(bf16=7.0)])
+    monkeypatch.setattr(machine, "wall_clock", lambda: now)
+    monkeypatch.setattr(speed, "measure", lambda *_: next(measures))
+    config = load(None, [source, f"model.cache={tmp_path / 'cache'}"])
+
+    def dtype():
+        machine._KNOWN.clear()  # as another process
+        return numerics.choice(config).dtype
+
+    assert [dtype(), dtype()] == ["float32", "float32"]
+    now += 3601.0
+    assert [dtype(), dtype()] == ["bfloat16", "bfloat16"]
+    now += 3601.0
+    assert dtype() == "bfloat16"
+
+
 def test_the_doctor_shows_what_was_tested_and_when(source, examinations, speeds, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "CHECKS", [("numerics", doctor._numerics)])
     words = [source, "model.compute=bf16", f"model.cache={tmp_path / 'cache'}"]

@@ -111,6 +111,30 @@ def test_a_directory_of_another_user_is_not_used(home, tmp_path, monkeypatch):
         cache_directory()
 
 
+@pytest.mark.parametrize(("mode", "used"), [(0o755, True), (0o775, False), (0o777, False)])
+def test_the_systems_directory_is_used_if_no_other_user_can_write_there(home, tmp_path, monkeypatch, mode, used):
+    usual = home / ".cache" / "ostinato"
+    usual.mkdir(parents=True)
+    usual.chmod(mode)
+    real = Path.stat
+
+    def of_root(path, **how):
+        values = list(real(path, **how))
+        if path == usual:
+            values[4] = 0
+        return os.stat_result(values)
+
+    monkeypatch.setattr(Path, "stat", of_root)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
+    (tmp_path / "tmp" / "ostinato-12345").write_text("")  # nor can a directory be made here
+    if used:
+        assert cache_directory() == usual
+    else:
+        with pytest.raises(BadConfig, match="belong to somebody else"):
+            cache_directory()
+
+
 def test_temporary_files_go_into_the_run_where_no_other_place_can_be_written(home, tmp_path, monkeypatch):
     def none():
         raise FileNotFoundError("No usable temporary directory found")

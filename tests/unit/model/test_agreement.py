@@ -1,6 +1,7 @@
 """An architecture that would be computed otherwise than the library does is refused before its weights are read."""
 
 import json
+import os
 import re
 
 import pytest
@@ -154,6 +155,29 @@ def test_a_damaged_file_of_the_cache_counts_for_nothing(tmp_path, cache, content
     (kept,) = cache.iterdir()
     kept.write_bytes(content)
     assert [checked(path, makes), checked(path, makes)] == [2, 2]
+
+
+def test_a_link_a_pipe_or_another_users_file_is_not_believed(tmp_path, cache, monkeypatch):
+    path, makes = tiny_model(tmp_path / "m", layers=1), Makes()
+    checked(path, makes)
+    (kept,) = cache.iterdir()
+    kept.rename(tmp_path / "elsewhere.json")
+    kept.symlink_to(tmp_path / "elsewhere.json")
+    assert checked(path, makes) == 2
+    kept.unlink()
+    os.mkfifo(kept)
+    assert [checked(path, makes), checked(path, makes)] == [3, 3]
+    real = os.fstat
+
+    def owned(descriptor):
+        values = list(real(descriptor))
+        values[4] = os.geteuid() + 1
+        return os.stat_result(values)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", owned)
+        assert checked(path, makes) == 4
+    assert checked(path, makes) == 4
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, cache):

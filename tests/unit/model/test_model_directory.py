@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.model import gguf_wheel
 from ostinato.model.config import ModelConfig
-from ostinato.model.directory import check_vocabulary
+from ostinato.model.directory import check_vocabulary, expert_count, read_config
 from ostinato.model.load import check_directory, load_model, resolve
 from ostinato.model.renderer import HFRenderer
 from ostinato.testing.tiny import tiny_model
@@ -189,6 +189,47 @@ def test_weights_of_another_shape_than_the_configuration_s_are_refused(tiny):
     edit(tiny / "config.json", vocab_size=300)
     with pytest.raises(BadWeights, match=r"embed_tokens.*has shape \(260, 64\), and \(300, 64\) by config\.json"):
         load_model(tiny, torch.float32)
+
+
+@pytest.mark.parametrize("value", [0, -1, 10**9, 10**400, "8", 8.0, True, [8], {"a": 8}])
+@pytest.mark.parametrize("name", ["num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "n_layer"])
+def test_a_size_that_no_model_has_is_refused_by_its_name_before_anything_is_built(tiny, name, value):
+    edit(tiny / "config.json", **{name: value})
+    for read in (check_directory, read_config, check_vocabulary, expert_count):
+        with pytest.raises(
+            BadWeights, match=rf"^\S+: {name} is .{{1,40}}; it must be a whole number from 1 to [\d,]+$"
+        ):
+            read(tiny)
+
+
+def test_the_sizes_of_a_model_of_several_parts_are_checked_too(tiny):
+    edit(tiny / "config.json", text_config={"num_experts": 10**9})
+    with pytest.raises(BadWeights, match=r"text_config\.num_experts is 1000000000; it must be .* from 0 to 16,384$"):
+        check_directory(tiny)
+    edit(tiny / "config.json", text_config=5)
+    with pytest.raises(BadWeights, match="text_config must be a JSON object"):
+        check_directory(tiny)
+
+
+def test_sizes_that_are_left_out_pass(tiny):
+    edit(tiny / "config.json", num_key_value_heads=None, num_experts=0, num_local_experts=None, text_config=None)
+    check_directory(tiny)
+    assert expert_count(tiny) == 0
+
+
+@pytest.mark.parametrize("shards", [5, "a", ["a"], None, True])
+def test_an_index_that_is_no_table_is_refused(tiny, shards):
+    (tiny / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(BadWeights, match="weight_map must be a JSON object"):
+        check_directory(tiny)
+
+
+def test_the_name_of_an_adapters_base_is_cut_and_escaped(tiny):
+    (tiny / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "\x1b[2J\n" + "b" * 10_000}))
+    with pytest.raises(BadWeights) as caught:
+        check_directory(tiny)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 2000
 
 
 def test_quantised_weights_are_refused(tiny):

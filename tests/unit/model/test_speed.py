@@ -1,12 +1,13 @@
 """Which dtype and how many threads are chosen is a function of measured speeds alone; what is measured is the model's own products."""
 
 import itertools
+import math
 
 import pytest
 import torch
 
 from ostinato.model import speed
-from ostinato.model.speed import FEW, MANY, MARGIN, PAYS, Speed, Speeds, choose, measure
+from ostinato.model.speed import FEW, MANY, MARGIN, PAYS, Speed, Speeds, choose, is_whole, measure
 from ostinato.testing.tiny import tiny_model
 
 
@@ -50,6 +51,16 @@ def test_threads_are_doubled_as_long_as_that_pays():
 def test_without_speeds_it_is_what_is_published():
     found = choose(speeds())
     assert (found.dtype, found.threads, found.teams) == ("bfloat16", 1, {})
+
+
+def test_kept_speeds_that_cannot_be_compared_are_known_for_it():
+    assert is_whole(speeds())
+    assert is_whole(speeds(*both(30.0), teams=[(1, 10.0), (2, 18.0)]))
+    assert not is_whole(speeds(product(30.0)))
+    assert not is_whole(speeds(*both(30.0), teams=[(2, 18.0)]))
+    for gflops in (0.0, -1.0, math.inf, math.nan):
+        assert not is_whole(speeds(*both(30.0, fp32=gflops)))
+        assert not is_whole(speeds(*both(gflops)))
 
 
 class Clock:

@@ -77,3 +77,11 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageFull, match="file"), hold(tmp_path / "file", "serve"):
         pass
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("all of it")
+    (tmp_path / ".serve.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(StorageFull, match="cannot create"), hold(tmp_path, "serve"):
+        pass
+    assert (tmp_path / "precious").read_text() == "all of it"

@@ -1,3 +1,4 @@
+import difflib
 from datetime import UTC, datetime
 
 import pytest
@@ -92,8 +93,42 @@ def test_all_that_is_wrong_is_said_at_once():
 
 
 def test_a_long_list_of_errors_ends():
-    with pytest.raises(BadRequest, match=r"and 990 more\.$"):
+    with pytest.raises(BadRequest, match=r"\[9\]\.target is missing; the 990 events after \[9\] were not checked\.$"):
         parse([{"name": "kept", "value": 1}] * 1000)
+    with pytest.raises(BadRequest, match=r"\[9\]\.target is missing\.$"):
+        parse([{"name": "kept", "value": 1}] * 10)
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """The lengths of the names that were compared with valid ones."""
+    found, real = [], difflib.get_close_matches
+
+    def compare(name, *rest, **how):
+        found.append(len(name))
+        return real(name, *rest, **how)
+
+    monkeypatch.setattr(difflib, "get_close_matches", compare)
+    return found
+
+
+def test_of_very_many_unknown_fields_few_are_compared_and_the_rest_counted(compared):
+    with pytest.raises(BadRequest, match=r"Unknown field 'u9'.*; and 99990 more\.$"):
+        parse(EVENT | {f"u{number}": 0 for number in range(100_000)})
+    assert len(compared) == 10
+
+
+def test_of_many_bad_events_few_are_looked_at(compared):
+    with pytest.raises(BadRequest, match="the 990 events after"):
+        parse([EVENT | {f"u{number}": 0 for number in range(20)}] * 1000)
+    assert len(compared) == 100
+
+
+def test_a_very_long_name_is_cut_before_it_is_compared_or_shown(compared):
+    with pytest.raises(BadRequest) as caught:
+        parse(EVENT | {"u" * 1_000_000: 0})
+    assert compared == [100]
+    assert len(str(caught.value)) < 300
 
 
 def test_a_list_is_bounded():

@@ -16,6 +16,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.app.machine import PLACE
 from ostinato.app.storage import Home, home, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -135,8 +136,8 @@ def empty(place: Path) -> None:
 
 
 def is_kept(path: Path) -> bool:
-    """True for what outlasts a demo: a lock file of the run, and the cache that lies here where no home can be written."""
-    return path.name == INSIDE_RUN or (path.name.startswith(".") and path.name.endswith(".lock"))
+    """True for what outlasts a demo: a lock file of the run, and the caches that lie here where no home can be written."""
+    return path.name in (INSIDE_RUN, PLACE) or (path.name.startswith(".") and path.name.endswith(".lock"))
 
 
 async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out: Path, console: Console) -> None:

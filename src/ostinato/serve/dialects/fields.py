@@ -19,7 +19,8 @@ STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=Fals
 _JOINERS = "\u200c\u200d"
 # pydantic puts the name of a union's branch into a path, where it is not a field of the body
 _BRANCHES = ("str", "int", "float", "bool")
-_SHOWN = 10  # fields that one error names
+SHOWN = 10  # fields that one error names; further ones are counted, not put into words
+_LONGEST = 200  # characters of a field's path that are shown
 _UNSUPPORTED = "is not supported by this server"
 _Body = TypeVar("_Body", bound=BaseModel)
 
@@ -96,10 +97,11 @@ def validate(model: type[_Body], body: Any, where: str = "") -> _Body:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        found = dict[str, str]()  # field -> what is wrong with it: the first of a union's reasons
+        found, fields = dict[str, str](), list(model.model_fields)
         for each in error.errors(include_url=False, include_context=False, include_input=False):
             field = _path(each["loc"], where)
-            found.setdefault(field, _wrong(each, field, list(model.model_fields)))
+            if field not in found:  # the first of a union's reasons
+                found[field] = _wrong(each, field, fields) if len(found) < SHOWN else ""
         raise refusal(found) from None
 
 
@@ -135,15 +137,21 @@ def refuse_active(field: str, value: Any, inert: tuple[Any, ...], why: str = _UN
         raise BadRequest(f"{field} {why}; leave it out.", field=field)
 
 
-def refusal(wrong: Mapping[str, str]) -> BadRequest:
-    """One error for several fields. `wrong`: field -> a sentence about it without a full stop."""
-    shown = list(wrong.values())[:_SHOWN]
-    more = f"; and {len(wrong) - len(shown)} more" if len(wrong) > len(shown) else ""
-    return BadRequest(f"{'; '.join(shown)}{more}.", field=next(iter(wrong))[:200])
+def refusal(wrong: Mapping[str, str], rest: str = "") -> BadRequest:
+    """One error for several fields. `wrong`: field -> a sentence about it without a full stop; those after the first `SHOWN` are only
+    counted. `rest` comes last: what was not looked at.
+    """
+    parts = list(wrong.values())[:SHOWN]
+    if len(wrong) > len(parts):
+        parts.append(f"and {len(wrong) - len(parts)} more")
+    if rest:
+        parts.append(rest)
+    return BadRequest(f"{'; '.join(parts)}.", field=next(iter(wrong))[:_LONGEST])
 
 
 def _wrong(error: ErrorDetails, field: str, valid: Sequence[str]) -> str:
     """What a pydantic error says, as a sentence."""
+    field = field[:_LONGEST]
     if error["type"] == "extra_forbidden":
         return str(unknown(str(error["loc"][-1]), field, valid)).removesuffix(".")
     if error["type"] == "missing":
@@ -155,8 +163,9 @@ def _wrong(error: ErrorDetails, field: str, valid: Sequence[str]) -> str:
 
 def unknown(name: str, field: str, valid: Sequence[str]) -> BadRequest:
     """The error for an unknown field, which names the nearest valid one."""
-    near = difflib.get_close_matches(name[:100], valid, n=1, cutoff=0.0)
-    return BadRequest(f"Unknown field {name[:100]!r}; the nearest valid one is {near[0]!r}.", field=field[:200])
+    name = name[:100]
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)
+    return BadRequest(f"Unknown field {name!r}; the nearest valid one is {near[0]!r}.", field=field[:_LONGEST])
 
 
 def _path(loc: Sequence[int | str], where: str) -> str:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from ostinato.core.conversation import calling_turn
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.records import Signal, Source
-from ostinato.serve.dialects.fields import printable, refusal, validate
+from ostinato.serve.dialects.fields import SHOWN, printable, refusal, validate
 
 MAX_EVENTS = 1000
 MAX_VALUE = 1e9  # absolute value: squares and sums of such values stay far below a float's maximum
@@ -77,7 +77,7 @@ def parse_feedback(body: Any, *, tenant: str, now: float) -> list[Signal]:
         now: the arrival time; also the event time, for events that give none.
 
     Raises:
-        BadRequest: names every field at fault, "[3].value" within a list; no event of a bad list is taken.
+        BadRequest: names the fields at fault, "[3].value" within a list, up to the tenth bad event; no event of a bad list is taken.
         TooLarge: the list has more than `MAX_EVENTS` events.
     """
     if not isinstance(body, list):
@@ -92,6 +92,8 @@ def parse_feedback(body: Any, *, tenant: str, now: float) -> list[Signal]:
             signals.append(_signal(event, f"[{i}]", tenant, now))
         except BadRequest as error:
             wrong[error.field or f"[{i}]"] = str(error).removesuffix(".")
+        if len(wrong) == SHOWN and i + 1 < len(body):
+            raise refusal(wrong, f"the {len(body) - i - 1} events after [{i}] were not checked")
     if wrong:
         raise refusal(wrong)
     return signals
