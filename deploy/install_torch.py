@@ -12,6 +12,7 @@ Example::
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import platform
 import shutil
@@ -24,6 +25,7 @@ from typing import Any
 
 PAGES = "https://download.pytorch.org/whl/"
 _SIZE_S = 10.0
+_TOOL_S = 20.0
 _MB = 1_000_000
 _LIBRARIES_GB = 2.2  # what torch 2.13 asks for on x86 besides itself: NVIDIA's libraries for CUDA 13 and Triton
 
@@ -33,7 +35,13 @@ def has_gpu() -> bool:
     if Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists():
         return True
     tool = shutil.which("nvidia-smi")
-    return tool is not None and subprocess.run([tool, "-L"], capture_output=True, check=False).returncode == 0
+    try:
+        return (
+            tool is not None
+            and subprocess.run([tool, "-L"], capture_output=True, check=False, timeout=_TOOL_S).returncode == 0
+        )
+    except (OSError, subprocess.TimeoutExpired):  # a broken driver can hold it for ever
+        return False
 
 
 def index_of(build: str, gpu: bool) -> str | None:
@@ -86,7 +94,7 @@ def size(url: str) -> int | None:
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_SIZE_S) as answer:
             return int(answer.headers["content-length"])
-    except (OSError, TypeError, ValueError):
+    except (OSError, http.client.HTTPException, TypeError, ValueError):
         return None
 
 
@@ -124,13 +132,14 @@ def main() -> None:
     words = ["--constraint", given.constraint] if given.constraint else []
     try:
         one = found(given.requirement, index, words)
-    except subprocess.CalledProcessError:  # the same command with pip's patience says why, if it fails again
-        sys.stdout.write(f"{given.requirement}, from {index or 'the index that pip is set to'}: size unknown\n")
-    else:
         if one is None:
             return
-        sys.stdout.write(f"{sentence(one, index, size(str(one['download_info']['url'])))}\n")
+        told = sentence(one, index, size(str(one["download_info"]["url"])))
         index = None if passed_over(index, one) else index
+    except (subprocess.CalledProcessError, ValueError, LookupError, TypeError, ImportError):
+        # a pip that fails or that we cannot read: the same command with pip's patience says why, if it fails again
+        told = f"{given.requirement}, from {index or 'the index that pip is set to'}: size unknown"
+    sys.stdout.write(f"{told}\n")
     sys.stdout.flush()
     command = [sys.executable, "-m", "pip", "install", "--quiet", *places(index), *words, given.requirement]
     sys.exit(subprocess.run(command, check=False).returncode)

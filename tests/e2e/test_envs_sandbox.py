@@ -72,7 +72,13 @@ async def program_started(box):
 
 LOOP = "while True:\n    try:\n        while True: pass\n    except BaseException: pass\n"
 DEAF = "import signal\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError): pass\n"
+RIVALS = (
+    "import os, signal\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    "os.setpriority(os.PRIO_PROCESS, 0, 19)\nwhile True:\n    try: child = os.fork()\n    except OSError: continue\n"
+    "    if child == 0:\n        for n in range(10**5): pass\n        os._exit(0)\n"
+)
 HANGS = {
+    "waits for children of its own that leave no account": RIVALS,
     "loop in except BaseException": LOOP,
     "ignores signals": DEAF + LOOP,
     "sleeps": "import time\ntime.sleep(60)\n",

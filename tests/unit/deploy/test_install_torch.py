@@ -1,8 +1,10 @@
 """Which build of torch an installation takes, and what it says before it downloads it."""
 
 import os
+import socketserver
 import subprocess
 import sys
+import threading
 import zipfile
 
 import pytest
@@ -55,6 +57,46 @@ def test_an_index_is_asked_again_unless_it_was_passed_over():
     assert install.passed_over(CPU, one("2.13.0", "https://files.pythonhosted.org/torch.whl"))
     assert not install.passed_over(CPU, one("2.13.0+cpu", elsewhere))
     assert not install.passed_over("https://mirror.example/torch", one("2.13.0", "https://mirror.example/torch.whl"))
+
+
+class _Mute(socketserver.BaseRequestHandler):
+    def handle(self):
+        self.request.recv(4096)
+        self.request.sendall(b"not HTTP\r\n\r\n")
+
+
+def test_a_server_that_answers_nonsense_only_costs_the_size():
+    with socketserver.TCPServer(("127.0.0.1", 0), _Mute) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert install.size(f"http://127.0.0.1:{server.server_address[1]}/torch.whl") is None
+
+
+def test_a_driver_s_tool_that_never_answers_is_no_gpu(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nexec sleep 600\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(install, "_TOOL_S", 0.01)
+    monkeypatch.setattr(install, "Path", lambda _: tmp_path / "no driver")
+    assert not install.has_gpu()
+
+
+@pytest.mark.parametrize("report", ["not JSON", "[]", "{}", '{"install": [{"metadata": {}}]}'])
+def test_a_report_of_pip_that_cannot_be_read_only_costs_the_announcement(report, monkeypatch, capsys):
+    codes = []
+
+    def run(command, **_):
+        codes.append(command)
+        return subprocess.CompletedProcess(command, 0, stdout=report)
+
+    monkeypatch.setattr(install.subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["install_torch.py", "--build", "cpu", "torch"])
+    monkeypatch.setattr(install, "has_gpu", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        install.main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"torch, from {CPU}: size unknown\n"
+    assert "--dry-run" not in codes[-1]
 
 
 @pytest.fixture

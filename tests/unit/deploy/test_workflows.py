@@ -43,14 +43,31 @@ def test_a_clone_is_tested_as_ci_does_it():
 
 def test_what_is_published_was_built_and_checked_once():
     jobs = WORKFLOWS["release"]["jobs"]
-    build = "\n".join(step.get("run", "") for step in jobs["build"]["steps"])
-    assert "twine check --strict dist/ostinato/* dist/client/*" in build
+    build, check = ("\n".join(step.get("run", "") for step in jobs[name]["steps"]) for name in ("build", "check"))
     assert "npm pack" in build
+    assert "twine check --strict dist/ostinato/* dist/client/*" in check
+    assert "ostinato --version" in check
+    assert jobs["check"]["needs"] == "build"
+    assert jobs["check"].get("permissions", {"contents": "read"}) == {"contents": "read"}
     for name in ("pypi", "npm"):
-        assert jobs[name]["needs"] == "build"
+        assert jobs[name]["needs"] == ["build", "check"]
         assert jobs[name]["permissions"] == {"id-token": "write"}
         assert jobs[name]["environment"] == "release"
         assert not any("checkout" in step.get("uses", "") for step in jobs[name]["steps"])
+
+
+def test_nothing_of_others_but_the_build_tool_is_installed_where_the_files_are_made():
+    jobs = WORKFLOWS["release"]["jobs"]
+    installs = [
+        step["run"] for step in jobs["build"]["steps"] if re.search(r"\b(pip|npm) (install|ci)\b", step.get("run", ""))
+    ]
+    assert installs == ["pip install build==1.6.1"]
+    assert jobs["build"]["steps"][-1]["uses"].startswith("actions/upload-artifact@")
+    uploads = [name for name, job in jobs.items() for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
+    assert uploads == ["build"], "what is published is what the build job made"
+    checkouts = [step for step in steps("release") if "checkout" in step.get("uses", "")]
+    assert checkouts
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
 
 
 def test_the_steps_of_a_release_are_written_down():

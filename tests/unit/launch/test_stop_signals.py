@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+import time
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +87,51 @@ def test_nohup_keeps_a_command_running():
     Interruption()
     os.kill(os.getpid(), signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_a_second_hang_up_does_not_cut_the_end_short_and_a_second_ctrl_c_does():
+    """A closing terminal sends its shell's and the kernel's. A whole process, as signals fall on it."""
+    text = """
+    import asyncio, sys
+    from ostinato.launch.workers.stopping import Interruption
+
+    async def work():
+        try:
+            print("begun", flush=True)
+            await asyncio.sleep(600)
+        finally:
+            print("ending", flush=True)
+            await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+            print("put away", flush=True)
+
+    interruption = Interruption()
+    try:
+        asyncio.run(work())
+    except KeyboardInterrupt:
+        sys.exit(interruption.code)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(text)]
+    for again, rest in ((signal.SIGHUP, "put away\n"), (signal.SIGTERM, "put away\n"), (signal.SIGINT, "")):
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout.readline() == "begun\n"
+                process.send_signal(signal.SIGHUP)
+                assert process.stdout.readline() == "ending\n"
+                process.send_signal(again)
+                while int(pending(process.pid), 16) >> (again - 1) & 1:  # until it has been taken
+                    time.sleep(0.001)
+                process.stdin.write("go on\n")
+                process.stdin.flush()
+                assert process.stdout.read() == rest
+                assert process.wait(60) == 128 + signal.SIGHUP
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+
+
+def pending(pid):
+    """The signals that were sent to a process and not yet delivered, in hexadecimal."""
+    return re.search(r"^ShdPnd:\s+(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])

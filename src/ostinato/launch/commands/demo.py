@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import time
 from pathlib import Path
-from typing import Literal
+from typing import IO, Any, Literal, cast
 
 import aiohttp
 from rich.console import Console
@@ -42,6 +42,31 @@ from ostinato.web.run_report import RunReport
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 
 Name = Literal["copilot", "tab"]
+
+
+class _Lasting:
+    """A stream of text that loses what cannot be written, as to a closed terminal, so that the demo ends in order all the same."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+def outlast_terminal(console: Console) -> None:
+    """Have what is printed here from now on never raise OSError."""
+    console.file = cast("IO[str]", _Lasting(console.file))
+
 
 SCENARIOS: dict[Name, Scenario] = {"copilot": Copilot(), "tab": Tab()}
 
@@ -145,6 +170,7 @@ async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out
 
     Raises Conflict if the same demo is running, WorkerFailed if a worker fails for good.
     """
+    outlast_terminal(console)
     await check_start(config)
     check_emptied(config)
     check_servers(config)

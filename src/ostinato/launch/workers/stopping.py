@@ -38,10 +38,13 @@ def until_stopped() -> asyncio.Event:
 
 
 class Interruption:
-    """Lets SIGTERM and SIGHUP end a command as Ctrl-C does: with a KeyboardInterrupt, or the cancellation that asyncio makes of it."""
+    """Lets SIGTERM and SIGHUP end a command as Ctrl-C does: with a KeyboardInterrupt, or the cancellation that asyncio makes of it.
+
+    The first of them counts: a closing terminal sends SIGHUP twice, its shell's and the kernel's. Only Ctrl-C cuts the clean-up short.
+    """
 
     def __init__(self) -> None:
-        self._number = signal.SIGINT
+        self._number, self._ending = signal.SIGINT, False
         for number in stop_signals():
             if number is not signal.SIGINT:
                 signal.signal(number, self._end)
@@ -52,7 +55,9 @@ class Interruption:
         return 128 + self._number
 
     def _end(self, number: int, _: object) -> None:
-        self._number = signal.Signals(number)
+        if self._ending:
+            return
+        self._number, self._ending = signal.Signals(number), True
         if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, signal.SIG_DFL):  # as in the background of a script
             raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)

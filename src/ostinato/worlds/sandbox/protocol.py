@@ -21,8 +21,8 @@ ANSWER = struct.Struct("<IIiIQ")
 FILE = struct.Struct("<IIQ")
 MESSAGE_BYTES = 160 << 10
 MOST_FDS = 250
-LONGEST = 8
-"""A program that is kept from running, at most this many times its deadline: what it waits for a processor does not count."""
+LONGEST = 2
+"""A program that others keep from running may take at most this many times its deadline, whatever it tells of its processes."""
 ENABLE = (
     "To allow it: user.max_user_namespaces > 0; kernel.unprivileged_userns_clone = 1 (Debian); "
     "kernel.apparmor_restrict_unprivileged_userns = 0 (Ubuntu); in a container, a seccomp and AppArmor profile that permits "

@@ -172,13 +172,14 @@ void end_by_id(uint32_t id) {
         if (running[i].pid && running[i].id == id) finish(i, KILLED);
 }
 
-/* Give a program the time again in which its neighbours kept it from running, as long as it has not used its time for itself. */
+/* Give a program the time again in which its neighbours kept it from running, as long as it has not used its time for itself. It can hide
+   what it used (children that nobody waits for), so no more is given in all than its deadline once more. */
 static int postponed(int i) {
-    uint64_t used, waited, allowed = running[i].allowed;
-    if (running[i].reason != ENDED || running[i].flags & COMPARING || spent(running[i].pid, &used, &waited) || used >= allowed) return 0;
-    uint64_t later = running[i].begun + allowed + (waited < (LONGEST - 1) * allowed ? waited : (LONGEST - 1) * allowed);
-    if (later <= now()) return 0;
-    running[i].deadline = later;
+    uint64_t used, kept, allowed = running[i].allowed, most = (LONGEST - 1) * allowed;
+    if (running[i].reason != ENDED || running[i].flags & COMPARING || spent(running[i].pid, &used, &kept) || used >= allowed) return 0;
+    uint64_t time = now(), later = running[i].begun + allowed + (kept < most ? kept : most);
+    if (later <= time) return 0;
+    running[i].deadline = later < time + allowed - used ? later : time + allowed - used; /* by then it may have used it up: look again */
     return 1;
 }
 

@@ -48,7 +48,7 @@
 #define MOST_NAMES 1024
 #define MOST_RUNNING 64
 #define MOST_BINDS 16
-#define LONGEST 8 /* deadlines: the longest that a program which is kept from running gets; as in protocol.py */
+#define LONGEST 2 /* deadlines: the longest that a program which is kept from running gets; as in protocol.py */
 
 enum operation { EXEC = 1, READ, WRITE, FREEZE, CLONES, DIFF, KILL, STOP, LISTEN, READY = 100, REFUSED };
 enum start_flag { OWN_NET = 1, PROC = 2, OVERLAY = 4, BLOB = 8, PROXY = 16, LAYER = 32 };
@@ -111,7 +111,7 @@ int open_beneath(const char *path, int flags, int mode);
 int replace_beneath(const char *path, int from);
 /* tree.c */
 void kill_tree(pid_t root);
-int spent(pid_t root, uint64_t *used, uint64_t *waited);
+int spent(pid_t root, uint64_t *used, uint64_t *kept);
 void keep_memory(void);
 uint64_t memory_kills(void);
 /* program.c */

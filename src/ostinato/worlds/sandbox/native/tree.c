@@ -91,22 +91,26 @@ void kill_tree(pid_t root) {
     kill(-1, SIGCONT);
 }
 
-/* Nanoseconds of processor time that a program, its live descendants and the children they waited for have used, and how long the one of
-   them that waited longest was ready to run and was not let. Returns 0, or -1 where the kernel does not tell. */
-int spent(pid_t root, uint64_t *used, uint64_t *waited) {
+/* Nanoseconds of processor time that a program, its live descendants and the children they waited for have used, and how long others
+   `kept` one of them from running. What a process waited while the rest of its own program ran is not others' doing: no program waits
+   longer for itself than it runs. Returns 0, or -1 where the kernel does not tell. */
+int spent(pid_t root, uint64_t *used, uint64_t *kept) {
     int others, told = -1, found = mark(root, &others);
-    uint64_t tick = 1000000000 / (uint64_t)sysconf(_SC_CLK_TCK);
-    *used = *waited = 0;
+    uint64_t tick = 1000000000 / (uint64_t)sysconf(_SC_CLK_TCK), most = 0;
+    *used = *kept = 0;
     for (int i = 0; found > 0 && i < found + others; i++) {
-        unsigned long long late, part[4];
+        unsigned long long own, late, part[4];
         char text[512], *after;
-        if (!known[i].marked || read_small(known[i].pid, "schedstat", text, sizeof text) <= 0 || sscanf(text, "%*u %llu", &late) != 1) continue;
+        if (!known[i].marked || read_small(known[i].pid, "schedstat", text, sizeof text) <= 0) continue;
+        if (sscanf(text, "%llu %llu", &own, &late) != 2) continue;
         if (read_small(known[i].pid, "stat", text, sizeof text) <= 0 || !(after = strrchr(text, ')'))) continue;
         if (sscanf(after + 4, "%*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %llu %llu", part, part + 1, part + 2, part + 3) != 4) continue;
-        *used += (part[0] + part[1] + part[2] + part[3]) * tick;
-        if (late > *waited) *waited = late;
+        uint64_t all = (part[0] + part[1]) * tick; /* of all its threads, in whole ticks; `own` is of the first, exact */
+        *used += (all > own ? all : own) + (part[2] + part[3]) * tick;
+        if (own + late > most) most = own + late;
         told = 0;
     }
+    if (most > *used) *kept = most - *used;
     return told;
 }
 
