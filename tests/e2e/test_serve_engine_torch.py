@@ -226,7 +226,8 @@ async def test_a_crash_fails_all_streams_and_then_refuses(tmp_path, monkeypatch)
         def broken(*_):
             raise RuntimeError("planted")
 
-        monkeypatch.setattr(PagedAttention, "__call__", broken)
+        for way in ("__call__", "pages"):  # of one layer, and of all at once
+            monkeypatch.setattr(PagedAttention, way, broken)
         for stream in streams:
             assert [chunk async for chunk in stream][-1].finish is Finish.ERROR
         with pytest.raises(Unavailable) as caught:

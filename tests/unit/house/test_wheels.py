@@ -164,7 +164,7 @@ def ran(made, tmp_path_factory):
     environment = {
         "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(place),
-        "HOME": str(empty),
+        "HOME": str(tmp_path_factory.mktemp("home")),
         "COLUMNS": "140",
     }
     done = subprocess.run(
