@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ostinato.model.devices.backend import Backend
     from ostinato.model.integers import Integers
     from ostinato.model.selftest import ExactnessVerdict
-    from ostinato.model.speed import Choice, Speeds
+    from ostinato.model.speed import SpeedChoice, Speeds
     from ostinato.train.config import TrainConfig
 
 
@@ -92,7 +92,7 @@ def compute(config: Config) -> torch.dtype:
     return compute_dtype(config.model, lambda: choice(config).dtype)
 
 
-def choice(config: Config) -> Choice:
+def choice(config: Config) -> SpeedChoice:
     """What the speeds of the model's products on this machine say."""
     from ostinato.model.speed import choose
 

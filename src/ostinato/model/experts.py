@@ -1,8 +1,8 @@
 """The one experts function of every mixture-of-experts model: a token's output depends on that token alone, to the bit.
 
 Registered in the library's ExpertsInterface, so engine and trainer run the same Hugging Face module. Three rules make it exact:
-each expert sees its tokens in a row count padded up to the row rule, nothing is shared between tokens but weights, and a token's
-expert outputs are added one after another in the order of their expert ids (never in arrival order or order of probability).
+a product's row depends on that row alone, nothing is shared between tokens but weights, and a token's expert outputs are added one after
+another in the order of their expert ids (never in arrival order or order of probability).
 
 On a GPU, where exactness is not promised, all experts' products are one grouped product, and the host waits for no row count.
 """

@@ -33,7 +33,10 @@ from ostinato.model.threads import split, together
 Order = Literal["blocks", "pairs"]
 """An order of additions of bf16 products. "blocks" is possible on every CPU, "pairs" on those with AVX512-BF16."""
 
-_NO_BIAS = {torch.bfloat16: np.empty((1, 0), np.uint16), torch.float32: np.empty((1, 0), np.float32)}
+_NO_BIAS: dict[torch.dtype, NDArray[Any]] = {
+    torch.bfloat16: np.empty((1, 0), np.uint16),
+    torch.float32: np.empty((1, 0), np.float32),
+}
 _order: Order | None = None
 
 
@@ -108,7 +111,7 @@ def multiply(x: Tensor, panels: Panels, bias: Tensor | None = None) -> Tensor:
     out = x.new_empty(*x.shape[:-1], panels.outputs)
     if len(x_MK):
         counters, how = np.zeros((1, COLUMNS), np.int64), panels.how
-        biases = no_bias(panels.dtype) if bias is None else array(bias.detach().clone())[None]
+        biases = _NO_BIAS[panels.dtype] if bias is None else array(bias.detach().clone())[None]
         xs, outs = array(x_MK), array(out.view(-1, panels.outputs))
         together(lambda: project(counters, xs, panels.address, how, biases, outs))  # which keeps the panels alive
     return out
@@ -121,11 +124,6 @@ def how_multiplied(dtype: torch.dtype) -> int:
     if order_in_use() == "pairs":
         return PAIRS
     return TILES if tiles_allowed() else FUSED
-
-
-def no_bias(dtype: torch.dtype) -> NDArray[Any]:
-    """The kernels' bias [1, 0] for products without one."""
-    return _NO_BIAS[dtype]
 
 
 def can_lay_out(weight: Tensor) -> bool:

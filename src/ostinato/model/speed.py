@@ -73,11 +73,11 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class SpeedChoice:
     """What the speeds say. `bf16`: its speed relative to fp32. `teams`: the speed of so many threads relative to one, as far as timed.
     `threads`: the number up to which each doubling pays.
 
-    Example: ``Choice(dtype="bfloat16", bf16=1.9, threads=2, teams={2: 1.8})``
+    Example: ``SpeedChoice(dtype="bfloat16", bf16=1.9, threads=2, teams={2: 1.8})``
     """
 
     dtype: DType
@@ -86,7 +86,7 @@ class Choice:
     teams: dict[int, float]
 
 
-def choose(speeds: Speeds) -> Choice:
+def choose(speeds: Speeds) -> SpeedChoice:
     """The faster dtype, with `MARGIN` in favour of bf16, and how many threads pay. Depends on nothing but the speeds.
 
     Without any speeds it is bf16 on one thread. If the machine was busy, nothing is concluded about further threads.
@@ -101,7 +101,7 @@ def choose(speeds: Speeds) -> Choice:
         if factor < PAYS * teams.get(threads, 1.0):
             break
         threads = count
-    return Choice(dtype="bfloat16" if bf16 * MARGIN >= 1 else "float32", bf16=bf16, threads=threads, teams=teams)
+    return SpeedChoice(dtype="bfloat16" if bf16 * MARGIN >= 1 else "float32", bf16=bf16, threads=threads, teams=teams)
 
 
 def is_whole(speeds: Speeds) -> bool:

@@ -27,7 +27,7 @@ from ostinato.launch.placing.address import read_address
 from ostinato.launch.placing.port import bind, url_of
 
 if TYPE_CHECKING:
-    from ostinato.model.speed import Choice, Speeds
+    from ostinato.model.speed import SpeedChoice, Speeds
 
 _BELOW = "\n           "  # the further lines of a check
 GIB = 1 << 30
@@ -131,7 +131,7 @@ def _speed(config: Config) -> str:
     return _BELOW.join([*lines, _threads(config, measured.value, found)])
 
 
-def _threads(config: Config, speeds: Speeds, found: Choice) -> str:
+def _threads(config: Config, speeds: Speeds, found: SpeedChoice) -> str:
     """How many threads pay, and what to set."""
     from ostinato.app.numerics import engine_threads
 
