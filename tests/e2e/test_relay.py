@@ -91,13 +91,14 @@ def s3():
     """moto's S3 server, its bucket, and what it was asked for."""
     requests, log = Requests(), logging.getLogger("werkzeug")
     log.addHandler(requests)
-    before, log.level = log.level, logging.INFO
+    before = log.level
+    log.setLevel(logging.INFO)  # assigning to `level` would leave the cache of isEnabledFor stale
     try:
         with s3_server() as url:
             yield BucketStore(BucketConfig(url="s3://weights/run", options=s3_options(url), retries=2)), requests
     finally:
         log.removeHandler(requests)
-        log.level = before
+        log.setLevel(before)
 
 
 async def test_two_followers_behind_a_relay_converge_and_the_bucket_is_read_once(s3, tmp_path):

@@ -25,9 +25,12 @@ ROUND_TRIPS_S = (0.004, 0.006, 0.015, 0.03)  # a tenth of real ones
 
 @pytest.fixture(scope="module")
 def s3():
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    log = logging.getLogger("werkzeug")
+    before = log.level
+    log.setLevel(logging.ERROR)
     with s3_server() as url:
         yield url
+    log.setLevel(before)
 
 
 def bucket(endpoint: str, prefix: str, **settings) -> BucketStore:
