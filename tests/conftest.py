@@ -40,6 +40,7 @@ def pytest_collection():
         gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which writes the groups into the names of the tests
 def pytest_collection_modifyitems(config, items):
     """In a worker with `--dist loadgroup`: keep together what shares a costly fixture, longest first."""
     if getattr(config.option, "loadgroup", False):

@@ -100,6 +100,13 @@ def test_schedule_puts_the_longest_group_first_and_keeps_its_order():
     assert [item.marks for item in items[:5]] == [["tests/e2e/test_c.py"]] * 2 + [[], [], ["tests/unit/test_a.py"]]
 
 
+def test_the_workers_of_this_run_know_the_groups(request):
+    """The plugin that deals the tests out reads a group from the end of a test's name; without it each test is dealt out alone."""
+    if not getattr(request.config.option, "loadgroup", False):
+        return  # one process runs all
+    assert request.node.nodeid.endswith("@tests/unit/house/test_scheduling.py")
+
+
 def test_durations_are_listed_by_program_test_and_by_file_of_others():
     report = [
         ("tests.unit.core.test_a", "test_x[a.b]@tests/unit/core/test_a.py", 0.61),
