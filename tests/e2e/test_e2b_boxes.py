@@ -324,7 +324,9 @@ async def test_a_connection_that_stays_broken_is_an_error(boxes, server, monkeyp
 
 
 @pytest.mark.parametrize(
-    "said", [b"@nonsense\n", b"@\xff\n", b"@" + b"A" * 40 + b"\n", b"x" * 1_000_000, b"@" + b"QUJD" * 100_000 + b"\n"]
+    "said",
+    [b"@nonsense\n", b"@\xff\n", b"@" + b"A" * 40 + b"\n", b"x" * 1_000_000, b"@" + b"QUJD" * 100_000 + b"\n"],
+    ids=["no base64", "no text", "no frame", "a megabyte without a line", "a long frame"],
 )
 async def test_a_helper_that_talks_nonsense_is_no_longer_listened_to(boxes, server, said):
     box = await boxes.start(SandboxSpec())
