@@ -41,7 +41,7 @@ SILENCE_S = 2.0  # of tests of silence; on a busy machine, a worker that speaks 
 class Crew:
     """Workers by name and program, a supervisor over them, and what it said."""
 
-    def __init__(self, directory, *, front=None, silence_s=LIMITS.silence_s, **programs):
+    def __init__(self, directory, *, front=None, head_start_s=0.0, silence_s=LIMITS.silence_s, **programs):
         self.said = []
         workers = [
             WorkerProcess(name, (sys.executable, "-S", "-c", HEAD + textwrap.dedent(text)), directory / f"{name}.log")
@@ -50,7 +50,13 @@ class Crew:
         for worker in workers:
             worker.env = {"PLACE": str(directory)}
         limits = replace(LIMITS, silence_s=silence_s)
-        self.supervisor = Supervisor(workers, limits, lambda who, what: self.said.append(f"{who} {what}"), front=front)
+        self.supervisor = Supervisor(
+            workers,
+            limits,
+            lambda who, what: self.said.append(f"{who} {what}"),
+            front=front,
+            head_start_s=head_start_s,
+        )
         self.watched = {each.worker.name: each for each in self.supervisor.watched}
 
     @contextlib.asynccontextmanager
@@ -88,6 +94,31 @@ async def test_a_dead_worker_is_started_again_and_all_are_stopped_together(tmp_p
             os.kill(pid, 0)
     assert {each.condition for each in crew.watched.values()} == {Condition.STOPPED}
     assert not [line for line in crew.said if "was killed" in line and "within" in line]
+
+
+async def test_the_others_start_once_the_front_is_ready(tmp_path):
+    crew = Crew(tmp_path, front="serve", head_start_s=1e6, train="work()", serve="until('go'); work(ready=True)")
+    async with crew.running():
+        await crew.until(lambda: crew.alive("serve"))
+        assert crew.watched["train"].worker.pid == 0
+        (tmp_path / "go").touch()
+        await crew.until(lambda: crew.alive("train"))
+        assert crew.watched["serve"].worker.was_ready
+
+
+@pytest.mark.parametrize(("serve", "head_start_s"), [("work()", 0.3), ("until('go')", 1e6)], ids=["slow", "ended"])
+async def test_the_others_start_though_the_front_is_never_ready(tmp_path, serve, head_start_s):
+    (tmp_path / "go").touch()
+    crew = Crew(tmp_path, front="serve", head_start_s=head_start_s, train="work()", serve=serve)
+    async with crew.running():
+        await crew.until(lambda: crew.alive("train"))
+
+
+async def test_what_still_waits_for_its_first_start_can_be_stopped(tmp_path):
+    crew = Crew(tmp_path, front="serve", head_start_s=1e6, train="work()", serve="work()")
+    async with crew.running():
+        await crew.until(lambda: crew.alive("serve"))
+    assert (crew.watched["train"].worker.pid, crew.watched["train"].condition) == (0, Condition.STOPPED)
 
 
 async def test_kills_from_outside_never_end_the_run(tmp_path):

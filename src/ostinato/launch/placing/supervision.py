@@ -7,6 +7,7 @@ A trainer that cannot run is no reason to stop serving.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from ostinato.launch.placing.worker import Worker
 
 Event = Callable[[str, str], None]
 """Called with (worker, what happened)."""
+_HEAD_START_LOOK_S = 0.1
 
 
 class WorkerFailed(OstinatoError):
@@ -63,6 +65,8 @@ class Supervisor:
         before_start: called before each start, to prepare what a worker is started with.
         front: the worker that people depend on. Once it has been ready, another worker that fails for good stays down, and only the
             front's own failure ends the others. None: any worker's failure does.
+        head_start_s: the others wait this long for their first start, or until the front has been ready or has ended: on a small
+            machine it has the processors for itself while people wait for it.
     """
 
     def __init__(
@@ -72,10 +76,12 @@ class Supervisor:
         on_event: Event,
         before_start: Callable[[], None] = lambda: None,
         front: str | None = None,
+        head_start_s: float = 0.0,
     ) -> None:
         self.watched = [Watched(worker) for worker in crew]
         self._limits, self._say, self._before_start = limits, on_event, before_start
         self._front = next((worker for worker in crew if worker.name == front), None)
+        self._head_start_s = head_start_s
         self._stopped, self._group = False, asyncio.TaskGroup()
         self._keeping = dict[str, asyncio.Task[None]]()
         self._failed: WorkerFailed | None = None
@@ -105,9 +111,19 @@ class Supervisor:
         """Run until `stop`, with all workers stopped afterwards. Raises WorkerFailed if a worker's failure for good ended the others."""
         async with self._group:
             for watched in self.watched:
-                self._group.create_task(self._keep(watched))
+                self._group.create_task(self._keep_in_turn(watched))
         if self._failed is not None:
             raise self._failed
+
+    async def _keep_in_turn(self, watched: Watched) -> None:
+        """Keep one of the first workers alive, the front before the others."""
+        front = next((each for each in self.watched if each.worker is self._front), None)
+        if front is not None and front is not watched:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._head_start_s):
+                    while not (front.worker.was_ready or front.reason or watched.told.is_set()):
+                        await _rest(watched, _HEAD_START_LOOK_S)
+        await self._keep(watched)
 
     async def _keep(self, watched: Watched) -> None:
         """Keep one worker alive."""
