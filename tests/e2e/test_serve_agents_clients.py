@@ -1,9 +1,9 @@
 """The official clients of both vendors with tools, unchanged, against a real socket."""
 
 import asyncio
+import importlib
 import json
 
-import anthropic
 import openai
 import pytest
 from tests.deadlines import WHOLE_PROGRAM_S
@@ -33,6 +33,12 @@ def script(request):
 
 
 @pytest.fixture
+def anthropic():
+    """Imported by the tests that need it: it takes three seconds, and every worker collects this file."""
+    return importlib.import_module("anthropic")
+
+
+@pytest.fixture
 async def server():
     log = MemoryLog()
     app = create_app(
@@ -56,7 +62,7 @@ def assert_one_chain(log):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_anthropics_client_calls_a_tool_and_goes_on(server, stream):
+async def test_anthropics_client_calls_a_tool_and_goes_on(anthropic, server, stream):
     url, log = server
     asked = {"model": "m", "max_tokens": 1000, "tools": [ANTHROPIC_TOOL], "system": "Be brief."}
 
@@ -132,7 +138,7 @@ async def test_openais_client_calls_a_tool_in_a_response_and_goes_on(server, str
     assert_one_chain(log)
 
 
-async def test_anthropics_client_gets_errors_of_its_own_kind(server):
+async def test_anthropics_client_gets_errors_of_its_own_kind(anthropic, server):
     url, log = server
     async with anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0) as client:
         create = client.messages.create
@@ -148,7 +154,7 @@ async def test_anthropics_client_gets_errors_of_its_own_kind(server):
     assert log.turns() == []
 
 
-async def test_a_hundred_streams_at_once_and_those_that_were_left_are_all_turns(server):
+async def test_a_hundred_streams_at_once_and_those_that_were_left_are_all_turns(anthropic, server):
     url, log = server
     slow = [{"role": "user", "content": "slowly"}]
     async with anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0) as client:
