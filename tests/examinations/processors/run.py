@@ -24,7 +24,8 @@ from ostinato.model.kernels.processor import cpu_features
 
 RESULTS = Path(__file__).parents[1] / "results" / "processors.json"
 NO_FMA = {"NUMBA_CPU_NAME": "nehalem", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
-"""SSE 4.2 alone: fused multiply-adds are computed in software, vectors are four numbers wide."""
+"""SSE 4.2 alone: fused multiply-adds are computed in software, some hundred times slower, and vectors are four numbers wide."""
+DEFAULT = "SmolLM2-135M"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class Processor:
     name: str
     needs: str
     switches: dict[str, str]
+    most: int | None = None
+    """Tokens of the default model at most; None: as many as asked for."""
 
 
 PROCESSORS = (
@@ -52,7 +55,7 @@ PROCESSORS = (
         needs="avx2",
         switches={"NUMBA_CPU_NAME": "haswell", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     ),
-    Processor(name="no fused multiply-add", needs="", switches=NO_FMA),
+    Processor(name="no fused multiply-add", needs="", switches=NO_FMA, most=1_001),
 )
 
 
@@ -114,7 +117,7 @@ def models(scratch: Path) -> dict[str, Path]:
     from ostinato.testing.tiny_moe import tiny_moe
 
     return {
-        "SmolLM2-135M": resolve("smollm2", Path("~/.cache/ostinato"), print),
+        DEFAULT: resolve("smollm2", Path("~/.cache/ostinato"), print),
         "tiny dense": tiny_model(scratch / "dense"),
         "tiny mixture": tiny_moe(scratch / "mixture"),
     }
@@ -145,12 +148,13 @@ def _compared(name: str, path: Path, dtype: str, tokens: int) -> list[dict[str, 
     rows: list[dict[str, Any]] = []
     want: np.ndarray | None = None
     for processor in possible():
+        some = min(tokens, processor.most or tokens) if name == DEFAULT else tokens
         for engine in (False, True):
             began = time.perf_counter()
-            found = scored(path, dtype, tokens, processor.switches, engine)
+            found = scored(path, dtype, some, processor.switches, engine)
             want = found if want is None else want
             row = {"model": name, "dtype": dtype, "processor": processor.name, "as": "engine" if engine else "trainer"}
-            rows.append(row | {"compared": len(found), "differing": differing(found, want)})
+            rows.append(row | {"compared": len(found), "differing": differing(found, want[: len(found)])})
             print(*rows[-1].values(), f"{time.perf_counter() - began:.0f} s", sep="  ", flush=True)
     return rows
 
