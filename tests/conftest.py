@@ -14,7 +14,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy, for the same
 os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("OSTINATO_TEST_DEVICE") else "1")
 
 import pytest
-import torch
 from hypothesis import settings
 from tests import scheduling
 from tests.fakes.postgres_server import started
@@ -45,30 +44,6 @@ def pytest_collection_modifyitems(config, items):
     """In a worker with `--dist loadgroup`: keep together what shares a costly fixture, longest first."""
     if getattr(config.option, "loadgroup", False):
         scheduling.schedule(items, scheduling.read_durations())
-
-
-@pytest.fixture(scope="session")
-def row_rule():
-    """The row rule that the self-test finds here: ``row_rule(directory, dtype, threads=(1, 2))``, measured once for each architecture.
-
-    A test that calls it fails with the self-test's reason if exact mode is impossible on this machine.
-    """
-    from ostinato.engine.embedded.form import prepack
-    from ostinato.model.selftest import examine
-
-    verdicts = {}
-
-    def rule(path, dtype, threads=(1,)):
-        kind = ((path / "config.json").read_text(), dtype, threads)  # the weights do not matter
-        if kind not in verdicts:
-            before = torch.get_num_threads()
-            verdicts[kind] = examine(path, dtype, threads, prepack)
-            torch.set_num_threads(before)
-        verdict = verdicts[kind]
-        assert verdict.exact, verdict.reason
-        return verdict.rows
-
-    return rule
 
 
 @pytest.fixture(scope="session")

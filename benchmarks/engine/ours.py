@@ -99,8 +99,8 @@ def make_trainer(path: Path, mode: Mode, device: str = "cpu", **settings: Any) -
 
 @cache
 def arithmetic(path: Path, mode: Mode, device: str = "cpu") -> Contract:
-    """The numerics contract of engine and trainer. In exact mode the self-test finds the row rule with equal bits at 1 and 2 threads."""
-    rows, quantisation = 1, whole(path).name if mode == "int8" else fp8.NAME if mode == "fp8" else "none"
+    """The numerics contract of engine and trainer. In exact mode the self-test must find equal bits at 1 and THREADS threads."""
+    quantisation = whole(path).name if mode == "int8" else fp8.NAME if mode == "fp8" else "none"
     compute, backend = compute_on(device, path), backend_on(device, mode)
     if mode == "exact":
         if backend != OWN:
@@ -108,9 +108,8 @@ def arithmetic(path: Path, mode: Mode, device: str = "cpu") -> Contract:
         found = examine(path, compute, (1, THREADS), prepack)
         if not found.exact:
             raise SystemExit(found.reason)
-        rows = found.rows
     promised = "exact" if mode == "exact" else "fast"
-    return contract(compute, promised, 1, rows=rows, block=BLOCK, quantisation=quantisation, backend=backend)
+    return contract(compute, promised, 1, block=BLOCK, quantisation=quantisation, backend=backend)
 
 
 @cache

@@ -31,7 +31,7 @@ def stretched(work):
 
 class _Thread(EngineThread):
     def _draw(self, model, drawing):
-        rows_MV = logits(model, torch.stack([state for _, state in drawing]), rows=self._rows)
+        rows_MV = logits(model, torch.stack([state for _, state in drawing]))
         forced = [self.script(sample)[sample.sampled] for sample, _ in drawing]
         found = RowSoftmax.of(rows_MV, torch.ones(len(forced))).logprobs(np.array(forced)).tolist()
         for (sample, _), token, logprob in zip(drawing, forced, found, strict=True):

@@ -114,11 +114,10 @@ async def say(url, log, k, kept):
     return turn.id
 
 
-async def test_what_people_keep_gets_credit_and_what_they_undo_loses_it(tmp_path, row_rule, monkeypatch):
+async def test_what_people_keep_gets_credit_and_what_they_undo_loses_it(tmp_path, monkeypatch):
     path = stretched(tmp_path)
-    rows = row_rule(path, torch.bfloat16)
     torch.set_num_threads(1)
-    arithmetic, renderer, log = contract(torch.bfloat16, "exact", 1, rows, block=32), HFRenderer(path), MemoryLog()
+    arithmetic, renderer, log = contract(torch.bfloat16, "exact", 1, block=32), HFRenderer(path), MemoryLog()
     gate = asyncio.Semaphore(2)
     edits = {}
     async with scripted_engine(path, renderer, arithmetic, script, monkeypatch) as engine:

@@ -30,10 +30,9 @@ def path(tmp_path_factory):
     return stretched(tmp_path_factory.mktemp("model"))
 
 
-async def test_every_turn_of_a_session_has_the_trainers_bits(agent, repo, home, path, row_rule, monkeypatch):
-    rows = row_rule(path, torch.bfloat16)
+async def test_every_turn_of_a_session_has_the_trainers_bits(agent, repo, home, path, monkeypatch):
     torch.set_num_threads(1)
-    arithmetic = contract(torch.bfloat16, "exact", 1, rows, block=32)
+    arithmetic = contract(torch.bfloat16, "exact", 1, block=32)
     renderer = HFRenderer(path)
 
     def script(text):

@@ -34,7 +34,7 @@ async def engine(request, tmp_path):
         await fake.close()
     elif request.param == "embedded, int8":
         integers = find([64, 128])
-        contract = contract_of(torch.float32, "fast", threads=1, rows=1, block=16, quantisation=integers.name)
+        contract = contract_of(torch.float32, "fast", threads=1, block=16, quantisation=integers.name)
         async with tiny_engine(tmp_path, integers=integers, contract=contract) as tiny:
             yield tiny.engine
     elif request.param.startswith("embedded"):

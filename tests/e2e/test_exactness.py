@@ -20,7 +20,6 @@ from ostinato.core.weights import Snapshot
 from ostinato.engine.embedded.sampler import Draw, draw
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden
-from ostinato.model.experts import set_rows
 from ostinato.model.linear import Linear
 from ostinato.model.load import build, load_model, weights_of
 from ostinato.model.paged import WholeAttend
@@ -59,10 +58,10 @@ def one_thread():
 
 
 @pytest.fixture
-def subject(tmp_path, row_rule):
-    """A tiny model under the row rule that the self-test finds here, for one thread and two, unless `rows` says another."""
+def subject(tmp_path):
+    """Makes a tiny model's subject."""
 
-    def make(model="llama", dtype="fp32", rows=None, **size):
+    def make(model="llama", dtype="fp32", **size):
         path = MODELS[model](tmp_path / model, **size)
         return Subject(
             path=path,
@@ -70,7 +69,6 @@ def subject(tmp_path, row_rule):
             tokens=400,
             clients=9,
             work=tmp_path / "run",
-            rows=row_rule(path, DTYPES[dtype], (1, 2)) if rows is None else rows,
             learning_rate=1e-3,
         )
 
@@ -88,9 +86,7 @@ async def sampled(subject, *, tokens=250, clients=3, config=LARGE):
 
 
 def module(subject):
-    model = build(subject.path)(weights(subject))
-    set_rows(model, subject.rows)
-    return model
+    return build(subject.path)(weights(subject))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +178,7 @@ async def test_the_default_dtype_of_the_process_changes_no_bit(subject, model):
     turns, loaded, drawn = await sampled(given, tokens=100), module(given), draw(logits_MV, rows)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        found, again = rescore(loaded, turns, rows=given.rows), draw(logits_MV, rows)
+        found, again = rescore(loaded, turns), draw(logits_MV, rows)
     finally:
         torch.set_default_dtype(torch.float32)
     assert (gap(turns, found.scores).differing, found.flips) == (0, 0)
@@ -196,8 +192,8 @@ async def test_the_default_dtype_of_the_process_changes_no_bit(subject, model):
 async def test_stock_attention_in_the_trainer_fails(subject, model):
     given = subject(model, "bf16", hidden=128, layers=4)
     turns = await sampled(given)
-    ours = rescore(module(given), turns, rows=given.rows, attend=WholeAttend)
-    stock = rescore(module(given), turns, rows=given.rows, attend=CausalAttend)
+    ours = rescore(module(given), turns, attend=WholeAttend)
+    stock = rescore(module(given), turns, attend=CausalAttend)
     assert (gap(turns, ours.scores).differing, ours.flips) == (0, 0)
     found = gap(turns, stock.scores)
     assert found.differing > 0.5 * found.tokens
@@ -221,9 +217,9 @@ async def test_a_product_that_depends_on_the_row_count_is_seen(subject, monkeypa
         return y + y.abs() * 1e-6 if x.numel() // x.shape[-1] % 8 else y
 
     monkeypatch.setattr("ostinato.engine.embedded.engine.prepack", lambda *_: 0)
-    assert await differing_tokens(subject("llama", "fp32", 1)) == 0
+    assert await differing_tokens(subject("llama", "fp32")) == 0
     monkeypatch.setattr(Linear, "forward", odd)
-    assert await differing_tokens(subject("llama", "fp32", 1)) > 0
+    assert await differing_tokens(subject("llama", "fp32")) > 0
 
 
 # ---------------------------------------------------------------- routers: from the engine through the log's form to the trainer
@@ -272,17 +268,17 @@ async def test_a_perturbed_router_flips_and_replay_follows_the_engine(subject, m
     assert all(np.abs(gradient).max() > 0 for gradient in gradients["replay"].values())
     assert all((gradients["again"][name] == gradient).all() for name, gradient in gradients["replay"].items())
     assert any((gradients["live"][name] != gradient).any() for name, gradient in gradients["replay"].items())
-    live = rescore(build(given.path)(noisy), turns, rows=given.rows)
+    live = rescore(build(given.path)(noisy), turns)
     assert live.flips > 0
-    assert flips_under_replay(build(given.path)(noisy), turns, given.rows) == 0
+    assert flips_under_replay(build(given.path)(noisy), turns) == 0
 
 
-def flips_under_replay(model, turns, rows):
+def flips_under_replay(model, turns):
     """Pairs of token and layer in which the experts in use are not those that the engine recorded."""
     flips = 0
     for turn in turns:
         ids, known = torch.tensor([*turn.prompt_ids, *turn.sampled_ids[:-1]]), codec.decode(turn.routes)
         with torch.inference_mode(), routing.of(model).replay(known) as replay:
-            hidden(model, ids, torch.arange(len(ids)), WholeAttend([len(ids)]), rows=rows)
-        flips += int((replay.ids_NLk(len(ids)).numpy() != known).any(-1).sum())
+            hidden(model, ids, torch.arange(len(ids)), WholeAttend([len(ids)]))
+        flips += int((replay.ids_NLk().numpy() != known).any(-1).sum())
     return flips

@@ -71,8 +71,8 @@ def gained(before, after, given) -> float:
 
 async def test_steps_on_rounded_rollouts_learn_and_say_how_far_apart_the_arithmetics_are(tmp_path):
     integers = find([64, 128])
-    rounded = contract(torch.float32, "fast", threads=1, rows=1, block=16, quantisation=integers.name)
-    plain = contract(torch.float32, "fast", threads=1, rows=1, block=16)
+    rounded = contract(torch.float32, "fast", threads=1, block=16, quantisation=integers.name)
+    plain = contract(torch.float32, "fast", threads=1, block=16)
     assert rounded.id != plain.id
     config = EngineConfig(kv_tokens=4096, block=16)
     async with tiny_engine(tmp_path, config, integers=integers, contract=rounded) as tiny:

@@ -8,7 +8,7 @@ from torch import nn
 from transformers.integrations import use_experts_implementation
 
 from ostinato.core.errors import BadConfig
-from ostinato.model.experts import experts, experts_of, set_rows
+from ostinato.model.experts import experts, experts_of
 from ostinato.model.load import empty_model, load_model
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_moe import tiny_moe
@@ -124,38 +124,6 @@ def test_slots_are_added_by_ascending_expert_in_fp32():
             j = int(order[token, rank])
             expected[token] += alone[j][token] * gates[token, j].float()
     assert _same(experts(module, x, ids, gates), expected.bfloat16())
-
-
-def test_without_the_row_rule_bits_do_change(monkeypatch):
-    """The negative control: padding is what the tests above rely on. A product that needs 4 rows is planted on any CPU."""
-
-    def odd(x, weight):
-        y = (x[:, None, :] * weight).sum(-1)  # each row by itself, unlike any library's product
-        return y + y.abs() * 1e-6 if len(x) % 4 else y
-
-    monkeypatch.setattr("ostinato.model.experts.linear", odd)
-    module = _plain()
-    x, ids, gates = _routed(70)
-    same = {}
-    for rows in (1, 2, 4):
-        set_rows(module, rows)
-        with torch.inference_mode():
-            twice = experts(module, *(torch.cat([part, part]) for part in (x, ids, gates)))
-            same[rows] = _same(experts(module, x, ids, gates), twice[:70])
-    assert same == {1: False, 2: False, 4: True}
-
-
-def test_rows_reach_every_experts_module_and_no_expert_sees_fewer(monkeypatch):
-    module = _plain()
-    set_rows(module, 8)
-    seen = []
-    monkeypatch.setattr("ostinato.model.experts.linear", lambda x, w: seen.append(len(x)) or x @ w.T)
-    x, ids, gates = _routed(30)
-    experts(module, x, ids, gates)
-    assert len(seen) == 2 * len(ids.unique())
-    assert all(rows % 8 == 0 for rows in seen)
-    with pytest.raises(BadConfig, match="row rule"):
-        set_rows(module, 0)
 
 
 def test_no_tokens_and_no_fit():

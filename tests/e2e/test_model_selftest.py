@@ -38,7 +38,7 @@ class Rows(nn.Module):
 
 
 def packing(odd, outputs=None):
-    def pack(model, rows=1):
+    def pack(model):
         for parent in list(model.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, nn.Linear) and outputs in (None, child.out_features):
@@ -98,7 +98,7 @@ def test_an_activation_of_the_librarys_that_depends_on_the_row_count_is_refused(
 
 def test_the_verdict_is_the_same_every_time(dense):
     one, two = (examine(dense, torch.float32) for _ in range(2))
-    assert (one.exact, one.rows, one.table, one.library) == (two.exact, two.rows, two.table, two.library)
+    assert (one.exact, one.table, one.library) == (two.exact, two.table, two.library)
     assert one.exact
     assert one.library == (), "a dense model computes by our own kernels alone"
 
@@ -122,9 +122,9 @@ def test_threads_must_give_the_first_ones_bits_and_are_put_back(dense):
 def test_the_engine_s_form_of_the_whole_model_is_tested_with_every_team(dense):
     """Planted: layers by themselves are honest, but the model that the engine runs has other bits where two threads compute."""
 
-    def pack(model, rows=1):
+    def pack(model):
         if isinstance(model, PreTrainedModel):
-            packing(lambda rows: torch.get_num_threads() == 2)(model, rows)
+            packing(lambda rows: torch.get_num_threads() == 2)(model)
 
     assert examine(dense, torch.float32, (1,), pack).exact
     found = examine(dense, torch.float32, (1, 2), pack)
@@ -150,7 +150,7 @@ class Stock:
                 keys, values = torch.cat([keys, k[own]]), torch.cat([values, v[own]])
                 self.kept[layer, piece.sequence] = keys, values
                 parts.append(self.one(q[own], keys, values, scale, window, piece.start))
-            return F.pad(torch.cat(parts), (0, 0, 0, 0, 0, len(q) - at))
+            return torch.cat(parts)
 
         return attend
 
@@ -188,20 +188,20 @@ class OneByOne(Stock):
 )
 def test_attention_that_depends_on_nothing_else_holds(tmp_path, kind, dtype):
     model = load_model(tiny_of(tmp_path / "m", SUPPORTED[kind]()), dtype)
-    check_exact(model, 1, OneByOne)
+    check_exact(model, OneByOne)
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_our_kernel_holds_on_dense_and_sparse_models(dense, sparse):
     for path in (dense, sparse):
         model = load_model(path, torch.float32)
-        check_exact(model, 1, BlockMemory)
+        check_exact(model, BlockMemory)
 
 
 def test_the_library_s_attention_does_not(dense):
     model = load_model(dense, torch.float32)
     with pytest.raises(BadConfig, match="hidden states of tokens"):
-        check_exact(model, 1, Stock)
+        check_exact(model, Stock)
 
 
 def test_routers_that_decide_otherwise_in_company_are_found(sparse):
@@ -216,4 +216,4 @@ def test_routers_that_decide_otherwise_in_company_are_found(sparse):
 
     first.gate.forward = biased
     with pytest.raises(BadConfig, match="expert choices of tokens"):
-        check_exact(model, 1, OneByOne)
+        check_exact(model, OneByOne)

@@ -127,7 +127,7 @@ def test_a_step_ends_at_a_layer_when_it_is_told_to(tmp_path: Path):
 @pytest.mark.parametrize("write", [tiny_model, tiny_moe])
 async def test_what_was_served_is_learned_from_and_served(tmp_path: Path, write):
     """One turn of the loop: sampled, trained on under the same contract, published, loaded, and another answer."""
-    own = contract(torch.float32, "fast", 1, 1, 16, backend=TORCH)
+    own = contract(torch.float32, "fast", 1, 16, backend=TORCH)
     async with tiny_engine(tmp_path, backend=TORCH, write=write) as tiny:
         trainer = PolicyTrainer(tiny.path, CONFIG, own, backend=TORCH)
         samples = []

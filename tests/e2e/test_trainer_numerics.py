@@ -27,7 +27,6 @@ from ostinato.train.trainer import PolicyTrainer
 torch.set_num_threads(1)
 CONFIG = TrainConfig(compute="fp32", publish="fp32", learning_rate=1e-3, warmup_steps=0, turn_tokens=8, clip=1e9)
 FAST = replace(CONTRACT, mode="fast")
-PADDED = replace(CONTRACT, rows=4)  # the row rule that experts need on the CPUs measured so far
 FAR = math.log(3)
 
 
@@ -146,8 +145,8 @@ def test_fast_mode_promises_nothing(path: Path, caplog: pytest.LogCaptureFixture
 
 
 def test_the_routes_of_a_step_that_is_taken_twice_are_counted_once(moe: Path):
-    trainer = PolicyTrainer(moe, CONFIG.model_copy(update={"microbatch_tokens": 16}), PADDED)
-    given = routed(trainer, batch(trainer, numerics=PADDED.id))
+    trainer = PolicyTrainer(moe, CONFIG.model_copy(update={"microbatch_tokens": 16}), CONTRACT)
+    given = routed(trainer, batch(trainer, numerics=CONTRACT.id))
     metrics = trainer.step([*given[:5], one_bit_off(given[5])]).metrics
     assert metrics["alarm_promise"] == 1
     assert metrics["router_routed"] == 2 * metrics["tokens"]
@@ -258,10 +257,10 @@ def routed(trainer: PolicyTrainer, samples: list[Sample]) -> list[Sample]:
 def test_the_routes_of_the_same_weights_replay_without_a_flip(moe: Path, recompute_tokens: int):
     config = CONFIG.model_copy(update={"recompute_tokens": recompute_tokens})
     trainer, plain = (
-        PolicyTrainer(moe, config, PADDED),
-        PolicyTrainer(moe, config.model_copy(update={"router_replay": False}), PADDED),
+        PolicyTrainer(moe, config, CONTRACT),
+        PolicyTrainer(moe, config.model_copy(update={"router_replay": False}), CONTRACT),
     )
-    given = routed(trainer, batch(trainer, numerics=PADDED.id))
+    given = routed(trainer, batch(trainer, numerics=CONTRACT.id))
     metrics = trainer.step(given).metrics
     assert metrics["router_flips"] == metrics["router_disagreements"] == metrics["router_refused"] == 0
     assert metrics["router_routed"] == 2 * metrics["tokens"]
@@ -271,8 +270,8 @@ def test_the_routes_of_the_same_weights_replay_without_a_flip(moe: Path, recompu
 
 
 def test_other_routes_are_followed_and_counted_as_flips(moe: Path):
-    trainer = PolicyTrainer(moe, CONFIG, PADDED)
-    given = batch(trainer, numerics=PADDED.id)
+    trainer = PolicyTrainer(moe, CONFIG, CONTRACT)
+    given = batch(trainer, numerics=CONTRACT.id)
     rng = np.random.default_rng(0)
     tokens = len(given[0].turn.prompt_ids) + len(given[0].turn.sampled_ids) - 1
     other = [
@@ -309,8 +308,8 @@ def router_moments(trainer: PolicyTrainer) -> dict[str, np.ndarray]:
 def test_routes_that_cannot_be_trusted_leave_their_turn_out_and_say_why(
     moe: Path, caplog: pytest.LogCaptureFixture, spoil, reason: str
 ):
-    trainer = PolicyTrainer(moe, CONFIG, PADDED)
-    given = routed(trainer, batch(trainer, numerics=PADDED.id))
+    trainer = PolicyTrainer(moe, CONFIG, CONTRACT)
+    given = routed(trainer, batch(trainer, numerics=CONTRACT.id))
     given[0] = replace(given[0], turn=replace(given[0].turn, routes=spoil(given[0].turn.routes)))
     metrics = trainer.step(given).metrics
     assert (metrics["router_refused"], metrics[f"router_refused_{reason}"], metrics["turns"]) == (1, 1, 5)

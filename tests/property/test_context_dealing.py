@@ -56,13 +56,12 @@ def test_two_runs_for_each_rank_of_a_plain_sequence_are_a_zigzag():
     assert [share.tolist() for share in dealt(np.arange(1, 9), 2)] == [[0, 1, 6, 7], [2, 3, 4, 5]]
 
 
-@given(TREES, RANKS, st.sampled_from([1, 4]))
-def test_the_parts_of_a_micro_batch_are_all_of_it(turns: list[TokenTurn], ranks: int, row_rule: int):
+@given(TREES, RANKS)
+def test_the_parts_of_a_micro_batch_are_all_of_it(turns: list[TokenTurn], ranks: int):
     packed = pack(turns)
-    shares = [Share.of(packed, rank, ranks, row_rule) for rank in range(ranks)]
+    shares = [Share.of(packed, rank, ranks) for rank in range(ranks)]
     parts = [share.part(packed) for share in shares]
     assert {len(part.ids_N) for part in parts} == {shares[0].rows}
-    assert shares[0].rows % row_rule == 0
     together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ids_N", "positions_N")}
     for name, found in together.items():
         assert (found[shares[0].places_N] == getattr(packed, name)).all()
@@ -83,7 +82,7 @@ def test_edits_follow_their_predictions(turns: list[TokenTurn], ranks: int, star
     packed = pack(turns)
     edits: dict[int, Any] = {at: object() for at in range(0, len(packed.targets_M), 3)}
     for rank in range(ranks):
-        share = Share.of(packed, rank, ranks, 1)
+        share = Share.of(packed, rank, ranks)
         found = share.edits(lambda a, b: {at: edit for at, edit in edits.items() if a <= at < b})(start, start + size)
         places = range(start, min(start + size, len(share.own_M)))
         assert found == {at: edits[share.own_M[at]] for at in places if share.own_M[at] in edits}
@@ -114,7 +113,7 @@ def test_queries_of_some_tokens_over_the_keys_of_all_are_those_of_the_whole(
     expected = whole.backward(q, k, v, lse, (grad, delta), 0.3, window, torch.float32)
     sums = [torch.zeros(packed.tokens, 2, 16) for _ in range(2)]
     for rank in range(ranks):
-        share = Share.of(packed, rank, ranks, 4)
+        share = Share.of(packed, rank, ranks)
         own_N, places_N = torch.from_numpy(share.own_N), torch.from_numpy(share.places_N)
         rows = ranks * share.rows
 

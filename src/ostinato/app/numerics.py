@@ -259,7 +259,7 @@ def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: st
     else:
         threads = 1  # nothing is promised for one number of threads rather than another
     return contract(
-        dtype, mode, threads, 1, config.engine.block, quantisation or "none", backend=found_at, library=library
+        dtype, mode, threads, config.engine.block, quantisation or "none", backend=found_at, library=library
     )
 
 

@@ -23,12 +23,12 @@ class Contract:
 
     `order` names the definition of our own arithmetic and its version; it is empty where torch's kernels compute. A pass that uses nothing
     else has the same bits on every CPU, so `torch`, `blas` and `isa`, the library, its settings and the vector instructions by which it
-    chooses kernels, are empty then, but for a hash of a few results in `blas`. `rows` is the row rule: linear layers run at row counts that
-    are multiples of it. `block` is the number of tokens of a KV block; `kernels` names our own kernels and the model code around them.
+    chooses kernels, are empty then, but for a hash of a few results in `blas`. `block` is the number of tokens of a KV block;
+    `kernels` names our own kernels and the model code around them.
 
     Example::
 
-        Contract(mode="exact", order="blocks 1", torch="", blas="bits 1f0c22d9", isa="", threads=1, block=32, rows=1, dtype="bfloat16",
+        Contract(mode="exact", order="blocks 1", torch="", blas="bits 1f0c22d9", isa="", threads=1, block=32, dtype="bfloat16",
                  quantisation="none", kernels="ostinato 3 transformers 5.23.0")
     """
 
@@ -38,7 +38,6 @@ class Contract:
     isa: str
     threads: int
     block: int
-    rows: int
     dtype: str
     quantisation: str
     kernels: str
@@ -47,7 +46,7 @@ class Contract:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise BadConfig(f"numerics mode {self.mode!r}: choose 'exact' or 'fast'")
-        for name in ("threads", "block", "rows"):
+        for name in ("threads", "block"):
             if getattr(self, name) < 1:
                 raise BadConfig(f"a numerics contract needs {name} >= 1, not {getattr(self, name)}")
 
@@ -73,6 +72,7 @@ class Contract:
         if not isinstance(values, dict):
             raise Corrupt("a numerics contract must be a JSON object of at most 4096 characters")
         values = cast("dict[str, Any]", {"order": ""} | values)
+        values.pop("rows", None)  # older contracts state a row rule; where it was not 1, they name other kernels
         names = {field.name: int if field.type == "int" else str for field in fields(cls)}
         if odd := sorted(names.keys() ^ values.keys()):
             raise Corrupt(

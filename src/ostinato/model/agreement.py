@@ -36,7 +36,6 @@ from ostinato.model.attention import (
     logits,
 )
 from ostinato.model.directory import SEE
-from ostinato.model.experts import set_rows
 from ostinato.model.miniature import WINDOW, cut, depth_of, miniatures
 
 LENGTHS = (3 * WINDOW, 2 * WINDOW + 1)
@@ -84,7 +83,6 @@ def _compare(config: Any, make: Make) -> None:
     try:
         ours = make(copy.deepcopy(small))  # which changes its configuration
         ours.load_state_dict(theirs.state_dict())
-        set_rows(ours, 1)
         check_forward(ours)
         _check_logits(ours, theirs, wanted)
     except (BadConfig, MemoryError):

@@ -24,9 +24,8 @@ class Attend(Protocol):
     """Attention of N flattened tokens in one layer.
 
     `layer` counts from 0; `q` [N, H, D] and `k`, `v` [N, KV, D] already carry rotary positions; the result is [N, H, D] in
-    q's dtype. A token at position p reads positions p - window + 1 to p, all up to p if `window` is 0. Rows after the tokens that
-    the object knows are padding and get zeros. Layers are called in order, once each per forward pass (again when activations
-    are recomputed).
+    q's dtype. A token at position p reads positions p - window + 1 to p, all up to p if `window` is 0. Layers are called in order,
+    once each per forward pass (again when activations are recomputed).
     """
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor: ...
@@ -63,12 +62,10 @@ class CausalAttend:
                 q_HTD, k_KTD, v_KTD, attn_mask=near, is_causal=near is None, scale=scale, enable_gqa=True
             )
             parts.append(out[0].transpose(0, 1))
-        if missing := len(q) - sum(self._lengths):
-            parts.append(q.new_zeros(missing, *q.shape[1:]))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _sequences(self, x_NHD: Tensor) -> list[Tensor]:
-        return [part.transpose(0, 1).unsqueeze(0) for part in x_NHD[: sum(self._lengths)].split(self._lengths)]
+        return [part.transpose(0, 1).unsqueeze(0) for part in x_NHD.split(self._lengths)]
 
 
 def _attention(
@@ -100,26 +97,19 @@ def _attention(
 AttentionInterface.register(IMPLEMENTATION, _attention)
 
 
-def hidden(model: PreTrainedModel, ids_N: Tensor, positions_N: Tensor, attend: Attend, *, rows: int = 1) -> Tensor:
+def hidden(model: PreTrainedModel, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
     """Run one pass over N flattened tokens; returns the final normed hidden states [N, hidden].
 
-    `ids_N`, `positions_N` are int64 on the model's device; a position is a token's index in its own sequence. `rows` is the row
-    rule: N is padded to a multiple of it with tokens whose results are dropped, so that no linear layer gets a row count for which
-    another kernel is chosen. Works under autograd and under inference_mode.
+    `ids_N`, `positions_N` are int64 on the model's device; a position is a token's index in its own sequence. Works under autograd and
+    under inference_mode.
     """
-    count = len(ids_N)
-    if missing := -count % rows:
-        ids_N, positions_N = F.pad(ids_N, (0, missing)), F.pad(positions_N, (0, missing))
     out = model.base_model(input_ids=ids_N[None], position_ids=positions_N[None], use_cache=False, attend=attend)
-    return out.last_hidden_state[0, :count]
+    return out.last_hidden_state[0]
 
 
-def logits(model: PreTrainedModel, hidden_MD: Tensor, *, rows: int = 1) -> Tensor:
-    """The output head over M chosen positions, scaled as the model scales it: [M, vocab] in the model's dtype. `rows` as in `hidden`."""
+def logits(model: PreTrainedModel, hidden_MD: Tensor) -> Tensor:
+    """The output head over M chosen positions, scaled as the model scales it: [M, vocab] in the model's dtype."""
     head = cast("nn.Module", model.get_output_embeddings())
-    count = len(hidden_MD)
-    if missing := -count % rows:
-        return _scaled(model, head(F.pad(hidden_MD, (0, 0, 0, missing)))[:count])
     return _scaled(model, head(hidden_MD))
 
 

@@ -19,14 +19,13 @@ from transformers import PreTrainedModel
 from ostinato.core.errors import BadConfig
 from ostinato.model import routing, threads
 from ostinato.model.attention import Attend, hidden, logits
-from ostinato.model.experts import set_rows
 from ostinato.model.paged import Blocks, Entry, Pages, Places, Reads
 
 
 class Pack(Protocol):
-    """Converts a module to the engine's form in place; its bits at multiples of `rows` rows stay the same."""
+    """Converts a module to the engine's form in place; its bits stay the same."""
 
-    def __call__(self, model: nn.Module, rows: int = 1, /) -> object: ...
+    def __call__(self, model: nn.Module, /) -> object: ...
 
 
 REMEDY = 'set model.numerics = "fast"'
@@ -93,7 +92,6 @@ _ALONE = 4
 
 def check_exact(
     model: PreTrainedModel,
-    rows: int,
     make_memory: Callable[[int, int], Memory] = BlockMemory,
     pack: Pack | None = None,
     team: int | None = None,
@@ -106,45 +104,43 @@ def check_exact(
     `make_memory(sequences, tokens)` gives an empty memory; `pack` is applied to a copy, for the engine's part. Raises BadConfig if the
     bits differ.
     """
-    set_rows(model, rows)
     engine = model
     if pack is not None:
         engine = copy.deepcopy(model)
-        pack(engine, rows)
+        pack(engine)
     total = sum(_CUTS)
     vocabulary = vocabulary_of(model)
     ids = torch.randint(vocabulary, (2, total), generator=torch.Generator().manual_seed(6))
     with threads.team(team or torch.get_num_threads()):
-        whole = [_whole(model, ids[i], rows, make_memory(1, total)) for i in range(2)]
+        whole = [_whole(model, ids[i], make_memory(1, total)) for i in range(2)]
     memory, done = make_memory(2, total), [0, 0]
     for turn, sizes in enumerate(zip(_CUTS, reversed(_CUTS), strict=True)):
         pieces = [Piece(i, done[i], done[i] + sizes[i]) for i in ((0, 1) if turn % 2 else (1, 0))]
-        _check_pieces(engine, ids, pieces, rows, memory, whole)
+        _check_pieces(engine, ids, pieces, memory, whole)
         done = [done[i] + sizes[i] for i in range(2)]
     memory, alone = make_memory(1, total), [0, total - _ALONE, *range(total - _ALONE + 1, total + 1)]
     for start, end in pairwise(alone):
-        _check_pieces(engine, ids, [Piece(0, start, end)], rows, memory, whole)
+        _check_pieces(engine, ids, [Piece(0, start, end)], memory, whole)
 
 
 def _check_pieces(
     engine: PreTrainedModel,
     ids: Tensor,
     pieces: Sequence[Piece],
-    rows: int,
     memory: Memory,
     whole: Sequence[_Answer],
 ) -> None:
     """Run one forward pass of the engine, and compare each piece with the same tokens of its sequence's single pass."""
     ends = torch.tensor([piece.end - piece.start for piece in pieces]).cumsum(0)
     with torch.inference_mode():
-        got = _answer(engine, ids, pieces, rows, memory(pieces), ends - 1)
+        got = _answer(engine, ids, pieces, memory(pieces), ends - 1)
     for i, (piece, end) in enumerate(zip(pieces, ends.tolist(), strict=True)):
         want = whole[piece.sequence]
         part = slice(end - piece.end + piece.start, end)
-        _compare("hidden states", got.states[part], want.states[piece.start : piece.end], piece, rows)
-        _compare("logits", got.logits[i], want.logits[piece.end - 1], piece, rows)
+        _compare("hidden states", got.states[part], want.states[piece.start : piece.end], piece)
+        _compare("logits", got.logits[i], want.logits[piece.end - 1], piece)
         if got.routes is not None and want.routes is not None:
-            _compare("expert choices", got.routes[part], want.routes[piece.start : piece.end], piece, rows)
+            _compare("expert choices", got.routes[part], want.routes[piece.start : piece.end], piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +152,7 @@ class _Answer:
     routes: Tensor | None
 
 
-def _answer(
-    model: PreTrainedModel, ids: Tensor, pieces: Sequence[Piece], rows: int, attend: Attend, heads: Tensor
-) -> _Answer:
+def _answer(model: PreTrainedModel, ids: Tensor, pieces: Sequence[Piece], attend: Attend, heads: Tensor) -> _Answer:
     flat = torch.cat([ids[piece.sequence, piece.start : piece.end] for piece in pieces])
     positions = torch.cat([torch.arange(piece.start, piece.end) for piece in pieces])
     routers = routing.of(model)
@@ -166,29 +160,29 @@ def _answer(
     with ExitStack() as stack:
         if routers is not None and routers.can_record:
             seen = stack.enter_context(routers.record())
-        states = hidden(model, flat, positions, attend, rows=rows)
-    answer = logits(model, states[heads], rows=rows)
-    return _Answer(bits_of(states), bits_of(answer), None if seen is None else seen.ids_NLk(len(flat)))
+        states = hidden(model, flat, positions, attend)
+    answer = logits(model, states[heads])
+    return _Answer(bits_of(states), bits_of(answer), None if seen is None else seen.ids_NLk())
 
 
-def _whole(model: PreTrainedModel, ids: Tensor, rows: int, memory: Memory) -> _Answer:
+def _whole(model: PreTrainedModel, ids: Tensor, memory: Memory) -> _Answer:
     piece = Piece(0, 0, len(ids))
     frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(True)
     try:
         with torch.enable_grad():
-            return _answer(model, ids[None], [piece], rows, memory([piece]), torch.arange(len(ids)))
+            return _answer(model, ids[None], [piece], memory([piece]), torch.arange(len(ids)))
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)
 
 
-def _compare(what: str, got: Tensor, want: Tensor, piece: Piece, rows: int) -> None:
+def _compare(what: str, got: Tensor, want: Tensor, piece: Piece) -> None:
     if differing := int((got != want).sum()):
         raise BadConfig(
             f"exact mode cannot hold for this model: {differing} of {got.numel()} {what} of tokens {piece.start} to "
-            f"{piece.end - 1} differ between one pass and one with a cache in company (row rule {rows}); {REMEDY}"
+            f"{piece.end - 1} differ between one pass and one with a cache in company; {REMEDY}"
         )
 
 

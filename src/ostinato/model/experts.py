@@ -31,19 +31,6 @@ IMPLEMENTATION = "ostinato"
 # on later ones the gradient of an expert without rows is not zero (github.com/pytorch/pytorch/issues/172439)
 _HOPPER = 9
 _SILUS = (nn.SiLU, type(ACT2FN["silu"]))  # the library has a class of its own
-DEFAULT_ROWS = 1
-"""The row rule: our own products need no padding."""
-
-
-def set_rows(model: nn.Module, rows: int) -> None:
-    """Make every experts module of `model` pad each expert's rows to a multiple of `rows`. Raises BadConfig below 1.
-
-    1 switches padding off: fast mode, or a negative control of the exact one.
-    """
-    if rows < 1:
-        raise BadConfig(f"the row rule must be at least 1, not {rows}")
-    for module in experts_of(model):
-        cast("Any", module).ostinato_rows = rows
 
 
 def experts_of(model: nn.Module) -> list[nn.Module]:
@@ -53,10 +40,10 @@ def experts_of(model: nn.Module) -> list[nn.Module]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The layout of rows: S = N x k pairs of (token, slot), P >= S rows after padding, in ascending order of expert."""
+    """The layout of rows: one for each of S = N x k pairs of (token, slot), in ascending order of expert."""
 
-    sizes_E: Tensor  # rows of each expert, padding included; their sum is P
-    token_P: Tensor  # which token fills a row; padding repeats token 0
+    sizes_E: Tensor  # rows of each expert; their sum is S
+    token_S: Tensor  # which token fills a row
     row_S: Tensor  # the row that holds the output of (token, slot), slots in ascending order of expert id
 
     def hit(self) -> list[tuple[int, int]]:
@@ -76,9 +63,9 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
         return torch.zeros_like(hidden_states)
     ids_Nk, order_Nk = top_k_index.sort(dim=-1, stable=True)
     gates_Nk = top_k_weights.gather(-1, order_Nk)
-    plan = _plan(ids_Nk, module.num_experts, getattr(module, "ostinato_rows", DEFAULT_ROWS))
+    plan = _plan(ids_Nk, module.num_experts)
     first = "gate_up_proj" if module.has_gate else "up_proj"
-    x = _linear(module, first, hidden_states.index_select(0, plan.token_P), plan)
+    x = _linear(module, first, hidden_states.index_select(0, plan.token_S), plan)
     x = _activate(module, x)
     y = _linear(module, "down_proj", x, plan)
     if module.has_post_expert_norm:
@@ -94,7 +81,7 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
 ExpertsInterface.register(IMPLEMENTATION, experts)
 
 
-def _plan(ids_Nk: Tensor, experts: int, rows: int) -> _Plan:
+def _plan(ids_Nk: Tensor, experts: int) -> _Plan:
     flat_S = ids_Nk.reshape(-1)
     order_S = torch.argsort(flat_S, stable=True)
     chosen_S = flat_S[order_S]
@@ -103,26 +90,22 @@ def _plan(ids_Nk: Tensor, experts: int, rows: int) -> _Plan:
     ):  # on a GPU the index below fails instead, and nothing is waited for
         raise BadConfig(f"the router chose expert {int(chosen_S[-1])} of {experts}: router and experts do not fit")
     ends_E = torch.searchsorted(chosen_S, torch.arange(experts, device=chosen_S.device), right=True)
-    counts_E = ends_E.diff(prepend=ends_E.new_zeros(1))
-    padded_E = (counts_E + (rows - 1)) // rows * rows
-    shift_E = (padded_E.cumsum(0) - padded_E) - (ends_E - counts_E)  # rows of padding before each expert
-    at_S = torch.arange(len(flat_S), device=flat_S.device) + shift_E[chosen_S]
-    filled = len(flat_S) if rows == 1 else int(padded_E.sum())  # without padding a GPU's counts need not be waited for
-    token_P = flat_S.new_zeros(filled).index_copy_(0, at_S, order_S // ids_Nk.shape[1])
+    sizes_E = ends_E.diff(prepend=ends_E.new_zeros(1))
+    at_S = torch.arange(len(flat_S), device=flat_S.device)
     row_S = torch.empty_like(at_S).index_copy_(0, order_S, at_S)
-    return _Plan(padded_E, token_P, row_S)
+    return _Plan(sizes_E, order_S // ids_Nk.shape[1], row_S)
 
 
-def _linear(module: Any, name: str, x_PD: Tensor, plan: _Plan) -> Tensor:
-    """Each expert's rows times its own weight (plus its bias): [P, in] -> [P, out]."""
+def _linear(module: Any, name: str, x_SD: Tensor, plan: _Plan) -> Tensor:
+    """Each expert's rows times its own weight (plus its bias): [S, in] -> [S, out]."""
     stacked: Tensor = getattr(module, name)
     bias: Tensor | None = getattr(module, f"{name}_bias") if module.has_bias else None
-    if x_PD.is_cuda and can_group(stacked) and torch.cuda.get_device_capability(x_PD.device)[0] == _HOPPER:
-        return grouped(x_PD, stacked if module.is_transposed else stacked.transpose(1, 2), bias, plan.sizes_E)
+    if x_SD.is_cuda and can_group(stacked) and torch.cuda.get_device_capability(x_SD.device)[0] == _HOPPER:
+        return grouped(x_SD, stacked if module.is_transposed else stacked.transpose(1, 2), bias, plan.sizes_E)
     laid: dict[str, list[Panels]] = getattr(module, "ostinato_panels", {})
     weights, biases, hit = _by_expert(stacked), None if bias is None else _by_expert(bias), plan.hit()
     parts: list[Tensor] = []
-    for (expert, _), x in zip(hit, x_PD.split([size for _, size in hit]), strict=True):
+    for (expert, _), x in zip(hit, x_SD.split([size for _, size in hit]), strict=True):
         if name in laid:
             part = multiply(x, laid[name][expert])
         else:
@@ -152,21 +135,21 @@ def can_group(stacked: Tensor) -> bool:
     )
 
 
-def grouped(x_PD: Tensor, weights_EDO: Tensor, bias_EO: Tensor | None, sizes_E: Tensor) -> Tensor:
-    """The rows of each expert, ascending, times its weight (plus its bias), in one product: [P, D] -> [P, O]."""
-    y_PO = F.grouped_mm(x_PD, weights_EDO, offs=sizes_E.cumsum(0).to(torch.int32))
+def grouped(x_SD: Tensor, weights_EDO: Tensor, bias_EO: Tensor | None, sizes_E: Tensor) -> Tensor:
+    """The rows of each expert, ascending, times its weight (plus its bias), in one product: [S, D] -> [S, O]."""
+    y_SO = F.grouped_mm(x_SD, weights_EDO, offs=sizes_E.cumsum(0).to(torch.int32))
     if bias_EO is None:
-        return y_PO
-    owners_P = torch.arange(len(sizes_E), device=x_PD.device).repeat_interleave(sizes_E, output_size=len(x_PD))
-    return y_PO + bias_EO[owners_P]
+        return y_SO
+    owners_S = torch.arange(len(sizes_E), device=x_SD.device).repeat_interleave(sizes_E, output_size=len(x_SD))
+    return y_SO + bias_EO[owners_S]
 
 
-def _activate(module: Any, x_PD: Tensor) -> Tensor:
+def _activate(module: Any, x_SD: Tensor) -> Tensor:
     if not module.has_gate:
-        return module.act_fn(x_PD)
-    if x_PD.is_cpu and type(module)._apply_gate is _default_apply_gate and isinstance(module.act_fn, _SILUS):
-        return gated(*x_PD.chunk(2, -1))
-    return module._apply_gate(x_PD)
+        return module.act_fn(x_SD)
+    if x_SD.is_cpu and type(module)._apply_gate is _default_apply_gate and isinstance(module.act_fn, _SILUS):
+        return gated(*x_SD.chunk(2, -1))
+    return module._apply_gate(x_SD)
 
 
 def _by_expert(stacked: Tensor) -> Sequence[Tensor] | Tensor:

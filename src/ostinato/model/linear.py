@@ -21,10 +21,9 @@ from transformers.pytorch_utils import Conv1D
 from ostinato.core.errors import BadConfig
 from ostinato.model.cpu import capabilities
 from ostinato.model.kernels.decoder import project
-from ostinato.model.kernels.layout import lay_out
 from ostinato.model.kernels.pairs import HAS_PAIRS
 from ostinato.model.kernels.processor import tiles_allowed
-from ostinato.model.kernels.product import BLOCK, FUSED, PAIRS, TILES
+from ostinato.model.kernels.product import BLOCK, FUSED, PAIRS, TILES, lay_out
 from ostinato.model.kernels.turns import COLUMNS
 from ostinato.model.kernels.vector import PANEL
 from ostinato.model.paged import array

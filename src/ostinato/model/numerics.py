@@ -34,7 +34,7 @@ KERNELS = "4"
 ORDERS: dict[Order, str] = {"blocks": "blocks 1", "pairs": "pairs 1"}
 """The definitions of our products (`kernels.product`), with a version that is raised with every change of a bit."""
 _FLAGS = re.compile(r"avx|amx|fma|f16c|neon|asimd|sve|sme|bf16|i8mm|vsx|zvector|rvv")
-_ROWS, _INPUTS, _OUTPUTS = 32, 256, 48  # of the probe; rows that every row rule divides
+_ROWS, _INPUTS, _OUTPUTS = 32, 256, 48  # of the probe
 _SWITCHES = (
     "ATEN_CPU_CAPABILITY",
     "ONEDNN_MAX_CPU_ISA",
@@ -52,7 +52,6 @@ def contract(
     model_dtype: torch.dtype,
     mode: Literal["exact", "fast"],
     threads: int,
-    rows: int,
     block: int,
     quantisation: str = "none",
     backend: Backend = OWN,
@@ -60,12 +59,12 @@ def contract(
 ) -> Contract:
     """The contract under which this process computes with `threads` torch threads.
 
-    `rows` is the row rule, `block` the tokens of a KV block, `backend` the device and the kernels, `library` torch's operations in a
-    pass that may give other bits on other CPUs, as the self-test found them. In exact mode without any, where threads change nothing
-    (`threads` is 1), neither torch nor the CPU is part of the contract. Call it once, at the start, after torch has been set up:
-    environment variables that change kernels are part of the result elsewhere.
+    `block` is the tokens of a KV block, `backend` the device and the kernels, `library` torch's operations in a pass that may give other
+    bits on other CPUs, as the self-test found them. In exact mode without any, where threads change nothing (`threads` is 1), neither
+    torch nor the CPU is part of the contract. Call it once, at the start, after torch has been set up: environment variables that change
+    kernels are part of the result elsewhere.
 
-    Example: ``contract(torch.bfloat16, "exact", threads=1, rows=1, block=32).id``
+    Example: ``contract(torch.bfloat16, "exact", threads=1, block=32).id``
     """
     own = backend.kernels == "own"
     named = (
@@ -82,7 +81,6 @@ def contract(
             isa="",
             threads=1,
             block=block,
-            rows=1,
             dtype=str(model_dtype).removeprefix("torch."),
             quantisation=quantisation,
             kernels=" ".join([*named, *libraries]),
@@ -97,7 +95,6 @@ def contract(
         isa=isa() if backend.device == "cpu" else gpu(backend.device),
         threads=threads,
         block=block,
-        rows=rows,
         dtype=str(model_dtype).removeprefix("torch."),
         quantisation=quantisation,
         kernels=" ".join([*named, *libraries]),

@@ -31,15 +31,15 @@ class Recording:
         self._routing = routing
         self._ids: list[Tensor | None] = [None] * routing.layers
 
-    def ids_NLk(self, rows: int | None = None) -> Tensor:
+    def ids_NLk(self) -> Tensor:
         """The chosen ids [N, L, k], each set ascending: uint8 up to 256 experts, int16 up to 32768, else int32.
 
-        `rows` drops the dummy tokens at the end of a padded call. Raises BadRoutes when some router was not called.
+        Raises BadRoutes when some router was not called.
         """
         if any(ids is None for ids in self._ids):
             absent = [layer for layer, ids in enumerate(self._ids) if ids is None]
             raise BadRoutes(f"the routers of layers {absent} were not called inside the context", reason="missing")
-        stacked = torch.stack(cast("list[Tensor]", self._ids), 1)[:rows]
+        stacked = torch.stack(cast("list[Tensor]", self._ids), 1)
         return stacked.sort(dim=-1).values.to(_narrow(self._routing.experts))
 
     def route(self, layer: int, logits: Tensor, scores: Tensor, live: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -77,23 +77,22 @@ class Replay(Recording):
 
     def route(self, layer: int, logits: Tensor, scores: Tensor, live: Tensor) -> tuple[Tensor, Tensor] | None:
         wanted, known = self._wanted_LNk[layer].to(live.device), self._known_LN[layer].to(live.device)
-        rows = len(wanted)
-        if len(live) < rows:
-            raise BadRoutes(f"routes of {rows} tokens were given for a call of {len(live)}", reason="stale")
+        if len(live) != len(wanted):
+            raise BadRoutes(f"routes of {len(wanted)} tokens were given for a call of {len(live)}", reason="stale")
         ids = live.sort(dim=-1).values
-        self._flips[layer] = (known & (ids[:rows] != wanted).any(-1)).sum()
+        self._flips[layer] = (known & (ids != wanted).any(-1)).sum()
         if self._plausible is not None:
             doubtful = self._doubtful(logits.detach(), live, wanted.clamp(min=0)) & known
             self._implausible[layer] = doubtful.sum()
             known = known & ~doubtful
-        ids[:rows] = torch.where(known.unsqueeze(-1), wanted, ids[:rows])  # our own copy, made by `sort`
+        ids = torch.where(known.unsqueeze(-1), wanted, ids)
         self._ids[layer] = ids
         return cast("_Recipe", self._routing.recipe).gates(logits, ids)
 
     def _doubtful(self, logits: Tensor, live: Tensor, wanted: Tensor) -> Tensor:
         """[N]: does any recorded expert have less than `plausible` times the probability of the last one chosen live?"""
-        probabilities = torch.softmax(logits, -1, dtype=torch.float32)[: len(wanted)]
-        last_live = probabilities.gather(-1, live[: len(wanted)]).amin(-1)
+        probabilities = torch.softmax(logits, -1, dtype=torch.float32)
+        last_live = probabilities.gather(-1, live).amin(-1)
         return probabilities.gather(-1, wanted).amin(-1) < cast("float", self._plausible) * last_live
 
 

@@ -52,34 +52,25 @@ class MatrixShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One line of the self-test's table: what was compared, and that it held at multiples of `rows` tokens."""
-
-    what: str
-    rows: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExactnessVerdict:
     """The result of the self-test; `reason` says why exact mode cannot hold, else it is "".
 
-    `threads` is the number of threads whose bits all the other numbers of threads must give too. `rows` is 1: our products need no row
-    rule. `library` names torch's operations in a pass that may give other bits on another kind of CPU; without any, the bits are the same
-    on all.
+    `threads` is the number of threads whose bits all the other numbers of threads must give too. `table` says in words what was compared
+    and held. `library` names torch's operations in a pass that may give other bits on another kind of CPU; without any, the bits are the
+    same on all.
 
     Example::
 
         ExactnessVerdict(
-            exact=True, threads=1, rows=1, reason="", seconds=1.9, table=(Finding(what="every module of whole layers"),), library=(),
+            exact=True, threads=1, reason="", seconds=1.9, table=("every module of whole layers",), library=(),
         )
     """
 
     exact: bool
     threads: int
-    rows: int
     reason: str
     seconds: float
-    table: tuple[Finding, ...]
+    table: tuple[str, ...]
     library: tuple[str, ...] = ()
 
 
@@ -92,17 +83,17 @@ def examine(
     the engine's form. Raises BadConfig for a model that our attention cannot express; a model that is merely not exact gets a verdict.
     """
     began = time.perf_counter()
-    table = [Finding(what=f"matrix products by our own kernels, in the order {order_in_use()!r}")]
+    table = [f"matrix products by our own kernels, in the order {order_in_use()!r}"]
     reason = ""
     model = _filled(empty_model(path, dtype, shallow=True))
     try:
         check_layers(model, threads)
-        table.append(Finding(what="every module of whole layers"))
+        table.append("every module of whole layers")
         for count in threads:
             for autograd in dict.fromkeys((threads[0], count)):  # both parts run with every team
                 with team(count):
-                    check_exact(model, 1, pack=pack, team=autograd)
-        table.append(Finding(what="end to end: one pass, or cut up with a cache in company"))
+                    check_exact(model, pack=pack, team=autograd)
+        table.append("end to end: one pass, or cut up with a cache in company")
     except BadConfig as error:
         reason = str(error)
     ids = torch.arange(3)
@@ -113,7 +104,6 @@ def examine(
     return ExactnessVerdict(
         exact=not reason,
         threads=threads[0],
-        rows=1,
         reason=reason,
         seconds=seconds,
         table=tuple(table),
@@ -165,7 +155,7 @@ def _first_difference(model: PreTrainedModel, teams: Teams) -> str:
             got = _flow(model, ids[at : at + tokens], positions[at : at + tokens])
         for name, part in got.items():
             whole = want.get(name)
-            if whole is not None and not torch.equal(part[:tokens], whole[at : at + tokens]):
+            if whole is not None and not torch.equal(part, whole[at : at + tokens]):
                 return f"{name} gives other bits for {tokens} tokens than for {_FLOW}, or on {size} threads"
     return ""
 

@@ -28,7 +28,6 @@ CONTRACT = Contract(
     isa="none",
     threads=1,
     block=1,
-    rows=1,
     dtype="float32",
     quantisation="none",
     kernels="fake 1",

@@ -15,7 +15,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ostinato.model.attention import Attend, hidden, logits
 from ostinato.model.devices.backend import OWN, Backend, backend_of
-from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.load import empty_model, load_model
 from ostinato.model.logit_edits import Edits
 from ostinato.model.tensors import named_tensors
@@ -37,7 +36,6 @@ class Policy:
         path: the model's directory.
         dtype: the dtype it computes in.
         config: the dtype it is published in, and the number of tokens above which activations are recomputed in the backward pass.
-        rows: the row rule.
         backend: the device and the kernels it computes with.
     """
 
@@ -46,19 +44,16 @@ class Policy:
         path: Path,
         dtype: torch.dtype,
         config: TrainConfig,
-        rows: int = DEFAULT_ROWS,
         backend: Backend = OWN,
     ) -> None:
         # eval mode: dropout would make the trainer's policy differ from the sampler's
         model = load_model(path, dtype, backend=backend)
-        self._run(model, served_dtypes(model, path, dtype, config), config, rows)
+        self._run(model, served_dtypes(model, path, dtype, config), config)
 
-    def _run(self, model: PreTrainedModel, served: Mapping[str, torch.dtype], config: TrainConfig, rows: int) -> None:
-        self.model, self.served = model, served
-        self._rows, self._recompute_tokens = rows, config.recompute_tokens
-        set_rows(model, rows)
+    def _run(self, model: PreTrainedModel, served: Mapping[str, torch.dtype], config: TrainConfig) -> None:
+        self.model, self.served, self._recompute_tokens = model, served, config.recompute_tokens
         self._layers = _recomputable(model)
-        self._head = partial(logits, model, rows=rows)
+        self._head = partial(logits, model)
         head = cast("nn.Linear", model.get_output_embeddings())
         self._row_bytes = head.out_features * head.weight.element_size()
 
@@ -78,7 +73,7 @@ class Policy:
         ids_N, positions_N, chosen_M, targets_M = (torch.from_numpy(array).to(device) for array in arrays)
         for layer in self._layers:
             layer.training = self._recomputes(packed.tokens)
-        states_ND = hidden(self.model, ids_N, positions_N, attend, rows=self._rows)
+        states_ND = hidden(self.model, ids_N, positions_N, attend)
         rows_MD = selected(states_ND, chosen_M)
         keep = len(rows_MD) * self._row_bytes <= KEPT_LOGITS
         temperatures_M = temperatures_M.to(device)

@@ -27,7 +27,6 @@ from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Weights
 from ostinato.model import routing
 from ostinato.model.devices.backend import OWN, Backend
-from ostinato.model.experts import DEFAULT_ROWS
 from ostinato.model.renderer import HFRenderer
 from ostinato.train.batch.admission import Admission
 from ostinato.train.batch.edits import AnswerEdits
@@ -95,9 +94,8 @@ class PolicyTrainer:
         self.contract = contract
         self.step_count = 0
         self._held = {0}  # the policy numbers that have the present weights
-        rows = DEFAULT_ROWS if contract is None else contract.rows
         self._policy, self._masters, self._ranks = (
-            _whole(model_path, config, rows, backend) if group is None else _divided(model_path, config, rows, group)
+            _whole(model_path, config, backend) if group is None else _divided(model_path, config, group)
         )
         self._experts = Experts(routing.of(self._policy.model), config)
         self._edits = AnswerEdits(lambda: HFRenderer(model_path).grammars)
@@ -311,21 +309,21 @@ def _arithmetic(config: TrainConfig) -> torch.dtype:
     return torch.bfloat16 if config.compute == "bf16" else torch.float32
 
 
-def _whole(path: Path, config: TrainConfig, rows: int, backend: Backend) -> tuple[Policy, MasterWeights, Ranks]:
+def _whole(path: Path, config: TrainConfig, backend: Backend) -> tuple[Policy, MasterWeights, Ranks]:
     """A model in this process alone."""
-    policy = Policy(path, _arithmetic(config), config, rows, backend)
+    policy = Policy(path, _arithmetic(config), config, backend)
     masters = Masters(policy.model, config, policy.served)
     sum_gradients_into(policy.model, masters.sums)
     return policy, masters, Alone()
 
 
-def _divided(path: Path, config: TrainConfig, rows: int, group: RankGroup) -> tuple[Policy, MasterWeights, Ranks]:
+def _divided(path: Path, config: TrainConfig, group: RankGroup) -> tuple[Policy, MasterWeights, Ranks]:
     """This rank's part of a model. FSDP2 is loaded where it is used: importing it takes a second."""
     from ostinato.train.sharding.masters import ShardedMasters
     from ostinato.train.sharding.policy import ShardedPolicy
 
     dtype = _arithmetic(config)
-    policy = ShardedPolicy(path, dtype, config, group, rows)
+    policy = ShardedPolicy(path, dtype, config, group)
     return policy, ShardedMasters(policy, dtype, config, group), group
 
 

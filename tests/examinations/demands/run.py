@@ -32,11 +32,9 @@ from ostinato.core.records import Finish, PolicyVersion, Turn
 from ostinato.core.weights import Snapshot
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
-from ostinato.engine.embedded.form import prepack
 from ostinato.model.load import build, load_model, resolve, weights_of
 from ostinato.model.numerics import contract
 from ostinato.model.renderer import HFRenderer
-from ostinato.model.selftest import examine
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 
@@ -111,10 +109,10 @@ def judged(text: str, form: dict[str, Any]) -> str:
     return "valid"
 
 
-def rescored(path: Path, rows: int, turns: list[Turn]) -> dict[str, Any]:
+def rescored(path: Path, turns: list[Turn]) -> dict[str, Any]:
     """Compare the trainer's numbers with the engine's, with the grammar and, on 50 turns, without it."""
     config = TrainConfig(compute="bf16", publish="bf16")
-    trainer = PolicyTrainer(path, config, contract(torch.bfloat16, "exact", 1, rows, block=32))
+    trainer = PolicyTrainer(path, config, contract(torch.bfloat16, "exact", 1, block=32))
     found = gap(turns, trainer.score(turns))
     part = [replace(turn, sampling=replace(turn.sampling, grammar="")) for turn in turns[:50]]
     control = gap(part, trainer.score(part))
@@ -126,10 +124,9 @@ def rescored(path: Path, rows: int, turns: list[Turn]) -> dict[str, Any]:
 
 
 async def examined(path: Path, requests: int, open: int) -> dict[str, Any]:
-    rows = examine(path, torch.bfloat16, (1,), prepack).rows
     torch.set_num_threads(1)
     renderer, weights = HFRenderer(path), weights_of(load_model(path, torch.bfloat16))
-    arithmetic = contract(torch.bfloat16, "exact", 1, rows, block=32)
+    arithmetic = contract(torch.bfloat16, "exact", 1, block=32)
     engine = TorchEngine(
         build(path, torch.bfloat16),
         renderer,
@@ -160,7 +157,7 @@ async def examined(path: Path, requests: int, open: int) -> dict[str, Any]:
         "tokens": tokens,
         "tokens_per_s": round(tokens / seconds, 1),
         "tokens_per_s_without_a_demand": round(plain / plain_s, 1),
-        **rescored(path, rows, turns),
+        **rescored(path, turns),
     }
 
 

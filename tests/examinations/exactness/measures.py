@@ -30,7 +30,6 @@ from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.model import routing
 from ostinato.model.attention import Attend, hidden, logits
-from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.load import build, load_model, weights_of
 from ostinato.model.logprobs import RowSoftmax
 from ostinato.model.numerics import contract
@@ -89,7 +88,6 @@ def rescore(
     model: PreTrainedModel,
     turns: Sequence[Turn],
     *,
-    rows: int,
     width: int = 1,
     attend: Callable[[Sequence[int]], Attend] = WholeAttend,
 ) -> Rescored:
@@ -104,11 +102,11 @@ def rescore(
         ids_N = torch.tensor([token for own in ids for token in own + [0] * (length - len(own))])
         positions_N = torch.arange(length).repeat(len(group))
         with nullcontext() if found is None else found.record() as seen:
-            states_ND = hidden(model, ids_N, positions_N, attend([length] * len(group)), rows=rows)
-        chosen_NLk = None if seen is None else seen.ids_NLk(len(ids_N)).numpy()
+            states_ND = hidden(model, ids_N, positions_N, attend([length] * len(group)))
+        chosen_NLk = None if seen is None else seen.ids_NLk().numpy()
         for place, turn in enumerate(group):
             first = place * length + len(turn.prompt_ids) - 1
-            scores.append(_score(model, states_ND[first : first + len(turn.sampled_ids)], turn, rows))
+            scores.append(_score(model, states_ND[first : first + len(turn.sampled_ids)], turn))
             if chosen_NLk is not None:
                 known = codec.decode(turn.routes)
                 live = chosen_NLk[place * length : place * length + len(known)]
@@ -117,11 +115,10 @@ def rescore(
     return Rescored(scores, routed, flips)
 
 
-def _score(model: PreTrainedModel, states_MD: torch.Tensor, turn: Turn, rows: int) -> list[float]:
+def _score(model: PreTrainedModel, states_MD: torch.Tensor, turn: Turn) -> list[float]:
     temperature = turn.sampling.temperature or 1.0
-    normal = RowSoftmax.of(
-        logits(model, states_MD, rows=rows), torch.full((len(states_MD),), temperature, dtype=torch.float32)
-    )
+    temperatures_M = torch.full((len(states_MD),), temperature, dtype=torch.float32)
+    normal = RowSoftmax.of(logits(model, states_MD), temperatures_M)
     return normal.logprobs(np.array(turn.sampled_ids)).tolist()
 
 
@@ -140,7 +137,6 @@ class Subject:
     tokens: int
     work: Path
     threads: int = 1
-    rows: int = DEFAULT_ROWS
     clients: int = 12
     answer: int = 50
     lowest: int = 0
@@ -150,7 +146,7 @@ class Subject:
     @property
     def contract(self) -> Contract:
         """The contract of all engines, since the block size does not affect the arithmetic."""
-        return contract(self.dtype, "exact", self.threads, self.rows, block=32)
+        return contract(self.dtype, "exact", self.threads, block=32)
 
     def train(self, **changes: Any) -> TrainConfig:
         """The trainer's settings."""
@@ -259,13 +255,11 @@ class Examination:
 
     def _rescored(self, stage: str, snapshot: Snapshot, turns: Sequence[Turn], width: int) -> None:
         self._say(stage)
-        found = rescore(self._model(snapshot), turns, rows=self._subject.rows, width=width)
+        found = rescore(self._model(snapshot), turns, width=width)
         self.findings.stages[stage] = asdict(gap(turns, found.scores)) | {"routed": found.routed, "flips": found.flips}
 
     def _model(self, snapshot: Snapshot) -> PreTrainedModel:
-        model = build(self._subject.path)(snapshot.weights)
-        set_rows(model, self._subject.rows)
-        return model
+        return build(self._subject.path)(snapshot.weights)
 
     def _stepped(self, stage: str, trainer: PolicyTrainer, turns: Sequence[Turn]) -> Weights:
         """Take one optimizer step, and record the differences that its forward pass under autograd found."""
@@ -314,7 +308,7 @@ class Examination:
                 found.update(asdict(gap(mine, trainer.score(mine), _made_by(snapshot.policy, first_only=first))))
                 if name == "swap":  # the past was computed again under the last version, and so were its routes
                     last = [turn for turn in mine if turn.spans[-1].policy == snapshot.policy]
-                    found["flips"] += rescore(self._model(snapshot), last, rows=self._subject.rows).flips
+                    found["flips"] += rescore(self._model(snapshot), last).flips
             self.findings.stages[name] = dict(found) | {"turns": len(chosen)}
 
 

@@ -28,11 +28,9 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Snapshot
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
-from ostinato.engine.embedded.form import prepack
 from ostinato.model.load import build, load_model, resolve, weights_of
 from ostinato.model.numerics import contract
 from ostinato.model.renderer import HFRenderer
-from ostinato.model.selftest import examine
 from ostinato.serve.feedback.next_message import DISSATISFIED, Next, kind_of
 from ostinato.serve.feedback.typed import typed
 from ostinato.serve.judge.config import JudgeConfig
@@ -48,14 +46,13 @@ Words = dict[int, Next]
 async def smollm2(cache: Path) -> AsyncGenerator[str]:
     """Yields the base URL of a gateway that serves SmolLM2."""
     path = resolve("smollm2", cache)
-    rows = examine(path, torch.bfloat16, (1,), prepack).rows
     torch.set_num_threads(1)
     renderer = HFRenderer(path)
     engine = TorchEngine(
         build(path, torch.bfloat16),
         renderer,
         EngineConfig(max_batch=4),
-        contract=contract(torch.bfloat16, "exact", 1, rows, block=32),
+        contract=contract(torch.bfloat16, "exact", 1, block=32),
         grammars=renderer.grammars,
     )
     await engine.start()

@@ -90,7 +90,7 @@ def score(model_path: Path, dtype: str, tokens: int, *, engine: bool) -> np.ndar
     model = load_model(model_path, getattr(torch, dtype), train=not engine)
     ids = torch.from_numpy(np.random.default_rng(7).integers(0, vocabulary_of(model), tokens))
     if engine:
-        prepack(model, 1)
+        prepack(model)
     memory, parts = BlockMemory(1, tokens), []
     cuts = [min(tokens, start + size) for start, size in zip(range(0, tokens, 61), [61] * tokens, strict=False)]
     starts = [0, *cuts[:-1]] if engine else [0]

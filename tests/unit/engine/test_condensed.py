@@ -17,7 +17,6 @@ from ostinato.model.paged import WholeAttend
 from ostinato.model.threads import team
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 
-ROWS = 1
 SHAPE = {
     "vocab_size": 288,
     "hidden_size": 64,
@@ -47,8 +46,8 @@ def nothing_known(monkeypatch):
 @torch.inference_mode()
 def answer(model, count, first=0, attend=WholeAttend):
     ids = torch.randint(256, (count,), generator=torch.Generator().manual_seed(count))
-    states = hidden(model, ids, torch.arange(first, first + count), attend([count]), rows=ROWS)
-    return bits_of(logits(model, states, rows=ROWS))
+    states = hidden(model, ids, torch.arange(first, first + count), attend([count]))
+    return bits_of(logits(model, states))
 
 
 def moved(model):
@@ -65,7 +64,7 @@ def moved(model):
 def test_all_layers_in_one_call_give_the_same_bits(tmp_path, kind, dtype):
     path = tiny_of(tmp_path / "m", KINDS[kind]())
     plain, engine = (moved(load_model(path, dtype)) for _ in range(2))
-    assert prepack(engine, ROWS) == 2 * 7 + 1
+    assert prepack(engine) == 2 * 7 + 1
     assert is_condensed(engine)
     assert isinstance(engine.get_output_embeddings(), PanelLinear)
     for count in (1, 4, 7, 33, 100, 230):
@@ -80,7 +79,7 @@ def test_all_layers_in_one_call_give_the_same_bits(tmp_path, kind, dtype):
 def test_a_pass_of_the_trainer_has_the_bits_of_the_condensed_engine(tmp_path, kind):
     """One pass under autograd, against all layers in one call with a cache in company: `check_exact` raises on any difference."""
     model = moved(load_model(tiny_of(tmp_path / "m", KINDS[kind]()), torch.bfloat16))
-    check_exact(model, 1, pack=prepack)
+    check_exact(model, pack=prepack)
     assert list(condensed._known.values()) != [None]
 
 
@@ -88,7 +87,7 @@ def test_a_pass_of_the_trainer_has_the_bits_of_the_condensed_engine(tmp_path, ki
 def test_every_supported_architecture_keeps_its_bits_in_bf16(tmp_path, kind):
     path = tiny_of(tmp_path / "m", SUPPORTED[kind]())
     plain, engine = load_model(path, torch.bfloat16), load_model(path, torch.bfloat16)
-    prepack(engine, 1)
+    prepack(engine)
     for count in (32, 96):
         assert torch.equal(answer(engine, count), answer(plain, count)), count
 
@@ -107,7 +106,7 @@ def test_layers_that_compute_something_else_stay_as_they_are_and_it_is_said(tmp_
     first = model.base_model.layers[0]
     first.__class__ = half(type(first))
     want = answer(model, 9)
-    assert condense(model, ROWS) == 0
+    assert condense(model) == 0
     assert not is_condensed(model)
     assert torch.equal(answer(model, 9), want)
     assert "LlamaForCausalLM is not condensed" in caplog.text
@@ -119,7 +118,7 @@ def test_passes_side_by_side_keep_apart(tmp_path, far, monkeypatch):
     monkeypatch.setattr(condensed, "_TABLE", 4096)
     path = tiny_of(tmp_path / "m", LlamaConfig(**SHAPE, max_position_embeddings=8192))
     plain, engine = load_model(path, torch.bfloat16), load_model(path, torch.bfloat16)
-    assert prepack(engine, ROWS) == 2 * 7 + 1
+    assert prepack(engine) == 2 * 7 + 1
     firsts = [far, far + 700] * 10
     with ThreadPoolExecutor(2) as lanes:
         found = list(lanes.map(lambda first: answer(engine, 9, first), firsts))
@@ -133,13 +132,13 @@ def test_weights_of_zeros_prove_nothing(tmp_path):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert condense(model, ROWS) == 0
-    assert condense(load_model(path, torch.bfloat16), ROWS) == 2 * 7
+    assert condense(model) == 0
+    assert condense(load_model(path, torch.bfloat16)) == 2 * 7
 
 
 def test_widths_that_panels_of_gates_do_not_fill_are_left_to_others(tmp_path):
     odd = load_model(tiny_of(tmp_path / "odd", LlamaConfig(**(SHAPE | {"intermediate_size": 100}))), torch.bfloat16)
     want = answer(odd, 9)
-    prepack(odd, ROWS)
+    prepack(odd)
     assert not is_condensed(odd)
     assert torch.equal(answer(odd, 9), want)

@@ -102,8 +102,8 @@ def test_a_gpu_without_such_products_is_refused_by_name(monkeypatch):
 
 
 async def test_an_engine_samples_in_eight_bits_under_a_contract_of_its_own(tmp_path):
-    own = contract(torch.float32, "fast", 1, 1, 16, NAME, backend=TORCH)
-    assert own.id != contract(torch.float32, "fast", 1, 1, 16, backend=TORCH).id
+    own = contract(torch.float32, "fast", 1, 16, NAME, backend=TORCH)
+    assert own.id != contract(torch.float32, "fast", 1, 16, backend=TORCH).id
 
     async def said(products):
         config = EngineConfig(kv_tokens=4096, block=16, products=products)

@@ -18,7 +18,6 @@ from ostinato.model.norms import RMSNorm
 from ostinato.model.paged import WholeAttend
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 
-ROWS = 1
 SHAPE = {
     "vocab_size": 260,
     "hidden_size": 64,
@@ -44,8 +43,8 @@ def nothing_known(monkeypatch):
 @torch.inference_mode()
 def answer(model, count, first=0):
     ids = torch.randint(260, (count,), generator=torch.Generator().manual_seed(count))
-    states = hidden(model, ids, torch.arange(first, first + count), WholeAttend([count]), rows=ROWS)
-    return bits_of(logits(model, states, rows=ROWS))
+    states = hidden(model, ids, torch.arange(first, first + count), WholeAttend([count]))
+    return bits_of(logits(model, states))
 
 
 def layers_of(model):
@@ -57,7 +56,7 @@ def layers_of(model):
 def test_a_fused_model_gives_the_same_bits(tmp_path, kind, dtype):
     path = tiny_of(tmp_path / "m", FUSED[kind]())
     plain, engine = load_model(path, dtype), load_model(path, dtype)
-    assert fuse(engine, ROWS) == 2 * 7
+    assert fuse(engine) == 2 * 7
     assert replace_by_panels(engine) == 1
     assert layers_of(engine) == [True, True]
     for count in (1, 4, 7, 33, 100):
@@ -70,10 +69,10 @@ def test_a_pass_of_the_trainer_has_the_bits_of_the_fused_engine(tmp_path, kind):
     model = load_model(tiny_of(tmp_path / "m", FUSED[kind]()), torch.float32)
     seen = []
 
-    def pack(part, rows=1):
-        seen.append(fuse(part, rows) + replace_by_panels(part))
+    def pack(part):
+        seen.append(fuse(part) + replace_by_panels(part))
 
-    check_exact(model, 1, pack=pack)
+    check_exact(model, pack=pack)
     assert seen == [2 * 7 + 1]
 
 
@@ -81,7 +80,7 @@ def test_a_pass_of_the_trainer_has_the_bits_of_the_fused_engine(tmp_path, kind):
 def test_every_supported_architecture_keeps_its_bits_fused_or_not(tmp_path, kind):
     path = tiny_of(tmp_path / "m", SUPPORTED[kind]())
     plain, engine = load_model(path, torch.float32), load_model(path, torch.float32)
-    fuse(engine, ROWS)
+    fuse(engine)
     for count in (1, 9, 40):
         assert torch.equal(answer(engine, count), answer(plain, count)), count
 
@@ -109,10 +108,10 @@ def test_a_layer_that_computes_something_else_at_far_positions_stays_as_it_is(tm
     path = tiny_of(tmp_path / "m", LlamaConfig(**SHAPE, max_position_embeddings=8192, rope_parameters=rope))
     model = planted(load_model(path, torch.float32), half_late)
     want = answer(model, 9, late - 4)
-    assert fuse(model, ROWS) == 0
+    assert fuse(model) == 0
     assert torch.equal(answer(model, 9, late - 4), want)
     fused._known.clear()
-    assert fuse(load_model(path, torch.float32), ROWS) == 2 * 7
+    assert fuse(load_model(path, torch.float32)) == 2 * 7
 
 
 def test_queries_that_are_scaled_from_some_length_on_keep_their_scale(tmp_path):
@@ -126,7 +125,7 @@ def test_queries_that_are_scaled_from_some_length_on_keep_their_scale(tmp_path):
     config = Ministral3Config(**SHAPE, head_dim=16, max_position_embeddings=16384, rope_parameters=rope)
     path = tiny_of(tmp_path / "m", config)
     plain, engine = load_model(path, torch.float32), load_model(path, torch.float32)
-    fuse(engine, ROWS)
+    fuse(engine)
     for first in (0, 4090, 8190, 16384 - 9):
         assert torch.equal(answer(engine, 9, first), answer(plain, 9, first)), first
 
@@ -143,7 +142,7 @@ def test_a_layer_that_computes_something_else_stays_as_it_is_and_it_is_said(tmp_
 
     model = planted(load_model(tiny_of(tmp_path / "m", FUSED["llama"]()), torch.float32), half)
     want = answer(model, 9)
-    assert fuse(model, ROWS) == 0
+    assert fuse(model) == 0
     assert layers_of(model) == [False, False]
     assert torch.equal(answer(model, 9), want)
     assert "LlamaForCausalLM is not fused" in caplog.text
@@ -162,11 +161,11 @@ def test_models_are_compared_at_one_thread_whatever_the_caller_has(tmp_path, mon
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert fuse(model, ROWS) == 2 * 7
+        assert fuse(model) == 2 * 7
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert seen == [1] * 2 * len(trial.runs_of(model.config, ROWS))
+    assert seen == [1] * 2 * len(trial.runs_of(model.config))
 
 
 def test_weights_of_zeros_prove_nothing(tmp_path):
@@ -175,16 +174,16 @@ def test_weights_of_zeros_prove_nothing(tmp_path):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert fuse(model, ROWS) == 0
-    assert fuse(load_model(path, torch.float32), ROWS) == 2 * 7
+    assert fuse(model) == 0
+    assert fuse(load_model(path, torch.float32)) == 2 * 7
 
 
 def test_what_was_found_once_is_not_tried_again(tmp_path, monkeypatch):
     path = tiny_of(tmp_path / "m", FUSED["llama"]())
-    assert fuse(load_model(path, torch.float32), ROWS) == 2 * 7
+    assert fuse(load_model(path, torch.float32)) == 2 * 7
     monkeypatch.setattr(fused, "_try", None)
     again = load_model(path, torch.float32)
-    assert fuse(again, ROWS) == 2 * 7
+    assert fuse(again) == 2 * 7
     monkeypatch.undo()
     assert torch.equal(answer(again, 9), answer(load_model(path, torch.float32), 9))
 
@@ -192,7 +191,7 @@ def test_what_was_found_once_is_not_tried_again(tmp_path, monkeypatch):
 def test_what_is_the_same_for_every_layer_is_made_once(tmp_path, monkeypatch):
     """The terms of norms when a layer is made, the arrays of a pass's rotations in its first layer."""
     model = load_model(tiny_of(tmp_path / "m", Qwen3Config(**SHAPE, head_dim=16)), torch.float32)
-    assert fuse(model, ROWS) == 2 * 7
+    assert fuse(model) == 2 * 7
     made, real = [], fused.array
 
     def counted(x):
@@ -210,7 +209,7 @@ def test_lanes_of_one_model_rotate_by_their_own_positions(tmp_path):
     """Two passes side by side, as far apart as they can be: neither sees the other's cosines."""
     path = tiny_of(tmp_path / "m", FUSED["llama"]())
     plain, engine = load_model(path, torch.float32), load_model(path, torch.float32)
-    fuse(engine, ROWS)
+    fuse(engine)
     firsts = [0, 700] * 10
     with ThreadPoolExecutor(2) as lanes:
         found = list(lanes.map(lambda first: answer(engine, 9, first), firsts))
@@ -221,7 +220,7 @@ def test_lanes_of_one_model_rotate_by_their_own_positions(tmp_path):
 def test_a_fused_layer_reads_the_norms_own_memory(tmp_path):
     path = tiny_of(tmp_path / "m", FUSED["qwen3"]())
     plain, engine = load_model(path, torch.float32), load_model(path, torch.float32)
-    fuse(engine, ROWS)
+    fuse(engine)
     for model in (plain, engine):
         for module in model.modules():
             if isinstance(module, RMSNorm):
@@ -230,4 +229,4 @@ def test_a_fused_layer_reads_the_norms_own_memory(tmp_path):
 
 
 def test_a_part_of_a_model_is_packed_only():
-    assert prepack(nn.Sequential(nn.Linear(32, 48)), ROWS) == 1
+    assert prepack(nn.Sequential(nn.Linear(32, 48))) == 1

@@ -105,9 +105,9 @@ def test_a_model_that_was_rounded_first_does_not_keep_others_from_their_bits(tmp
     path = tiny_model(tmp_path / "tiny", layers=3)
     want = states(load_model(path, torch.float32), 64)
     for _ in range(2):
-        assert prepack(load_model(path, torch.float32), 1, integers) == 3 * 7 + 1
+        assert prepack(load_model(path, torch.float32), integers) == 3 * 7 + 1
         plain = load_model(path, torch.float32)
-        assert fuse(plain, 32) == 3 * 7
+        assert fuse(plain) == 3 * 7
         assert torch.equal(states(plain, 64), want)
 
 

@@ -64,15 +64,15 @@ def test_lanes_change_no_bit(model):
     parts = cut(model, pieces, 2)
     assert len(parts) == 2
     found = {}
-    for part, ran in zip(parts, lanes.map(lambda part: forward(part, memory, 4), parts), strict=True):
+    for part, ran in zip(parts, lanes.map(lambda part: forward(part, memory), parts), strict=True):
         found |= {p.sample.request.id: state for p, state in zip(part.pieces, ran.states_RD, strict=True)}
     memory = Store(shape, 20, 16)
     (part,) = cut(model, pieces, 1)
-    alone = forward(part, memory, 4).states_RD
+    alone = forward(part, memory).states_RD
     assert all(torch.equal(found[p.sample.request.id], alone[i]) for i, p in enumerate(part.pieces))
     rows = [Draw(temperature=1.0, top_p=1.0, u=(i + 0.5) / 40) for i in range(40)]
     states = alone.repeat(8, 1)
-    assert sample(model, states, rows, lanes, 4) == sample(model, states, rows, Lanes(1), 4)
+    assert sample(model, states, rows, lanes) == sample(model, states, rows, Lanes(1))
     lanes.close()
 
 
@@ -84,24 +84,22 @@ def test_what_stands_alone_has_all_threads_if_that_changes_no_bit(model):
     assert torch.get_num_threads() == 1
     shape = KVShape(layers=2, kv_heads=2, head_dim=16, dtype=torch.float32)
     (part,) = cut(model, [piece(0, 0, 12)], 2)
-    found = [Lanes(2, wide=wide).map(lambda p: forward(p, Store(shape, 4, 16), 4), [part])[0] for wide in (True, False)]
+    found = [Lanes(2, wide=wide).map(lambda p: forward(p, Store(shape, 4, 16)), [part])[0] for wide in (True, False)]
     assert torch.equal(found[0].states_RD, found[1].states_RD)
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])
-def test_two_threads_give_a_fused_model_the_bits_of_one(tmp_path, row_rule, count):
-    """Wide enough for oneDNN to divide its products; where the self-test finds other bits, nothing is computed wide."""
+def test_two_threads_give_a_fused_model_the_bits_of_one(tmp_path, count):
     path = tiny_model(tmp_path / "wider", hidden=256)
-    rows = row_rule(path, torch.float32, (1, 2))
     engine = load_model(path, torch.float32)
-    assert prepack(engine, rows) == 2 * 7 + 1
+    assert prepack(engine) == 2 * 7 + 1
     shape = KVShape(layers=2, kv_heads=2, head_dim=64, dtype=torch.float32)
     (part,) = cut(engine, [piece(0, 0, count)], 2)
     draws = [Draw(temperature=1.0, top_p=1.0, u=0.5)]
     found = []
     for lanes in (Lanes(2, wide=True), Lanes(1)):
-        (ran,) = lanes.map(lambda p: forward(p, Store(shape, 4, 32), rows), [part])
-        found.append((ran.states_RD, sample(engine, ran.states_RD, draws, lanes, rows)))
+        (ran,) = lanes.map(lambda p: forward(p, Store(shape, 4, 32)), [part])
+        found.append((ran.states_RD, sample(engine, ran.states_RD, draws, lanes)))
         lanes.close()
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]

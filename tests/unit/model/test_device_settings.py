@@ -108,7 +108,7 @@ def test_the_doctor_says_where_it_computes(gpus):
 
 def test_torchs_kernels_have_a_contract_of_their_own():
     made = {
-        kernels: contract(torch.float32, "fast", 1, 1, 32, backend=Backend(kernels=kernels))
+        kernels: contract(torch.float32, "fast", 1, 32, backend=Backend(kernels=kernels))
         for kernels in ("own", "torch")
     }
     assert made["own"].id != made["torch"].id

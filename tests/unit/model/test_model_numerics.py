@@ -16,9 +16,7 @@ from ostinato.model.numerics import blas, contract, isa, probe
 
 
 def made(**changes):
-    return contract(
-        **({"model_dtype": torch.bfloat16, "mode": "exact", "threads": 1, "rows": 1, "block": 32} | changes)
-    )
+    return contract(**({"model_dtype": torch.bfloat16, "mode": "exact", "threads": 1, "block": 32} | changes))
 
 
 def test_the_same_call_gives_the_same_id():

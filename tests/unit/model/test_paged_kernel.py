@@ -38,10 +38,11 @@ def test_a_recorded_step_computes_what_a_step_by_torch_does(heads, kv_heads, dim
             held.copy_(torch.randn(held.shape))
         if recorded:
             numbers = torch.from_numpy(numbers_of([1] * len(entries), entries, BLOCK, rows, 8, SPARE))
-            attend = StepAttend(store._layers, BLOCK, Step(numbers))
+            attend, given = StepAttend(store._layers, BLOCK, Step(numbers)), (q, k, v)
         else:
             attend = CacheAttend(store._layers, BLOCK, entries, torch.device("cpu"))
-        outs.append(attend(0, q, k, v, 0.2, window)[: len(entries)])
+            given = tuple(x[: len(entries)] for x in (q, k, v))
+        outs.append(attend(0, *given, 0.2, window)[: len(entries)])
         kept.append(torch.stack([layer.keys, layer.values])[:, : SPARE * BLOCK])
     torch.testing.assert_close(outs[0], outs[1], atol=1e-5, rtol=1e-5)
     assert torch.equal(*kept)

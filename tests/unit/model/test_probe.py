@@ -41,12 +41,12 @@ def test_a_device_that_computes_anything_otherwise_has_another_id(differs):
             found = func(*args, **(kwargs or {}))
             return found * (1 + 2.0**-7) if func.__name__ == differs else found
 
-    one = contract(torch.float32, "fast", 1, 1, 32, backend=TORCH)
+    one = contract(torch.float32, "fast", 1, 32, backend=TORCH)
     with Other():
-        other = contract(torch.float32, "fast", 1, 1, 32, backend=TORCH)
+        other = contract(torch.float32, "fast", 1, 32, backend=TORCH)
     assert (one.isa, one.kernels) == (other.isa, other.kernels)
     assert one.id != other.id
-    assert contract(torch.float32, "fast", 1, 1, 32, backend=TORCH).id == one.id
+    assert contract(torch.float32, "fast", 1, 32, backend=TORCH).id == one.id
 
 
 def test_the_probe_is_told_which_gpu(monkeypatch):
@@ -54,8 +54,8 @@ def test_the_probe_is_told_which_gpu(monkeypatch):
     monkeypatch.setattr(numerics, "gpu", lambda device: f"a GPU at {device}")
     monkeypatch.setattr(numerics, "probe", lambda backend: asked.append(backend) or "00000000")
     gpu = Backend(device="cuda:1", kernels="torch")
-    made = contract(torch.bfloat16, "fast", 1, 1, 32, backend=gpu)
+    made = contract(torch.bfloat16, "fast", 1, 32, backend=gpu)
     assert made.isa == "a GPU at cuda:1"
     assert " triton " in made.kernels, "it compiles the paged kernel"
     assert asked == [gpu]
-    assert "triton" not in contract(torch.bfloat16, "fast", 1, 1, 32, backend=TORCH).kernels
+    assert "triton" not in contract(torch.bfloat16, "fast", 1, 32, backend=TORCH).kernels

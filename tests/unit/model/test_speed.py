@@ -109,7 +109,7 @@ def test_the_models_products_are_timed_in_both_dtypes_and_with_more_threads(mode
 
 def test_few_rows_are_multiplied_by_packed_matrices_of_the_models_shapes(model):
     packed = []
-    measure(model, lambda layers, rows=1: packed.append({tuple(each.weight.shape) for each in layers}), 1, iter_clock())
+    measure(model, lambda layers: packed.append({tuple(each.weight.shape) for each in layers}), 1, iter_clock())
     shapes = {(each.outputs, each.inputs) for each in measure(model, None, 1, iter_clock()).dtypes}
     assert set().union(*packed) == shapes
 

@@ -220,10 +220,8 @@ def drawn(trainer: PolicyTrainer, count: int, length: int, seed: int) -> list[Sa
     for _ in range(length):
         width = ids.shape[1]
         with torch.no_grad():
-            states = hidden(
-                model, ids.flatten(), torch.arange(width).repeat(count), CausalAttend([width] * count), rows=4
-            )
-            chances = logits(model, states[width - 1 :: width], rows=4).float().softmax(-1)
+            states = hidden(model, ids.flatten(), torch.arange(width).repeat(count), CausalAttend([width] * count))
+            chances = logits(model, states[width - 1 :: width]).float().softmax(-1)
         ids = torch.cat([ids, torch.multinomial(chances, 1)], 1)
     turns = [
         replace(turn("def f(x):", "x" * length), id=f"{i}:0", sampled_ids=tuple(row))

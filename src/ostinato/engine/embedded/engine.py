@@ -28,7 +28,6 @@ from ostinato.engine.embedded.kv import open_store
 from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, Policy, Stream
 from ostinato.model.devices.backend import backend_of
-from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.grammars.compiling import Grammars
 from ostinato.model.integers import Integers
 from ostinato.model.logit_edits import LogitEditor
@@ -81,7 +80,6 @@ class TorchEngine:
         self._build, self._renderer, self._prepack = build, renderer, prepack
         self._integers = integers
         self._contract, self._wide, self._grammars, self._clock = contract, wide, grammars, clock
-        self._rows = DEFAULT_ROWS if contract is None else contract.rows
         self._loading = asyncio.Lock()
         # one thread: freed weights stay in the heap arena of the thread that allocated them, and the next version should reuse it
         self._building = ThreadPoolExecutor(1, thread_name_prefix="build")
@@ -111,7 +109,6 @@ class TorchEngine:
             decode=self._renderer.decode,
             flush=self._flush,
             threads=threads,
-            rows=self._rows,
             recompute=config.recompute_on_swap,
             wide=self._wide,
             clock=self._clock,
@@ -243,11 +240,10 @@ class TorchEngine:
     def _make(self, weights: Weights) -> PreTrainedModel:
         with team(1):  # leave the other cores to the open streams
             model = self._build(weights)
-            set_rows(model, self._rows)
             if self.config.products == "fp8":
                 round_to_fp8(model)
             elif backend_of(model).kernels == "own" and (self._prepack or self._integers is not None):
-                prepack(model, self._rows, self._integers)
+                prepack(model, self._integers)
         return model
 
     def _running(self) -> EngineThread:

@@ -16,14 +16,13 @@ from ostinato.model.integers import Integers
 from ostinato.model.linear import replace_by_panels
 
 
-def prepack(model: nn.Module, rows: int = 1, integers: Integers | None = None) -> int:
+def prepack(model: nn.Module, integers: Integers | None = None) -> int:
     """Bring a model, or a part of a model, into the engine's form, in place. Returns how many linear layers were laid out anew.
 
-    `rows` is the row rule: results at multiples of it keep their bits. With `integers` a model's decoder is rounded to them. Raises
-    BadConfig for a model that cannot be rounded.
+    Results keep their bits, unless a model's decoder is rounded to `integers`. Raises BadConfig for a model that cannot be rounded.
     """
     if not isinstance(model, PreTrainedModel):
         return replace_by_panels(model)
-    taken = (condense(model, rows) or fuse(model, rows)) if integers is None else quantise(model, integers)
+    taken = (condense(model) or fuse(model)) if integers is None else quantise(model, integers)
     lay_out_experts(model)
     return taken + replace_by_panels(model)

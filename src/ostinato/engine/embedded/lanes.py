@@ -130,7 +130,7 @@ def cut(model: PreTrainedModel, pieces: Sequence[Scheduled], lanes: int) -> list
 
 
 @torch.inference_mode()
-def forward(part: Part, store: KVStore, rows: int) -> Ran:
+def forward(part: Part, store: KVStore) -> Ran:
     """Run the part's pieces through the model; afterwards their keys and values are in the store."""
     pieces, router = part.pieces, routing.of(part.model)
     device = part.model.device
@@ -144,24 +144,24 @@ def forward(part: Part, store: KVStore, rows: int) -> Ran:
     positions = torch.tensor([position for p in pieces for position in range(p.start, p.end)]).to(device)
     plan = store.attend(entries)
     with router.record() if router is not None and router.can_record else nullcontext() as recording:
-        states_ND = hidden(part.model, ids, positions, plan, rows=rows)
+        states_ND = hidden(part.model, ids, positions, plan)
     ends = np.cumsum([p.end - p.start for p in pieces])
-    routes = None if recording is None else np.split(recording.ids_NLk(len(ids)).cpu().numpy(), ends[:-1])
+    routes = None if recording is None else np.split(recording.ids_NLk().cpu().numpy(), ends[:-1])
     return Ran(states_ND[torch.from_numpy(ends - 1).to(device)], routes)
 
 
 @torch.inference_mode()
-def sample(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], lanes: Lanes, padding: int) -> Drawn:
+def sample(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], lanes: Lanes) -> Drawn:
     """Draw one token for each of M states, as `rows` specifies."""
     together, kernels = lanes.parts(model) == 1, backend_of(model).kernels
-    made_MV = lanes.map(lambda states_MD: logits(model, states_MD, rows=padding), [states_MD])[0] if together else None
+    made_MV = lanes.map(lambda states_MD: logits(model, states_MD), [states_MD])[0] if together else None
     share = -(-len(rows) // lanes.count) if kernels == "own" else len(rows)
     starts = range(0, len(rows), max(share, _WORTH))
 
     def part(start: int) -> Drawn:
         stop = min(start + max(share, _WORTH), len(rows))
         with torch.inference_mode():
-            own_MV = logits(model, states_MD[start:stop], rows=padding) if made_MV is None else made_MV[start:stop]
+            own_MV = logits(model, states_MD[start:stop]) if made_MV is None else made_MV[start:stop]
             return draw(own_MV, rows[start:stop], kernels)
 
     parts = lanes.map(part, starts)

@@ -72,7 +72,6 @@ class EngineThread(threading.Thread):
         decode: Callable[[Sequence[int]], str],
         flush: Callable[[list[tuple[Callable[[Chunk], None], Chunk]]], None],
         threads: int,
-        rows: int,
         recompute: bool,
         wide: bool,
         clock: Callable[[], float] = time.monotonic,
@@ -87,7 +86,7 @@ class EngineThread(threading.Thread):
         self.swaps = 0
         self.pauses: deque[float] = deque(maxlen=1024)
         self._make_store, self._stop_ids, self._decode, self._flush = make_store, stop_ids, decode, flush
-        self._lanes, self._rows, self._recompute = Lanes(threads, wide=wide), rows, recompute
+        self._lanes, self._recompute = Lanes(threads, wide=wide), recompute
         self._store: KVStore | None = None
         self._streams: dict[Generation, Stream] = {}
         self._deadlines: Deadlines[Generation] = Deadlines()
@@ -182,12 +181,12 @@ class EngineThread(threading.Thread):
         positions_N = torch.arange(len(ids_N), device=model.device)
         own = backend_of(model).kernels == "own"
         attend = WholeAttend([len(ids_N)]) if own else CausalAttend([len(ids_N)])
-        states_ND = hidden(model, ids_N, positions_N, attend, rows=self._rows)[start - 1 :]
+        states_ND = hidden(model, ids_N, positions_N, attend)[start - 1 :]
         scores: list[float] = []
         for at in range(0, len(ids) - start, _SCORE_ROWS):
             part_MD = states_ND[at : at + _SCORE_ROWS]
             ones_M = torch.ones(len(part_MD), dtype=torch.float32)
-            normal = softmax(logits(model, part_MD, rows=self._rows), ones_M, backend_of(model).kernels)
+            normal = softmax(logits(model, part_MD), ones_M, backend_of(model).kernels)
             scores += normal.logprobs(np.array(ids[start + at : start + at + len(part_MD)])).tolist()
         return scores
 
@@ -266,7 +265,7 @@ class EngineThread(threading.Thread):
         if store is None:
             raise RuntimeError("a policy is loaded, so the store exists")
         drawing: dict[PreTrainedModel, list[tuple[list[Generation], Tensor]]] = {}
-        for part, ran in zip(parts, self._lanes.map(lambda part: forward(part, store, self._rows), parts), strict=True):
+        for part, ran in zip(parts, self._lanes.map(lambda part: forward(part, store), parts), strict=True):
             samples: list[Generation] = []
             rows: list[int] = []
             self.counters["passes"] += 1
@@ -307,7 +306,7 @@ class EngineThread(threading.Thread):
             )
             for sample in samples
         ]
-        drawn = draw_rows(model, states_MD, rows, self._lanes, self._rows)
+        drawn = draw_rows(model, states_MD, rows, self._lanes)
         for i, sample in enumerate(samples):
             if drawn.sound[i]:
                 self._take(sample, drawn.tokens[i], drawn.logprobs[i], drawn.tops[i])

@@ -25,7 +25,6 @@ def contract_of(told: Sequence[tuple[str, About]]) -> Contract:
         isa=_all(devices),
         threads=1,
         block=1,
-        rows=1,
         dtype=_all(each.model_config_.dtype.removeprefix("torch.") for each in settings),
         quantisation=_all(each.model_config_.quantization or "none" for each in settings),
         kernels=_all(f"vllm {version}" for version, _ in told),

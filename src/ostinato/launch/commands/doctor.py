@@ -172,7 +172,7 @@ def _numerics(config: Config) -> str:
     held = "exact mode holds" if found.exact else found.reason
     lines = [f"{parts(engine)}; {alike}", *([str(mode)] if mode.why else [])]
     lines.append(f"self-test, {found.seconds:.1f} s, {count} thread{'s' * (count > 1)}: {held}; {_kept(examined)}")
-    lines += [f"  {line.what}" for line in found.table]
+    lines += [f"  {line}" for line in found.table]
     lines += [] if found.exact else [_otherwise_exact(config)]
     if times := numerics.pace(config):
         shown = ", ".join(f"{factor:.1f}x at {rows} rows" for rows, factor in times.items())

@@ -92,10 +92,11 @@ async def _look(config: Config, place: Home, seen: summary.Summary, ledger: Stat
 
 
 def _contracts(seen: summary.Summary) -> list[str]:
-    contracts = [Contract.from_json(each) for each in seen.contracts.values()]
+    contracts = [(stamped, Contract.from_json(each)) for stamped, each in seen.contracts.items()]
     lines: list[str] = []
-    for contract in contracts:
-        alike = contract == contracts[-1] or same_arithmetic(contract, contracts[-1])
-        away = "" if alike else f"; differs from the newest: {apart(contracts[-1], contract)}"
-        lines.append(f"numerics {parts(contract)}{away}")
+    for stamped, contract in contracts:
+        newest = contracts[-1][1]
+        alike = contract == newest or same_arithmetic(contract, newest)
+        away = "" if alike else f"; differs from the newest: {apart(newest, contract)}"
+        lines.append(f"numerics {parts(contract, stamped)}{away}")
     return lines

@@ -5,18 +5,17 @@ from __future__ import annotations
 from ostinato.core.numerics import Contract, differences
 
 
-def parts(contract: Contract) -> str:
-    """A contract in one line: its id, then its fields."""
+def parts(contract: Contract, stamped: str = "") -> str:
+    """A contract in one line: the id under which it is in the log if that is given, else its own, then its fields."""
     library = (
         [f"torch {contract.torch}", contract.isa]
         if contract.torch
         else ["no library, so all CPUs give the same bits in this order"]
     )
     order = [f"products in {contract.order}"] if contract.order else []
-    told = [contract.mode, contract.dtype, *order, f"{contract.threads} threads", f"rows {contract.rows}"]
-    told += [f"block {contract.block}"]
+    told = [contract.mode, contract.dtype, *order, f"{contract.threads} threads", f"block {contract.block}"]
     told += [f"quantisation {contract.quantisation}", contract.blas, contract.kernels, *library]
-    return f"{contract.id} = {', '.join(told)}"
+    return f"{stamped or contract.id} = {', '.join(told)}"
 
 
 def apart(one: Contract, other: Contract) -> str:

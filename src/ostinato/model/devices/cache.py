@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ostinato.model.devices.masks import MaskedAttention, enough, padded
+from ostinato.model.devices.masks import MaskedAttention, enough
 from ostinato.model.paged import Entry
 
 
@@ -41,7 +41,7 @@ class CacheAttend:
     def __init__(
         self, layers: Sequence[CachedLayer], block: int, entries: Sequence[Entry], device: torch.device
     ) -> None:
-        self._layers, self.tokens = layers, sum(entry.end - entry.start for entry in entries)
+        self._layers = layers
         slots: list[np.ndarray] = []
         firsts: list[int] = []
         at = 0
@@ -65,12 +65,12 @@ class CacheAttend:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         """Queries [N, H, D], keys and values [N, KV, D] -> [N, H, D]; the keys and values are in the cache afterwards."""
         held = self._layers[layer]
-        held.keys.index_copy_(0, self._own_N, k[: self.tokens])
-        held.values.index_copy_(0, self._own_N, v[: self.tokens])
+        held.keys.index_copy_(0, self._own_N, k)
+        held.values.index_copy_(0, self._own_N, v)
         parts = [*self._singles, *([] if self._runs is None else [self._runs])]
-        if len(parts) == 1 and len(parts[0].rows) == self.tokens:
-            return padded(parts[0].attend(q[: self.tokens], held, scale, window), len(q))
-        out = torch.zeros_like(q)
+        if len(parts) == 1:
+            return parts[0].attend(q, held, scale, window)
+        out = torch.empty_like(q)
         for part in parts:
             out.index_copy_(0, part.rows, part.attend(q.index_select(0, part.rows), held, scale, window))
         return out

@@ -90,7 +90,8 @@ class MaskedAttention:
 
 def enough(x: Tensor, fill: int = 0) -> Tensor:
     """Pad what is indexed by tokens to the fewest that FlexAttention gets: compiled code is made anew for a length of one block."""
-    return padded(x, max(_FEWEST, len(x)), fill)
+    missing = _FEWEST - len(x)
+    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing), value=fill) if missing > 0 else x
 
 
 @lru_cache
@@ -103,9 +104,3 @@ def tree(ends_N: Tensor, positions_N: Tensor) -> MaskedAttention:
     """Attention over a packed token tree in depth-first order: token j is seen by itself and its descendants, i < ends_N[j]."""
     bounds_N = enough(ends_N)  # padding sees nothing and is not seen
     return MaskedAttention(lambda q, kv: (kv <= q) & (q < bounds_N[kv]), positions_N, positions_N)
-
-
-def padded(x: Tensor, rows: int, fill: int = 0) -> Tensor:
-    """Append rows of a number: [N, ...] -> [rows, ...]."""
-    missing = rows - len(x)
-    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing), value=fill) if missing else x

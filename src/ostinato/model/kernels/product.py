@@ -20,12 +20,13 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 from ostinato.model.kernels.arithmetic import load
 from ostinato.model.kernels.pairs import pair_sums
 from ostinato.model.kernels.processor import IS_ARM, cpu_features
 from ostinato.model.kernels.tiles import tile_sums
-from ostinato.model.kernels.vector import PANEL, WIDE, load16, store16
+from ostinato.model.kernels.vector import PANEL, WIDE, load16, pointer, store16
 
 BLOCK = 32  # inputs
 _VECTOR = 4 * WIDE  # bytes
@@ -99,6 +100,30 @@ def _control(builder: Any, name: str, place: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer()])
     call = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}")
     builder.call(call, [builder.bitcast(place, _BYTE.as_pointer())])
+
+
+# ---------------------------------------------------------------- weights in panels
+
+
+@njit(nogil=True, cache=True)
+def lay_out(address, rows, first, last, out_PXL):
+    """Fill panels [first, last) of out_PXL with a weight's rows of 32-bit words, turned; missing rows of the last panel are zeros.
+
+    The weight is given by its address: torch never again resizes memory that numpy has seen, and FSDP resizes its weights'.
+    """
+    words = out_PXL.shape[1]
+    words_NX = carray(pointer(address, out_PXL), (rows, words))
+    for panel in range(first, last):
+        begin = panel * PANEL
+        count = min(PANEL, rows - begin)
+        for x in range(0, words, WIDE):  # a square of words at a time stays in the first cache
+            end = min(words, x + WIDE)
+            for lane in range(count):
+                for word in range(x, end):
+                    out_PXL[panel, word, lane] = words_NX[begin + lane, word]
+            for lane in range(count, PANEL):
+                for word in range(x, end):
+                    out_PXL[panel, word, lane] = 0
 
 
 # ---------------------------------------------------------------- sums in registers

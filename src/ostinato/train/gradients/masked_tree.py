@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ostinato.model.devices.masks import padded, tree
+from ostinato.model.devices.masks import tree
 from ostinato.train.gradients.tree_attention import TreeAttention
 
 
@@ -15,16 +15,15 @@ class MaskedTree:
     """The model's `attend` for the tree of a `TreeAttention`, whose `on_layer` is called before each layer, forward and backward."""
 
     def __init__(self, attend: TreeAttention, device: torch.device) -> None:
-        packed = attend.packed
-        self._tokens, self._on_layer = packed.tokens, attend.on_layer
+        packed, self._on_layer = attend.packed, attend.on_layer
         self._attend = tree(*(torch.from_numpy(x).to(device) for x in (packed.ends_N, packed.positions_N)))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         """Queries [N, H, D], keys and values [N, KV, D] -> [N, H, D]."""
         del layer
         self._on_layer()
-        out = self._attend(q[: self._tokens], k[: self._tokens], v[: self._tokens], scale, window)
-        return padded(_Called.apply(out, self._on_layer), len(q))  # pyright: ignore[reportArgumentType]
+        out = self._attend(q, k, v, scale, window)
+        return _Called.apply(out, self._on_layer)  # pyright: ignore[reportReturnType]
 
 
 class _Called(torch.autograd.Function):

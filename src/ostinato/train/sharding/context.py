@@ -62,8 +62,8 @@ class Share:
     ranks are concatenated. `own_M`: the predictions made from its tokens, ascending; each rank gives out `predictions` of them, padding
     included. `places_M`: each prediction's place when those of all ranks are concatenated.
 
-    Example: 3 tokens of which the last two predict, on 2 ranks with a row rule of 4: ``rows=4``, ``predictions=1``; the first rank
-    has ``own_N=[0, 2]``, ``own_M=[1]``; both have ``places_N=[0, 4, 1]``, ``places_M=[1, 0]``.
+    Example: 3 tokens of which the last two predict, on 2 ranks: ``rows=2``, ``predictions=1``; the first rank has
+    ``own_N=[0, 2]``, ``own_M=[1]``; both have ``places_N=[0, 2, 1]``, ``places_M=[1, 0]``.
     """
 
     own_N: Ints
@@ -74,15 +74,14 @@ class Share:
     predictions: int
 
     @classmethod
-    def of(cls, packed: Packed, rank: int, count: int, row_rule: int) -> Share:
+    def of(cls, packed: Packed, rank: int, count: int) -> Share:
         """The same division on every rank, balanced by the keys that each token's attention reads."""
         tokens = dealt(packed.positions_N + 1, count)
         owners_N = np.empty(packed.tokens, np.int64)
         for owner, own in enumerate(tokens):
             owners_N[own] = owner
         predicted = [np.flatnonzero(owners_N[packed.rows_M] == owner) for owner in range(count)]
-        rows = -(-max(1, *map(len, tokens)) // row_rule) * row_rule
-        predictions = max(1, *map(len, predicted))
+        rows, predictions = max(map(len, tokens)), max(1, *map(len, predicted))
         return cls(
             own_N=tokens[rank],
             places_N=_places(tokens, rows),

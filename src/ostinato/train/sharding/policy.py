@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.model.devices.backend import mark
 from ostinato.model.directory import weight_files
-from ostinato.model.experts import DEFAULT_ROWS
 from ostinato.model.load import check_directory, empty_model
 from ostinato.model.logit_edits import Edits
 from ostinato.model.norms import RMSNorm, rms_normed
@@ -47,9 +46,7 @@ class ShardedPolicy(Policy):
     another form, and BadWeights.
     """
 
-    def __init__(
-        self, path: Path, dtype: torch.dtype, config: TrainConfig, group: RankGroup, rows: int = DEFAULT_ROWS
-    ) -> None:
+    def __init__(self, path: Path, dtype: torch.dtype, config: TrainConfig, group: RankGroup) -> None:
         check_directory(path)
         on_host = replace(group.backend, device="cpu")
         computed = empty_model(path, dtype, backend=on_host)
@@ -63,7 +60,7 @@ class ShardedPolicy(Policy):
         model = empty_model(path, torch.float32, backend=on_host)
         mark(model, group.backend)
         _drop_memory(model)
-        self._run(model, served, config, rows)
+        self._run(model, served, config)
         self._row_bytes = self._row_bytes * dtype.itemsize // torch.float32.itemsize
         for module in model.modules():
             if isinstance(module, RMSNorm):
@@ -82,7 +79,7 @@ class ShardedPolicy(Policy):
         if context.count == 1:
             compute = super().logprobs
             return self._whole(lambda: compute(packed, attend, temperatures_M, edits))
-        share = Share.of(packed, context.rank, context.count, self._rows)
+        share = Share.of(packed, context.rank, context.count)
         own = ContextAttention(attend.layout, share, context, keep=self._recomputes(share.rows))
         rest = share.temperatures(temperatures_M), edits and share.edits(edits)
         return share.together(context, self._whole(lambda: self._compute(share.part(packed), own, *rest)))

@@ -76,7 +76,6 @@ class CondensedBody(nn.Module):
         pages = getattr(attend, "pages", None)
         if pages is not None:
             held: Pages = pages(len(self._reaches), self._kv_heads, dim, x_ND.dtype)
-            seen[held.reads.tokens :] = 0
             self._run(0, count + 1, held, state)
             return Answer(normed[None])
         for layer, reach in enumerate(self._reaches):
@@ -188,11 +187,11 @@ _known: Found = {}
 
 
 @torch.inference_mode()
-def condense(model: PreTrainedModel, rows: int) -> int:
+def condense(model: PreTrainedModel) -> int:
     """Replace a CPU model's body by a condensed one, in place; returns how many linear layers it took over.
 
-    A model with unsupported parts or another dtype, and a model that gives other bits at some multiple of `rows` tokens, stay as they are.
-    Tried once per process for each configuration.
+    A model with unsupported parts or another dtype, and a model that gives other bits, stay as they are. Tried once per process
+    for each configuration.
     """
     if (
         model.dtype not in (torch.bfloat16, torch.float32)
@@ -201,7 +200,7 @@ def condense(model: PreTrainedModel, rows: int) -> int:
     ):
         return 0
     before = count_linears(model)
-    tried_once(_known, model, rows, lambda: _try(model, rows), lambda reaches: _exchange(model, reaches))
+    tried_once(_known, model, lambda: _try(model), lambda reaches: _exchange(model, reaches))
     return before - count_linears(model)
 
 
@@ -214,15 +213,15 @@ def _exchange(model: PreTrainedModel, reaches: Sequence[Reach]) -> None:
     setattr(model, model.base_model_prefix, CondensedBody(model.base_model, reaches))
 
 
-def _try(model: PreTrainedModel, rows: int) -> tuple[tuple[Reach, ...] | None, bool]:
+def _try(model: PreTrainedModel) -> tuple[tuple[Reach, ...] | None, bool]:
     """The `attempt` of `tried_once`: tries it layer by layer around external attention, and all at once with the kernel's own."""
     plain, telling = model.base_model, True
     try:
-        want, reaches = answers(model, rows)
+        want, reaches = answers(model)
         telling = len(torch.unique(want[-1], dim=0)) > 1  # with all-zero weights every token gets the same state
         if telling and len(reaches) == len(cast("Any", plain).layers):
             _exchange(model, reaches)
-            ways = answers(model, rows)[0], answers(model, rows, lambda count: WholeAttend([count]))[0]
+            ways = answers(model)[0], answers(model, lambda count: WholeAttend([count]))[0]
             if all(torch.equal(a, b) for got in ways for a, b in zip(want, got, strict=True)):
                 return reaches, True
             _LOG.warning(

@@ -135,11 +135,11 @@ _known: Found = {}
 
 
 @torch.inference_mode()
-def fuse(model: PreTrainedModel, rows: int, make: Make = PanelLinear) -> int:
+def fuse(model: PreTrainedModel, make: Make = PanelLinear) -> int:
     """Replace the decoder layers of a CPU model by fused ones, in place; returns how many linear layers they took over.
 
-    All or none: a model with unsupported parts, or a model that gives other bits at some multiple of `rows` tokens, stays as it is. Tried
-    once per process for each configuration, with linear layers in panels, because those of `make` may give other bits.
+    All or none: a model with unsupported parts, or a model that gives other bits, stays as it is. Tried once per process
+    for each configuration, with linear layers in panels, because those of `make` may give other bits.
     """
     body: Any = model.base_model
     layers: Any = getattr(body, "layers", None)
@@ -148,13 +148,13 @@ def fuse(model: PreTrainedModel, rows: int, make: Make = PanelLinear) -> int:
     before, plain = count_linears(layers), list(layers)
 
     def attempt() -> tuple[tuple[Reach, ...] | None, bool]:
-        reaches, telling = _try(model, layers, rows)
+        reaches, telling = _try(model, layers)
         if reaches is not None and make is not PanelLinear:
             _put(layers, plain)
             _exchange(layers, reaches, make)
         return reaches, telling
 
-    tried_once(_known, model, rows, attempt, lambda reaches: _exchange(layers, reaches, make))
+    tried_once(_known, model, attempt, lambda reaches: _exchange(layers, reaches, make))
     return before - count_linears(layers)
 
 
@@ -169,18 +169,18 @@ def _put(layers: nn.ModuleList, these: Sequence[nn.Module]) -> None:
         layers[number] = layer
 
 
-def _try(model: PreTrainedModel, layers: nn.ModuleList, rows: int) -> tuple[tuple[Reach, ...] | None, bool]:
+def _try(model: PreTrainedModel, layers: nn.ModuleList) -> tuple[tuple[Reach, ...] | None, bool]:
     """Fuse the layers if that changes no bit.
 
     Returns each layer's attention parameters, or None if they were left unchanged; and whether the comparison was conclusive.
     """
     plain, telling = list(layers), True
     try:
-        want, reaches = answers(model, rows)
+        want, reaches = answers(model)
         telling = len(torch.unique(want[-1], dim=0)) > 1  # with all-zero weights every token gets the same state
         if telling and len(reaches) == len(plain):
             _exchange(layers, reaches)
-            got, asked = answers(model, rows)
+            got, asked = answers(model)
             if asked == reaches and all(torch.equal(a, b) for a, b in zip(want, got, strict=True)):
                 return reaches, True
             _LOG.warning("%s is not fused, and slower for it: fused layers give other bits", type(model).__name__)

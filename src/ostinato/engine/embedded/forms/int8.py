@@ -89,7 +89,7 @@ def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False) 
     def make(layers: Sequence[nn.Linear]) -> nn.Module:
         return Int8Linear(layers, integers)
 
-    fuse(model, 1, make)
+    fuse(model, make)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear) and child is not top:

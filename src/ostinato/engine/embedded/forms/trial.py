@@ -16,7 +16,7 @@ from ostinato.model.exactness import bits_of, vocabulary_of
 from ostinato.model.paged import WholeAttend
 from ostinato.model.threads import team
 
-_STEPS = (1, 2, 3, 5)  # token counts at which models are compared, in multiples of the row rule
+_COUNTS = (1, 2, 3, 5)  # of tokens, at which models are compared
 _LOCK = threading.Lock()
 
 
@@ -28,8 +28,8 @@ class Reach:
     window: int
 
 
-Found = dict[tuple[str, torch.dtype, int], tuple[Reach, ...] | None]
-"""By configuration, dtype and row rule: each layer's attention parameters, or None if the form changes a bit."""
+Found = dict[tuple[str, torch.dtype], tuple[Reach, ...] | None]
+"""By configuration and dtype: each layer's attention parameters, or None if the form changes a bit."""
 
 
 def count_linears(part: nn.Module) -> int:
@@ -40,7 +40,6 @@ def count_linears(part: nn.Module) -> int:
 def tried_once(
     known: Found,
     model: PreTrainedModel,
-    rows: int,
     attempt: Callable[[], tuple[tuple[Reach, ...] | None, bool]],
     exchange: Callable[[tuple[Reach, ...]], None],
 ) -> None:
@@ -49,7 +48,7 @@ def tried_once(
     `attempt` returns each layer's attention parameters, or None if it left the parts unchanged; and whether the result is valid for
     other weights too.
     """
-    key = (model.config.to_json_string(use_diff=False), model.dtype, rows)
+    key = (model.config.to_json_string(use_diff=False), model.dtype)
     with _LOCK:
         if key not in known:
             found, telling = attempt()
@@ -72,7 +71,7 @@ class Recorded:
 
 
 def answers(
-    model: PreTrainedModel, rows: int, attending: Callable[[int], Attend] = Recorded
+    model: PreTrainedModel, attending: Callable[[int], Attend] = Recorded
 ) -> tuple[list[Tensor], tuple[Reach, ...]]:
     """Bits of the model's final states for several runs of tokens, and each layer's attention parameters in the last run.
 
@@ -81,23 +80,22 @@ def answers(
     found: list[Tensor] = []
     attend: Attend = Recorded(0)
     with team(1):  # whichever thread this is, so that the compared bits come from equal thread counts
-        for first, count in runs_of(model.config.get_text_config(), rows):
+        for first, count in runs_of(model.config.get_text_config()):
             attend = attending(count)
             ids = torch.randint(vocabulary_of(model), (count,), generator=torch.Generator().manual_seed(count))
-            found.append(bits_of(hidden(model, ids, torch.arange(first, first + count), attend, rows=rows)))
+            found.append(bits_of(hidden(model, ids, torch.arange(first, first + count), attend)))
     return found, tuple(attend.reaches) if isinstance(attend, Recorded) else ()
 
 
-def runs_of(config: Any, rows: int) -> list[tuple[int, int]]:
+def runs_of(config: Any) -> list[tuple[int, int]]:
     """(first position, tokens): short runs from the beginning, and long runs at positions where a model may compute differently.
 
     Some models change with the position: Ministral 3 scales its queries from the length at which it was first trained.
     """
-    counts = [rows * step for step in _STEPS]
-    longest = counts[-1]
+    longest = _COUNTS[-1]
     ends = cast("int | None", getattr(config, "max_position_embeddings", None)) or 0
     far = {length - longest // 2 for length in _first_lengths(config)} | {ends - longest}
-    return [(0, count) for count in counts] + [(first, longest) for first in sorted(far) if first > 0]
+    return [(0, count) for count in _COUNTS] + [(first, longest) for first in sorted(far) if first > 0]
 
 
 def _first_lengths(config: Any) -> set[int]:
