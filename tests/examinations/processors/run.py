@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ RESULTS = Path(__file__).parents[1] / "results" / "processors.json"
 NO_FMA = {"NUMBA_CPU_NAME": "nehalem", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 """SSE 4.2 alone: fused multiply-adds are computed in software, some hundred times slower, and vectors are four numbers wide."""
 DEFAULT = "SmolLM2-135M"
+TEXT = 1_001  # tokens of a text
+_CUT = 61  # tokens of a call in the engine's form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ PROCESSORS = (
         needs="avx2",
         switches={"NUMBA_CPU_NAME": "haswell", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     ),
-    Processor(name="no fused multiply-add", needs="", switches=NO_FMA, most=1_001),
+    Processor(name="no fused multiply-add", needs="", switches=NO_FMA, most=TEXT),
 )
 
 
@@ -65,7 +68,7 @@ def possible() -> list[Processor]:
 
 
 def scored(model: Path, dtype: str, tokens: int, switches: dict[str, str], engine: bool = False) -> np.ndarray:
-    """The log-probabilities [tokens - 1] of random tokens, from a process of their own under these switches."""
+    """The log-probabilities of random tokens, all but the first of each text, from a process of their own under these switches."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "logprobs.npy"
         words = [sys.executable, "-m", __name__ if __name__ != "__main__" else __spec__.name, "--score", str(model)]
@@ -91,17 +94,17 @@ def score(model_path: Path, dtype: str, tokens: int, *, engine: bool) -> np.ndar
     ids = torch.from_numpy(np.random.default_rng(7).integers(0, vocabulary_of(model), tokens))
     if engine:
         prepack(model)
-    memory, parts = BlockMemory(1, tokens), []
-    cuts = [min(tokens, start + size) for start, size in zip(range(0, tokens, 61), [61] * tokens, strict=False)]
-    starts = [0, *cuts[:-1]] if engine else [0]
-    for start, end in zip(starts, cuts if engine else [tokens], strict=True):
-        with torch.inference_mode(engine):
-            states = hidden(model, ids[start:end], torch.arange(start, end), memory([Piece(0, start, end)]))
-            wanted = ids[start + 1 : end + 1]
-            for first in range(0, len(wanted), 512):
-                some = wanted[first : first + 512]
-                rows = logits(model, states[first : first + len(some)].detach()).detach()
-                parts.append(RowSoftmax.of(rows, torch.ones(len(some))).logprobs(some.numpy()).numpy())
+    parts: list[np.ndarray] = []
+    for text in ids.split(TEXT):
+        memory, cuts = BlockMemory(1, len(text)), [*range(0, len(text), _CUT if engine else TEXT), len(text)]
+        for start, end in pairwise(cuts):
+            with torch.inference_mode(engine):
+                states = hidden(model, text[start:end], torch.arange(start, end), memory([Piece(0, start, end)]))
+                wanted = text[start + 1 : end + 1]
+                for first in range(0, len(wanted), 512):
+                    some = wanted[first : first + 512]
+                    rows = logits(model, states[first : first + len(some)].detach()).detach()
+                    parts.append(RowSoftmax.of(rows, torch.ones(len(some))).logprobs(some.numpy()).numpy())
     return np.concatenate(parts)
 
 
@@ -127,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--score", type=Path, help="used by the examination itself: the model that this process scores")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--tokens", type=int, default=10_001)
+    parser.add_argument("--tokens", type=int, default=10 * TEXT)
     parser.add_argument("--engine", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
