@@ -6,8 +6,10 @@ import json
 import pytest
 from rich.console import Console
 
+from ostinato.app.storage import Home
 from ostinato.app.worlds_tasks import function_tasks
 from ostinato.config import load
+from ostinato.config import save as save_config
 from ostinato.core.errors import BadConfig, SandboxRefused
 from ostinato.launch.commands import checks, demo
 from ostinato.launch.commands.checks import check_model, check_start
@@ -84,6 +86,30 @@ async def test_a_tokenizer_with_more_ids_than_the_model_is_named_with_both_numbe
     ) as refusal:
         await check(settings()) if check else check_model(settings())
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("sign", ["weights/refs/live", "serve.jsonl"])
+async def test_another_model_is_refused_by_a_run_that_has_weights(settings, tmp_path, monkeypatch, sign):
+    other = tiny_model(tmp_path / "other")
+    began, changed = settings(), settings(f"model.source='{other}'")
+    home = Home(began.run.directory)
+    save_config(began, home.config)
+    await check_start(changed)  # the first start was refused: nothing was published
+    served = home.root / sign
+    served.parent.mkdir(parents=True, exist_ok=True)
+    served.touch()
+    with pytest.raises(
+        BadConfig, match=r"is a run of model\.source '.*model' and would serve its weights as '.*other'"
+    ) as refusal:
+        await check_start(changed)
+    assert "run.directory of its own" in str(refusal.value)
+    assert str(home.config) in str(refusal.value)
+    await check_start(began)
+    monkeypatch.chdir(tmp_path)
+    await check_start(settings("model.source=model"))  # the same directory in other words
+    for damaged in ("{", "[]", "{}"):  # `up` writes it anew
+        home.config.write_text(damaged)
+        await check_start(changed)
 
 
 def test_a_demo_keeps_the_cache_that_lies_in_its_run(settings):
