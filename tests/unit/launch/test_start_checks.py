@@ -112,6 +112,13 @@ async def test_another_model_is_refused_by_a_run_that_has_weights(settings, tmp_
         await check_start(changed)
 
 
+def test_a_model_that_is_not_there_is_refused_with_what_could_be_named():
+    with pytest.raises(
+        BadConfig, match=r"'smolm2': no such directory; give one, or a hub name such as .*, or smollm2, the default"
+    ):
+        check_model(load(None, ["model.source=smolm2"]))
+
+
 def test_a_demo_keeps_the_cache_that_lies_in_its_run(settings):
     """Where no home can be written, the converted model and compiled kernels of the last demo lie there."""
     config = settings()

@@ -118,7 +118,9 @@ def check_model(config: Config) -> str:
         return f"{source}, safetensors and a tokenizer"
     if _HUB_NAME.fullmatch(source) and not source.startswith("."):
         return f"{source} from the Hugging Face hub, downloaded at the first start"
-    raise BadConfig(f"model.source {source!r}: no such directory; give one, or a hub name such as Qwen/Qwen3-0.6B")
+    raise BadConfig(
+        f"model.source {source!r}: no such directory; give one, or a hub name such as Qwen/Qwen3-0.6B, or smollm2, the default"
+    )
 
 
 def check_same_model(config: Config) -> None:
