@@ -12,8 +12,10 @@ from ostinato.config import load
 from ostinato.config import save as save_config
 from ostinato.core.errors import BadConfig, SandboxRefused
 from ostinato.launch.commands import checks, demo
-from ostinato.launch.commands.checks import check_model, check_start
+from ostinato.launch.commands.checks import check_model, check_same_model, check_start
 from ostinato.launch.commands.demo import check_emptied, choose, empty
+from ostinato.launch.commands.up import up
+from ostinato.launch.commands.worlds.train import train_in_world
 from ostinato.testing.tiny import tiny_model
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 from ostinato.worlds.sandbox.protocol import refusal
@@ -89,27 +91,37 @@ async def test_a_tokenizer_with_more_ids_than_the_model_is_named_with_both_numbe
 
 
 @pytest.mark.parametrize("sign", ["weights/refs/live", "serve.jsonl"])
-async def test_another_model_is_refused_by_a_run_that_has_weights(settings, tmp_path, monkeypatch, sign):
+def test_another_model_is_refused_by_a_run_that_has_weights(settings, tmp_path, monkeypatch, sign):
     other = tiny_model(tmp_path / "other")
     began, changed = settings(), settings(f"model.source='{other}'")
     home = Home(began.run.directory)
     save_config(began, home.config)
-    await check_start(changed)  # the first start was refused: nothing was published
+    check_same_model(changed)  # the first start was refused: nothing was published
     served = home.root / sign
     served.parent.mkdir(parents=True, exist_ok=True)
     served.touch()
     with pytest.raises(
         BadConfig, match=r"is a run of model\.source '.*model' and would serve its weights as '.*other'"
     ) as refusal:
-        await check_start(changed)
+        check_same_model(changed)
     assert "run.directory of its own" in str(refusal.value)
     assert str(home.config) in str(refusal.value)
-    await check_start(began)
+    check_same_model(began)
     monkeypatch.chdir(tmp_path)
-    await check_start(settings("model.source=model"))  # the same directory in other words
+    check_same_model(settings("model.source=model"))  # the same directory in other words
     for damaged in ("{", "[]", "{}"):  # `up` writes it anew
         home.config.write_text(damaged)
-        await check_start(changed)
+        check_same_model(changed)
+
+
+async def test_up_and_training_in_a_world_look_for_another_model_first(settings, tmp_path):
+    began = settings()
+    save_config(began, Home(began.run.directory).config)
+    Home(began.run.directory).progress("serve").touch()
+    changed = settings(f"model.source='{tiny_model(tmp_path / 'other')}'")
+    for start in (up(changed, Console()), train_in_world(changed, 1, Console())):
+        with pytest.raises(BadConfig, match=r"is a run of model\.source"):
+            await start
 
 
 def test_a_model_that_is_not_there_is_refused_with_what_could_be_named():

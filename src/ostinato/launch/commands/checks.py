@@ -31,7 +31,6 @@ async def check_start(config: Config, *, on_ray: bool = False) -> None:
     check_keys(config)
     check_place(config)
     check_model(config)
-    check_same_model(config)
     if not on_ray:
         check_device(config)
         check_log(config)
@@ -126,7 +125,7 @@ def check_model(config: Config) -> str:
 def check_same_model(config: Config) -> None:
     """Raise BadConfig if the run has weights and was started from another `model.source`: it would serve them under the other's name.
 
-    A run that never got weights, as after a start that was refused, takes any model.
+    A run that never got weights, as after a start that was refused, takes any model. A demo is not checked: it empties its directory.
     """
     place, source = Home(config.run.directory), config.model.source
     if not ((place.weights / "refs" / "live").exists() or place.progress("serve").exists()):
