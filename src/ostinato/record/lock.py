@@ -37,7 +37,7 @@ def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise StorageFull(f"cannot create {path}: {error}; make the store writable") from error
+        raise StorageFull(f"cannot create {path}: {error}; make the directory writable") from error
     try:
         _acquire(descriptor, path, role, wait_s)
         yield path
@@ -62,7 +62,7 @@ def _acquire(descriptor: int, path: Path, role: str, wait_s: float) -> None:
                 holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
                 raise Conflict(
                     f"another {role} process (pid {holder}) already uses {path.parent}; "
-                    f"stop it (kill {holder}) or name another store"
+                    f"stop it (kill {holder}) or use another directory"
                 ) from error
             time.sleep(0.01)
     try:

@@ -87,7 +87,8 @@ def main() -> None:
     file, rows = write_tasks(WORLD, args.work), models(args)
     found = [[taught(model, file, seed, args) for seed in args.seeds] for model in rows]
     losses_C = np.array([model["loss"] for model in rows])
-    result: dict[str, Any] = {"world": WORLD, "seeds": args.seeds, "steps": args.steps, "models": rows}
+    result: dict[str, Any] = {"world": WORLD, "seeds": args.seeds, "steps": args.steps}
+    result["models"] = [{**row, "source": Path(row["source"]).name} for row in rows]
     for name in ("before", "after"):
         rewards_CSF = np.array([[[*each[name].values()] for each in seeds] for seeds in found])
         result[name] = {"families": rewards_CSF.shape[2], **ranked(losses_C, rewards_CSF)}

@@ -13,6 +13,11 @@ DOCUMENTS = [
     "docs/decisions/README.md",
     "docs/LOG.md",
     "docs/models.md",
+    "docs/numerics.md",
+    "deploy/README.md",
+    "client/README.md",
+    "benchmarks/README.md",
+    "tests/examinations/README.md",
     *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs" / "guide").glob("*.md"))),
 ]
 

@@ -50,3 +50,4 @@ async def test_an_agents_reward_is_shown_with_its_parts(tmp_path):
     first, second = seen.getvalue().splitlines()
     assert first.endswith("chatcmpl-3f:0  +1.000  agent@2  from 2 signals: kept lines +0.25, tests +0.75")
     assert second.endswith("chatcmpl-40:0  +0.750  copilot@1  from 0 signals")
+    assert line(replace(reward, signals=(kept.id,))).endswith("from 1 signal")

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections import Counter
 from dataclasses import asdict, replace
 
 import pytest
@@ -120,6 +121,13 @@ def test_alarms_answers_and_coverage_are_shown():
     assert "feedback on 25% of them" in text
     assert "control (frozen)" in text
     assert "simulated users" in drawn(replace(RUN, summary=seen, who="simulated users"))
+
+
+def test_signals_are_shown_before_any_reward_is_settled():
+    assert "no answer has been rated yet\n" in drawn(RUN)
+    seen = Summary(signals=3, names=Counter(accepted=2, acepted=1))
+    told = "no answer has been rated yet; signals in total: 2 accepted, 1 acepted; a turn's count once its reward is settled"
+    assert told in drawn(replace(RUN, summary=seen))
 
 
 def test_where_turns_and_feedback_stand_is_shown():

@@ -6,12 +6,16 @@ import json
 import pytest
 from rich.console import Console
 
+from ostinato.app.storage import Home
 from ostinato.app.worlds_tasks import function_tasks
 from ostinato.config import load
+from ostinato.config import save as save_config
 from ostinato.core.errors import BadConfig, SandboxRefused
 from ostinato.launch.commands import checks, demo
-from ostinato.launch.commands.checks import check_model, check_start
+from ostinato.launch.commands.checks import check_model, check_same_model, check_start
 from ostinato.launch.commands.demo import check_emptied, choose, empty
+from ostinato.launch.commands.up import up
+from ostinato.launch.commands.worlds.train import train_in_world
 from ostinato.testing.tiny import tiny_model
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 from ostinato.worlds.sandbox.protocol import refusal
@@ -84,6 +88,47 @@ async def test_a_tokenizer_with_more_ids_than_the_model_is_named_with_both_numbe
     ) as refusal:
         await check(settings()) if check else check_model(settings())
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("sign", ["weights/refs/live", "serve.jsonl"])
+def test_another_model_is_refused_by_a_run_that_has_weights(settings, tmp_path, monkeypatch, sign):
+    other = tiny_model(tmp_path / "other")
+    began, changed = settings(), settings(f"model.source='{other}'")
+    home = Home(began.run.directory)
+    save_config(began, home.config)
+    check_same_model(changed)  # the first start was refused: nothing was published
+    served = home.root / sign
+    served.parent.mkdir(parents=True, exist_ok=True)
+    served.touch()
+    with pytest.raises(
+        BadConfig, match=r"is a run of model\.source '.*model' and would serve its weights as '.*other'"
+    ) as refusal:
+        check_same_model(changed)
+    assert "run.directory of its own" in str(refusal.value)
+    assert str(home.config) in str(refusal.value)
+    check_same_model(began)
+    monkeypatch.chdir(tmp_path)
+    check_same_model(settings("model.source=model"))  # the same directory in other words
+    for damaged in ("{", "[]", "{}"):  # `up` writes it anew
+        home.config.write_text(damaged)
+        check_same_model(changed)
+
+
+async def test_up_and_training_in_a_world_look_for_another_model_first(settings, tmp_path):
+    began = settings()
+    save_config(began, Home(began.run.directory).config)
+    Home(began.run.directory).progress("serve").touch()
+    changed = settings(f"model.source='{tiny_model(tmp_path / 'other')}'")
+    for start in (up(changed, Console()), train_in_world(changed, 1, Console())):
+        with pytest.raises(BadConfig, match=r"is a run of model\.source"):
+            await start
+
+
+def test_a_model_that_is_not_there_is_refused_with_what_could_be_named():
+    with pytest.raises(
+        BadConfig, match=r"'smolm2': no such directory; give one, or a hub name such as .*, or smollm2, the default"
+    ):
+        check_model(load(None, ["model.source=smolm2"]))
 
 
 def test_a_demo_keeps_the_cache_that_lies_in_its_run(settings):

@@ -75,6 +75,10 @@ async def test_a_version_that_is_not_there_is_not_found(run):
         await show_version(config, "v9", console())
     with pytest.raises(NotFound, match="live"):
         await show_version(config, "no-such", console())
+    with pytest.raises(
+        NotFound, match=r"there is no candidate yet: `ostinato status` says what the trainer waits for.*\(live\)"
+    ):
+        await show_version(config, "candidate", console())
 
 
 async def test_a_number_that_stands_for_two_versions_is_refused(run):

@@ -154,7 +154,7 @@ def test_what_cannot_be_changed_is_refused_by_name(at):
 def test_watching_says_what_is_wrong_and_holds_the_working_tree(at, tmp_path):
     console = Console(file=StringIO(), width=300)
     (tmp_path / "plain").mkdir()
-    with pytest.raises(BadConfig, match="not a git repository"):
+    with pytest.raises(BadConfig, match="plain is not a git repository, nor in one; name one with --repository"):
         watch(tmp_path / "plain", None, once=True, interval_s=1.0, console=console)
     with pytest.raises(BadConfig, match="base_url"):
         watch(at.directory, "ftp://x", once=True, interval_s=1.0, console=console)

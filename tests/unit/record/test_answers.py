@@ -67,7 +67,10 @@ def test_a_conflict_names_whoever_the_file_names(tmp_path: Path, left: bytes, na
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         with pytest.raises(Conflict) as told, hold(tmp_path, "serve"):
             pass
-        assert f"another serve process (pid {named}) already uses {tmp_path}; stop it (kill {named})" in str(told.value)
+        assert (
+            f"another serve process (pid {named}) already uses {tmp_path}; stop it (kill {named}) or use another directory"
+            in str(told.value)
+        )
     finally:
         os.close(descriptor)
 

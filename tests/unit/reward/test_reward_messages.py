@@ -109,6 +109,12 @@ def test_a_line_that_is_no_answer():
             "No module named 'ostinato.reward.absent'",
         ),
         (
+            "yours:reward",
+            {},
+            "reward.function 'yours:reward': module yours cannot be imported: No module named 'yours'; start where its file is, "
+            "or put that directory into PYTHONPATH",
+        ),
+        (
             "ostinato.reward.functions:copilto",
             {},
             "reward.function 'ostinato.reward.functions:copilto': no copilto in it; did you mean copilot?",

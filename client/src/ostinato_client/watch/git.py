@@ -49,10 +49,17 @@ class Repository:
     @staticmethod
     def at(place: Path) -> Repository:
         """The repository that a directory is in. Raises GitError if there is none, or none with a working tree."""
-        root, directory, common = (
-            _run(place, "rev-parse", *words).decode(errors="surrogateescape")[:-1]
-            for words in (["--show-toplevel"], ["--absolute-git-dir"], ["--git-common-dir"])
-        )
+        try:
+            root, directory, common = (
+                _run(place, "rev-parse", *words).decode(errors="surrogateescape")[:-1]
+                for words in (["--show-toplevel"], ["--absolute-git-dir"], ["--git-common-dir"])
+            )
+        except GitError as error:
+            if "not a git repository" not in str(error):
+                raise
+            raise GitError(
+                f"{place.absolute()} is not a git repository, nor in one; name one with --repository"
+            ) from error
         if not root:
             raise GitError(f"{place} is in a repository without a working tree; there is nothing to watch")
         return Repository(Path(os.path.realpath(root)), Path(directory), Path(os.path.join(place, common)).resolve())

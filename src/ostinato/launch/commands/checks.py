@@ -11,9 +11,9 @@ from ostinato.app.lending import check_lending
 from ostinato.app.memory import check_memory
 from ostinato.app.numerics import check_products, trainer_backend
 from ostinato.app.proving import check_suite
-from ostinato.app.storage import check_log
+from ostinato.app.storage import Home, check_log
 from ostinato.app.worlds_grading import open_backend
-from ostinato.config import Config
+from ostinato.config import Config, read_file
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.core.memory import free_memory
 from ostinato.core.places import expanded
@@ -117,4 +117,30 @@ def check_model(config: Config) -> str:
         return f"{source}, safetensors and a tokenizer"
     if _HUB_NAME.fullmatch(source) and not source.startswith("."):
         return f"{source} from the Hugging Face hub, downloaded at the first start"
-    raise BadConfig(f"model.source {source!r}: no such directory; give one, or a hub name such as Qwen/Qwen3-0.6B")
+    raise BadConfig(
+        f"model.source {source!r}: no such directory; give one, or a hub name such as Qwen/Qwen3-0.6B, or smollm2, the default"
+    )
+
+
+def check_same_model(config: Config) -> None:
+    """Raise BadConfig if the run has weights and was started from another `model.source`: it would serve them under the other's name.
+
+    A run that never got weights, as after a start that was refused, takes any model. A demo is not checked: it empties its directory.
+    """
+    place, source = Home(config.run.directory), config.model.source
+    if not ((place.weights / "refs" / "live").exists() or place.progress("serve").exists()):
+        return
+    try:
+        began = read_file(place.config)["model"]["source"]
+    except (BadConfig, KeyError, TypeError):  # damaged or missing: `up` writes it anew
+        return
+    if _located(str(began)) != _located(source):
+        raise BadConfig(
+            f"{place.root} is a run of model.source {began!r} and would serve its weights as {source!r}; give another model a "
+            f"run.directory of its own. If it is the same model in another place, write that place into {place.config}"
+        )
+
+
+def _located(source: str) -> Path | str:
+    directory = Path(source).expanduser()
+    return directory.resolve() if directory.is_dir() else source

@@ -80,7 +80,8 @@ def _described(row: Row) -> tuple[str, str]:
         case Delivered():
             return "delivered", ", ".join(row.turns)
         case Reward():
-            return "reward", f"{row.turn}  {row.value:+.3f}  {row.function}  from {len(row.signals)} signals"
+            count = f"{len(row.signals)} signal" + ("s" if len(row.signals) != 1 else "")
+            return "reward", f"{row.turn}  {row.value:+.3f}  {row.function}  from {count}"
         case Quarantine() | Holdback():
             return type(row).__name__.lower(), f"{row.turn}  {row.reason}"
         case Batch() | ReleaseEvent() | Stamp() | Alarm():

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ostinato.app.storage import Home, home
 from ostinato.config import Config, save
-from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.checks import check_same_model, check_start
 from ostinato.launch.commands.computing.sharing import check_sharing
 from ostinato.launch.placing.address import read_address, remove_address
 from ostinato.launch.placing.board import Board
@@ -156,6 +156,7 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
     good, or another worker before anything was served.
     """
     await check_start(config, on_ray=on == "ray")
+    check_same_model(config)
     check_sharing(config, on_ray=on == "ray")
 
     def say(worker: str, what: str) -> None:

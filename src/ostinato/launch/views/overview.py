@@ -135,10 +135,11 @@ def arm_rows(run: Overview) -> list[ArmRow]:
 
 def _arms(run: Overview) -> list[RenderableType]:
     rated = run.summary.rated
-    if not rated:
-        return [Text("no answer has been rated yet", "dim")]
-    heard = sum(each.heard for each in rated)
     names = ", ".join(f"{count} {name}" for name, count in run.summary.names.most_common())
+    if not rated:
+        waiting = f"; signals in total: {names}; a turn's count once its reward is settled" if names else ""
+        return [Text(f"no answer has been rated yet{waiting}", "dim")]
+    heard = sum(each.heard for each in rated)
     oldest = ago(run.now - rated[0].served.started_at)
     return [
         arms_table(arm_rows(run), run.who, f"newest {len(rated)}, oldest {oldest} ago"),

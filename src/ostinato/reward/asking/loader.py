@@ -52,7 +52,11 @@ def _find(name: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise BadConfig(f"reward.function {name!r}: module {module_name} cannot be imported: {error}") from error
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
+        remedy = "; start where its file is, or put that directory into PYTHONPATH" if missing else ""
+        raise BadConfig(
+            f"reward.function {name!r}: module {module_name} cannot be imported: {error}{remedy}"
+        ) from error
     function = getattr(module, function_name, None)
     if function is None:
         public = [each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]

@@ -106,6 +106,11 @@ async def find_version(config: Config, name: str) -> Manifest:
         shown = ", ".join(ref for ref in refs if not ref.startswith(VERSIONS))
         if not shown:
             raise NotFound(f"no version {name!r}: this run has none yet; start `ostinato up`, and wait until it serves")
+        if name == "candidate":
+            raise NotFound(
+                "there is no candidate yet: `ostinato status` says what the trainer waits for; or name another version, by a ref "
+                f"({shown}), a number such as v12, or a root's first digits"
+            )
         raise NotFound(f"no version {name!r}: give a ref ({shown}), a number such as v12, or a root's first digits")
     if len({manifest.root for manifest in found}) > 1:
         raise BadRequest(f"{len(found)} versions match {name!r}: give more of the root (`ostinato weights log`)")

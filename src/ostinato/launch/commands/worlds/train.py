@@ -10,7 +10,7 @@ from rich.console import Console
 from ostinato.app.storage import Home, home
 from ostinato.app.worlds_rollouts import check_steps, open_taskset
 from ostinato.config import Config
-from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.checks import check_same_model, check_start
 from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.views.progress import Lines
 from ostinato.launch.views.training import WorldScreen
@@ -27,6 +27,7 @@ async def train_in_world(config: Config, steps: int, console: Console) -> None:
     Raises BadConfig, Conflict if the run is up already, WorkerFailed if a worker fails for good.
     """
     await check_start(config)
+    check_same_model(config)
     tasks = open_taskset(config)
     check_steps(config, tasks)
     stopping = until_stopped()

@@ -13,7 +13,7 @@ from ostinato.app.storage import EVALUATION_REF, home, open_follower, open_store
 from ostinato.config import Config
 from ostinato.core.errors import Conflict, NotFound
 from ostinato.core.records import Arm, PolicyVersion
-from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.checks import check_same_model, check_start
 from ostinato.launch.commands.up import launch
 from ostinato.launch.commands.weights.versions import find_version
 from ostinato.launch.placing.address import read_address
@@ -48,6 +48,7 @@ async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _
     if (url := read_address(place.address)) is not None:
         return await work(url)
     await check_start(config)
+    check_same_model(config)
     # the run's own settings file must stay what the run was started with
     settings = place.root / "measuring.json" if place.config.exists() else place.config
     listening = config.model_copy(update={"listen": config.listen.model_copy(update={"port": 0})})
