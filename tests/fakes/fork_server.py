@@ -27,7 +27,8 @@ from ostinato.launch.placing.sign import PARENT
 LIBRARIES = (
     "ostinato.cli.commands",
     *(f"ostinato.launch.workers.{name}" for name in ("serve", "train", "release", "rollout", "housekeeping")),
-    *("ostinato.model.load", "ostinato.model.renderer", "ostinato.engine.embedded.engine", "ostinato.model.selftest"),
+    *(f"ostinato.model.{name}" for name in ("load", "renderer", "selftest")),
+    *("ostinato.engine.embedded.engine", "ostinato.train.sharding.trainer"),
 )
 _READ_AT_IMPORT = (
     "ATEN",
