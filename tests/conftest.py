@@ -16,6 +16,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("OSTINATO_TEST_D
 import pytest
 from hypothesis import settings
 from tests import scheduling
+from tests.fakes.fork_server import FORK_SERVER
 from tests.fakes.postgres_server import started
 
 settings.register_profile("ours", deadline=None)  # the duration of a case depends only on the machine
@@ -44,6 +45,11 @@ def pytest_collection_modifyitems(config, items):
     """In a worker with `--dist loadgroup`: keep together what shares a costly fixture, longest first."""
     if getattr(config.option, "loadgroup", False):
         scheduling.schedule(items, scheduling.read_durations())
+
+
+def pytest_sessionfinish():
+    """End the fork server, if there was one."""
+    FORK_SERVER.close()
 
 
 @pytest.fixture(scope="session")

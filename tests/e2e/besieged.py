@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
+from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.app.storage import Home, open_log
 from ostinato.config import load
@@ -68,11 +69,11 @@ class Worker:
     def __init__(self, command: str, words: list[str], output: Path) -> None:
         self.output = output
         with output.open("ab") as file:
-            self.process = subprocess.Popen(
+            self.process = FORK_SERVER.popen(
                 [sys.executable, "-m", "ostinato.cli", command, *(w for word in words for w in ("--set", word))],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
+                env={"NO_COLOR": "1"},
             )
 
     def stop(self) -> None:

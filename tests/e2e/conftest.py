@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from tests.devices import SETTINGS
-from tests.fakes.fork_server import ForkServer
+from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.app.storage import home
 from ostinato.config import load
@@ -21,7 +21,6 @@ from ostinato.launch.placing import process
 from ostinato.record.lock import hold
 from ostinato.testing.tiny import tiny_model
 
-FORK_SERVER = ForkServer()
 LIKED = "^[a-z]"
 START_S = 600.0  # a busy machine imports and compiles slowly
 SAMPLING = {"max_tokens": 6, "temperature": 1.0}
@@ -180,11 +179,6 @@ async def crowd(run: Run, count: int = 12):
 def forked_workers(monkeypatch):
     """Workers that a test itself supervises are forked; those of `ostinato up` are real processes."""
     monkeypatch.setattr(process, "spawn", FORK_SERVER.spawn)
-
-
-def pytest_sessionfinish():
-    """End the fork server, if there was one."""
-    FORK_SERVER.close()
 
 
 @pytest.fixture

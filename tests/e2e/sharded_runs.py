@@ -6,8 +6,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.core.records import PolicyVersion, Span, Turn
 from ostinato.core.samples import Sample
@@ -15,6 +18,8 @@ from ostinato.core.weights import Weights
 from ostinato.testing.records import a_turn
 from ostinato.train import checkpoint
 from ostinato.train.config import TrainConfig
+from ostinato.train.sharding import trainer
+from ostinato.train.sharding.trainer import ShardedTrainer
 from ostinato.train.trainer import PolicyTrainer
 
 CONFIG = TrainConfig(compute="bf16", learning_rate=1e-3, warmup_steps=0, microbatch_tokens=64, turn_tokens=8)
@@ -72,7 +77,7 @@ def episodes(path: Path, config: TrainConfig, *, steps: int) -> list[list[Sample
 def _scored(
     path: Path, config: TrainConfig, found: Sequence[Sequence[Turn]], draw: random.Random
 ) -> list[list[Sample]]:
-    trainer = PolicyTrainer(path, config.model_copy(update={"ranks": 1, "context_ranks": 1}))
+    one = PolicyTrainer(path, config.model_copy(update={"ranks": 1, "context_ranks": 1}))
     held = Span(policy=PolicyVersion(number=0, hash="0" * 64), tokens=1)
     return [
         [
@@ -81,10 +86,17 @@ def _scored(
                 reward=1.0,
                 advantages=(draw.choice([-1.0, 0.5, 1.0]),) * len(own),
             )
-            for turn, own in zip(drawn, trainer.score(drawn), strict=True)
+            for turn, own in zip(drawn, one.score(drawn), strict=True)
         ]
         for drawn in found
     ]
+
+
+def sharded(path: Path, config: TrainConfig, **options: Any) -> ShardedTrainer:
+    """A trainer whose other ranks are forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "spawn", FORK_SERVER.popen)
+        return ShardedTrainer(path, config, **options)
 
 
 def equal(one: Weights, other: Weights) -> bool:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.app.proving import open_releases
 from ostinato.app.storage import open_log, open_run
@@ -25,17 +26,20 @@ COMMANDS = [
     *("forget", "ship", "approve", "refuse", "rollback"),
     *("weights", "doctor", "connect"),
 ]
+SHOWN = {"COLUMNS": "140", "NO_COLOR": "1"}
 
 
 def ostinato(*words, code=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "ostinato.cli", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {"COLUMNS": "140", "NO_COLOR": "1"},
-    )
+    command, env = [sys.executable, "-m", "ostinato.cli", *words], os.environ | SHOWN
+    return said(subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env), code)
+
+
+def forked(*words, code=0):
+    """As `ostinato`, in a process that begins with the libraries that the command would import."""
+    return said(FORK_SERVER.run([sys.executable, "-m", "ostinato.cli", *words], timeout=120, env=SHOWN), code)
+
+
+def said(done, code):
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout + done.stderr
@@ -108,28 +112,28 @@ def model_dtype():
 
 
 async def test_a_release_is_taken_back_and_the_store_is_sound(shipped, tmp_path):
-    assert "shipped" in ostinato("log", "--kind", "releases", *shipped)
-    text = ostinato("status", *shipped)
+    assert "shipped" in forked("log", "--kind", "releases", *shipped)
+    text = forked("status", *shipped)
     assert "0 turns = 0 trained" in text
     assert "no `ostinato up` has run here" in text
-    assert json.loads(ostinato("status", "--json", *shipped))["turns"]["ingested"] == 0
-    chain = ostinato("weights", "log", *shipped)
+    assert json.loads(forked("status", "--json", *shipped))["turns"]["ingested"] == 0
+    chain = forked("weights", "log", *shipped)
     assert [line.split()[0] for line in chain.splitlines()[1:4]] == ["v2", "v1", "v0"]
-    assert "v1" in ostinato("rollback", "--reason", "test", "--actor", "ann", *shipped)
-    assert "rolled_back" in ostinato("log", "--kind", "releases", *shipped)
-    assert "by ann  test" in ostinato("log", "--kind", "releases", *shipped)
-    assert "nothing waits for approval" in ostinato("approve", *shipped, code=2)
-    assert "v7 was never released" in ostinato("rollback", "v7", *shipped, code=2)
-    assert "released: v0, v1" in ostinato("rollback", "deadbeef", *shipped, code=2)
-    assert "v0" in ostinato("rollback", "0", *shipped)
-    assert "is live already" in ostinato("ship", "v0", *shipped, code=2)
-    assert "live is v2" in ostinato("ship", *shipped), "the candidate, unless another is named"
-    assert "by hand" in ostinato("log", "--kind", "releases", *shipped)
-    assert "sound" in ostinato("weights", "fsck", *shipped)
+    assert "v1" in forked("rollback", "--reason", "test", "--actor", "ann", *shipped)
+    assert "rolled_back" in forked("log", "--kind", "releases", *shipped)
+    assert "by ann  test" in forked("log", "--kind", "releases", *shipped)
+    assert "nothing waits for approval" in forked("approve", *shipped, code=2)
+    assert "v7 was never released" in forked("rollback", "v7", *shipped, code=2)
+    assert "released: v0, v1" in forked("rollback", "deadbeef", *shipped, code=2)
+    assert "v0" in forked("rollback", "0", *shipped)
+    assert "is live already" in forked("ship", "v0", *shipped, code=2)
+    assert "live is v2" in forked("ship", *shipped), "the candidate, unless another is named"
+    assert "by hand" in forked("log", "--kind", "releases", *shipped)
+    assert "sound" in forked("weights", "fsck", *shipped)
     target = tmp_path / "out"
-    ostinato("weights", "export", str(target), *shipped)
+    forked("weights", "export", str(target), *shipped)
     load_model(target, model_dtype())
-    assert "not empty" in ostinato("weights", "export", str(target), *shipped, code=2)
+    assert "not empty" in forked("weights", "export", str(target), *shipped, code=2)
 
 
 def test_doctor_looks_at_every_part_and_each_failure_names_its_remedy(tmp_path):
@@ -141,7 +145,7 @@ def test_doctor_looks_at_every_part_and_each_failure_names_its_remedy(tmp_path):
         "--set",
         "evaluate.gate.total_margin=0.2",
     ]  # the demo's suite is small
-    text = ostinato("doctor", *fast, "--set", "model.dtype=float32", "--set", "evaluate.suite=demo")
+    text = forked("doctor", *fast, "--set", "model.dtype=float32", "--set", "evaluate.suite=demo")
     parts = (
         "Python",
         "torch",
@@ -171,9 +175,7 @@ def test_doctor_looks_at_every_part_and_each_failure_names_its_remedy(tmp_path):
             "evaluate.suite": "/no/such/suite.jsonl",
             "reward.function": "nobodys:kept",
         }
-        text = ostinato(
-            "doctor", *(word for key, value in wrong.items() for word in ("--set", f"{key}={value}")), code=1
-        )
+        text = forked("doctor", *(word for key, value in wrong.items() for word in ("--set", f"{key}={value}")), code=1)
     failed = {line.split()[1]: line for line in text.splitlines() if line.startswith("✗")}
     assert set(failed) >= {"model", "reward", "suite", "disk", "port"}
     for part, remedy in (

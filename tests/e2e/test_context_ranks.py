@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.e2e.sharded_runs import CONFIG, difference, episodes, equal, gradients
+from tests.e2e.sharded_runs import CONFIG, difference, episodes, equal, gradients, sharded
 
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 from ostinato.train.config import TrainConfig
-from ostinato.train.sharding.trainer import ShardedTrainer
 from ostinato.train.trainer import PolicyTrainer
 
 torch.set_num_threads(1)
@@ -33,7 +32,7 @@ def test_long_episodes_teach_what_they_teach_one_process(
 ):
     config = CONFIG.model_copy(update={"compute": compute, "recompute_tokens": recompute_tokens})
     learned_from = episodes(path, config, steps=2)
-    one, two = PolicyTrainer(path, config), ShardedTrainer(path, together(config))
+    one, two = PolicyTrainer(path, config), sharded(path, together(config))
     try:
         ended = []
         two.save(tmp_path / "start", cursor=0, keep=1)
@@ -63,7 +62,7 @@ def test_layers_that_see_a_window_learn_alike(tmp_path: Path, architecture: str)
     learned_from = episodes(path, config, steps=1)
     for name, trainer in (
         ("one", PolicyTrainer(path, config)),
-        ("two", ShardedTrainer(path, together(config))),
+        ("two", sharded(path, together(config))),
     ):
         trainer.step(learned_from[0])
         trainer.save(tmp_path / name, cursor=1, keep=1)

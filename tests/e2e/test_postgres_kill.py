@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from tests.fakes.fork_server import FORK_SERVER
 from tests.fakes.postgres_server import started
 
 from ostinato.core.records import Signal
@@ -19,7 +20,7 @@ from ostinato.record.postgres.log import PostgresLog
 
 def client(*arguments):
     output = subprocess.PIPE if arguments[0] == "follow" else None
-    return subprocess.Popen([sys.executable, "-m", "tests.fakes.log_clients", *map(str, arguments)], stdout=output)
+    return FORK_SERVER.popen([sys.executable, "-m", "tests.fakes.log_clients", *arguments], stdout=output)
 
 
 def acknowledged(file):

@@ -1,11 +1,11 @@
 """A gateway in another region, as a process: it only reads a relay, and serves what is released at the origin."""
 
 import asyncio
-import os
 import sys
 
 import aiohttp
 from tests.deadlines import WHOLE_PROGRAM_S
+from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.app.storage import home, open_run, open_store
 from ostinato.config import load
@@ -37,12 +37,8 @@ async def test_a_gateway_that_can_only_read_a_relay_follows_the_releases_of_the_
     config = RelayConfig(fresh_s=0.05)
     async with serving(relay_app(RelayStore(store, DirectoryStore(tmp_path / "kept"), config)), lifespan=False) as url:
         region = [*shared, f"run.directory='{tmp_path / 'region'}'", f"weights.url='{url}'"]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "ostinato.cli", "serve"),
-            *(word for setting in region for word in ("--set", setting)),
-            env=os.environ | {"NO_COLOR": "1"},
-        )
+        words = [word for setting in region for word in ("--set", setting)]
+        process = FORK_SERVER.popen([sys.executable, "-m", "ostinato.cli", "serve", *words], env={"NO_COLOR": "1"})
         try:
             async with asyncio.timeout(300):
                 gateway = await ready(home(load(None, region)), ("live", "control"))
@@ -58,4 +54,4 @@ async def test_a_gateway_that_can_only_read_a_relay_follows_the_releases_of_the_
                     await asyncio.sleep(0.05)
         finally:
             process.terminate()
-            assert await process.wait() == 0
+            assert await asyncio.to_thread(process.wait) == 0

@@ -2,11 +2,11 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 
 import aiohttp
+from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.app.storage import open_run
 from ostinato.core.notices import Alarm, AlarmState
@@ -131,7 +131,7 @@ async def until(what: str, condition: Callable[[], Awaitable[bool]]) -> None:
 def status(run) -> str:
     """What a person sees."""
     command = [sys.executable, "-m", "ostinato.cli", "status", "--set", f"run.directory='{run.config.run.directory}'"]
-    shown = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "300"}, timeout=120)
+    shown = FORK_SERVER.run(command, env={"COLUMNS": "300"}, timeout=120)
     assert shown.returncode == 0, shown.stderr
     return shown.stdout
 

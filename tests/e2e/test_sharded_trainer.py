@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from tests.e2e.sharded_runs import CONFIG, batches, difference, equal, gradients, masters
+from tests.e2e.sharded_runs import CONFIG, batches, difference, equal, gradients, masters, sharded
 
 from ostinato.core.errors import Cancelled, NoSignal, Unavailable
 from ostinato.core.records import PolicyVersion
@@ -49,7 +49,7 @@ def on(ranks: int, config: TrainConfig = CONFIG) -> TrainConfig:
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["micro-batches", "tokens"])
 def started(path: Path, request: pytest.FixtureRequest) -> Iterator[ShardedTrainer]:
-    trainer = ShardedTrainer(path, on(2, CONFIG.model_copy(update={"context_ranks": request.param})))
+    trainer = sharded(path, on(2, CONFIG.model_copy(update={"context_ranks": request.param})))
     yield trainer
     trainer.close()
 

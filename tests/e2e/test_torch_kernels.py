@@ -20,7 +20,8 @@ from ostinato.core.weights import Snapshot
 from ostinato.engine.embedded.kv import DeviceStore
 from ostinato.model.attention import hidden
 from ostinato.model.devices.backend import OWN, Backend
-from ostinato.model.devices.decoding import Decoding, Recorded, Step, StepAttend, numbers_of
+from ostinato.model.devices.decoding import Decoding, Recorded
+from ostinato.model.devices.step import Step, StepAttend, numbers_of
 from ostinato.model.numerics import contract
 from ostinato.testing.records import a_sample, a_turn
 from ostinato.testing.tiny import tiny_model

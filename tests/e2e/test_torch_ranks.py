@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.devices import TORCH
-from tests.e2e.sharded_runs import batches, difference, equal, gradients, masters
+from tests.e2e.sharded_runs import batches, difference, equal, gradients, masters, sharded
 
 from ostinato.core.errors import BadWeights, Unavailable
 from ostinato.core.records import PolicyVersion
@@ -51,7 +51,7 @@ def start(path: Path, config: TrainConfig, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def started(path: Path, config: TrainConfig) -> Iterator[ShardedTrainer]:
-    trainer = ShardedTrainer(path, config.model_copy(update={"ranks": RANKS}), backend=TORCH)
+    trainer = sharded(path, config.model_copy(update={"ranks": RANKS}), backend=TORCH)
     yield trainer
     trainer.close()
 

@@ -3,13 +3,13 @@
 The cases are `tests.examinations.weight_faults`; `make examine` runs all of their places.
 """
 
-import asyncio
 import json
 import sys
 from pathlib import Path
 
 import pytest
 from tests.examinations.weight_faults.outcome import FELL_BACK, OBEYED, REPAIRED, RIGHT, WAITED, Case, problems
+from tests.fakes.fork_server import FORK_SERVER
 
 # part -> the least number of cases, and outcomes of which there must be some: an examination that reaches nothing would pass
 ROOT = Path(__file__).parents[2]
@@ -30,17 +30,11 @@ LONG = PARTS.keys() - {"follower-kills", "clocks"}
 
 
 @pytest.mark.parametrize("part", [pytest.param(p, marks=[pytest.mark.examination] * (p in LONG)) for p in PARTS])
-async def test_every_fault_ends_at_the_right_hash_or_in_a_refusal_by_name(tmp_path, part):
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-W", "ignore", "-m", "tests.examinations.weight_faults", part, str(tmp_path / part)),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    stdout, stderr = await asyncio.wait_for(process.communicate(), 300)
-    assert process.returncode == 0, stderr.decode()
-    cases = [Case(**json.loads(line)) for line in stdout.splitlines()]
+def test_every_fault_ends_at_the_right_hash_or_in_a_refusal_by_name(tmp_path, part):
+    command = [sys.executable, "-m", "tests.examinations.weight_faults", part, tmp_path / part]
+    done = FORK_SERVER.run(command, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    cases = [Case(**json.loads(line)) for line in done.stdout.splitlines()]
     assert problems(cases) == []
     least, outcomes = PARTS[part]
     assert len(cases) >= least

@@ -1,29 +1,34 @@
-"""A fork server: workers that begin with their libraries imported, which costs a fresh process several seconds of computing.
+"""A fork server: programs that begin with their libraries imported, which costs a fresh process several seconds of computing.
 
-It stands in for asyncio's way to start a process (`ostinato.launch.placing.process.spawn`). What is not a worker of this installation, or
-has other settings of its libraries in its environment, is started as usual.
+It stands in for asyncio's way to start a process (`ostinato.launch.placing.process.spawn`), and for `subprocess.Popen`. What is not
+`python -m MODULE` or `python -c CODE`, or has other settings of its libraries in its environment, is started as usual.
 """
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
+import weakref
 
 from ostinato.launch.placing.process import THREADS
-from ostinato.launch.placing.sign import LISTEN_FD, PARENT, PULSE_FD
+from ostinato.launch.placing.sign import PARENT
 
 LIBRARIES = (
     "ostinato.cli.commands",
     *(f"ostinato.launch.workers.{name}" for name in ("serve", "train", "release", "rollout", "housekeeping")),
-    *("ostinato.model.load", "ostinato.model.renderer", "ostinato.engine.embedded.engine", "ostinato.model.selftest"),
+    *(f"ostinato.model.{name}" for name in ("load", "renderer", "selftest")),
+    *("ostinato.engine.embedded.engine", "ostinato.train.sharding.trainer"),
 )
 _READ_AT_IMPORT = (
     "ATEN",
@@ -39,16 +44,16 @@ _READ_AT_IMPORT = (
     "TRITON",
     "XDG",
 )
-_REQUEST = 1 << 18  # bytes
+_APPLIED = {"PYTHONPATH"}  # by the forked process itself
+_REQUEST, _REPORT = 1 << 18, 8  # bytes
 
 
 class Forked:
     """A forked process, with what its supervisor uses of asyncio's."""
 
     def __init__(self, reports: int) -> None:
-        self.pid, self.returncode, self._reports, self._rest = 0, None, reports, b""
+        self.pid, self.returncode, self._reports = 0, None, reports
         self.begun, self._ended = asyncio.Event(), asyncio.Event()
-        os.set_blocking(reports, False)
         asyncio.get_running_loop().add_reader(reports, self._read)
 
     async def wait(self) -> int:
@@ -60,36 +65,78 @@ class Forked:
             os.kill(self.pid, number)
 
     def _read(self) -> None:
-        part = os.read(self._reports, 64)
-        *lines, self._rest = (self._rest + part).split(b"\n")
-        for line in lines:
-            what, number = line.split()
-            if what == b"begun":
-                self.pid = int(number)
-                self.begun.set()
-            else:
-                self.returncode = int(number)
-        if not part:
-            asyncio.get_running_loop().remove_reader(self._reports)
-            os.close(self._reports)
-            self.returncode = -signal.SIGKILL if self.returncode is None else self.returncode  # the server was ended
+        number = _reported(self._reports)
+        if number is not None and not self.begun.is_set():
+            self.pid = number
             self.begun.set()
-            self._ended.set()
+            return
+        asyncio.get_running_loop().remove_reader(self._reports)
+        os.close(self._reports)
+        self.returncode = -signal.SIGKILL if number is None else number
+        self.begun.set()
+        self._ended.set()
+
+
+class Program(subprocess.Popen):
+    """A forked process, with the interface of one that was started: only its start, and how its end is heard of, are other ones."""
+
+    def __init__(self, server: "ForkServer", command, **options) -> None:
+        self._server = server
+        super().__init__(command, **options)
+
+    def _execute_child(self, *given) -> None:
+        command, passed, cwd, env, pipes = given[0], given[4], given[5], given[6], given[10:16]
+        streams = (own if fd == -1 else fd for own, fd in enumerate((pipes[0], pipes[3], pipes[5])))
+        try:
+            self._reports = self._server.ask(command, cwd, env, streams, passed)
+            weakref.finalize(self, os.close, self._reports)
+            self.pid = _reported(self._reports)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*pipes)
+
+    def _internal_poll(self, _deadstate=None):
+        if self.returncode is None and select.select([self._reports], [], [], 0)[0]:
+            self._wait(None)
+        return self.returncode
+
+    def _wait(self, timeout):
+        if self.returncode is None and not select.select([self._reports], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        with self._waitpid_lock:
+            if self.returncode is None:
+                code = _reported(self._reports)
+                self.returncode = -signal.SIGKILL if code is None else code
+        return self.returncode
 
 
 class ForkServer:
-    """Starts the server, with these libraries, with the first worker, a process of `python -m MODULE`. `close` ends it, and with it all
-    workers that still run.
-    """
+    """Starts the server, with these libraries, with the first program. `close` ends it, and with it all programs that still run."""
 
-    def __init__(self, module: str = "ostinato.cli", libraries=LIBRARIES) -> None:
-        self._process, self._socket = None, None
-        self._own, self._libraries = (sys.executable, "-m", module), libraries
+    def __init__(self, libraries=LIBRARIES) -> None:
+        self._process, self._socket, self._libraries, self._starting = None, None, libraries, threading.Lock()
         self._environment = settings_of(os.environ | THREADS)
+
+    def popen(self, command, *, env=None, **options) -> subprocess.Popen:
+        """As subprocess.Popen, but `env` is added to this process's environment, and the program computes with one thread."""
+        command, env = [str(word) for word in command], {**os.environ, **THREADS, **(env or {})}
+        if self._forks(command, env):
+            return Program(self, command, env=env, **options)
+        return subprocess.Popen(command, env=env, **options)
+
+    def run(self, command, *, timeout=None, **options) -> subprocess.CompletedProcess:
+        """As subprocess.run, with what is said as text."""
+        with self.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as program:
+            try:
+                said = program.communicate(timeout=timeout)
+            except BaseException:
+                program.kill()
+                raise
+        return subprocess.CompletedProcess(program.args, program.returncode, *said)
 
     async def spawn(self, *argv, cwd, stdin, stdout, stderr, env, pass_fds, start_new_session):
         """As asyncio.create_subprocess_exec, with what a supervisor passes to it."""
-        if tuple(argv[:3]) != self._own or settings_of(env) != self._environment:
+        if not self._forks(argv, env):
             return await asyncio.create_subprocess_exec(
                 *argv,
                 cwd=cwd,
@@ -100,22 +147,35 @@ class ForkServer:
                 pass_fds=pass_fds,
                 start_new_session=start_new_session,
             )
-        if self._process is None:
-            self._start()
-        request = {"words": argv[3:], "cwd": str(cwd or os.getcwd()), "env": dict(env), "fds": list(pass_fds)}
-        ours, theirs = os.pipe()
-        try:
-            data, fds = json.dumps(request).encode(), [theirs, stdout.fileno(), *pass_fds]
-            await asyncio.to_thread(socket.send_fds, self._socket, [data], fds)  # it may still import
-        finally:
-            os.close(theirs)
-        forked = Forked(ours)
+        # in a thread, because the server may still import
+        forked = Forked(await asyncio.to_thread(self._ask_silent, argv, cwd, env, stdout.fileno(), pass_fds))
         await forked.begun.wait()
         return forked
 
+    def _ask_silent(self, command, cwd, env, output, passed) -> int:
+        with open(os.devnull) as nothing:
+            return self.ask(command, cwd, env, (nothing.fileno(), output, output), passed)
+
+    def ask(self, command, cwd, env, streams, passed) -> int:
+        """Have a program forked with these three streams and other files; returns where its beginning and its end are reported."""
+        with self._starting:
+            if self._process is None:
+                self._start()
+        request = {"command": command[1:], "cwd": str(cwd or os.getcwd()), "env": dict(env), "fds": list(passed)}
+        ours, theirs = os.pipe()
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs, *streams, *passed])
+        finally:
+            os.close(theirs)
+        return ours
+
+    def _forks(self, command, env) -> bool:
+        python, how = command[:2]
+        return python == sys.executable and how in ("-m", "-c") and settings_of(env) == self._environment
+
     def _start(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        begin = f"serve({theirs.fileno()}, {self._own[2]!r}, {self._libraries!r})"
+        begin = f"serve({theirs.fileno()}, {self._libraries!r})"
         command = [sys.executable, "-c", f"from tests.fakes.fork_server import serve; {begin}"]
         environment = os.environ | THREADS | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
@@ -123,6 +183,7 @@ class ForkServer:
 
     def close(self) -> None:
         if self._process is not None:
+            self._socket.shutdown(socket.SHUT_RDWR)  # also where a copy of this process has it
             self._socket.close()
             self._process.wait()
             self._process = None
@@ -130,12 +191,14 @@ class ForkServer:
 
 def settings_of(environment) -> dict[str, str]:
     """What libraries read of an environment when they are imported."""
-    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_IMPORT)}
+    return {
+        name: value for name, value in environment.items() if name.startswith(_READ_AT_IMPORT) and name not in _APPLIED
+    }
 
 
-def serve(number: int, module: str, libraries) -> None:
-    """The server's process: forks a worker for each request, and reports its end. Ends when nobody can ask any more."""
-    for name in (*libraries, module):
+def serve(number: int, libraries) -> None:
+    """The server's process: forks a program for each request, and reports its end. Ends when nobody can ask any more."""
+    for name in libraries:
         importlib.import_module(name)
     gc.freeze()
     requests, (woken, wake) = socket.socket(fileno=number), os.pipe()
@@ -151,10 +214,12 @@ def serve(number: int, module: str, libraries) -> None:
         if requests in ready:
             data, fds, _, _ = socket.recv_fds(requests, _REQUEST, 16)
             if not data:
+                for pid in children:
+                    os.kill(pid, signal.SIGKILL)
                 os._exit(0)
             pid = os.fork()
             if pid == 0:
-                _work(module, json.loads(data), fds)
+                _work(json.loads(data), fds)
             reports, *others = fds
             for fd in others:
                 os.close(fd)
@@ -167,43 +232,45 @@ def _reap(children: dict[int, int]) -> None:
         if pid == 0:
             return
         reports = children.pop(pid)
-        _report(reports, "ended", os.waitstatus_to_exitcode(status))
+        _report(reports, os.waitstatus_to_exitcode(status))
         os.close(reports)
 
 
-def _report(reports: int, what: str, number: int) -> None:
+def _report(reports: int, number: int) -> None:
+    """The process's id when it begins, its exit code when it ends."""
     with contextlib.suppress(OSError):  # nobody waits for it any more
-        os.write(reports, f"{what} {number}\n".encode())
+        os.write(reports, number.to_bytes(_REPORT, "little", signed=True))
 
 
-def _work(module, request, fds) -> None:
-    """The worker's process, as if it had been started with `python -m MODULE`."""
+def _reported(reports: int) -> int | None:
+    """The next report; None if the server was ended."""
+    part = os.read(reports, _REPORT)
+    return int.from_bytes(part, "little", signed=True) if part else None
+
+
+def _work(request, fds) -> None:
+    """The program's process, as if it had been started with the command."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        reports, output, *passed = fds
-        _report(reports, "begun", os.getpid())  # with a group of its own, to which a signal may be sent
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for fd, place in ((nothing, 0), (output, 1), (output, 2)):
-            os.dup2(fd, place)
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) not in passed:
-                with contextlib.suppress(OSError):
-                    os.close(int(name))
-        environment, numbers = request["env"], dict(zip(map(str, request["fds"]), map(str, passed), strict=True))
-        environment[PARENT] = str(os.getppid())
-        for name in (PULSE_FD, LISTEN_FD):
-            if name in environment:
-                environment[name] = numbers[environment[name]]
+        reports, *files = fds
+        _report(reports, os.getpid())  # with a group of its own, to which a signal may be sent
+        _place(files, [0, 1, 2, *request["fds"]])
+        environment = request["env"]
+        if PARENT in environment:
+            environment[PARENT] = str(os.getppid())
         os.environ.clear()
         os.environ.update(environment)
+        more = environment.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:0] = [path for path in more if path and path not in sys.path]
         os.chdir(request["cwd"])
-        sys.argv = [module, *request["words"]]
-        importlib.import_module(module).main()
+        _run(*request["command"])
         code = 0
     except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 (as the interpreter does)
         traceback.print_exc()
@@ -211,3 +278,29 @@ def _work(module, request, fds) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _place(files, numbers) -> None:
+    """Give the files these numbers, and close all others."""
+    free = max([*numbers, *files]) + 1
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, free) for fd in files]
+    for fd, number in zip(moved, numbers, strict=True):
+        os.dup2(fd, number)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in numbers:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _run(how, what, *words) -> None:
+    sys.argv = ["-c", *words]
+    if how == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        main = type(sys)("__main__")
+        sys.modules["__main__"] = main
+        exec(compile(what, "<string>", "exec"), vars(main))
+
+
+FORK_SERVER = ForkServer()
+"""That of this process's tests, which share it."""

@@ -19,8 +19,8 @@ from ostinato.core.numerics import Contract
 from ostinato.model.cpu import capabilities
 from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.devices.cache import CacheAttend, CachedLayer
-from ostinato.model.devices.decoding import Step, StepAttend, numbers_of
 from ostinato.model.devices.softmax import TensorSoftmax
+from ostinato.model.devices.step import Step, StepAttend, numbers_of
 from ostinato.model.linear import Order, linear, order_in_use
 from ostinato.model.logprobs import RowSoftmax
 from ostinato.model.norms import rms_normed

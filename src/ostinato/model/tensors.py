@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadWeights
 from ostinato.core.weights import WeightArray, Weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DTYPES: dict[str, torch.dtype] = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 """safetensors dtype name -> torch dtype, for weights that can be served and trained."""

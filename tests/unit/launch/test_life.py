@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from tests.deadlines import PATIENT_S
+from tests.fakes.fork_server import FORK_SERVER
 
-from ostinato.launch.placing.process import WorkerProcess
+from ostinato.launch.placing import process
+from ostinato.launch.placing.process import THREADS, WorkerProcess
 from ostinato.launch.workers.stopping import Stopped, unless
 
 HEAD = """
@@ -24,13 +26,18 @@ from ostinato.launch.workers.stopping import unless
 """
 
 
+@pytest.fixture(autouse=True)
+def forked_workers(monkeypatch):
+    monkeypatch.setattr(process, "spawn", FORK_SERVER.spawn)
+
+
 def program(text):
     return (sys.executable, "-c", HEAD + textwrap.dedent(text))
 
 
 @contextlib.asynccontextmanager
 async def started(directory, text):
-    worker = WorkerProcess("one", program(text), directory / "one.log")
+    worker = WorkerProcess("one", program(text), directory / "one.log", env=THREADS)
     await worker.start()
     try:
         yield worker

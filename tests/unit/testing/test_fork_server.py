@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,31 +15,35 @@ from tests.fakes.fork_server import ForkServer
 from ostinato.launch.placing import process
 from ostinato.launch.placing.process import WorkerProcess
 from ostinato.launch.placing.sign import PARENT
+
+PROGRAM = """
+import os, sys, time
 from ostinato.launch.workers.stopping import die_with_parent
-
-COMMAND = (sys.executable, "-m", __name__)
-
-
-def main():
-    """What the forked processes of these tests do."""
-    what, *words = sys.argv[1:]
-    if what == "tell":
-        files = sorted(os.listdir("/proc/self/fd"))[:-1]  # without the one that lists them
-        sys.stdout.write(f"{os.getcwd()} {os.environ['WORD']} {words} {os.getsid(0) == os.getpid()} {files}\n")
-    elif what == "end":
-        sys.exit(int(words[0]))
-    elif what == "fail":
-        raise ZeroDivisionError("by zero")
-    die_with_parent()
-    sys.stdout.write("waits\n")
-    sys.stdout.flush()
-    while what == "wait":
-        time.sleep(1)
+what, *words = sys.argv[1:]
+if what == "tell":
+    files = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]  # not what lists them
+    sys.stdout.write(f"{os.getcwd()} {os.environ['WORD']} {words} {os.getsid(0) == os.getpid()} {sorted(files)}\\n")
+elif what == "end":
+    sys.exit(int(words[0]))
+elif what == "fail":
+    raise ZeroDivisionError("by zero")
+elif what == "echo":
+    sys.stdout.write(sys.stdin.read() + os.read(int(words[0]), 9).decode())
+    sys.exit("and an error")
+elif what == "imported":
+    import ours
+die_with_parent()
+sys.stdout.write("waits\\n")
+sys.stdout.flush()
+while what == "wait":
+    time.sleep(1)
+"""
+COMMAND = (sys.executable, "-c", PROGRAM)
 
 
 @pytest.fixture
 def server(monkeypatch):
-    server = ForkServer(module=__name__, libraries=())
+    server = ForkServer(libraries=("ostinato.launch.workers.stopping",))
     monkeypatch.setattr(process, "spawn", server.spawn)
     yield server
     server.close()
@@ -61,8 +66,8 @@ async def test_a_forked_worker_has_its_words_environment_directory_and_files_onl
     await one.start()
     assert await one.ended() == 0
     told = (tmp_path / "one.log").read_text().splitlines()[0]
-    assert told.startswith(f"{tmp_path} said ['a', 'b c'] True ['0', '1', '2', ")
-    assert told.count("'") == 4 + 2 * 4, "three streams and its pulse"
+    assert told.startswith(f"{tmp_path} said ['a', 'b c'] True [0, 1, 2, ")
+    assert len(told.split("True ")[1].split()) == 4, "three streams and its pulse"
 
 
 @pytest.mark.parametrize(("words", "code"), [(("end", "7"), 7), (("end", "0"), 0), (("fail",), 1)])
@@ -109,3 +114,66 @@ async def test_anything_else_is_a_process_of_its_own(tmp_path, server, argv, env
     assert isinstance(one.process, asyncio.subprocess.Process)
     assert await one.ended() in (0, 1)
     assert PARENT not in os.environ
+
+
+def test_a_program_is_used_as_one_of_the_subprocess_module(tmp_path, server):
+    with server.popen([*COMMAND, "wait"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as one:
+        assert type(one) is not subprocess.Popen, "it was forked"
+        assert one.stdout.readline() == "waits\n"
+        assert os.readlink(f"/proc/{one.pid}/cwd") == str(tmp_path)
+        assert one.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            one.wait(0.01)
+        os.kill(one.pid, signal.SIGKILL)
+        assert one.wait() == one.poll() == -signal.SIGKILL
+        one.terminate()
+    with server.popen([*COMMAND, "wait"], stdout=subprocess.DEVNULL) as two:
+        two.terminate()
+        assert two.wait(PATIENT_S) == -signal.SIGTERM
+
+
+def test_a_program_has_its_pipes_and_its_files_by_their_numbers(server):
+    ours, theirs = os.pipe()
+    os.write(theirs, b"a file")
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with server.popen([*COMMAND, "echo", ours], pass_fds=[ours], text=True, **pipes) as one:
+        assert one.communicate("said and ", timeout=PATIENT_S) == ("said and a file", "and an error\n")
+    assert one.returncode == 1
+    for fd in (ours, theirs):
+        os.close(fd)
+
+
+def test_a_programs_environment_is_this_one_and_what_is_said(tmp_path, server, monkeypatch):
+    monkeypatch.setenv("WORD", "inherited")
+    assert " inherited " in server.run([*COMMAND, "tell"], timeout=PATIENT_S).stdout
+    assert " said " in server.run([*COMMAND, "tell"], env={"WORD": "said"}).stdout
+    (tmp_path / "ours.py").write_text("print('imported')")
+    assert "No module named 'ours'" in server.run([*COMMAND, "imported"]).stderr
+    done = server.run([*COMMAND, "imported"], env={"PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (0, "imported\nwaits\n")
+
+
+def test_a_module_is_run_as_the_main_one(tmp_path, server):
+    (tmp_path / "ours.py").write_text("import sys\nprint(__name__, sys.argv[1:])")
+    done = server.run([sys.executable, "-m", "ours", "a"], env={"PYTHONPATH": str(tmp_path)})
+    assert done.stdout == "__main__ ['a']\n"
+
+
+def test_programs_end_with_the_process_that_started_them(tmp_path):
+    code = """
+import sys, time
+from tests.fakes.fork_server import ForkServer
+server = ForkServer(libraries=())
+one = server.popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(one.pid, flush=True)
+time.sleep(600)
+"""
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ | path) as starter:
+        program = Path(f"/proc/{int(starter.stdout.readline())}")
+        assert program.exists()
+        starter.kill()
+    deadline = time.monotonic() + PATIENT_S
+    while program.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not program.exists()

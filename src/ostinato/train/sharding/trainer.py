@@ -41,6 +41,8 @@ from ostinato.train.trainer import PolicyTrainer, never
 _END_S = 10.0  # how long a rank may take to end
 _LOOK_S = 0.05  # between two checks of whether a rank is there
 _T = TypeVar("_T")
+spawn: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+"""Starts the process of a rank. The tests fork it from a process that has imported its libraries already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +243,7 @@ def _nothing(policy: PolicyVersion) -> Weights:
 
 
 def _start(task: RankTask, module: str, *lines: int) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=lines)
+    process = spawn([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=lines)
     pipe = cast("IO[bytes]", process.stdin)
     pipe.write(task_line(task))
     pipe.flush()

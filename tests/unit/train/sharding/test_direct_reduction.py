@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
+from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.train.sharding.reduction import _CHUNK
 
@@ -31,13 +32,12 @@ print(float((part - every.chunk(count)[rank]).abs().max()))
 
 def started(count: int, size: int, turns: int) -> tuple[dist.TCPStore, list[subprocess.Popen[str]]]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    command = [sys.executable, "-c", PROGRAM]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return store, [
-        subprocess.Popen(
-            [*command, *map(str, (rank, count, store.port, size, turns))],
+        FORK_SERVER.popen(
+            [sys.executable, "-c", PROGRAM, rank, count, store.port, size, turns],
             text=True,
-            env={"GLOO_SOCKET_IFNAME": "lo", "PYTHONHASHSEED": "0", "PYTHONPATH": ":".join(sys.path)},
+            env={"GLOO_SOCKET_IFNAME": "lo"},
             **pipes,
         )
         for rank in range(count)
