@@ -5,13 +5,13 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
 from ostinato.core.samples import Sample
@@ -93,9 +93,7 @@ def test_three_steps_resumed_for_three_more_equal_six(model: Path, undisturbed: 
 def test_killed_at_random_instants_the_run_ends_with_the_same_bits(
     model: Path, undisturbed: str, tmp_path: Path, kills: int
 ):
-    done = subprocess.run(
-        [sys.executable, __file__, str(model), str(tmp_path), str(kills)], capture_output=True, text=True, check=False
-    )
+    done = FORK_SERVER.run([sys.executable, "-m", "tests.e2e.test_train_resume", model, tmp_path, kills])
     assert done.returncode == 0, done.stderr
     report = dict(line.split("=") for line in done.stdout.split())
     assert int(report["kills"]) == kills
