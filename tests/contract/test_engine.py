@@ -114,29 +114,38 @@ async def test_score_agrees_with_generate(engine):
     assert scores == pytest.approx([lp for chunk in chunks for lp in chunk.logprobs], abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("request_", "error", "field"),
-    [
-        (ask(slot="nowhere"), NotFound, "model"),
-        (ask(ids=()), BadRequest, "messages"),
-        (ask(ids=(1,) * 512), TooLarge, "messages"),
-        (ask(ids=(1,) * 500, max_tokens=13), BadRequest, "max_tokens"),
-        (ask(ids=(10**6,)), BadRequest, "messages"),
-        (ask(ids=(-1,)), BadRequest, "messages"),
-        (ask(max_tokens=0), BadRequest, "max_tokens"),
-        (ask(temperature=-1.0), BadRequest, "temperature"),
-        (ask(temperature=math.nan), BadRequest, "temperature"),
-        (ask(top_p=0.0), BadRequest, "top_p"),
-        (ask(stop=("",)), BadRequest, "stop"),
-        (ask(n=0), BadRequest, "n"),
-        (ask(n=1000), TooLarge, "n"),
-        (replace(ask(), within_s=math.nan), BadRequest, "within_s"),
-    ],
-)
-async def test_bad_requests_name_their_field(engine, request_, error, field):
-    with pytest.raises(error) as caught:
-        await collect(engine, request_)
-    assert caught.value.field == field
+REFUSED = [
+    (ask(slot="nowhere"), NotFound, "model"),
+    (ask(ids=()), BadRequest, "messages"),
+    (ask(ids=(1,) * 512), TooLarge, "messages"),
+    (ask(ids=(1,) * 500, max_tokens=13), BadRequest, "max_tokens"),
+    (ask(ids=(10**6,)), BadRequest, "messages"),
+    (ask(ids=(-1,)), BadRequest, "messages"),
+    (ask(max_tokens=0), BadRequest, "max_tokens"),
+    (ask(temperature=-1.0), BadRequest, "temperature"),
+    (ask(temperature=math.nan), BadRequest, "temperature"),
+    (ask(top_p=0.0), BadRequest, "top_p"),
+    (ask(stop=("",)), BadRequest, "stop"),
+    (ask(n=0), BadRequest, "n"),
+    (ask(n=1000), TooLarge, "n"),
+    (replace(ask(), within_s=math.nan), BadRequest, "within_s"),
+]
+
+
+async def refusal(engine, request):
+    """The kind of error that a request meets, and the field that it names."""
+    try:
+        await collect(engine, request)
+    except BadRequest as error:
+        return type(error), error.field
+    return None, None
+
+
+async def test_bad_requests_name_their_field(engine):
+    """All by one engine: each is refused before anything is computed, so none can spoil the next."""
+    found = [(request, *await refusal(engine, request)) for request, _, _ in REFUSED]
+    assert found == REFUSED
+    assert engine.stats()["running"] == 0
 
 
 async def test_closing_the_iterator_stops_the_work(engine):

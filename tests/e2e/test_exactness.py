@@ -92,9 +92,10 @@ def module(subject):
 @pytest.mark.parametrize(
     ("model", "dtype"),
     [
-        ("llama", "fp32"),
-        ("qwen3_moe", "bf16"),
-        ("granite", "bf16"),
+        ("qwen3_moe", "bf16"),  # routers, and the narrow dtype
+        ("granite", "fp32"),  # Llama's layers, logits that are divided, and the wide dtype
+        pytest.param("granite", "bf16", marks=pytest.mark.examination),
+        pytest.param("llama", "fp32", marks=pytest.mark.examination),
         pytest.param("llama", "bf16", marks=pytest.mark.examination),
         pytest.param("qwen3_moe", "fp32", marks=pytest.mark.examination),
         pytest.param("olmoe", "bf16", marks=pytest.mark.examination),

@@ -49,10 +49,10 @@ class Answer(NamedTuple):
     routes: bytes
 
 
-async def answer(engine, number: int, **sampling) -> Answer:
+async def answer(engine, number: int, tokens: int = 24, **sampling) -> Answer:
     prompt = prompt_of(number)
     asked = Generate(
-        id=f"r{number}", slot="live", prompt_ids=prompt, sampling=Sampling(max_tokens=24, seed=number, **sampling)
+        id=f"r{number}", slot="live", prompt_ids=prompt, sampling=Sampling(max_tokens=tokens, seed=number, **sampling)
     )
     chunks = [chunk async for chunk in engine.generate(asked)]
     ids = tuple(token for chunk in chunks for token in chunk.ids)
@@ -177,7 +177,7 @@ async def test_a_recorded_step_draws_the_same_tokens(tmp_path: Path, monkeypatch
 
     async def some(backend: Backend) -> tuple[list[Answer], dict[str, float]]:
         async with tiny_engine(tmp_path, backend=backend) as tiny:
-            found = await asyncio.gather(*(answer(tiny.engine, i, temperature=1.0) for i in range(5)))
+            found = await asyncio.gather(*(answer(tiny.engine, i, 6 + 2 * i, temperature=1.0) for i in range(5)))
             return found, tiny.engine.stats()
 
     expected, launched = await some(OWN)

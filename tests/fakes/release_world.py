@@ -196,6 +196,7 @@ QUICK = {
     "outcomes": OutcomeConfig(maturity_s=5.0),
 }
 CROWD = 200
+ONE_TOKEN = Sampling(max_tokens=1)
 
 
 class Crowd:
@@ -218,13 +219,14 @@ class Crowd:
             dealt = self.arms.assign("t", f"u{i}", self.loaded)
             arm = dealt.arm
             policy = held[arm.value]
+            spans, share = (Span(policy=policy, tokens=1),), self.fails.get(policy, 0.0)
             for _ in range(self.each):
                 self.turns += 1
-                failed = self.turns % 100 < 100 * self.fails.get(policy, 0.0)
+                failed = self.turns % 100 < 100 * share
                 name = f"{self.turns}"
                 turn = Turn(
                     id=name, episode=name, parent=None, user=f"u{i}", tenant="t", arm=arm, propensity=dealt.propensity, prompt_ids=(1,),
-                    sampled_ids=(2,), logprobs=(-0.1,), spans=(Span(policy=policy, tokens=1),), sampling=Sampling(max_tokens=1),
+                    sampled_ids=(2,), logprobs=(-0.1,), spans=spans, sampling=ONE_TOKEN,
                     finish=Finish.ERROR if failed else Finish.STOP, text="", started_at=self.time.now, ended_at=self.time.now,
                 )  # fmt: skip
                 rows.append(turn)

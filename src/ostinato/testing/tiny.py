@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as library_logging
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
@@ -35,8 +38,25 @@ def tiny_model(
     The same arguments give the same bytes. Weights are random: the model says nothing sensible, but all code that loads, serves,
     trains or publishes a model works on it. Example: ``tiny_model(tmp_path / "tiny", seed=1)``.
     """
-    library_logging.disable_progress_bar()
     path.mkdir(parents=True, exist_ok=True)
+    for name, data in _files(seed, hidden, layers, heads, kv_heads, context, dtype, tied).items():
+        (path / name).write_bytes(data)
+    return path
+
+
+@lru_cache(maxsize=16)  # tests write the same few models again and again
+def _files(
+    seed: int,
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    context: int,
+    dtype: Literal["float32", "bfloat16"],
+    tied: bool,
+) -> Mapping[str, bytes]:
+    """The directory's files, by name."""
+    library_logging.disable_progress_bar()
     config = LlamaConfig(
         vocab_size=256 + len(SPECIALS),
         hidden_size=hidden,
@@ -54,9 +74,15 @@ def tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    (model.bfloat16() if dtype == "bfloat16" else model).save_pretrained(path)
-    byte_tokenizer(context).save_pretrained(path)
-    return path
+    return files_of(model.bfloat16() if dtype == "bfloat16" else model, byte_tokenizer(context))
+
+
+def files_of(*parts: PreTrainedModel | PreTrainedTokenizerFast) -> Mapping[str, bytes]:
+    """The files that they save, by name."""
+    with TemporaryDirectory() as directory:
+        for part in parts:
+            part.save_pretrained(directory)
+        return {file.name: file.read_bytes() for file in Path(directory).iterdir()}
 
 
 def byte_tokenizer(context: int = 512) -> PreTrainedTokenizerFast:

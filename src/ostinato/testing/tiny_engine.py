@@ -6,14 +6,16 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from transformers import PreTrainedModel
 
 from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion
-from ostinato.core.weights import Snapshot
+from ostinato.core.weights import Snapshot, Weights
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.model.devices.backend import OWN, Backend
@@ -39,8 +41,14 @@ class TinyEngine:
 
 def tiny_snapshot(path: Path, number: int, *, seed: int) -> Snapshot:
     """Weights of the tiny model drawn with another seed, as version `number`."""
-    model = load_model(tiny_model(path / f"seed{seed}", seed=seed), torch.float32)
-    return Snapshot(policy=PolicyVersion(number=number, hash=f"seed{seed}"), weights=weights_of(model))
+    tiny_model(path / f"seed{seed}", seed=seed)
+    return Snapshot(policy=PolicyVersion(number=number, hash=f"seed{seed}"), weights=_weights(seed))
+
+
+@lru_cache(maxsize=8)  # loading takes far longer than all else that a test does with them
+def _weights(seed: int) -> Weights:
+    with TemporaryDirectory() as directory:
+        return weights_of(load_model(tiny_model(Path(directory), seed=seed), torch.float32))
 
 
 @asynccontextmanager

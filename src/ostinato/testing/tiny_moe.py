@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging as library_logging
 
-from ostinato.testing.tiny import SPECIALS, byte_tokenizer
+from ostinato.testing.tiny import SPECIALS, byte_tokenizer, files_of
 
 Kind = Literal["qwen3_moe", "olmoe", "mixtral"]
 
@@ -42,8 +44,29 @@ def tiny_moe(
     `intermediate` is the width of one expert. The same arguments give the same bytes.
     Example: ``tiny_moe(tmp_path / "moe", "olmoe", experts=16, top_k=4)``.
     """
-    library_logging.disable_progress_bar()
     path.mkdir(parents=True, exist_ok=True)
+    sizes = (seed, hidden, intermediate, layers, heads, kv_heads, experts, top_k, context)
+    for name, data in _files(kind, dtype, *sizes).items():
+        (path / name).write_bytes(data)
+    return path
+
+
+@lru_cache(maxsize=16)  # tests write the same few models again and again
+def _files(
+    kind: Kind,
+    dtype: Literal["float32", "bfloat16"],
+    seed: int,
+    hidden: int,
+    intermediate: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    experts: int,
+    top_k: int,
+    context: int,
+) -> Mapping[str, bytes]:
+    """The directory's files, by name."""
+    library_logging.disable_progress_bar()
     common: dict[str, Any] = {
         "vocab_size": 256 + len(SPECIALS),
         "hidden_size": hidden,
@@ -60,9 +83,7 @@ def tiny_moe(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _model(kind, common, intermediate, experts)
-    (model.bfloat16() if dtype == "bfloat16" else model).save_pretrained(path)
-    byte_tokenizer(context).save_pretrained(path)
-    return path
+    return files_of(model.bfloat16() if dtype == "bfloat16" else model, byte_tokenizer(context))
 
 
 def _model(kind: Kind, common: dict[str, Any], intermediate: int, experts: int) -> PreTrainedModel:

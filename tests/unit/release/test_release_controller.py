@@ -721,6 +721,7 @@ async def test_what_was_called_better_is_noted_as_lasting_or_not_by_a_restarted_
 async def test_a_trial_that_goes_on_says_where_it_stands_ever_less_often(disk):
     control, crowd = await on_trial(disk, {V3: 0.75})
     await crowd.until("better", slots=40)
+    crowd.people = range(20)  # how often it is told depends on its age alone
     for _ in range(60):
         await crowd.slot()
         while await control.watch():
@@ -880,7 +881,7 @@ async def told_with_deaths(disk):
         return controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
 
     control = fresh()
-    crowd = Crowd(disk, control, time, {V0: 0.5, V3: 0.95}, share=0.8, each=2)
+    crowd = Crowd(disk, control, time, {V0: 0.5, V3: 0.95}, share=0.8, each=1)
     disk.refs |= {"live": "m0", "control": "m0"}
     disk.publish(V3)
     for _ in range(90):

@@ -27,10 +27,12 @@ def served(rng, people, rates, turns, *, name, loss=0.0):
     """So many turns of each slot among people, good at the slot's rate; each person a little better or worse."""
     own, made = rng.normal(0.0, 0.1, people), {}
     for slot, (rate, count) in enumerate(zip(rates, turns, strict=True)):
-        for person, number in enumerate(rng.multinomial(count, np.full(people, 1 / people))):
-            if number:
-                share = float(np.clip(rate + own[person] - loss, 0.0, 1.0)) if rate else 0.0
-                made[slot, ("t", f"{name}{person}")] = float(rng.binomial(number, share)), int(number)
+        numbers = rng.multinomial(count, np.full(people, 1 / people))
+        came = np.flatnonzero(numbers)
+        share = np.clip(rate + own[came] - loss, 0.0, 1.0) if rate else np.zeros(len(came))
+        good = rng.binomial(numbers[came], share)
+        for person, number, value in zip(came.tolist(), numbers[came].tolist(), good.tolist(), strict=True):
+            made[slot, ("t", f"{name}{person}")] = float(value), number
     return made
 
 

@@ -50,7 +50,11 @@ def facts_of(turn: Turn, wanted: Collection[str], nothing: str) -> dict[str, flo
 
     Example: ``facts_of(turn, {"turn.failed", "turn.tokens"}, "-") == {"turn.failed": 0.0, "turn.tokens": 40.0}``
     """
-    found = {name: _FACTS[name][1](turn) for name in wanted if name in _FACTS}
+    found: dict[str, float] = {}
+    for name in wanted:
+        fact = _FACTS.get(name)
+        if fact is not None and (value := fact[1](turn)) is not None:
+            found[name] = value
     if SUGGESTS in wanted and not turn.redacted and turn.finish is not Finish.ERROR:
         found[SUGGESTS] = float(turn.text.strip() not in ("", nothing))
-    return {name: value for name, value in found.items() if value is not None}
+    return found

@@ -62,4 +62,6 @@ class Said:
             and (kept.retracted_at is None or kept.retracted_at > until)
             and not math.isnan(kept.value)
         ]
-        return {kept.name: kept.value for _, _, kept in sorted(standing, key=lambda each: each[:2])}
+        if len(standing) > 1:
+            standing.sort(key=lambda each: each[:2])
+        return {kept.name: kept.value for _, _, kept in standing}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ostinato.release.metrics.config import MetricConfig
-from ostinato.release.metrics.terms import Term, parse
+from ostinato.release.metrics.terms import Term, largest, parse
 
 Role = Literal["goal", "guardrail", "diagnostic"]
 
@@ -57,10 +57,11 @@ class Metric:
 
     def raw(self, known: Mapping[str, float]) -> float | None:
         """The value of a turn with the facts and signals `known`, before any comparison; None where the turn has none."""
-        found = [value for term in self.numerator if (value := term.value(known)) is not None]
-        if any(term.happened(known) for term in self.unless):
-            return 0.0
-        return max(found, default=0.0 if self.denominator else None)
+        for term in self.unless:
+            if term.name in known and term.happened(known):
+                return 0.0
+        found = largest(self.numerator, known)
+        return 0.0 if found is None and self.denominator else found
 
     def measure(self, known: Mapping[str, float], threshold: float | None = None) -> Measured | None:
         """What a turn adds; None where it adds nothing.
@@ -74,8 +75,7 @@ class Metric:
             return None
         if threshold is not None and self.quantile is not None:
             return float(value > threshold), 1.0
-        size = max((each for term in self.denominator if (each := term.value(known)) is not None), default=0.0)
-        size = size if self.denominator else 1.0
+        size = (largest(self.denominator, known) or 0.0) if self.denominator else 1.0
         return (min(max(value / self.most, 0.0), size), size) if size > 0.0 else None
 
 

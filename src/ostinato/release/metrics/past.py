@@ -44,23 +44,32 @@ class Past:
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self._metrics = metrics
         self._people: dict[Person, _History] = {}
-        self._values: dict[str, deque[float]] = {
-            metric.name: deque(maxlen=_MOST_VALUES) for metric in metrics if metric.quantile is not None
-        }
+        self._quantiles = tuple(metric for metric in metrics if metric.quantile is not None)
+        self._values: dict[str, deque[float]] = {metric.name: deque(maxlen=_MOST_VALUES) for metric in self._quantiles}
 
     def remember(self, person: Person, at: float, known: Mapping[str, float]) -> None:
         """Add one turn, with the facts and signals that are known of it."""
+        sums_M = self.see(person, at).sums_M
+        self.sample(known)
+        for m, metric in enumerate(self._metrics):
+            if metric.quantile is None and (measured := metric.measure(known)) is not None:
+                over, under, turns = sums_M[m]
+                sums_M[m] = over + measured[0], under + measured[1], turns + 1
+
+    def see(self, person: Person, at: float) -> _History:
+        """Note that a person was there, and nothing of the turn."""
         history = self._people.get(person)
         if history is None:
             history = self._people[person] = _History(at, [(0.0, 0.0, 0)] * len(self._metrics))
         history.seen = max(history.seen, at)
-        for m, metric in enumerate(self._metrics):
-            if metric.quantile is not None:
-                value = metric.raw(known)
-                self._values[metric.name].extend(() if value is None else (value,))
-            elif (measured := metric.measure(known)) is not None:
-                over, under, turns = history.sums_M[m]
-                history.sums_M[m] = over + measured[0], under + measured[1], turns + 1
+        return history
+
+    def sample(self, known: Mapping[str, float]) -> None:
+        """Add one turn to the values that `threshold` takes its quantiles from, and to nothing else."""
+        for metric in self._quantiles:
+            value = metric.raw(known)
+            if value is not None:
+                self._values[metric.name].append(value)
 
     def forget(self, before: float) -> None:
         """Drop people who were not seen after `before`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -11,10 +12,10 @@ Comparison = Literal[">", ">=", "<", "<="]
 
 _TERM = re.compile(r"([A-Za-z0-9_.:-]+)\s*(?:(>=|<=|>|<)\s*(-?\d+(?:\.\d+)?))?")
 _HOLDS: Mapping[Comparison, Callable[[float, float], bool]] = {
-    ">": lambda value, bound: value > bound,
-    ">=": lambda value, bound: value >= bound,
-    "<": lambda value, bound: value < bound,
-    "<=": lambda value, bound: value <= bound,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
 }
 
 
@@ -39,6 +40,16 @@ class Term:
     def happened(self, known: Mapping[str, float]) -> bool:
         """True if it has a value above 0."""
         return (self.value(known) or 0.0) > 0.0
+
+
+def largest(terms: Iterable[Term], known: Mapping[str, float]) -> float | None:
+    """The largest value among the terms; None if none has one."""
+    most: float | None = None
+    for term in terms:
+        value = term.value(known)
+        if value is not None and (most is None or value > most):
+            most = value
+    return most
 
 
 def parse(text: str) -> Term:

@@ -105,7 +105,8 @@ class RunningTrial:
         self._past = Past(self._metrics)
         self._reactions = self._from(await self._log.before_last(self._outcomes.past + since, Turn))
         await self._read(record.began, record.began)
-        self._take(record.began, record.began)
+        for each, known in self._take(record.began, record.began):
+            self._past.remember(each.person, each.ended_at, known)
         self._past.forget(record.began - _REMEMBERED_S)
         self._expected = self._past.expected()
         self._tenants = frozenset(self._past.tenants(self._config.tenant_people))
@@ -141,10 +142,7 @@ class RunningTrial:
     def _take(self, until: float, heard: float) -> list[tuple[Reacted, dict[str, float]]]:
         """The turns that ended by `until` and were not taken before, each with its facts and the signals received by `heard`."""
         assert self._reactions is not None
-        taken = [(each, each.known(heard)) for each in self._reactions.take(until)]
-        for each, known in taken:
-            self._past.remember(each.person, each.ended_at, known)
-        return taken
+        return [(each, each.known(heard)) for each in self._reactions.take(until)]
 
     def _active(self, now: float) -> float:
         assert self._reactions is not None
@@ -165,7 +163,14 @@ class RunningTrial:
         # a turn that ended before its first token names no version
         sides |= {(arms[0], ""): True, (arms[1], ""): False}
         came, tallies = SlotTally(), [SlotTally() for _ in self._metrics]
+        thresholds = [self._thresholds[metric.name] for metric in self._metrics]
+        adding = list(zip(self._metrics, tallies, thresholds, strict=True))
+        sampling = None in (self._thresholds[metric.name] for metric in self._metrics if metric.quantile is not None)
         for each, known in self._take(end, end + self._outcomes.maturity_s):
+            # the expected values stand since the trial began: only a threshold that is still to be set reads what was said
+            self._past.see(each.person, each.ended_at)
+            if sampling:
+                self._past.sample(known)
             side = sides.get((each.arm, each.policy))
             if side is None or not each.dealt:
                 continue
@@ -176,8 +181,8 @@ class RunningTrial:
             came.add(POOLED, person, side, (0.0, 1.0), 0.0)
             stratum = each.person[0] if each.person[0] in self._tenants else POOLED
             expected_M = self._expected.of(each.person)
-            for metric, tally, expected in zip(self._metrics, tallies, expected_M, strict=True):
-                measured = metric.measure(known, self._thresholds.get(metric.name))
+            for (metric, tally, threshold), expected in zip(adding, expected_M, strict=True):
+                measured = metric.measure(known, threshold)
                 if measured is not None:
                     tally.add(stratum, person, side, measured, expected)
         day = int(end // _DAY)

@@ -22,7 +22,12 @@ class SlotTally:
 
     def add(self, stratum: str, person: int, treated: bool, measured: Measured, expected: float) -> None:
         """Add a person's turn; `expected` is of one unit of the denominator, and the same for all turns of a person."""
-        row = self._strata.setdefault(stratum, {}).setdefault((person, treated), [0.0, 0.0, 0.0, expected])
+        rows = self._strata.get(stratum)
+        if rows is None:
+            rows = self._strata[stratum] = {}
+        row = rows.get((person, treated))
+        if row is None:
+            row = rows[person, treated] = [0.0, 0.0, 0.0, expected]
         row[0] += 1.0
         row[1] += measured[1]
         row[2] += measured[0]
