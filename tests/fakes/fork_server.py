@@ -91,6 +91,8 @@ class Program(subprocess.Popen):
             self._reports = self._server.ask(command, cwd, env, streams, passed)
             weakref.finalize(self, os.close, self._reports)
             self.pid = _reported(self._reports)
+            if self.pid is None:
+                raise ChildProcessError("the fork server has ended")
             self._child_created = True
         finally:
             self._close_pipe_fds(*pipes)
@@ -101,7 +103,8 @@ class Program(subprocess.Popen):
         return self.returncode
 
     def _wait(self, timeout):
-        if self.returncode is None and not select.select([self._reports], [], [], timeout)[0]:
+        patience = None if timeout is None else max(0.0, timeout)  # `communicate` may have used up more
+        if self.returncode is None and not select.select([self._reports], [], [], patience)[0]:
             raise subprocess.TimeoutExpired(self.args, timeout)
         with self._waitpid_lock:
             if self.returncode is None:
@@ -170,8 +173,8 @@ class ForkServer:
         return ours
 
     def _forks(self, command, env) -> bool:
-        python, how = command[:2]
-        return python == sys.executable and how in ("-m", "-c") and settings_of(env) == self._environment
+        is_program = tuple(command[:2]) in ((sys.executable, "-m"), (sys.executable, "-c"))
+        return is_program and settings_of(env) == self._environment
 
     def _start(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
