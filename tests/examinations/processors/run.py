@@ -25,7 +25,7 @@ from ostinato.model.kernels.processor import cpu_features
 
 RESULTS = Path(__file__).parents[1] / "results" / "processors.json"
 NO_FMA = {"NUMBA_CPU_NAME": "nehalem", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
-"""SSE 4.2 alone: fused multiply-adds are computed in software, some hundred times slower, and vectors are four numbers wide."""
+"""SSE 4.2 alone: fused multiply-adds are computed in software, several times slower, and vectors are four numbers wide."""
 DEFAULT = "SmolLM2-135M"
 TEXT = 1_001  # tokens of a text
 _CUT = 61  # tokens of a call in the engine's form
