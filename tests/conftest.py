@@ -23,6 +23,9 @@ settings.register_profile("ours", deadline=None)  # the duration of a case depen
 settings.load_profile("ours")
 
 
+_LONG_NAME = 60  # characters
+
+
 def pytest_xdist_auto_num_workers():
     """The number of workers that `-n auto` means."""
     named = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS", "")
@@ -38,6 +41,13 @@ def pytest_collection():
     finally:
         gc.enable()
         gc.freeze()
+
+
+def pytest_make_parametrize_id(val):
+    """Name a long text by its beginning: a test's name is sent to other processes, and is in the environment of all that it starts."""
+    if isinstance(val, str | bytes) and len(val) > _LONG_NAME:
+        return f"{ascii(val[:_LONG_NAME])} of {len(val)}"
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which writes the groups into the names of the tests

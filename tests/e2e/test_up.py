@@ -182,6 +182,7 @@ async def test_it_heals_refuses_a_second_start_and_ends_cleanly_in_mid_step(tmp_
         pass
     assert await first.serving() == url
     served = await live(url)
+    await first.doing("train", "waiting for 32 turns")
 
     before = contents(first.home.root)
     second = up("listen.port=0", "learn.batch=7")

@@ -121,7 +121,7 @@ def test_a_lock_that_cannot_be_made_or_written(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "file" / ".serve.lock"
     error = f"[Errno {errno.EEXIST}] {os.strerror(errno.EEXIST)}: '{tmp_path / 'file'}'"
     with (
-        refused(StorageFull, f"cannot create {path}: {error}; make the store writable"),
+        refused(StorageFull, f"cannot create {path}: {error}; make the directory writable"),
         lock.hold(path.parent, "serve"),
     ):
         pass
