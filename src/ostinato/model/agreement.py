@@ -91,7 +91,9 @@ def _compare(config: Any, make: Make) -> None:
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):
             raise
         own = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)  # looked up in a table of its own
-        raise Inexpressible(OF_ITS_OWN if own else f"Ostinato cannot compute a small one ({_in_a_line(error)})") from error
+        raise Inexpressible(
+            OF_ITS_OWN if own else f"Ostinato cannot compute a small one ({_in_a_line(error)})"
+        ) from error
 
 
 def _check_logits(ours: PreTrainedModel, theirs: PreTrainedModel, wanted: Tensor) -> None:
