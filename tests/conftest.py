@@ -46,7 +46,7 @@ def pytest_collection():
 def pytest_make_parametrize_id(val):
     """Name a long text by its beginning: a test's name is sent to other processes, and is in the environment of all that it starts."""
     if isinstance(val, str | bytes) and len(val) > _LONG_NAME:
-        return f"{ascii(val[:_LONG_NAME])} of {len(val)}"
+        return f"{val[:_LONG_NAME]!a} of {len(val)}"
     return None
 
 
