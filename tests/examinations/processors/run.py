@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from ostinato.model.kernels.processor import cpu_features
 RESULTS = Path(__file__).parents[1] / "results" / "processors.json"
 NO_FMA = {"NUMBA_CPU_NAME": "nehalem", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 """SSE 4.2 alone: fused multiply-adds are computed in software, several times slower, and vectors are four numbers wide."""
-DEFAULT = "SmolLM2-135M"
+MODELS = DEFAULT, DENSE, MIXTURE = "SmolLM2-135M", "tiny dense", "tiny mixture"
 TEXT = 1_001  # tokens of a text
 _CUT = 61  # tokens of a call in the engine's form
 
@@ -121,8 +121,8 @@ def models(scratch: Path) -> dict[str, Path]:
 
     return {
         DEFAULT: resolve("smollm2", Path("~/.cache/ostinato"), print),
-        "tiny dense": tiny_model(scratch / "dense"),
-        "tiny mixture": tiny_moe(scratch / "mixture"),
+        DENSE: tiny_model(scratch / "dense"),
+        MIXTURE: tiny_moe(scratch / "mixture"),
     }
 
 
@@ -132,18 +132,20 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tokens", type=int, default=10 * TEXT)
     parser.add_argument("--engine", action="store_true")
+    parser.add_argument("--only", action="append", choices=MODELS, help="this model; may be repeated")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.score:
         np.save(args.out, score(args.score, args.dtype, args.tokens, engine=args.engine))
         return
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for name, path in models(Path(scratch)).items():
-            for dtype in ("bfloat16", "float32"):
-                rows += _compared(name, path, dtype, args.tokens)
     left_out = [each.name for each in PROCESSORS if each not in possible()]
-    args.out.write_text(json.dumps({"tokens": args.tokens, "not on this CPU": left_out, "rows": rows}, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as scratch:
+        paths = models(Path(scratch))
+        for name, dtype in product(args.only or MODELS, ("bfloat16", "float32")):
+            rows += _compared(name, paths[name], dtype, args.tokens)
+            report = {"tokens": args.tokens, "not on this CPU": left_out, "rows": rows}
+            args.out.write_text(json.dumps(report, indent=1) + "\n")  # as far as it came
     sys.exit(any(row["differing"] for row in rows))
 
 
