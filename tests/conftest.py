@@ -16,7 +16,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("OSTINATO_TEST_D
 import pytest
 from hypothesis import settings
 from tests import scheduling
-from tests.fakes.fork_server import FORK_SERVER
+from tests.fakes.fork_server import FORK_SERVER, SHARED
 from tests.fakes.postgres_server import started
 
 settings.register_profile("ours", deadline=None)  # the duration of a case depends only on the machine
@@ -30,6 +30,12 @@ def pytest_xdist_auto_num_workers():
     """The number of workers that `-n auto` means."""
     named = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS", "")
     return int(named) if named.isdigit() else scheduling.workers()
+
+
+def pytest_sessionstart(session):
+    """Start one fork server for all workers of pytest-xdist, while they collect."""
+    if getattr(session.config.option, "tx", None) and not hasattr(session.config, "workerinput"):
+        os.environ[SHARED] = FORK_SERVER.start()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -133,21 +133,25 @@ async def start(directory: Path, *overrides: str, names: Sequence[str] | None = 
 
 async def user(name: str, url: str, acked: Acked, until: asyncio.Event) -> None:
     """One simulated user: ask, like or dislike, and continue after any failure."""
-    number = 0
+    number, model = 0, ""
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=300)) as session:
         while not until.is_set():
             number += 1
             try:
-                await _ask(session, name, number, acked)
+                model = model or await _model(session)
+                await _ask(session, name, number, model, acked)
             except (aiohttp.ClientError, TimeoutError, ConnectionError, json.JSONDecodeError):
                 acked.failures += 1
                 await asyncio.sleep(0.2)
 
 
-async def _ask(session: aiohttp.ClientSession, name: str, number: int, acked: Acked) -> None:
-    body = {"model": "tiny", "user": name, "messages": messages(number), **SAMPLING}
+async def _model(session: aiohttp.ClientSession) -> str:
     async with session.get("/health") as response:
-        body["model"] = (await response.json())["model"]
+        return (await response.json())["model"]
+
+
+async def _ask(session: aiohttp.ClientSession, name: str, number: int, model: str, acked: Acked) -> None:
+    body = {"model": model, "user": name, "messages": messages(number), **SAMPLING}
     async with session.post("/v1/chat/completions", json=body) as response:
         reply = await response.json()
         if response.status != 200:

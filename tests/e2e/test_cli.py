@@ -72,6 +72,11 @@ def test_a_wrong_key_is_one_line_with_the_right_one():
     assert "did you mean 'learn.batch'" in text
 
 
+def test_who_looks_for_a_setting_among_the_options_is_told_how_settings_are_given():
+    assert "--set listen.port=9000" in ostinato("up", "--port", "9000", code=2)
+    assert "--set" not in ostinato("upp", code=2)
+
+
 def test_a_run_that_does_not_exist_is_said_so(tmp_path):
     assert "no run in" in ostinato("status", "--set", f"run.directory={tmp_path / 'none'}", code=2)
 
@@ -203,11 +208,11 @@ def test_a_second_demo_does_not_remove_the_running_one(tmp_path):
         f"model.source={tiny_model(tmp_path / 'm')}",
     )
     with hold(place, "up"):
-        text = ostinato(*words, code=2)
+        text = forked(*words, code=2)
         assert f"another up process (pid {os.getpid()}) already uses" in text
         assert (place / "log.db").read_text() == "precious"
     (place / "demo").unlink()
-    assert "not an earlier demo's" in ostinato(*words, code=2)
+    assert "not an earlier demo's" in forked(*words, code=2)
     assert (place / "log.db").read_text() == "precious"
 
 

@@ -37,7 +37,7 @@ async def until(condition, timeout_s: float):
 
 
 async def test_reactions_become_better_weights_that_are_served(tmp_path, running, simulated_users):
-    run = await running(tmp_path, *TIDY)
+    run = await running(tmp_path, *TIDY, "serve.control_share=0.5")
     with open_run(run.config) as opened:
         log, observer = opened.log, RunObserver(home(run.config), opened.log)
 

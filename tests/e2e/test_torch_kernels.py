@@ -21,7 +21,7 @@ from ostinato.engine.embedded.kv import DeviceStore
 from ostinato.model.attention import hidden
 from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.devices.decoding import Decoding, Recorded
-from ostinato.model.devices.step import Step, StepAttend, numbers_of
+from ostinato.model.devices.step import DecodingStep, StepAttend, numbers_of
 from ostinato.model.numerics import contract
 from ostinato.testing.records import a_sample, a_turn
 from ostinato.testing.tiny import tiny_model
@@ -170,7 +170,7 @@ async def test_a_recorded_step_draws_the_same_tokens(tmp_path: Path, monkeypatch
 
     def record(self: Decoding, model, rows: int, blocks: int) -> Recorded:
         sizes.append(rows)
-        step = Step(torch.from_numpy(numbers_of((), (), self._block, rows, blocks, self._spare)))
+        step = DecodingStep(torch.from_numpy(numbers_of((), (), self._block, rows, blocks, self._spare)))
         again = partial(hidden, model, step.ids_R, step.positions_R, StepAttend(self._layers, self._block, step))
         states_RD = again()
         return Recorded(SimpleNamespace(replay=lambda: states_RD.copy_(again())), step, states_RD)

@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from tests.deadlines import WHOLE_PROGRAM_S
+from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.app.storage import Home, open_log, open_store
 from ostinato.config import load
@@ -26,21 +27,25 @@ PATIENT_S = 600.0
 
 
 class Up:
-    """A process of `ostinato up`, and the directory of its run."""
+    """A process of `ostinato up`, and the directory of its run. `mortal`: its workers are not forked, so they die with it."""
 
-    def __init__(self, directory: Path, settings: list[str], *more: str, output: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, settings: list[str], *more: str, output: Path | None = None, mortal: bool = False
+    ) -> None:
         self.words = [word for setting in (*settings, *more) for word in ("--set", setting)]
         self.config = load(None, [*settings, *more])
         self.home = Home(self.config.run.directory)
         self.output = output or directory / "up.txt"
         self.url = ""
+        command = [sys.executable, "-m", "ostinato.cli", "up", *self.words]
+        shown = {"NO_COLOR": "1", "COLUMNS": "200"}
         with self.output.open("ab") as written:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ostinato.cli", "up", *self.words],
-                stdout=written,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"NO_COLOR": "1", "COLUMNS": "200"},
-            )
+            if mortal:
+                shown |= os.environ
+                self.process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT, env=shown)
+            else:
+                streams = {"stdin": subprocess.DEVNULL, "stdout": written, "stderr": subprocess.STDOUT}
+                self.process = FORK_SERVER.popen(command, env=shown, forks=True, **streams)
 
     async def ended(self, timeout_s: float = PATIENT_S) -> int:
         return await asyncio.to_thread(self.process.wait, timeout_s)
@@ -85,8 +90,8 @@ def up(tmp_path, quick_settings):
     """Starts `up` on the tiny model; whatever is left is killed."""
     started = []
 
-    def start(*more: str) -> Up:
-        started.append(Up(tmp_path, quick_settings(tmp_path, "model.numerics=fast"), *more))
+    def start(*more: str, mortal: bool = False) -> Up:
+        started.append(Up(tmp_path, quick_settings(tmp_path, "model.numerics=fast"), *more, mortal=mortal))
         return started[-1]
 
     yield start
@@ -271,7 +276,7 @@ def names(paths: list[Path]) -> set[str]:
 
 @pytest.mark.parametrize("kept", [0.0, pytest.param(0.5, marks=pytest.mark.examination)])
 async def test_it_survives_kill_9_of_itself_whatever_its_files_then_hold(tmp_path, up, kept):
-    run = up()
+    run = up(mortal=True)
     served = await live(await run.serving())
     await run.until(lambda: names(files_of(run)) >= WRITTEN_BY_A_RUN, "every file was there")
     key = run.home.admin_key()

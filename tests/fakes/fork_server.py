@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import itertools
 import json
 import os
 import runpy
@@ -20,7 +21,9 @@ import sys
 import threading
 import traceback
 import weakref
+from pathlib import Path
 
+from ostinato.launch.placing import process
 from ostinato.launch.placing.process import THREADS
 from ostinato.launch.placing.sign import PARENT
 
@@ -44,8 +47,14 @@ _READ_AT_IMPORT = (
     "TRITON",
     "XDG",
 )
-_APPLIED = {"PYTHONPATH"}  # by the forked process itself
+_IGNORED = {
+    "PYTHONPATH",
+    "TORCHINDUCTOR_CACHE_DIR",
+}  # the forked process applies the one; torch sets the other when imported
 _REQUEST, _REPORT = 1 << 18, 8  # bytes
+_FORKS = "OSTINATO_TEST_FORKS"
+SHARED = "OSTINATO_TEST_FORK_SERVER"
+_SERVERS = itertools.count()
 
 
 class Forked:
@@ -118,13 +127,17 @@ class ForkServer:
 
     def __init__(self, libraries=LIBRARIES) -> None:
         self._process, self._socket, self._libraries, self._starting = None, None, libraries, threading.Lock()
+        self._address = ""
         self._environment = settings_of(os.environ | THREADS)
 
-    def popen(self, command, *, env=None, **options) -> subprocess.Popen:
-        """As subprocess.Popen, but `env` is added to this process's environment, and the program computes with one thread."""
+    def popen(self, command, *, env=None, forks=False, **options) -> subprocess.Popen:
+        """As subprocess.Popen, but `env` is added to this process's environment, and the program computes with one thread.
+
+        `forks`: if it supervises workers, they are forked, too. They then die with the server, and not with the program that is killed.
+        """
         command, env = [str(word) for word in command], {**os.environ, **THREADS, **(env or {})}
         if self._forks(command, env):
-            return Program(self, command, env=env, **options)
+            return Program(self, command, env={**env, **({_FORKS: "1"} if forks else {})}, **options)
         return subprocess.Popen(command, env=env, **options)
 
     def run(self, command, *, timeout=None, **options) -> subprocess.CompletedProcess:
@@ -161,28 +174,40 @@ class ForkServer:
 
     def ask(self, command, cwd, env, streams, passed) -> int:
         """Have a program forked with these three streams and other files; returns where its beginning and its end are reported."""
-        with self._starting:
-            if self._process is None:
-                self._start()
         request = {"command": command[1:], "cwd": str(cwd or os.getcwd()), "env": dict(env), "fds": list(passed)}
         ours, theirs = os.pipe()
         try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs, *streams, *passed])
+            self._send([json.dumps(request).encode()], [theirs, *streams, *passed])
         finally:
             os.close(theirs)
         return ours
+
+    def _send(self, request, files) -> None:
+        self.start()
+        socket.send_fds(self._socket, request, files)
 
     def _forks(self, command, env) -> bool:
         is_program = tuple(command[:2]) in ((sys.executable, "-m"), (sys.executable, "-c"))
         return is_program and settings_of(env) == self._environment
 
+    def start(self) -> str:
+        """Start the server unless it runs. Returns the address at which other processes may ask it (`OtherServer`)."""
+        with self._starting:
+            if self._process is None:
+                self._start()
+        return self._address
+
     def _start(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        begin = f"serve({theirs.fileno()}, {self._libraries!r})"
-        command = [sys.executable, "-c", f"from tests.fakes.fork_server import serve; {begin}"]
-        environment = os.environ | THREADS | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
-        theirs.close()
+        self._address = f"ostinato forks {os.getpid()} {next(_SERVERS)}"
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as others:
+            others.bind(f"\0{self._address}")
+            others.listen()  # before it imports: who asks meanwhile waits
+            passed = [theirs.fileno(), others.fileno()]
+            begin = f"serve({passed[0]}, {passed[1]}, {self._libraries!r})"
+            command = [sys.executable, "-c", f"from tests.fakes.fork_server import serve; {begin}"]
+            environment = os.environ | THREADS | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+            self._process = subprocess.Popen(command, pass_fds=passed, env=environment, start_new_session=True)
 
     def close(self) -> None:
         if self._process is not None:
@@ -192,41 +217,65 @@ class ForkServer:
             self._process = None
 
 
+class OtherServer(ForkServer):
+    """A server that another process started, at its address."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address = address
+
+    def _send(self, request, files) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+            line.connect(f"\0{self._address}")
+            socket.send_fds(line, request, files)
+
+
 def settings_of(environment) -> dict[str, str]:
     """What libraries read of an environment when they are imported."""
     return {
-        name: value for name, value in environment.items() if name.startswith(_READ_AT_IMPORT) and name not in _APPLIED
+        name: value for name, value in environment.items() if name.startswith(_READ_AT_IMPORT) and name not in _IGNORED
     }
 
 
-def serve(number: int, libraries) -> None:
-    """The server's process: forks a program for each request, and reports its end. Ends when nobody can ask any more."""
+def serve(number: int, listening: int, libraries) -> None:
+    """The server's process: forks a program for each request, and reports its end. Ends when the process that started it does.
+
+    Any other process of this user may ask on the socket `listening`, with one request a connection.
+    """
     for name in libraries:
         importlib.import_module(name)
     gc.freeze()
-    requests, (woken, wake) = socket.socket(fileno=number), os.pipe()
+    requests, others, (woken, wake) = socket.socket(fileno=number), socket.socket(fileno=listening), os.pipe()
+    address = others.getsockname()[1:].decode()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     children: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([requests, woken], [], [])
+        ready, _, _ = select.select([requests, others, woken], [], [])
         if woken in ready:
             os.read(woken, 512)
             _reap(children)
-        if requests in ready:
-            data, fds, _, _ = socket.recv_fds(requests, _REQUEST, 16)
-            if not data:
-                for pid in children:
-                    os.kill(pid, signal.SIGKILL)
-                os._exit(0)
-            pid = os.fork()
-            if pid == 0:
-                _work(json.loads(data), fds)
-            reports, *others = fds
-            for fd in others:
-                os.close(fd)
-            children[pid] = reports
+        if requests in ready and not _forked(requests, address, children):
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+            os._exit(0)
+        if others in ready:
+            with others.accept()[0] as line:
+                _forked(line, address, children)
+
+
+def _forked(line: socket.socket, address: str, children: dict[int, int]) -> bool:
+    """Fork the program that is asked for on this line. False if its other end is closed."""
+    data, fds, _, _ = socket.recv_fds(line, _REQUEST, 16)
+    if data:
+        pid = os.fork()
+        if pid == 0:
+            _work(json.loads(data), fds, address)
+        children[pid], *others = fds
+        for fd in others:
+            os.close(fd)
+    return bool(data)
 
 
 def _reap(children: dict[int, int]) -> None:
@@ -251,7 +300,7 @@ def _reported(reports: int) -> int | None:
     return int.from_bytes(part, "little", signed=True) if part else None
 
 
-def _work(request, fds) -> None:
+def _work(request, fds, address) -> None:
     """The program's process, as if it had been started with the command."""
     code = 1
     try:
@@ -262,6 +311,7 @@ def _work(request, fds) -> None:
         _report(reports, os.getpid())  # with a group of its own, to which a signal may be sent
         _place(files, [0, 1, 2, *request["fds"]])
         environment = request["env"]
+        forks = environment.pop(_FORKS, "")
         if PARENT in environment:
             environment[PARENT] = str(os.getppid())
         os.environ.clear()
@@ -269,6 +319,9 @@ def _work(request, fds) -> None:
         more = environment.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [path for path in more if path and path not in sys.path]
         os.chdir(request["cwd"])
+        if forks:
+            process.spawn = OtherServer(address).spawn
+        _customise(more)
         _run(*request["command"])
         code = 0
     except SystemExit as end:
@@ -281,6 +334,14 @@ def _work(request, fds) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _customise(path) -> None:
+    """What the interpreter runs first of all, if a test wrote it."""
+    for folder in filter(None, path):
+        if (file := Path(folder) / "sitecustomize.py").is_file():
+            exec(compile(file.read_text(), file, "exec"), {"__name__": "sitecustomize"})
+            return
 
 
 def _place(files, numbers) -> None:
@@ -305,5 +366,5 @@ def _run(how, what, *words) -> None:
         exec(compile(what, "<string>", "exec"), vars(main))
 
 
-FORK_SERVER = ForkServer()
-"""That of this process's tests, which share it."""
+FORK_SERVER = OtherServer(os.environ[SHARED]) if SHARED in os.environ else ForkServer()
+"""That of these tests. The workers of pytest-xdist share the one that the process which started them has."""

@@ -48,7 +48,10 @@ def tiny_snapshot(path: Path, number: int, *, seed: int) -> Snapshot:
 @lru_cache(maxsize=8)  # loading takes far longer than all else that a test does with them
 def _weights(seed: int) -> Weights:
     with TemporaryDirectory() as directory:
-        return weights_of(load_model(tiny_model(Path(directory), seed=seed), torch.float32))
+        weights = weights_of(load_model(tiny_model(Path(directory), seed=seed), torch.float32))
+    for each in weights.values():
+        each.data.flags.writeable = False  # the tests of a process share them
+    return weights
 
 
 @asynccontextmanager

@@ -20,8 +20,10 @@ ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """The process's handlers as they were, after each test."""
+    """The handlers of a terminal's foreground, whatever these tests were started from, and afterwards those from before."""
     before = {number: signal.getsignal(number) for number in ENDING}
+    for number in ENDING:
+        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -78,6 +78,13 @@ def test_a_run_that_cannot_have_its_device_is_refused_before_anything_starts(gpu
         check_device(load(None, ["model.device=cuda", "model.numerics=fast"]))
 
 
+def test_an_order_of_additions_that_this_cpu_lacks_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr("ostinato.model.linear.HAS_PAIRS", False)
+    check_device(load(None, ["model.order=blocks"]))
+    with pytest.raises(BadConfig, match=r'set model\.order = "blocks"'):
+        check_device(load(None, ["model.order=pairs"]))
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -8,7 +8,7 @@ from ostinato.engine.embedded.kv import KVShape, open_store
 from ostinato.model.devices.backend import Backend
 from ostinato.model.devices.cache import CacheAttend
 from ostinato.model.devices.decoding import rounded_rows
-from ostinato.model.devices.step import Step, StepAttend, numbers_of
+from ostinato.model.devices.step import DecodingStep, StepAttend, numbers_of
 from ostinato.model.paged import Entry
 
 pytest.importorskip("triton", reason="Triton is not installed here: torch's CUDA builds bring it, and the CPU's do not")
@@ -39,7 +39,7 @@ def test_a_recorded_step_computes_what_a_step_by_torch_does(heads, kv_heads, dim
             held.copy_(torch.randn(held.shape))
         if recorded:
             numbers = torch.from_numpy(numbers_of([1] * len(entries), entries, BLOCK, rows, 8, SPARE))
-            attend, given = StepAttend(store._layers, BLOCK, Step(numbers)), (q, k, v)
+            attend, given = StepAttend(store._layers, BLOCK, DecodingStep(numbers)), (q, k, v)
         else:
             attend = CacheAttend(store._layers, BLOCK, entries, torch.device("cpu"))
             given = tuple(x[: len(entries)] for x in (q, k, v))
@@ -62,7 +62,7 @@ def test_a_row_of_a_recorded_step_does_not_depend_on_the_rows_beside_it():
 
     def out(chosen, blocks):
         numbers = numbers_of([0] * len(chosen), [entries[i] for i in chosen], BLOCK, len(chosen), blocks, SPARE)
-        attend = StepAttend(store._layers, BLOCK, Step(torch.from_numpy(numbers)))
+        attend = StepAttend(store._layers, BLOCK, DecodingStep(torch.from_numpy(numbers)))
         return attend(0, q[chosen], k[chosen], v[chosen], 0.2, 0)
 
     together = out([*range(8)], 8)

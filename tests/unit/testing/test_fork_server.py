@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.deadlines import PATIENT_S
-from tests.fakes.fork_server import ForkServer
+from tests.fakes.fork_server import ForkServer, OtherServer
 
 from ostinato.launch.placing import process
 from ostinato.launch.placing.process import WorkerProcess
@@ -157,6 +157,48 @@ def test_a_module_is_run_as_the_main_one(tmp_path, server):
     (tmp_path / "ours.py").write_text("import sys\nprint(__name__, sys.argv[1:])")
     done = server.run([sys.executable, "-m", "ours", "a"], env={"PYTHONPATH": str(tmp_path)})
     assert done.stdout == "__main__ ['a']\n"
+
+
+def test_what_torch_writes_into_the_environment_keeps_nothing_from_being_forked(server, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")
+    with server.popen([*COMMAND, "end", "0"]) as one:
+        assert type(one) is not subprocess.Popen
+
+
+def test_what_a_test_has_the_interpreter_run_first_is_run_first(tmp_path, server):
+    (tmp_path / "sitecustomize.py").write_text("print('first')")
+    done = server.run([*COMMAND, "end", "0"], env={"PYTHONPATH": str(tmp_path)})
+    assert done.stdout == "first\n"
+
+
+def test_another_process_may_ask_for_programs(server):
+    other = OtherServer(server.start())
+    assert other.run([*COMMAND, "end", "7"]).returncode == 7
+    with other.popen([*COMMAND, "wait"], stdout=subprocess.PIPE, text=True) as one:
+        assert type(one) is not subprocess.Popen
+        assert one.stdout.readline() == "waits\n"
+        server.close()
+        assert one.wait(PATIENT_S) == -signal.SIGKILL, "they end with the server"
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_what_a_program_starts_is_forked_if_it_shall_be(tmp_path, server, forks):
+    supervisor = """
+import asyncio, os, sys
+from pathlib import Path
+from ostinato.launch.placing.process import THREADS, WorkerProcess
+
+async def work():
+    one = WorkerProcess("one", (sys.executable, "-c", "import os; print(os.getppid())"), Path("one.log"), env=THREADS)
+    await one.start()
+    print(os.getppid(), os.getpid(), await one.ended())
+
+asyncio.run(work())
+"""
+    done = server.run([sys.executable, "-c", supervisor], cwd=tmp_path, forks=forks)
+    parent, own, code = done.stdout.split()
+    assert code == "0"
+    assert (tmp_path / "one.log").read_text() == f"{parent if forks else own}\n"
 
 
 def test_programs_end_with_the_process_that_started_them(tmp_path):
