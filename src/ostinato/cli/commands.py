@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter, validators
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, validators
 from rich.console import Console
 from rich.text import Text
 
@@ -379,7 +379,12 @@ def main() -> None:
 
     interruption = Interruption()
     try:
-        app()
+        app(exit_on_error=False)
+    except CycloptsError as error:  # which it has printed
+        if isinstance(error, UnknownOptionError):
+            hint = "Settings are given with --set, as in --set listen.port=9000; `ostinato config` lists them."
+            console.print(hint, soft_wrap=True)
+        sys.exit(2)
     except (OstinatoError, BaseExceptionGroup) as error:
         _explain(error)
         sys.exit(2)

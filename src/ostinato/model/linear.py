@@ -49,11 +49,16 @@ def possible_orders() -> tuple[Order, ...]:
 def use_order(order: Order) -> None:
     """Compute bf16 products of this process in this order from now on. Raises BadConfig if the CPU cannot."""
     global _order
+    check_order(order)
+    _order = order
+
+
+def check_order(order: Order) -> None:
+    """Raise BadConfig if this CPU cannot compute in this order."""
     if order not in possible_orders():
         raise BadConfig(
             f'model.order = "{order}": this CPU has no AVX512-BF16, or it is masked; set model.order = "blocks", which all CPUs compute'
         )
-    _order = order
 
 
 def order_in_use() -> Order:

@@ -20,7 +20,7 @@ from ostinato.model.cpu import capabilities
 from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.devices.cache import CacheAttend, CachedLayer
 from ostinato.model.devices.softmax import TensorSoftmax
-from ostinato.model.devices.step import Step, StepAttend, numbers_of
+from ostinato.model.devices.step import DecodingStep, StepAttend, numbers_of
 from ostinato.model.linear import Order, linear, order_in_use
 from ostinato.model.logprobs import RowSoftmax
 from ostinato.model.norms import rms_normed
@@ -159,7 +159,7 @@ def _attended(cached: Tensor, x: Tensor) -> Tensor:
     last, block = Entry(start=_OUTPUTS - 1, end=_OUTPUTS, blocks=(2, 0, 1)), _OUTPUTS // 3
     if x.is_cuda:
         numbers = numbers_of([0], [last], block, rows=1, blocks=3, spare=0)
-        attend = StepAttend([held], block, Step(torch.from_numpy(numbers).to(x.device)))
+        attend = StepAttend([held], block, DecodingStep(torch.from_numpy(numbers).to(x.device)))
     else:
         attend = CacheAttend([held], block, [last], x.device)
     return attend(0, x[:2].view(1, 8, -1), slots_SKD[:1], slots_SKD[1:2], 0.125, 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ostinato.app.lending import check_lending
 from ostinato.app.memory import check_memory
-from ostinato.app.numerics import check_products, trainer_backend
+from ostinato.app.numerics import check_named_order, check_products, trainer_backend
 from ostinato.app.proving import check_suite
 from ostinato.app.storage import Home, check_log
 from ostinato.app.worlds_grading import open_backend
@@ -53,9 +53,14 @@ def check_keys(config: Config) -> None:
 
 
 def check_device(config: Config) -> None:
-    """Raise BadConfig for a device that is not here, or kernels that cannot do what is asked. The usual settings pass without torch."""
+    """Raise BadConfig for a device that is not here, or for kernels or an order of additions that cannot do what is asked.
+
+    The usual settings pass without torch.
+    """
     if (config.model.device, config.model.kernels) not in {("cpu", "auto"), ("cpu", "own")}:
         trainer_backend(config)
+    if config.model.order not in {"auto", "blocks"}:
+        check_named_order(config)
 
 
 def check_sandboxes(config: Config) -> None:

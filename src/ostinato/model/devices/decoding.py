@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ostinato.model.attention import hidden
 from ostinato.model.devices.cache import CachedLayer
-from ostinato.model.devices.step import Step, StepAttend, numbers_of
+from ostinato.model.devices.step import DecodingStep, StepAttend, numbers_of
 from ostinato.model.paged import Entry
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Recorded:
     """A recorded pass: it reads `step` and writes `states_RD`."""
 
     graph: Any
-    step: Step
+    step: DecodingStep
     states_RD: Tensor
 
 
@@ -78,7 +78,7 @@ class Decoding:
 
     def _record(self, model: PreTrainedModel, rows: int, blocks: int) -> Recorded | None:
         empty = torch.from_numpy(numbers_of((), (), self._block, rows, blocks, self._spare))
-        step = Step(empty.to(model.device))
+        step = DecodingStep(empty.to(model.device))
         attend = StepAttend(self._layers, self._block, step)
         with torch.cuda.device(model.device):
             aside = torch.cuda.Stream()

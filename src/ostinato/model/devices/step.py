@@ -14,7 +14,7 @@ from ostinato.model.paged import Entry
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DecodingStep:
     """The numbers of one step, in one tensor on the device [R, 4 + B]: id, position, slot, length, then the blocks."""
 
     numbers: Tensor
@@ -66,7 +66,7 @@ def numbers_of(
 class StepAttend:
     """Attention of one step over the cache: the model's `attend`. All that changes between steps is in the step's tensor."""
 
-    def __init__(self, layers: Sequence[CachedLayer], block: int, step: Step) -> None:
+    def __init__(self, layers: Sequence[CachedLayer], block: int, step: DecodingStep) -> None:
         self._layers, self._block, self._step = layers, block, step
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
