@@ -1,5 +1,6 @@
 """All layers in one call keep every bit of the library's; a model for which that does not hold stays as it is."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -90,6 +91,13 @@ def test_every_supported_architecture_keeps_its_bits_in_bf16(tmp_path, kind):
     prepack(engine)
     for count in (32, 96):
         assert torch.equal(answer(engine, count), answer(plain, count)), count
+
+
+def test_a_condensed_model_is_not_copied_whose_copy_would_compute_with_the_first_ones_weights(tmp_path):
+    engine = load_model(tiny_of(tmp_path / "m", KINDS["llama"]()), torch.bfloat16)
+    prepack(engine)
+    with pytest.raises(TypeError, match="condense the copy"):
+        copy.deepcopy(engine)
 
 
 def test_layers_that_compute_something_else_stay_as_they_are_and_it_is_said(tmp_path, caplog):

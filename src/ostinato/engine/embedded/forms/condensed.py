@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -86,6 +86,11 @@ class CondensedBody(nn.Module):
             self._run(at + ATTENTION + 1, at + PHASES, None, state)
         self._run(count, count + 1, None, state)
         return Answer(normed[None])
+
+    def __deepcopy__(self, _: object) -> NoReturn:
+        raise TypeError(
+            "a condensed body holds the addresses of its weights; copy the model first, then condense the copy"
+        )
 
     def _run(self, first: int, last: int, held: Pages | None, state: tuple[NDArray[Any], ...]) -> None:
         block = _BLOCK if held is None else held.reads.block
