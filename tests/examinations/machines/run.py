@@ -85,6 +85,14 @@ def show(outcomes: list[Outcome], console: Console) -> None:
     console.print(table, markup=False)
 
 
+def write(outcomes: list[Outcome], path: Path) -> None:
+    """Write the outcomes so far as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps([asdict(each) for each in outcomes], indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], help="an environment's name; may be repeated")
@@ -108,11 +116,8 @@ def main() -> None:
         for each in ENVIRONMENTS:
             if not asked.only or each.name in asked.only:
                 outcomes += tried(each, Path(top), console, tuple(asked.check))
+                write(outcomes, asked.out)  # what was tried is kept if the rest is interrupted
     show(outcomes, console)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(
-        json.dumps([asdict(each) for each in outcomes], indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
     sys.exit(any(each.result == FAILED for each in outcomes))
 
 
