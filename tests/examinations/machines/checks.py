@@ -186,7 +186,6 @@ def up(environment: Environment, place: Place) -> str:
 def demo(environment: Environment, place: Place) -> str:
     """A demo of a few seconds of traffic, from its start to its report."""
     words = ["demo", "--minutes", "1" if environment.model == "smollm2" else "0.05", "--out", str(place.run / "report")]
-    place.run.mkdir(exist_ok=True)
     words += ["--directory", str(place.run / "demo"), *environment.demo]
     words += settings(environment, place, place.run / "demo")
     with started(environment, place, "demo", *words) as command:
