@@ -881,7 +881,7 @@ async def told_with_deaths(disk):
         return controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
 
     control = fresh()
-    crowd = Crowd(disk, control, time, {V0: 0.5, V3: 0.95}, share=0.8, each=1)
+    crowd = Crowd(disk, control, time, {V0: 0.5, V3: 1.0}, share=0.6, each=1)
     disk.refs |= {"live": "m0", "control": "m0"}
     disk.publish(V3)
     for _ in range(90):

@@ -176,7 +176,7 @@ def test_caps_do_not_turn_what_is_learned(users, accepted, sign):
             suggests = bool(rng.random() < 0.5)
             tokens = range(8 if suggests else 2)
             turn = a_turn(f"{step}-{i}:0", user=f"u{rng.integers(users)}", prompt=(1, 2, i), sampled=tokens)
-            turns.append(replace(turn, episode=turn.id))
+            turns.append(turn)  # each is an episode of its own
             suggested[turn.id] = suggests
             rewards[turn.id] = (0.75 if rng.random() < accepted else -0.25) if suggests else 0.0
         found = SingleRollout(config, baseline, recent)(by_episode(turns), rewards)

@@ -58,14 +58,18 @@ class RecentShares:
             return
         self._steps = min(self._steps + 1, self._memory)
         part = 1.0 / self._steps
-        missed = {person: (1.0 - part) * self._missed.get(person, 0.0) for person in self._shares}
+        missed = {person: (1.0 - part) * share for person, share in self._missed.items()}
+        missed_by_new = self._missed_by_new(self._steps, total)
         kept = {person: (1.0 - part) * share for person, share in self._shares.items()}
         for person, mass in masses.items():
             scale = 1.0 if scales is None else scales.get(person, 0.0)
             kept[person] = kept.get(person, 0.0) + part * scale * mass / total
-            missed.setdefault(person, self._missed_by_new(self._steps, total))
+            if person not in self._shares:
+                missed[person] = missed_by_new
         self._shares = {person: share for person, share in kept.items() if share >= _FORGOTTEN}
-        self._missed = {person: missed[person] for person in self._shares if missed[person] >= _FORGOTTEN}
+        self._missed = {
+            person: share for person, share in missed.items() if share >= _FORGOTTEN and person in self._shares
+        }
         self._level = equal_share(self._shares)
 
     def cut(self, masses: Mapping[Person, float]) -> dict[Person, float]:

@@ -1,11 +1,10 @@
 """Freed blocks go back to the system, whatever lies between them, and large ones come in large pages."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.fakes.fork_server import FORK_SERVER
 
 PROGRAM = """
 import sys, torch
@@ -23,14 +22,16 @@ print(resident() - before)
 """
 
 
+def number_said(*command: str, **environment: str) -> int:
+    """What a fresh process says; its libraries are imported, but it has made no tensor."""
+    done = FORK_SERVER.run([sys.executable, "-c", *command], env=environment)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_freed_blocks_are_returned_though_some_between_them_are_kept():
-    found = {
-        how: int(
-            subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=True).stdout
-        )
-        for how in ("by itself", "returned")
-    }
+    found = {how: number_said(PROGRAM, how) for how in ("by itself", "returned")}
     assert found["returned"] < 30, "11 of 200 MiB are held"
     assert found["by itself"] > 150, "what this is for"
 
@@ -50,11 +51,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults(**environment: str) -> int:
     """Page faults of a process that makes one tensor of 64 MiB, 16,384 pages of 4 KiB."""
-    return int(
-        subprocess.run(
-            [sys.executable, "-c", FAULTS], env=os.environ | environment, capture_output=True, text=True, check=True
-        ).stdout
-    )
+    return number_said(FAULTS, **environment)
 
 
 @pytest.mark.skipif(
