@@ -11,6 +11,7 @@ import signal
 import sys
 
 import aiohttp
+from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.app.storage import open_run
 from ostinato.core.records import ReleaseEvent, Turn
@@ -18,15 +19,10 @@ from ostinato.core.records import ReleaseEvent, Turn
 
 async def ostinato(run, *words):
     """The command line, in a process of its own."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ostinato.cli", *words, "--set", f"run.directory='{run.config.run.directory}'"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=os.environ | {"COLUMNS": "300", "NO_COLOR": "1"},
-    )
-    said, _ = await process.communicate()
-    assert process.returncode == 0, said.decode()
-    return said.decode()
+    command = (sys.executable, "-m", "ostinato.cli", *words, "--set", f"run.directory='{run.config.run.directory}'")
+    done = await asyncio.to_thread(FORK_SERVER.run, command, env={"COLUMNS": "300", "NO_COLOR": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 async def read(log, kind):

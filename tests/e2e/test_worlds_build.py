@@ -1,8 +1,10 @@
 """A package of our own becomes tasks in real sandboxes, and each task holds what it says."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,9 @@ from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import load, save, taskset_of
 
 
-@pytest.fixture
-def no_index(monkeypatch):
-    """What is installed here stands for what pip would fetch: this test reaches no network."""
+@pytest.fixture(scope="module", autouse=True)
+def no_index():
+    """What is installed here stands for what pip would fetch: these tests reach no network."""
 
     async def wheels(_requirements):
         from importlib.metadata import files
@@ -33,41 +35,74 @@ def no_index(monkeypatch):
                     found[str(path)] = Path(str(path.locate())).read_bytes()
         return found
 
-    monkeypatch.setattr("ostinato.worlds.building.package_build.fetch_wheels", wheels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ostinato.worlds.building.package_build.fetch_wheels", wheels)
+        yield
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """The taskset's file, beside which all places here have their layers: what the tests need is compiled once."""
+    return tmp_path_factory.mktemp("built") / "tiny.jsonl"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Where the build of the tiny package notes what it tried."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def built(no_index, out, cache):
+    """What comes of the tiny package, built once."""
+
+    async def once():
+        async with opened(out, cache) as place:
+            return await build(place)
+
+    return asyncio.run(once())
+
+
+@contextlib.asynccontextmanager
+async def opened(out, cache):
+    place = open_build_place(out, cache)
+    try:
+        yield place
+    finally:
+        await place.backend.close()
+
+
+def runs_of(task, place):
+    """Runs of tests over a task's files in this place."""
+    env = {"PYTHONPATH": task.spec.env["PYTHONPATH"].replace("/work", place.workdir)}
+    return SuiteRuns(place.backend, replace(task.spec, env=env), place.python, ("pytest",))
 
 
 async def build(place, data=None, name="tiny-counts", split=Split.TRAIN, **more):
     data = data or tiny_sdist()
     archive = FetchedArchive(name=f"{name}-1.0.tar.gz", data=data, sha256=hashlib.sha256(data).hexdigest())
-    return await PackageBuild(place, BuildConfig(batch=2, **more), archive, name, split).run(lambda *_: None)
+    return await PackageBuild(place, BuildConfig(**({"batch": 2} | more)), archive, name, split).run(lambda *_: None)
 
 
-async def test_a_package_becomes_tasks_that_hold(tmp_path, no_index):
-    out = tmp_path / "tiny.jsonl"
-    place = open_build_place(out, tmp_path / "cache")
-    try:
-        result = await build(place)
-        assert {task.family for task in result.tasks} == {"package.removal", "package.deletion", "package.bug"}
-        assert not any("unused" in task.about["function"] for task in result.tasks)  # no test needs it
-        journal = next((tmp_path / "cache").glob("*/tried.jsonl"))
-        lines = journal.read_text()
-        journal.write_text(lines[: lines.rindex('{"functions"') + 40])  # as if it was killed while it wrote
+async def test_a_package_becomes_tasks_that_hold(built, out, cache):
+    assert {task.family for task in built.tasks} == {"package.removal", "package.deletion", "package.bug"}
+    assert not any("unused" in task.about["function"] for task in built.tasks)  # no test needs it
+    journal = next(cache.glob("*/tried.jsonl"))
+    lines = journal.read_text()
+    journal.write_text(lines[: lines.rindex('{"functions"') + 40])  # as if it was killed while it wrote
+    async with opened(out, cache) as place:
         again = await build(place)
-        assert {task.id for task in again.tasks} == {task.id for task in result.tasks}
-        await holds(place, result.tasks)
-    finally:
-        await place.backend.close()
-    taskset = taskset_of("tiny", result.tasks)
+        assert {task.id for task in again.tasks} == {task.id for task in built.tasks}
+        assert (await build(place, tasks=1)).tasks == built.tasks[:1]
+        await holds(place, built.tasks)
+    taskset = taskset_of("tiny", built.tasks)
     save(taskset, out)
     assert load(out) == taskset
 
 
-async def test_what_a_stub_passes_or_nobody_can_know_is_no_task(tmp_path, no_index):
-    place = open_build_place(tmp_path / "weak.jsonl", tmp_path / "cache")
-    try:
-        result = await build(place, weak_sdist(), "weak-shapes", Split.HELD_OUT)
-    finally:
-        await place.backend.close()
+async def test_what_a_stub_passes_or_nobody_can_know_is_no_task(tmp_path, out):
+    async with opened(out, tmp_path / "cache") as place:
+        result = await build(place, weak_sdist(), "weak-shapes", Split.HELD_OUT, batch=8, faults_tried=1)
     written = {task.about["function"].split("::")[1] for task in result.tasks if task.family != "package.bug"}
     assert written == {"clamp"}
     journal = next((tmp_path / "cache").glob("*/tried.jsonl"))
@@ -95,9 +130,7 @@ async def test_what_a_stub_passes_or_nobody_can_know_is_no_task(tmp_path, no_ind
 async def holds(place, tasks):
     """Every listed test does what the task says, without the change and with it."""
     for task in tasks:
-        runs = SuiteRuns(place.backend, task.spec, place.python, ("pytest",))
-        spec = task.spec.env["PYTHONPATH"].replace("/work", place.workdir)
-        object.__setattr__(task.spec, "env", {"PYTHONPATH": spec})
+        runs = runs_of(task, place)
         fail, keep = task.grading.data["fail_to_pass"], task.grading.data["pass_to_pass"]
         job = SuiteJob(id="a", targets=("tests",), tests=(*fail, *keep))
         mended = SuiteJob(id="b", targets=("tests",), tests=(*fail, *keep), edits=task.grading.data["solution"])
@@ -109,63 +142,47 @@ async def holds(place, tasks):
         assert task.grading.data["solution"] == {"tiny_counts.py": MODULE}
 
 
-async def test_a_suite_cannot_reach_the_host_and_what_it_writes_is_undone(tmp_path, no_index):
-    place = open_build_place(tmp_path / "a.jsonl", tmp_path / "cache")
-    try:
-        result = await build(place, tasks=1)
-        spec = result.tasks[0].spec
-        object.__setattr__(spec, "env", {"PYTHONPATH": spec.env["PYTHONPATH"].replace("/work", place.workdir)})
-        runs = SuiteRuns(place.backend, spec, place.python, ("pytest",))
-        secret = tmp_path / "secret"
-        secret.write_text("secret")
-        hostile = (
-            "import os, socket, pytest\n"
-            f"def test_host():\n    assert not os.path.exists({str(secret)!r})\n"
-            "def test_net():\n    with pytest.raises(OSError):\n        socket.create_connection(('1.1.1.1', 53), 1)\n"
-            "def test_write():\n    assert not os.path.exists('left')\n    open('left', 'w').close()\n    os.unlink('tiny_counts.py')\n"
-            'def test_print():\n    print(\'{"id": "0"}\')\n'
+async def test_a_suite_cannot_reach_the_host_and_what_it_writes_is_undone(tmp_path, built, out, cache):
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    hostile = (
+        "import os, socket, pytest\n"
+        f"def test_host():\n    assert not os.path.exists({str(secret)!r})\n"
+        "def test_net():\n    with pytest.raises(OSError):\n        socket.create_connection(('1.1.1.1', 53), 1)\n"
+        "def test_write():\n    assert not os.path.exists('left')\n    open('left', 'w').close()\n    os.unlink('tiny_counts.py')\n"
+        'def test_print():\n    print(\'{"id": "0"}\')\n'
+    )
+    jobs = [
+        SuiteJob(id=str(n), targets=("tests/test_counts.py",), edits={"tests/test_counts.py": hostile})
+        for n in range(2)
+    ]
+    async with opened(out, cache) as place:
+        outcomes = await runs_of(built.tasks[0], place).run(jobs, 0)
+    for outcome in outcomes:
+        assert outcome is not None
+        assert len(outcome.ended) == 4
+        assert set(outcome.ended.values()) == {"passed"}, dict(outcome.ended)
+        assert "./left" in outcome.changed
+
+
+async def test_jobs_that_end_badly_are_told_apart(built, out, cache):
+    where = "tests/test_counts.py"
+    texts = [
+        "def test_a():\n    while True: pass\n",
+        "import os\ndef test_a():\n    os.kill(os.getpid(), 11)\n",
+    ]
+    jobs = [SuiteJob(id="x", targets=(where,), edits={where: text}, seconds=0.9) for text in texts]
+    grouped = [
+        SuiteJob(id="y", targets=(where,), tests=(f"{where}::test_a",), edits={where: text}, group=group)
+        for group, text in (
+            ("a", "def test_a():\n    assert False\n"),
+            ("a", "def test_a():\n    pass\n"),
+            ("a", "def test_a():\n    pass\n"),
+            ("b", "def test_a():\n    pass\n"),
         )
-        jobs = [
-            SuiteJob(id=str(n), targets=("tests/test_counts.py",), edits={"tests/test_counts.py": hostile})
-            for n in range(2)
-        ]
-        outcomes = await runs.run(jobs, 0)
-        for outcome in outcomes:
-            assert outcome is not None
-            assert len(outcome.ended) == 4
-            assert set(outcome.ended.values()) == {"passed"}, dict(outcome.ended)
-            assert "./left" in outcome.changed
-    finally:
-        await place.backend.close()
-
-
-def test_jobs_that_end_badly_are_told_apart(tmp_path, no_index):
-    async def outcomes():
-        where = "tests/test_counts.py"
-        place = open_build_place(tmp_path / "a.jsonl", tmp_path / "cache")
-        try:
-            spec = (await build(place, tasks=1)).tasks[0].spec
-            object.__setattr__(spec, "env", {"PYTHONPATH": spec.env["PYTHONPATH"].replace("/work", place.workdir)})
-            runs = SuiteRuns(place.backend, spec, place.python, ("pytest",))
-            texts = [
-                "def test_a():\n    while True: pass\n",
-                "import os\ndef test_a():\n    os.kill(os.getpid(), 11)\n",
-            ]
-            jobs = [SuiteJob(id="x", targets=(where,), edits={where: text}, seconds=1.0) for text in texts]
-            grouped = [
-                SuiteJob(id="y", targets=(where,), tests=(f"{where}::test_a",), edits={where: text}, group=group)
-                for group, text in (
-                    ("a", "def test_a():\n    assert False\n"),
-                    ("a", "def test_a():\n    pass\n"),
-                    ("a", "def test_a():\n    pass\n"),
-                    ("b", "def test_a():\n    pass\n"),
-                )
-            ]
-            return await runs.run([*jobs, *grouped], 0)
-        finally:
-            await place.backend.close()
-
-    endless, crashed, *grouped = asyncio.run(outcomes())
+    ]
+    async with opened(out, cache) as place:
+        endless, crashed, *grouped = await runs_of(built.tasks[0], place).run([*jobs, *grouped], 0)
     assert endless is not None
     assert endless.hung
     assert crashed is not None

@@ -67,14 +67,19 @@ def possible() -> list[Processor]:
     return [each for each in PROCESSORS if not each.needs or each.needs in cpu_features()]
 
 
-def scored(model: Path, dtype: str, tokens: int, switches: dict[str, str], engine: bool = False) -> np.ndarray:
-    """The log-probabilities of random tokens, all but the first of each text, from a process of their own under these switches."""
+def scored(
+    cases: list[tuple[Path, str]], tokens: int, switches: dict[str, str], engine: bool = False
+) -> list[np.ndarray]:
+    """The log-probabilities of random tokens, all but the first of each text, from one process of their own under these switches.
+
+    One array for each model and its dtype.
+    """
     with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "logprobs.npy"
-        words = [sys.executable, "-m", __name__ if __name__ != "__main__" else __spec__.name, "--score", str(model)]
-        words += ["--dtype", dtype, "--tokens", str(tokens), "--out", str(out), *(["--engine"] if engine else [])]
+        words = [sys.executable, "-m", __name__ if __name__ != "__main__" else __spec__.name, "--tokens", str(tokens)]
+        words += [word for model, dtype in cases for word in ("--score", str(model), dtype)]
+        words += ["--out", scratch, *(["--engine"] if engine else [])]
         subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"} | switches, check=True)
-        return np.load(out)
+        return [np.load(Path(scratch) / f"{number}.npy") for number in range(len(cases))]
 
 
 def score(model_path: Path, dtype: str, tokens: int, *, engine: bool) -> np.ndarray:
@@ -128,15 +133,16 @@ def models(scratch: Path) -> dict[str, Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--score", type=Path, help="used by the examination itself: the model that this process scores")
-    parser.add_argument("--dtype", default="bfloat16")
+    own = "used by the examination itself: a model and its dtype that this process scores; may be repeated"
+    parser.add_argument("--score", nargs=2, action="append", metavar=("MODEL", "DTYPE"), help=own)
     parser.add_argument("--tokens", type=int, default=10 * TEXT)
     parser.add_argument("--engine", action="store_true")
     parser.add_argument("--only", action="append", choices=MODELS, help="this model; may be repeated")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.score:
-        np.save(args.out, score(args.score, args.dtype, args.tokens, engine=args.engine))
+        for number, (model, dtype) in enumerate(args.score):
+            np.save(args.out / f"{number}.npy", score(Path(model), dtype, args.tokens, engine=args.engine))
         return
     rows: list[dict[str, Any]] = []
     left_out = [each.name for each in PROCESSORS if each not in possible()]
@@ -156,7 +162,7 @@ def _compared(name: str, path: Path, dtype: str, tokens: int) -> list[dict[str, 
         some = min(tokens, processor.most or tokens) if name == DEFAULT else tokens
         for engine in (False, True):
             began = time.perf_counter()
-            found = scored(path, dtype, some, processor.switches, engine)
+            (found,) = scored([(path, dtype)], some, processor.switches, engine)
             want = found if want is None else want
             row = {"model": name, "dtype": dtype, "processor": processor.name, "as": "engine" if engine else "trainer"}
             rows.append(row | {"compared": len(found), "differing": differing(found, want[: len(found)])})

@@ -8,6 +8,8 @@ from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.launch.workers.prepare import prepare
+from ostinato.model.devices.backend import Backend
+from ostinato.model.load import load_model
 from ostinato.testing.tiny import tiny_model
 
 
@@ -56,3 +58,18 @@ async def test_its_weights_move_to_a_bucket_file_by_file(bucket, tmp_path):
         await prepare(run, lambda _: None)
         assert await run.follower.resolve("live") == live
         await run.store.move_ref("live", await run.store.read_ref("live"), await run.store.read_ref("base"))
+
+
+async def test_the_starting_model_is_read_with_the_kernels_of_the_run(tmp_path, monkeypatch):
+    """Others would be compiled, on the first start, to try a model that they never compute."""
+    read = []
+
+    def reading(path, dtype, *, backend):
+        read.append(backend)
+        return load_model(path, dtype, backend=backend)
+
+    monkeypatch.setattr("ostinato.model.load.load_model", reading)
+    tiny_model(tmp_path / "model")
+    with open_run(settings(tmp_path, "model.kernels=torch", "model.numerics=fast")) as run:
+        await prepare(run, lambda _: None)
+    assert read == [Backend(device="cpu", kernels="torch")]

@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import cache
 
 import pytest
 
@@ -142,6 +143,7 @@ def read(format, parts, *, tools=TOOLS, opening=""):
     )
 
 
+@cache
 def format_of(name):
     return format_for(FAMILIES[name][0], ())
 
