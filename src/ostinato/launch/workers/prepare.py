@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 from pathlib import Path
 
 from ostinato.app.proving import open_releases
@@ -61,8 +60,8 @@ async def _publish_base(run: Run, path: Path, say: Callable[[str], None]) -> Non
     from ostinato.model.load import load_model, weights_of
 
     say("publishing version 0: the model as it came")
-    computing = await asyncio.to_thread(backend, run.config.model)
-    on_host = replace(computing, device="cpu")  # with the kernels in use: no others are compiled to try them
+    # with the kernels in use: no others are compiled to try them
+    on_host = backend(run.config.model.model_copy(update={"device": "cpu"}))
     model = await asyncio.to_thread(load_model, path, stored_dtype(run.config.model), backend=on_host)
     publisher = VersionPublisher(run.store, run.config.publish)
     await publisher.publish(0, weights_of(model), run=run.home.name, base=None, meta={"step": 0}, ref="base")
