@@ -175,6 +175,8 @@ def up(environment: Environment, place: Place) -> str:
         with started(environment, place, "status", "status", *words) as status:
             if status.ended() != 0:
                 raise Unmet(f"status: {first_error(status.said())}")
+        if "up" in environment.says:
+            command.until(environment.says["up"])
         command.process.send_signal(signal.SIGINT)
         code = command.ended(120.0)
         if "starts again" in command.said():

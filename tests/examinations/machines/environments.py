@@ -240,11 +240,12 @@ ENVIRONMENTS: tuple[Environment, ...] = (
     ),
     Environment(
         name="address-space",
-        about="ulimit -v of 4 GB with the model of the README",
+        about="ulimit -v of 4 GB with the model of the README: enough to serve, too little to train",
         prefix=lambda _: (*_BASH, 'ulimit -v 4194304 && exec "$@"', "bash"),
         model="smollm2",
-        says={"up": "memory is too small to (serve|train) smollm2: at least .* are needed .* leaves"},
-        refused=("up",),
+        says={
+            "up": "memory is too small to train smollm2: at least .* are needed .* leaves .*serve goes on without it"
+        },
         checks=("up",),
         missing=without("bash"),
     ),
