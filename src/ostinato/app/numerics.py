@@ -137,14 +137,6 @@ def _parts(config: Config, path: Path) -> dict[str, object]:
     return {"model": shapes, "probe": probe()}
 
 
-def check_named_order(config: Config) -> None:
-    """Raise BadConfig if `model.order` names an order of additions that this CPU cannot compute in. Imports torch."""
-    from ostinato.model.linear import check_order
-
-    if config.model.order != "auto":
-        check_order(config.model.order)
-
-
 def _use_order(config: Config) -> None:
     """Set the order of additions of this process's products if the configuration names one: before anything is measured or multiplied."""
     from ostinato.model.linear import use_order

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ostinato.app.lending import check_lending
 from ostinato.app.memory import check_memory
-from ostinato.app.numerics import check_named_order, check_products, trainer_backend
+from ostinato.app.numerics import check_products, trainer_backend
 from ostinato.app.proving import check_suite
 from ostinato.app.storage import Home, check_log
 from ostinato.app.worlds_grading import open_backend
@@ -59,8 +59,10 @@ def check_device(config: Config) -> None:
     """
     if (config.model.device, config.model.kernels) not in {("cpu", "auto"), ("cpu", "own")}:
         trainer_backend(config)
-    if config.model.order not in {"auto", "blocks"}:
-        check_named_order(config)
+    if config.model.order == "pairs":  # "blocks" is possible everywhere
+        from ostinato.model.linear import check_order
+
+        check_order(config.model.order)
 
 
 def check_sandboxes(config: Config) -> None:
