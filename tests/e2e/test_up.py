@@ -21,7 +21,6 @@ from ostinato.config import load
 from ostinato.core.notices import Alarm
 from ostinato.launch.placing.address import read_address
 from ostinato.launch.placing.board import read_board
-from ostinato.record.lock import hold
 
 PATIENT_S = 600.0
 
@@ -317,22 +316,16 @@ async def test_a_terminal_that_takes_no_line_does_not_end_it(tmp_path, quick_set
         run.kill()
 
 
-async def test_what_can_never_run_is_told_in_the_workers_words_and_ends_it(tmp_path, up):
-    with hold(
-        tmp_path / "run", "prepare"
-    ):  # the function is loaded before the run is made ready, so nothing is served yet
-        run = up("reward.function=no_such_module_here:reward")
-        assert await run.ended() == 2
-    assert "train cannot run: BadConfig: reward.function 'no_such_module_here:reward'" in run.said()
+async def test_a_trainer_that_can_never_run_is_told_in_its_own_words_and_serving_goes_on(up):
+    run = up("reward.function=no_such_module_here:reward")
+    assert await live(await run.serving())
+    await run.until(lambda: run.standing("train").condition == "failed", "training was given up")
+    assert "cannot run: BadConfig: reward.function 'no_such_module_here:reward'" in run.said()
+    assert "serve goes on without it" in run.said()
     assert "starts again" not in run.said()
-    board = read_board(run.home.workers)
-    assert "reward.function" in board.ended
-    assert {worker.name: worker.condition for worker in board.workers} == {
-        "serve": "stopped",
-        "train": "failed",
-        "release": "stopped",
-        "housekeeping": "stopped",
-    }
+    assert await live(run.url)
+    run.process.send_signal(signal.SIGTERM)
+    assert await run.ended() == 0
 
 
 @pytest.mark.examination

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -45,7 +46,8 @@ for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rol
 def up(*, on: Literal["here", "ray"] = "here", common: Common | None = None) -> None:
     """Start gateway, trainer, release worker and housekeeping, and keep them running until Ctrl-C.
 
-    A worker that dies or hangs is started again. If one cannot run at all, the command prints the reason and exits with code 2.
+    A worker that dies or hangs is started again. If one cannot run at all, the command prints the reason, and serving goes on without it;
+    if serving is what cannot run, the command ends with code 2.
 
     Parameters
     ----------
@@ -378,6 +380,8 @@ def main() -> None:
     from ostinato.launch.workers.stopping import Interruption
 
     interruption = Interruption()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: an ASCII locale prints what it can
     try:
         app(exit_on_error=False)
     except CycloptsError as error:  # which it has printed

@@ -266,10 +266,12 @@ ENVIRONMENTS: tuple[Environment, ...] = (
     Environment(name="odd-path", about="a path with a space and an umlaut", folder="a plaçe with ü"),
     Environment(
         name="bare-locale",
-        about="LANG=C and hardly a variable",
+        about="LANG=C without UTF-8, a path with an umlaut, and hardly a variable",
         variables=dict.fromkeys((name for name in os.environ if name not in ("PATH", "HOME", "PYTHONPATH")), None)
         | {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
         folder="ü",
+        says=dict.fromkeys(CHECKS, "set PYTHONUTF8=1"),
+        refused=CHECKS,
     ),
     Environment(
         name="turkish",

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,7 @@ from ostinato.app.worlds_tasks import function_tasks
 from ostinato.config import load
 from ostinato.config import save as save_config
 from ostinato.core.errors import BadConfig, SandboxRefused
-from ostinato.launch.commands import checks, demo
+from ostinato.launch.commands import checks, demo, doctor
 from ostinato.launch.commands.checks import check_model, check_same_model, check_start
 from ostinato.launch.commands.demo import check_emptied, choose, empty
 from ostinato.launch.commands.up import up
@@ -65,6 +66,29 @@ async def test_so_is_a_weak_key_in_a_file(settings, tmp_path):
     file.write_text("# one a line\nacme:short\n")
     with pytest.raises(BadConfig, match=r"serve\.api_keys_file, key 1 is too weak"):
         await check_start(settings(f"serve.api_keys_file='{file}'"))
+
+
+@pytest.mark.parametrize("field", ["run.directory", "model.cache"])
+async def test_a_place_that_the_locale_cannot_express_is_refused_with_the_way_out(
+    settings, tmp_path, monkeypatch, field
+):
+    here = os.fsencode(tmp_path) + b"/\xfc"  # ü, and no UTF-8
+    os.mkdir(here)
+    monkeypatch.chdir(here)
+    with pytest.raises(BadConfig, match=rf"{field} .*locale; set PYTHONUTF8=1") as refusal:
+        await check_start(settings(f"{field}='below'"))
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_doctor_speaks_ascii_where_the_terminal_does(settings, monkeypatch):
+    def away(_):
+        raise BadConfig("no port")
+
+    monkeypatch.setattr(doctor, "CHECKS", (("python", lambda _: "3.11"), ("port", away)))
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    assert not doctor.examine(settings(), Console(file=out))
+    out.flush()
+    assert out.buffer.getvalue().startswith(b"ok python   3.11\nno port     no port\n")
 
 
 async def test_a_server_is_not_asked(settings):

@@ -1,6 +1,7 @@
 """Help comes at once, and every example in it can be typed as it stands."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -131,3 +132,15 @@ def test_only_slots_that_are_served_can_be_measured(told):
         parses(f"eval --slot {slot}")
     with pytest.raises(CycloptsError, match="candidate"):
         parses("eval --slot candidate")
+
+
+def test_a_terminal_of_ascii_gets_what_it_can_show():
+    words = ["config", "--set", "run.directory=müsli"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ostinato.cli", *words],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert r"run.directory = 'm\xfcsli'" in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import sys
 from pathlib import Path
 
 from ostinato.app.lending import check_lending
@@ -95,8 +96,10 @@ def check_room(config: Config) -> None:
 
 
 def check_place(config: Config) -> Path:
-    """The run's directory, or the nearest one above it that exists, which must be writable. Raises StorageFull."""
+    """The run's directory, or the nearest one above it that exists, which must be writable. Raises BadConfig or StorageFull."""
     place = config.run.directory
+    _check_name("run.directory", place)
+    _check_name("model.cache", expanded(config.model.cache))
     found = next(each for each in (place, *place.absolute().parents) if each.exists())
     if not found.is_dir():
         raise StorageFull(f"run.directory {place}: {found} is a file; name another place")
@@ -106,6 +109,17 @@ def check_place(config: Config) -> Path:
                 f"run.directory {place}: {folder} cannot be written; change its owner or name another place"
             )
     return found
+
+
+def _check_name(field: str, place: Path) -> None:
+    """Raise BadConfig for a path that the workers could not write into a message: not UTF-8, or not in this locale."""
+    try:
+        str(place.absolute()).encode()
+    except UnicodeEncodeError:
+        raise BadConfig(
+            f"{field} {place.absolute()}: this name cannot be read as text in the present locale; set PYTHONUTF8=1 (now: "
+            f"{sys.getfilesystemencoding()}), or name a place whose path is valid UTF-8"
+        ) from None
 
 
 def check_model(config: Config) -> str:

@@ -297,11 +297,13 @@ def examine(config: Config, console: Console, *, again: bool = False) -> bool:
         except (OstinatoError, OSError) as error:
             fine = _failed(name, str(error), console)
         else:
-            console.print(Text.assemble(("✓", "green"), f" {name:8} {found}"), soft_wrap=True)
+            passed = "ok" if console.options.ascii_only else "✓"
+            console.print(Text.assemble((passed, "green"), f" {name:8} {found}"), soft_wrap=True)
     console.print(f"run directory: {Path(config.run.directory).resolve()}", highlight=False, soft_wrap=True)
     return fine
 
 
 def _failed(name: str, why: str, console: Console) -> bool:
-    console.print(Text.assemble(("✗", "bold red"), f" {name:8} {why}"), soft_wrap=True)
+    failed = "no" if console.options.ascii_only else "✗"
+    console.print(Text.assemble((failed, "bold red"), f" {name:8} {why}"), soft_wrap=True)
     return False

@@ -56,15 +56,15 @@ class Watched:
 
 
 class Supervisor:
-    """Keeps a crew alive until it is told to stop, or until one of them fails for good.
+    """Keeps a crew alive until it is told to stop, or until the front fails for good.
 
     Args:
         crew: the workers.
         limits: the timeouts and retry limits.
         on_event: called with each event, for people to read.
         before_start: called before each start, to prepare what a worker is started with.
-        front: the worker that people depend on. Once it has been ready, another worker that fails for good stays down, and only the
-            front's own failure ends the others. None: any worker's failure does.
+        front: the worker that people depend on. Another worker that fails for good stays down, and only the front's own failure ends
+            the others. None: any worker's failure does.
         head_start_s: the others wait this long for their first start, or until the front has been ready or has ended: on a small
             machine it has the processors for itself while people wait for it.
     """
@@ -198,7 +198,7 @@ class Supervisor:
         name, front = watched.worker.name, self._front
         often = "" if certain else f" ({faults} failures in {self._limits.window_s:g} s)"
         why = f"cannot run{often}: {watched.reason}"
-        if front is not None and front.was_ready and front is not watched.worker:
+        if front is not None and front is not watched.worker:
             self._say(name, f"{why}; {front.name} goes on without it")
             return
         if self._failed is None:
