@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import io
 import itertools
 import json
 import os
@@ -310,6 +311,7 @@ def _work(request, fds, address) -> None:
         reports, *files = fds
         _report(reports, os.getpid())  # with a group of its own, to which a signal may be sent
         _place(files, [0, 1, 2, *request["fds"]])
+        sys.stdout, sys.stderr = _as_now(sys.stdout), _as_now(sys.stderr)
         environment = request["env"]
         forks = environment.pop(_FORKS, "")
         if PARENT in environment:
@@ -354,6 +356,13 @@ def _place(files, numbers) -> None:
         if int(name) not in numbers:
             with contextlib.suppress(OSError):
                 os.close(int(name))
+
+
+def _as_now(stream):
+    """The stream anew, on the file that has its number now: whether a file can be sought is asked once."""
+    buffered = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+    file = open(stream.fileno(), "wb", closefd=False)
+    return io.TextIOWrapper(file, encoding=stream.encoding, errors=stream.errors, **buffered)
 
 
 def _run(how, what, *words) -> None:

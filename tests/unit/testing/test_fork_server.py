@@ -28,6 +28,7 @@ elif what == "end":
 elif what == "fail":
     raise ZeroDivisionError("by zero")
 elif what == "echo":
+    sys.stdout.reconfigure(errors="backslashreplace")  # fails where what was a file is a pipe now
     sys.stdout.write(sys.stdin.read() + os.read(int(words[0]), 9).decode())
     sys.exit("and an error")
 elif what == "imported":
