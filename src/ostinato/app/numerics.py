@@ -198,19 +198,22 @@ def integers(config: Config) -> Integers | None:
 
 
 def pace(config: Config) -> dict[int, float]:
-    """The speed of the decoder's integer products relative to plain ones, by number of rows. Measures for some seconds."""
-    from ostinato.engine.embedded.forms.int8 import times_as_fast
+    """The speed of the engine's decoder in whole numbers relative to its usual form, by number of streams. Measures for some seconds."""
+    from ostinato.engine.embedded.pace import times_as_fast
 
     found = integers(config)
-    if found is None:
-        return {}
-    return times_as_fast(_matrices(model_path(config)), compute(config), found)
+    return {} if found is None else times_as_fast(model_path(config), compute(config), found)
 
 
 def slower(times: dict[int, float]) -> str:
-    """A message about integer products that are slower than plain ones; "" if none is."""
-    late = [f"{factor:.1f}x at {rows} rows" for rows, factor in times.items() if factor < 1]
-    return f"slower here than plain products: {', '.join(late)}" if late else ""
+    """A message about a decoder that is slower in whole numbers; "" if it is not, at any number of streams."""
+    late = [f"{factor:.1f}x at {streams(count)}" for count, factor in times.items() if factor < 1]
+    return f"slower here than engine.products = 'plain': {', '.join(late)}" if late else ""
+
+
+def streams(count: int) -> str:
+    """Example: "8 streams"."""
+    return f"{count} stream{'s' * (count > 1)}"
 
 
 def trainer_contract(config: Config) -> Contract:
@@ -306,25 +309,14 @@ def _integers(path: Path) -> Integers:
     from ostinato.engine.embedded.forms.int8 import NO_LINEARS, check_dense
     from ostinato.model.integers import find
     from ostinato.model.load import empty_model
-
-    check_dense(empty_model(path, torch.float32, shallow=True))
-    shapes = _matrices(path)
-    if not shapes:
-        raise BadConfig(NO_LINEARS)
-    return find(inputs for inputs, _ in shapes)
-
-
-@lru_cache
-def _matrices(path: Path) -> tuple[tuple[int, int], ...]:
-    """(inputs, outputs) of the linear layers of a decoder layer."""
-    import torch
-
-    from ostinato.model.load import empty_model
     from ostinato.model.selftest import shapes_of
 
-    return tuple(
-        (shape.inputs, shape.outputs) for shape in shapes_of(empty_model(path, torch.float32, shallow=True).base_model)
-    )
+    model = empty_model(path, torch.float32, shallow=True)
+    check_dense(model)
+    widths = {shape.inputs for shape in shapes_of(model.base_model)}
+    if not widths:
+        raise BadConfig(NO_LINEARS)
+    return find(widths)
 
 
 async def stamp(log: Log, contract: Contract) -> None:

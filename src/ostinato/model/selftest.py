@@ -85,7 +85,7 @@ def examine(
     began = time.perf_counter()
     table = [f"matrix products by our own kernels, in the order {order_in_use()!r}"]
     reason = ""
-    model = _filled(empty_model(path, dtype, shallow=True))
+    model = filled(empty_model(path, dtype, shallow=True))
     try:
         check_layers(model, threads)
         table.append("every module of whole layers")
@@ -109,6 +109,19 @@ def examine(
         table=tuple(table),
         library=library,
     )
+
+
+@torch.no_grad()
+def filled(model: PreTrainedModel) -> PreTrainedModel:
+    """Fill the model with weights that repeat a pool of random numbers, which is fast even for a large vocabulary."""
+    weights = set(dict(model.named_parameters(remove_duplicate=False)))
+    for seed, (name, tensor) in enumerate(model.state_dict().items()):
+        numbers = _numbers(1, tensor.numel(), tensor.dtype, seed=seed).view(tensor.shape)
+        if tensor.dim() > 1:
+            tensor.copy_(numbers * tensor.shape[-1] ** -0.5)
+        else:
+            tensor.copy_(numbers * 0.1 + 1 if name in weights else numbers * 0)
+    return model
 
 
 def shapes_of(model: nn.Module) -> list[MatrixShape]:
@@ -198,22 +211,6 @@ def _watched(model: nn.Module, keep: Callable[[str, object], None]) -> Generator
     finally:
         for handle in handles:
             handle.remove()
-
-
-# ---------------------------------------------------------------- small things
-
-
-@torch.no_grad()
-def _filled(model: PreTrainedModel) -> PreTrainedModel:
-    """Fill the model with weights that repeat a pool of random numbers, which is fast even for a large vocabulary."""
-    weights = set(dict(model.named_parameters(remove_duplicate=False)))
-    for seed, (name, tensor) in enumerate(model.state_dict().items()):
-        numbers = _numbers(1, tensor.numel(), tensor.dtype, seed=seed).view(tensor.shape)
-        if tensor.dim() > 1:
-            tensor.copy_(numbers * tensor.shape[-1] ** -0.5)
-        else:
-            tensor.copy_(numbers * 0.1 + 1 if name in weights else numbers * 0)
-    return model
 
 
 def _numbers(rows: int, columns: int, dtype: torch.dtype, *, seed: int) -> Tensor:

@@ -3,9 +3,9 @@
     python -m tests.examinations.mutation.run [--places 12] [--seed 1] [--again FILE]
 
 Draws places of each room's source, changes one operator or constant there, and runs the unit and property tests that import the changed
-module, in a forked process that has imported torch already. A mutant that a test kills, or that makes the tests run for more than
---seconds of processor time, was noticed. One that survives may also be no fault at all: an equal program. --again tries only what survived
-in an earlier file. Writes tests/examinations/results/mutation.json, or --out DIR.
+module, then those of its room, up to --files of them, in a forked process that has imported torch already. A mutant that a test kills, or
+that makes the tests run for more than --seconds of processor time, was noticed. One that survives may also be no fault at all: an equal
+program. --again tries only what survived in an earlier file. Writes tests/examinations/results/mutation.json, or --out DIR.
 """
 
 from __future__ import annotations
@@ -129,16 +129,17 @@ def module_of(mutant: Mutant) -> str:
 
 
 def tests_of(module: str, most: int) -> list[str]:
-    """The test files that import a module by name, those of its own name first; else those that import its package."""
+    """The test files that import a module by name, those of its own name first; then those of its package, then those of its room."""
     files = sorted(
         path for folder in TESTS for path in (ROOT / folder).rglob("test_*.py") if path.parent.name != "house"
     )
-    for name in (module, module.rpartition(".")[0]):
-        found = [str(path.relative_to(ROOT)) for path in files if name in path.read_text()]
-        if found:
-            stem = module.rpartition(".")[2]
-            return sorted(found, key=lambda file: (stem not in file, "property" not in file))[:most]
-    return []
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in files}
+    stem, name, found = module.rpartition(".")[2], module, list[str]()
+    while name != "ostinato":
+        more = [file for file, text in texts.items() if name in text and file not in found]
+        found += sorted(more, key=lambda file: (stem not in file, "property" not in file))
+        name = name.rpartition(".")[0]
+    return found[:most]
 
 
 class Planted(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -247,9 +247,9 @@ async def test_up_refuses_them_before_anything_is_started(tmp_path, source):
 def test_the_doctor_says_where_whole_numbers_are_slower(source, verdicts, monkeypatch):
     config = load(None, [source, *INT8])
     monkeypatch.setattr(numerics, "pace", lambda _: {1: 0.5, 128: 2.0})
-    assert doctor._numerics(config).endswith("slower here than plain products: 0.5x at 1 rows")
+    assert doctor._numerics(config).endswith("slower here than engine.products = 'plain': 0.5x at 1 stream")
     monkeypatch.setattr(numerics, "pace", lambda _: {1: 1.5, 128: 2.0})
-    assert doctor._numerics(config).endswith("one thread: 1.5x at 1 rows, 2.0x at 128 rows")
+    assert doctor._numerics(config).endswith("one thread: 1.5x at 1 stream, 2.0x at 128 streams")
 
 
 @pytest.fixture

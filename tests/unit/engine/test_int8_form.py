@@ -9,7 +9,8 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import Sampling
 from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.forms.fused import FusedLayer, fuse
-from ostinato.engine.embedded.forms.int8 import Int8Linear, quantise, times_as_fast
+from ostinato.engine.embedded.forms.int8 import Int8Linear, quantise
+from ostinato.engine.embedded.pace import times_as_fast
 from ostinato.model import integers as arithmetic
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden, logits
@@ -163,7 +164,7 @@ async def test_a_swap_rounds_the_new_weights(tmp_path, integers):
             assert await answer(fresh.engine) == second, "nothing is left of the version before"
 
 
-def test_the_pace_is_looked_at_for_each_number_of_rows(integers):
-    found = times_as_fast([(64, 48)], torch.float32, integers)
+def test_the_pace_is_looked_at_for_each_number_of_streams(tmp_path, integers):
+    found = times_as_fast(tiny_model(tmp_path / "tiny"), torch.float32, integers)
     assert list(found) == [1, 8, 32, 128]
     assert all(factor > 0 for factor in found.values())

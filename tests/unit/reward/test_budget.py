@@ -76,7 +76,7 @@ def test_a_parent_that_cannot_be_the_beginning_of_its_child_saves_nothing():
     assert cost([parent, child]) == 52 + 11
 
 
-@pytest.mark.parametrize("lengths", [(20,), (20, 10, 10), (1, 1, 1, 1), (90, 3)])
+@pytest.mark.parametrize("lengths", [(20,), (20, 10, 10), (20, 0, 10), (1, 1, 1, 1), (90, 3)])
 def test_it_is_what_packing_computes(lengths: tuple[int, ...]):
     turns = talk(*lengths)
     turns += [replace(turns[-1], id=f"again{i}:0", sampled_ids=(50 + i, 0, 0, 0, 0)) for i in range(3)]

@@ -175,8 +175,10 @@ def _numerics(config: Config) -> str:
     lines += [f"  {line}" for line in found.table]
     lines += [] if found.exact else [_otherwise_exact(config)]
     if times := numerics.pace(config):
-        shown = ", ".join(f"{factor:.1f}x at {rows} rows" for rows, factor in times.items())
-        lines.append(numerics.slower(times) or f"products of whole numbers against plain ones, one thread: {shown}")
+        shown = ", ".join(f"{factor:.1f}x at {numerics.streams(count)}" for count, factor in times.items())
+        lines.append(
+            numerics.slower(times) or f"the decoder in whole numbers against plain products, one thread: {shown}"
+        )
     return _BELOW.join(lines)
 
 

@@ -8,8 +8,7 @@ The output head keeps its precision by default, since its errors would go direct
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -23,13 +22,9 @@ from ostinato.model import routing
 from ostinato.model.integers import WEIGHT_LEVELS, Integers
 from ostinato.model.kernels.hadamard import block, rotate
 from ostinato.model.kernels.levels import from_sums, to_levels
-from ostinato.model.linear import PanelLinear
 from ostinato.model.paged import array
-from ostinato.model.threads import team
 
 _UNBIASED = np.empty((1, 0), np.float32)
-_TIMED = (1, 8, 32, 128)  # rows
-_TIMES = 5
 NO_LINEARS = (
     "engine.products = 'int8' rounds linear layers, and this model's decoder has none: set engine.products = 'plain'"
 )
@@ -109,36 +104,3 @@ def check_dense(model: PreTrainedModel) -> None:
         raise BadConfig(
             "engine.products = 'int8' is for dense models, and this one is a mixture of experts: set engine.products = 'plain'"
         )
-
-
-@torch.inference_mode()
-def times_as_fast(shapes: Iterable[tuple[int, int]], dtype: torch.dtype, integers: Integers) -> dict[int, float]:
-    """By number of rows: the speed-up of integer layers of these (inputs, outputs) over layers in `dtype`, on one thread.
-
-    A short measurement of about a tenth of a second for each, so other work on the machine affects it.
-    """
-    pairs: list[tuple[nn.Module, nn.Module, int]] = []
-    for inputs, outputs in shapes:
-        layer = nn.Linear(inputs, outputs, bias=False, dtype=dtype)
-        pairs.append((PanelLinear([layer]), Int8Linear([layer], integers), inputs))
-    found: dict[int, float] = {}
-    with team(1):
-        for rows in _TIMED:
-            whole = [0.0, 0.0]
-            for plain, int8, inputs in pairs:
-                x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)).to(dtype)
-                for side, layer in enumerate((plain, int8)):
-                    whole[side] += _seconds(layer, x)
-            found[rows] = whole[0] / whole[1]
-    return found
-
-
-def _seconds(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """The fastest of a few calls, in seconds."""
-    run(x)
-    taken: list[float] = []
-    for _ in range(_TIMES):
-        began = time.perf_counter()
-        run(x)
-        taken.append(time.perf_counter() - began)
-    return min(taken)
