@@ -361,8 +361,8 @@ def _place(files, numbers) -> None:
 def _as_now(stream):
     """The stream anew, on the file that has its number now: whether a file can be sought is asked once."""
     buffered = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-    file = open(stream.fileno(), "wb", closefd=False)
-    return io.TextIOWrapper(file, encoding=stream.encoding, errors=stream.errors, **buffered)
+    file = io.FileIO(stream.fileno(), "wb", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(file), encoding=stream.encoding, errors=stream.errors, **buffered)
 
 
 def _run(how, what, *words) -> None:
