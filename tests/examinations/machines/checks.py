@@ -23,10 +23,8 @@ _SERVING = re.compile(r"serving (http\S+)/v1")
 PHASES = (  # the signal, and the line of output after which it is sent
     (signal.SIGINT, "reserved http"),
     (signal.SIGINT, "loading its code"),
-    (
-        signal.SIGINT,
-        "loading the model|publishing version 0|serving http",
-    ),  # it says only the last of what came at once
+    # of what comes at once, only the last is said
+    (signal.SIGINT, "loading the model|publishing version 0|serving http"),
     (signal.SIGTERM, "serving http"),
     (signal.SIGHUP, "serving http"),
 )

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ostinato.engine.embedded.form import prepack
 from ostinato.model.attention import hidden
+from ostinato.model.exactness import vocabulary_of
 from ostinato.model.integers import Integers
 from ostinato.model.load import empty_model
 from ostinato.model.paged import WholeAttend
@@ -40,7 +41,7 @@ def times_as_fast(path: Path, dtype: torch.dtype, integers: Integers) -> dict[in
 
 def _seconds(models: list[PreTrainedModel], rows: int) -> list[float]:
     """The fastest of a few calls of each, which take turns."""
-    ids, positions = torch.arange(rows), torch.zeros(rows, dtype=torch.long)
+    ids, positions = torch.arange(rows) % vocabulary_of(models[0]), torch.zeros(rows, dtype=torch.long)
     best = [float("inf")] * len(models)
     for _ in range(1 + _TIMES):  # what the first call compiles or lays out is not in the fastest
         for number, model in enumerate(models):
