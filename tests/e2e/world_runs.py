@@ -56,7 +56,7 @@ def write_tasks(path: Path, *, tokens: int = 6, **held_out: int) -> Path:
 async def crew(config):
     events = []
     with hold(home(config).root, "up"):
-        async with launch(config, lambda who, what: events.append((who, what)), front="serve", names=CREW) as launched:
+        async with launch(config, lambda who, what: events.append((who, what)), names=CREW) as launched:
             yield launched
 
 

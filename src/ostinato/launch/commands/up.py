@@ -48,7 +48,7 @@ class Launched:
     address: Callable[[], str | None]
 
     async def during(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run `work` and return its result. Raises WorkerFailed if a worker fails for good first."""
+        """Run `work` and return its result. Raises WorkerFailed if the front, or without one any worker, fails for good first."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self.running}, return_when=asyncio.FIRST_COMPLETED)
@@ -153,7 +153,7 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
     """Run until Ctrl-C, SIGTERM or SIGHUP, with the workers on this machine or on the nodes of a Ray cluster.
 
     Raises Conflict if the run is up already, BadConfig for workers that cannot be placed, WorkerFailed if the serving worker fails for
-    good, or another worker before anything was served.
+    good.
     """
     await check_start(config, on_ray=on == "ray")
     check_same_model(config)

@@ -39,7 +39,7 @@ async def train_in_world(config: Config, steps: int, console: Console) -> None:
         _show(
             console, f"{tasks.name}: {len(tasks.tasks)} tasks ({tasks.hash[:12]}); the run is in {config.run.directory}"
         )
-        async with launch(config, say, front="serve", names=CREW) as launched:
+        async with launch(config, say, names=CREW) as launched:
             _show(console, f"{launched.url}/worlds shows it once the model is loaded")
             await launched.during(follow(launched, steps, stopping, console))
 
