@@ -57,6 +57,12 @@ class World:
         self.events = {}
         self.start()
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.state.__exit__()
+
     def start(self):
         self.state = State(spool_directory(self.repository))
         self.watcher = Watcher(self.repository, self.state, lambda: self.now)
@@ -447,4 +453,3 @@ def play(world, steps, often=()):
             getattr(world, world.random.choice(often if often and world.random.random() < 0.6 else PEOPLE))()
         world.wait(world.random.choice([30, 120, 700, 5000]))
     world.wait(90_000)
-    return world

@@ -13,8 +13,8 @@ from tests.fakes.coding_world import PEOPLE, World, play
 @settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.randoms(use_true_random=False), st.integers(3, 7))
 def test_survival_is_the_truth_line_by_line_and_call_by_call(often, random, steps):
-    with tempfile.TemporaryDirectory() as place:
-        world = play(World(Path(place), random), steps, [often])
+    with tempfile.TemporaryDirectory() as place, World(Path(place), random) as world:
+        play(world, steps, [often])
         told = {(event.target, event.name): event.value for event in world.events.values()}
         truth = {
             (call.id, name): kept / call.written

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
@@ -25,7 +24,7 @@ class MemoryStore:
         self.links: dict[str, str] = {}
         self.now = 0.0
         self._times: dict[str, tuple[float, int]] = {}  # of objects and refs: the time and number of the last write
-        self._writes = itertools.count()
+        self._writes = 0
 
     async def put(self, data: bytes | memoryview) -> str:
         name = hash_of(data)
@@ -99,7 +98,8 @@ class MemoryStore:
         del self.links[ref]
 
     def _touch(self, name: str) -> None:
-        self._times[name] = (self.now, next(self._writes))
+        self._writes += 1
+        self._times[name] = (self.now, self._writes)
 
     def _age(self, name: str, now: float) -> float:
         return max(0.0, now - self._times.get(name, (0.0, 0))[0])

@@ -269,10 +269,10 @@ def test_what_the_tokenizer_declares_comes_first():
     ids=["text", "markers", "unclosed", "beginnings", "space", "braces"],
 )
 def test_a_long_answer_takes_time_as_it_is_long(family, answer):
-    began = time.monotonic()
+    began = time.process_time()
     text, _, calls = read(format_of(family), [answer[i : i + 4] for i in range(0, len(answer), 4)])
     assert (text, calls) == (answer, [])
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
 
 
 @pytest.mark.parametrize(
@@ -285,6 +285,6 @@ def test_a_long_answer_takes_time_as_it_is_long(family, answer):
 )
 def test_a_hostile_body_takes_time_as_it_is_long(name, body):
     written = f"<tool_call>{body}</tool_call>"
-    began = time.monotonic()
+    began = time.process_time()
     assert read(format_of(name), [written]) == (written, "", [])
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5

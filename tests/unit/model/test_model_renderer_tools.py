@@ -234,7 +234,7 @@ def test_a_beginning_that_is_written_in_another_way_later_is_not_followed(tmp_pa
 
 def test_tools_nested_without_end_are_refused(renderer):
     schema = {}
-    for _ in range(5000):
+    for _ in range(100_000):
         schema = {"items": schema}
     with pytest.raises(BadRequest, match="nested too deeply"):
         renderer.chat(talk(user("a"), tools=[evil_tool(parameters=schema)]))
