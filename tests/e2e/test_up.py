@@ -354,7 +354,6 @@ async def test_a_trainer_that_cannot_run_any_more_leaves_the_gateway_alone(tmp_p
     assert await run.ended() == 0
 
 
-@pytest.mark.examination
 async def test_a_model_that_cannot_be_loaded_ends_it_at_once(tmp_path, up, quick_settings):
     words = quick_settings(tmp_path, "model.numerics=fast")
     weights = tmp_path / "model" / "model.safetensors"
@@ -370,6 +369,11 @@ async def test_a_model_that_cannot_be_loaded_ends_it_at_once(tmp_path, up, quick
     assert "cannot run: BadWeights" in said
     assert "NaN or infinity" in said
     assert "starts again" not in said
+    board = read_board(run.home.workers)
+    assert "NaN or infinity" in board.ended
+    ended = {worker.name: worker.condition for worker in board.workers}
+    assert ended.pop("serve") == "failed"
+    assert set(ended.values()) <= {"stopped", "failed"}, "on a slow machine the trainer may have found it, too"
 
 
 REFUSED = [

@@ -199,7 +199,7 @@ def integers(config: Config) -> Integers | None:
 
 def pace(config: Config) -> dict[int, float]:
     """The speed of the engine's decoder in whole numbers relative to its usual form, by number of streams. Measures for some seconds."""
-    from ostinato.engine.embedded.pace import times_as_fast
+    from ostinato.engine.embedded.form import times_as_fast
 
     found = integers(config)
     return {} if found is None else times_as_fast(model_path(config), compute(config), found)

@@ -143,7 +143,7 @@ def test_nobody_waits_beyond_the_deadline(answer):
         began = time.monotonic()
         with pytest.raises(NotTaken, match=r"0\.4 s"):
             Ostinato(url, deadline_s=0.4).feedback("R", "accepted", True)
-        assert time.monotonic() - began < 30, "far less than these servers take, on a busy machine too"
+        assert time.monotonic() - began < 1.2
 
 
 def test_by_default_a_dead_server_costs_five_seconds_at_most():
@@ -175,7 +175,7 @@ async def test_enqueued_events_are_sent_beside_the_program():
         client = Ostinato(url)
         began = time.monotonic()
         ids = [client.enqueue("R", "accepted", True) for _ in range(50)]
-        assert time.monotonic() - began < 50 * log.delay_s, "less than one after the other would take"
+        assert time.monotonic() - began < 0.5
         assert await asyncio.to_thread(client.flush)
         assert [signal.id for signal in log.signals()] == ids
         assert await asyncio.to_thread(client.close)

@@ -7,10 +7,9 @@ from torch import nn
 from ostinato.core.errors import BadConfig
 from ostinato.core.generation import Generate
 from ostinato.core.records import Sampling
-from ostinato.engine.embedded.form import prepack
+from ostinato.engine.embedded.form import prepack, times_as_fast
 from ostinato.engine.embedded.forms.fused import FusedLayer, fuse
 from ostinato.engine.embedded.forms.int8 import Int8Linear, quantise
-from ostinato.engine.embedded.pace import times_as_fast
 from ostinato.model import integers as arithmetic
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden, logits

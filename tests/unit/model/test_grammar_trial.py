@@ -59,7 +59,7 @@ def test_what_does_harm_is_refused_in_time_and_the_next_passes(trial, harm):
         with pytest.raises(BadRequest, match="cannot be held to: its grammar takes more than 2 s or 64 MiB"):
             trial.check(of(HARM[harm]))
         assert time.monotonic() - began < COMPILE_S + 3
-    assert time.monotonic() - began < COMPILE_S, "it is known by now"
+    assert time.monotonic() - began < 0.5  # it is known by now
     trial.check(of(TREE))
 
 

@@ -5,15 +5,28 @@ If rounding to integers is requested, it is fused layers of integer products.
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from ostinato.engine.embedded.forms.condensed import condense
 from ostinato.engine.embedded.forms.fused import fuse
 from ostinato.engine.embedded.forms.int8 import quantise
+from ostinato.model.attention import hidden
+from ostinato.model.exactness import vocabulary_of
 from ostinato.model.experts import lay_out_experts
 from ostinato.model.integers import Integers
 from ostinato.model.linear import replace_by_panels
+from ostinato.model.load import empty_model
+from ostinato.model.paged import WholeAttend
+from ostinato.model.selftest import filled
+from ostinato.model.threads import team
+
+_TIMED = (1, 8, 32, 128)  # rows
+_TIMES = 5
 
 
 def prepack(model: nn.Module, integers: Integers | None = None) -> int:
@@ -26,3 +39,34 @@ def prepack(model: nn.Module, integers: Integers | None = None) -> int:
     taken = (condense(model) or fuse(model)) if integers is None else quantise(model, integers)
     lay_out_experts(model)
     return taken + replace_by_panels(model)
+
+
+@torch.inference_mode()
+def times_as_fast(path: Path, dtype: torch.dtype, integers: Integers) -> dict[int, float]:
+    """By number of rows: the speed of decoder layers rounded to `integers`, over the same layers in the engine's usual form, on one thread.
+
+    A row is the next token of a sequence of its own, as when so many streams generate. The model in the directory `path` gives the layers,
+    one of each kind. A short measurement, so other work on the machine affects it. Raises BadConfig for a model that cannot be rounded.
+    """
+    forms = [filled(empty_model(path, dtype, shallow=True)) for _ in range(2)]
+    prepack(forms[0])
+    prepack(forms[1], integers)
+    found: dict[int, float] = {}
+    with team(1):
+        for rows in _TIMED:
+            plain, rounded = _seconds(forms, rows)
+            found[rows] = plain / rounded
+    return found
+
+
+def _seconds(models: list[PreTrainedModel], rows: int) -> list[float]:
+    """The fastest of a few calls of each, which take turns."""
+    ids, positions = torch.arange(rows) % vocabulary_of(models[0]), torch.zeros(rows, dtype=torch.long)
+    best = [float("inf")] * len(models)
+    for _ in range(1 + _TIMES):  # what the first call compiles or lays out is not in the fastest
+        for number, model in enumerate(models):
+            attend = WholeAttend([1] * rows)
+            began = time.perf_counter()
+            hidden(model, ids, positions, attend)
+            best[number] = min(best[number], time.perf_counter() - began)
+    return best

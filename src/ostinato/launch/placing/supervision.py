@@ -56,7 +56,7 @@ class Watched:
 
 
 class Supervisor:
-    """Keeps a crew alive until it is told to stop, or until the front fails for good.
+    """Keeps a crew alive until it is told to stop, or until the front, or without one any of them, fails for good.
 
     Args:
         crew: the workers.
