@@ -182,16 +182,21 @@ def main() -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress:
         bar = progress.add_task("", total=len(chosen) + (not args.models_only))
+        began = time.perf_counter()
+
+        def say(what: str) -> None:
+            progress.update(bar, description=what)
+            if not progress.console.is_terminal:  # an hour's work without a screen still says where it is
+                print(f"{time.perf_counter() - began:7.0f} s  {what}", flush=True)
+
         for name, kind, threads in chosen:
             started = time.perf_counter()
             label = f"{name} {kind} x{threads}"
-            found = examined(
-                name, kind, threads, args, lambda s, label=label: progress.update(bar, description=f"{label}: {s}")
-            )
+            found = examined(name, kind, threads, args, lambda stage, label=label: say(f"{label}: {stage}"))
             rows.append(row(name, kind, threads, found, time.perf_counter() - started))
             progress.advance(bar)
         if not args.models_only:
-            primitives = sweep(args, lambda s: progress.update(bar, description=s))
+            primitives = sweep(args, say)
             progress.advance(bar)
     print_models(rows) if rows else None
     print_sweeps(primitives) if primitives else None
