@@ -16,11 +16,12 @@ from tests.unit.record.postgres.test_postgres_log import DAY, signals, sql
 
 from ostinato.core.errors import BadConfig, Conflict, StorageFull, Unavailable
 from ostinato.core.records import Signal, Turn
+from ostinato.record.codec.kinds import TURNS
 from ostinato.record.config import RecordConfig
 from ostinato.record.postgres.leases import PostgresRoles
 from ostinato.record.postgres.log import PostgresLog
 from ostinato.record.postgres.schema import LAYOUT
-from ostinato.record.postgres.server import Server
+from ostinato.record.postgres.server import Server, digest_of
 
 
 def through(config, **parameters):
@@ -54,6 +55,15 @@ async def test_names_that_hold_the_sign_between_names_stay_apart(in_postgres):
         assert await log.append(two) == 2
         assert await log.append(one, two) == 2
         assert await log.find(Signal, [("a", "b\x00c"), ("a\x00b", "c")]) == [two, one]
+
+
+def test_an_identitys_hash_is_stored_and_never_changes():
+    hashes = {name: str(digest_of(TURNS, (name,))) for name in ("a", "é", "a\x00é")}
+    assert hashes == {
+        "a": "b77ae0e4-9132-cb90-96f9-3d17d34cf893",
+        "é": "1e8c8f91-0271-ad72-eed6-4259ac121b38",
+        "a\x00é": "82bdb388-4ce8-0194-480c-7e8f869e14a1",
+    }
 
 
 @pytest.mark.parametrize("name", ["\x00", "'; DROP TABLE log; --", "%s{}$1", "t" * 2**20, "🎵" * 2**18])

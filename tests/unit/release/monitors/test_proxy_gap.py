@@ -120,6 +120,14 @@ def test_without_gold_people_who_please_alike_there_is_no_alarm():
     assert days(watch, rng, 0.7, 0.7, first=0, count=7) == []
 
 
+def test_a_person_counts_so_many_turns_a_day_on_every_day():
+    watch = GoldWatch(CONFIG.model_copy(update={"turns_a_day": 3}))
+    for day in range(3):
+        rewarded(watch, "acme", ["ann"], day * DAY, times=5)
+    ((_, _, good, turns, *_),) = watch.snapshot()["people"]
+    assert (good, turns) == (9.0, 9.0)
+
+
 def test_what_a_person_accepts_is_tolerated_from_then_on_and_no_more():
     rng, watch = np.random.default_rng(7), GoldWatch(CONFIG)
     (raised,) = days(watch, rng, 0.75, 0.6, first=0, count=4)
