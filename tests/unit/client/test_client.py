@@ -2,12 +2,12 @@
 
 import ast
 import asyncio
+import contextlib
 import logging
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def app(log, *keys, **config):
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def answering(answers):
     """A server that answers each POST with the next of these functions of its handler; yields URL and the bodies."""
     bodies = []
@@ -122,28 +122,27 @@ async def test_clients_say_what_is_wrong():
 
 def drips(handler):
     handler.send_response(202)
-    handler.send_header("content-length", "1000")
+    handler.send_header("content-length", "1000000")
     handler.end_headers()
-    for _ in range(1000):
-        try:
+    with contextlib.suppress(OSError):
+        while True:
             handler.wfile.write(b" ")
             handler.wfile.flush()
-        except OSError:
-            return
-        time.sleep(0.05)
+            time.sleep(0.05)
 
 
 def hangs(handler):
-    time.sleep(60)
+    handler.connection.recv(1)  # until the client leaves
 
 
 @pytest.mark.parametrize("answer", [reply(503), reply(429, retry_after="1000"), drips, hangs])
 def test_nobody_waits_beyond_the_deadline(answer):
+    """None of these servers ever takes the event: a client without a deadline would not come back."""
     with answering([answer]) as (url, _):
         began = time.monotonic()
         with pytest.raises(NotTaken, match=r"0\.4 s"):
             Ostinato(url, deadline_s=0.4).feedback("R", "accepted", True)
-        assert time.monotonic() - began < 1.2
+        assert time.monotonic() - began < 5.0
 
 
 def test_by_default_a_dead_server_costs_five_seconds_at_most():
@@ -174,8 +173,9 @@ async def test_enqueued_events_are_sent_beside_the_program():
     async with serving(app(log)) as url:
         client = Ostinato(url)
         began = time.monotonic()
+        # they hold up the loop that serves them, so one that waited would wait for its whole deadline
         ids = [client.enqueue("R", "accepted", True) for _ in range(50)]
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < client._deadline_s
         assert await asyncio.to_thread(client.flush)
         assert [signal.id for signal in log.signals()] == ids
         assert await asyncio.to_thread(client.close)
