@@ -526,3 +526,4 @@ async def page_world(*, worlds=None, **config):
         yield world
         world.pages.close()
         await asyncio.sleep(0)
+    world.pages.end()

@@ -96,6 +96,18 @@ def test_characters_that_nobody_sees_are_spelled_out():
     assert marked("naïve 日本 👍") == "naïve 日本 👍"
 
 
+def test_many_characters_that_nobody_sees_take_little_room():
+    assert (
+        marked("a" + "\u200b" * 65_000, 100_000) == 'a<span class="unseen">U+200B \N{MULTIPLICATION SIGN}65,000</span>'
+    )
+    for hostile in ("\u200b\u200c" * 30_000, "a\u200b" * 30_000):
+        said = marked(hostile)
+        assert len(said) < 60_000
+        assert not {"\u200b", "\u200c"} & set(said)
+    assert "20,000 characters are not shown" in marked("x" * 60_000)
+    assert marked("x" * 60_000, 2_000).count("x") == 2_000
+
+
 def test_commands_in_a_sentence_stand_out_and_stay_text():
     assert told("end it with `ostinato <b>`.") == "end it with <code>ostinato &lt;b&gt;</code>."
     assert told("a ` alone <i>") == "a ` alone &lt;i&gt;"

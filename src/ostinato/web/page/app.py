@@ -22,6 +22,7 @@ from ostinato.web.page.files import Files, is_known
 from ostinato.web.page.guarding import HEADERS, KEPT, check_form
 from ostinato.web.page.rendering import Templates, when
 from ostinato.web.page.sources import Acts, Facts, RunNow
+from ostinato.web.page.threads import Threads
 from ostinato.web.page.views import OPEN_TO_TENANTS, Views
 from ostinato.web.page.worlds.sources import WorldFacts
 
@@ -40,10 +41,11 @@ class Forbidden(OstinatoError):
 
 
 class Pages:
-    """The page of one run: `routes` for a gateway that knows its visitors, `close` before the gateway ends."""
+    """The page of one run: `routes` for a gateway that knows its visitors, `close` before the gateway ends, and `end` after it."""
 
     def __init__(self, facts: Facts, worlds: WorldFacts, acts: Acts, clock: Clock) -> None:
-        self._views = Views(facts, worlds)
+        self._threads = Threads()
+        self._views = Views(facts, worlds, self._threads.ask)
         self._acts = acts
         self._files = Files()
         self._templates = Templates(self._files)
@@ -52,8 +54,12 @@ class Pages:
         self._visitors: Visitors | None = None
 
     def close(self) -> None:
-        """End all viewers' streams."""
+        """End all viewers' streams. Pages are still answered."""
         self._live.close()
+
+    def end(self) -> None:
+        """End the page's threads."""
+        self._threads.close()
 
     def routes(self, visitors: Visitors) -> Sequence[BaseRoute]:
         """All routes under `/` except the gateway's own."""
@@ -166,7 +172,8 @@ class Pages:
             fields = _fields(request)
             async with self._admission.page(visitor):
                 facts = {**await self._views.frame(visitor), **await self._views.by_name[name](visitor, fields)}
-            body = self._templates.render(f"{name}.html", {**facts, "tab": name, "events": _events_of(name, request)})
+                facts |= {"tab": name, "events": _events_of(name, request)}
+                body = await self._threads.ask(lambda: self._templates.render(f"{name}.html", facts).encode())
             if name not in KEPT_PAGES:
                 return Response(body, 200, dict(HEADERS), media_type="text/html")
             return _unless_known(request, body, facts["run"])
@@ -183,9 +190,15 @@ class Pages:
         async def parts() -> Mapping[str, str]:
             async with self._admission.stream(visitor):
                 facts = {**await self._views.frame(visitor), **await self._views.by_name[name](visitor, fields)}
-            facts["tab"] = name
-            part = {"part": self._templates.render(f"_{name}.html", facts)}
-            return part if facts["run"] is None else {"strip": self._templates.render("_strip.html", facts), **part}
+                names = (
+                    {"part": f"_{name}.html"}
+                    if facts["run"] is None
+                    else {"strip": "_strip.html", "part": f"_{name}.html"}
+                )
+                facts["tab"] = name
+                return await self._threads.ask(
+                    lambda: {part: self._templates.render(template, facts) for part, template in names.items()}
+                )
 
         def allowed() -> bool:
             return self._visitor(request) == visitor
@@ -285,11 +298,11 @@ KEPT_PAGES = frozenset({"now", "releases", "release", "learning", "monitors", "w
 LIVE_PAGES = frozenset({"now", "releases", "turns", "learning", "monitors", "weights", "worlds"})
 
 
-def _unless_known(request: Request, body: str, run: RunNow | None) -> Response:
+def _unless_known(request: Request, body: bytes, run: RunNow | None) -> Response:
     """A page, or 304 if the browser already has it. A new time in the page's strip does not count as a change."""
-    clock = "" if run is None else str(when(run.at))
-    said = body.replace(clock, "", 1) if clock else body
-    tag = f'W/"{hashlib.sha256(said.encode()).hexdigest()[:32]}"'
+    clock = b"" if run is None else str(when(run.at)).encode()
+    said = body.replace(clock, b"", 1) if clock else body
+    tag = f'W/"{hashlib.sha256(said).hexdigest()[:32]}"'
     if is_known(request, tag):
         return Response(status_code=304, headers={**KEPT, "etag": tag})
     return Response(body, 200, {**KEPT, "etag": tag}, media_type="text/html")

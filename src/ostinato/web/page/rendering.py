@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from markupsafe import Markup, escape
 
 from ostinato.core.report import headline
 from ostinato.web.page.files import Files
+from ostinato.web.page.tokens import shortened
 
 _FOLDER = Path(__file__).parents[1] / "templates"
 DASH = "\N{EN DASH}"
@@ -20,6 +22,10 @@ DASH = "\N{EN DASH}"
 _SHOWN = "\n\t"
 _HIDDEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
 """Unicode categories of invisible characters: controls, changes of direction, joiners, private ones."""
+LONGEST_TEXT = 40_000
+"""Characters of a text that a page shows."""
+_MOST_MARKS = 200
+"""Runs of invisible characters that are spelled out in one text; further characters become U+FFFD, so that no text is all markup."""
 
 
 class Templates:
@@ -106,17 +112,28 @@ def size(number: float | None) -> str:
     return f"{number:.0f} B"
 
 
-def marked(text: object) -> Markup:
-    """People's words, escaped and with invisible characters spelled out, so that none can reverse the text's direction."""
-    parts: list[Markup] = []
-    plain = ""
-    for character in str(text):
-        if character in _SHOWN or unicodedata.category(character) not in _HIDDEN:
-            plain += character
+def marked(text: object, most: int = LONGEST_TEXT) -> Markup:
+    """People's words, escaped and with invisible characters spelled out, so that none can reverse the text's direction.
+
+    A text of more than `most` characters is cut in the middle.
+    """
+    parts, marks = list[Markup](), 0
+    for hidden, run in groupby(shortened(str(text), most), _is_hidden):
+        if not hidden:
+            parts.append(escape("".join(run)))
             continue
-        parts.append(escape(plain) + Markup('<span class="unseen">U+{:04X}</span>').format(ord(character)))
-        plain = ""
-    return Markup("").join([*parts, escape(plain)])
+        for character, same in groupby(run):
+            number, marks = sum(1 for _ in same), marks + 1
+            if marks > _MOST_MARKS:
+                parts.append(Markup("\N{REPLACEMENT CHARACTER}" * number))
+                continue
+            times = f" \N{MULTIPLICATION SIGN}{number:,}" if number > 1 else ""
+            parts.append(Markup('<span class="unseen">U+{:04X}{}</span>').format(ord(character), times))
+    return Markup("").join(parts)
+
+
+def _is_hidden(character: str) -> bool:
+    return character not in _SHOWN and unicodedata.category(character) in _HIDDEN
 
 
 def told(text: object) -> Markup:
@@ -130,7 +147,7 @@ def told(text: object) -> Markup:
 
 def bare(text: object) -> str:
     """People's words without invisible characters, for form fields, which cannot hold markup."""
-    return "".join(each for each in str(text) if each in _SHOWN or unicodedata.category(each) not in _HIDDEN)
+    return "".join(each for each in str(text)[:LONGEST_TEXT] if not _is_hidden(each))
 
 
 def capital(text: str) -> str:

@@ -67,10 +67,14 @@ def spelt(pieces: Iterable[bytes], ids: Sequence[int]) -> Iterable[str]:
 
 
 def prompt_text(pieces: Sequence[bytes]) -> str:
-    """A prompt's text; each run of control tokens is one mark. Cut in the middle if it is long."""
+    """A prompt's text; each control token is a mark. Cut in the middle if it is long."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    text = "".join(decoder.decode(piece) if piece else "⟨·⟩" for piece in pieces)
-    if len(text) <= LONGEST_PROMPT:
+    return shortened("".join(decoder.decode(piece) if piece else "⟨·⟩" for piece in pieces), LONGEST_PROMPT)
+
+
+def shortened(text: str, most: int) -> str:
+    """The text without its middle if it has more than `most` characters."""
+    if len(text) <= most:
         return text
-    half = LONGEST_PROMPT // 2
-    return f"{text[:half]}\n… {len(text) - LONGEST_PROMPT:,} characters are not shown …\n{text[-half:]}"
+    half = most // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters are not shown …\n{text[-half:]}"

@@ -15,7 +15,17 @@ from ostinato.web.page.drawing import Station
 from ostinato.web.page.releases import charts
 from ostinato.web.page.releases.answers import answers, dealt_as_set, sentence
 from ostinato.web.page.rendering import DASH, ago, count
-from ostinato.web.page.sources import MOST_COUNTED, Facts, LearningNow, ReleaseDetail, ReleaseList, RunNow, TurnQuery
+from ostinato.web.page.sources import (
+    MOST_COUNTED,
+    Facts,
+    LearningNow,
+    ReleaseDetail,
+    ReleaseList,
+    RunNow,
+    TurnDetail,
+    TurnQuery,
+)
+from ostinato.web.page.threads import Ask
 from ostinato.web.page.tokens import cells, prompt_text, versions
 from ostinato.web.page.worlds.sources import WorldFacts
 from ostinato.web.page.worlds.views import WorldViews
@@ -33,14 +43,18 @@ TABS = (
     ("worlds", "/worlds", "Worlds"),
     ("playground", "/playground", "Playground"),
 )
+MOST_SIGNALS = 20
+"""Signals on a turn's page, the newest."""
 OPEN_TO_TENANTS = frozenset({"turns", "turn"})
 
 
 class Views:
-    """Builds the facts that the templates show. Each view takes the visitor and the fields of the address."""
+    """Builds the facts that the templates show. Each view takes the visitor and the fields of the address. What takes long is put into
+    words and drawn by `ask`, on a thread of the page.
+    """
 
-    def __init__(self, facts: Facts, worlds: WorldFacts) -> None:
-        self._facts = facts
+    def __init__(self, facts: Facts, worlds: WorldFacts, ask: Ask) -> None:
+        self._facts, self._ask = facts, ask
         self.by_name: Mapping[str, Callable[[Visitor, Fields], Awaitable[Shown]]] = {
             "now": self.now,
             "releases": self.releases,
@@ -52,7 +66,7 @@ class Views:
             "alarm": self.alarm,
             "weights": self.weights,
             "playground": self.playground,
-            **WorldViews(worlds).by_name,
+            **WorldViews(worlds, ask).by_name,
         }
 
     async def frame(self, visitor: Visitor) -> Shown:
@@ -63,18 +77,20 @@ class Views:
 
     async def now(self, visitor: Visitor, fields: Fields) -> Shown:
         """The loop with its figures."""
-        return now_shown(await self._facts.now())
+        found = await self._facts.now()
+        return await self._ask(lambda: now_shown(found))
 
     async def releases(self, visitor: Visitor, fields: Fields) -> Shown:
         """The ledger."""
-        return releases_shown(await self._facts.releases(place(fields, "before")))
+        found = await self._facts.releases(place(fields, "before"))
+        return await self._ask(lambda: releases_shown(found))
 
     async def release(self, visitor: Visitor, fields: Fields) -> Shown:
         """One version. Raises NotFound."""
         found = await self._facts.release(version(fields["root"]))
         if found is None:
             raise NotFound(f"The ledger has no version {fields['root'][:16]}.", field="root")
-        return release_shown(found)
+        return await self._ask(lambda: release_shown(found))
 
     async def turns(self, visitor: Visitor, fields: Fields) -> Shown:
         """The newest turns that match the query."""
@@ -95,20 +111,12 @@ class Views:
         if found is None:
             raise NotFound("There is no such turn.", field="id")
         start = place(fields, "from") or 0
-        turn = found.line.turn
-        return {
-            "found": found,
-            "turn": turn,
-            "cells": cells(found, start),
-            "start": start,
-            "total": len(turn.sampled_ids),
-            "prompt": prompt_text(found.prompt),
-            "versions": versions(turn),
-        }
+        return await self._ask(lambda: turn_shown(found, start))
 
     async def learning(self, visitor: Visitor, fields: Fields) -> Shown:
         """Figures over steps."""
-        return learning_shown(await self._facts.learning())
+        found = await self._facts.learning()
+        return await self._ask(lambda: learning_shown(found))
 
     async def monitors(self, visitor: Visitor, fields: Fields) -> Shown:
         """The standing alarms and the past ones."""
@@ -134,6 +142,21 @@ class Views:
             "answers": (),
             "said": "",
         }
+
+
+def turn_shown(found: TurnDetail, start: int) -> Shown:
+    """One turn, with the tokens of its answer from `start` on."""
+    turn = found.line.turn
+    return {
+        "found": found,
+        "turn": turn,
+        "cells": cells(found, start),
+        "start": start,
+        "total": len(turn.sampled_ids),
+        "prompt": prompt_text(found.prompt),
+        "versions": versions(turn),
+        "signals": found.signals[-MOST_SIGNALS:],
+    }
 
 
 def now_shown(run: RunNow) -> Shown:

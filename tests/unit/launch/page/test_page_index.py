@@ -110,8 +110,18 @@ async def test_turns_are_found_by_what_they_are_and_by_what_came_of_them(indexed
     assert (row.outcome, row.value, row.step) == ("trained", 0.5, 7)
     assert indexed.ask.turn("d:0", "default") is None
     assert indexed.ask.turn("d:0", "acme") is not None
-    assert [name for _, _, name in indexed.ask.signals(["a:0"])["a:0"]] == ["accepted", "undone"]
+    assert [name for _, name in indexed.ask.signals({"a:0": "default"})["a:0"]] == ["accepted", "undone"]
     assert indexed.ask.turns(TurnQuery()).outcomes == ("arm:control", "reward_failed", "rewarded", "trained")
+
+
+async def test_signals_of_other_tenants_hide_none_of_a_turns_own(indexed):
+    turn = a_turn("a:0")
+    foreign = [a_signal(replace(turn, tenant="evil"), id=f"f{number}") for number in range(120)]
+    own = [a_signal(turn, id=f"s{number}") for number in range(110)]
+    await indexed.fill(turn, *foreign[:60], *own, *foreign[60:])
+    assert [id for id, _ in indexed.ask.signals({"a:0": "default"})["a:0"]] == [
+        f"s{number}" for number in range(10, 110)
+    ]
 
 
 async def test_pages_meet_in_both_directions(indexed):

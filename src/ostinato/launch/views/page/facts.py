@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +19,6 @@ from ostinato.launch.views.page.queries import LONGEST_S, FoundTurn, Questions
 from ostinato.launch.views.page.releases.gathering import Gathering
 from ostinato.launch.views.page.releases.lines import carried, gate_looks
 from ostinato.launch.views.page.running import Running
-from ostinato.launch.views.page.threads import Threads
 from ostinato.launch.views.page.trained import TrainLines, followers
 from ostinato.record.config import Encrypt
 from ostinato.record.rowlog import RowLog
@@ -40,6 +39,7 @@ from ostinato.web.page.sources import (
     TurnQuery,
 )
 from ostinato.web.page.stored import WeightsNow
+from ostinato.web.page.threads import Threads
 from ostinato.weights.version.content import version_ref
 
 INDEX = "page.sqlite"
@@ -124,15 +124,10 @@ class RunFacts:
 
     async def turns(self, query: TurnQuery) -> TurnList:
         found = await self._ask(lambda: self._questions.turns(query))
-        names = [row.id for row in found.rows]
-        said = await self._ask(lambda: self._questions.signals(names))
-        turns = {turn.id: turn for turn in await self._find(Turn, [(name,) for name in names])}
+        turns = {turn.id: turn for turn in await self._find(Turn, [(row.id,) for row in found.rows])}
+        said = await self._said(turns)
         return TurnList(
-            rows=tuple(
-                _line(row, turns[row.id], [(who, name) for who, _, name in said[row.id]])
-                for row in found.rows
-                if row.id in turns
-            ),
+            rows=tuple(_line(row, turns[row.id], said[row.id]) for row in found.rows if row.id in turns),
             older=found.older,
             newer=found.newer,
             count=found.count,
@@ -148,16 +143,15 @@ class RunFacts:
             return None
         turn = turns[0]
         row = row or _unread(id)
-        said = (await self._ask(lambda: self._questions.signals([id])))[id]
-        theirs = [(who, signal) for who, signal, _ in said if who == turn.tenant]
-        signals = await self._find(Signal, theirs)
+        said = (await self._said({id: turn}))[id]
+        signals = await self._find(Signal, [(turn.tenant, signal) for signal, _ in said])
         rewards = await self._find(Reward, [(id,)])
         decided = [*rewards, *await self._find(Quarantine, [(id,)])]
         batches = await self._find(Batch, [] if row.step is None else [(row.step,)])
         return TurnDetail(
-            line=_line(row, turn, [(who, name) for who, _, name in said]),
-            prompt=tuple(map(self._pieces, turn.prompt_ids)),
-            sampled=tuple(map(self._pieces, turn.sampled_ids)),
+            line=_line(row, turn, said),
+            prompt=await self._threads.ask(lambda: tuple(map(self._pieces, turn.prompt_ids))),
+            sampled=await self._threads.ask(lambda: tuple(map(self._pieces, turn.sampled_ids))),
             signals=tuple(signals),
             retracted=frozenset(signal.retracts for signal in signals if signal.retracts is not None),
             function=rewards[0].function if rewards else None,
@@ -189,17 +183,14 @@ class RunFacts:
         alarm, named = row[1], row[1].detail.get("turns")
         names = [str(turn) for turn in cast("list[object]", named)][-_SHOWN:] if isinstance(named, list) else []
         turns = {turn.id: turn for turn in await self._find(Turn, [(each,) for each in names])}
-        said = await self._ask(lambda: self._questions.signals(names))
+        said = await self._said(turns)
         rows = {each: await self._ask(lambda each=each: self._questions.turn(each, None)) for each in turns}
         return AlarmDetail(
             line=AlarmLine(name=name, reason=alarm.reason, at=alarm.at, standing=place[1]),
             id=alarm.id,
             acceptable=acceptable(name),
             detail=carried(alarm),
-            turns=tuple(
-                _line(rows[each] or _unread(each), turn, [(who, signal) for who, _, signal in said[each]])
-                for each, turn in turns.items()
-            ),
+            turns=tuple(_line(rows[each] or _unread(each), turn, said[each]) for each, turn in turns.items()),
         )
 
     async def weights(self) -> WeightsNow:
@@ -229,6 +220,11 @@ class RunFacts:
         self._asked_at = self._clock()
         return await self._threads.ask(question)
 
+    async def _said(self, turns: Mapping[str, Turn]) -> dict[str, list[tuple[str, str]]]:
+        """Id and name of the signals about each turn that its own tenant sent."""
+        tenants = {id: turn.tenant for id, turn in turns.items()}
+        return await self._ask(lambda: self._questions.signals(tenants))
+
     async def _find(self, kind: type[R], identities: list[Identity]) -> list[R]:
         return await self._log.find(kind, identities) if identities else []
 
@@ -239,12 +235,12 @@ def _unread(id: str) -> FoundTurn:
 
 
 def _line(row: FoundTurn, turn: Turn, said: list[tuple[str, str]]) -> TurnLine:
-    """A turn with its outcome. Another tenant's signals about it are ignored."""
+    """A turn with its outcome. `said`: the ids and names of the signals about it."""
     held = row.outcome not in (WAITING, "rewarded", "trained")
     return TurnLine(
         seq=row.seq,
         turn=turn,
-        signals=tuple(dict.fromkeys(name for who, name in said if who == turn.tenant)),
+        signals=tuple(dict.fromkeys(name for _, name in said)),
         reward=row.value,
         reason=row.outcome if held else None,
         step=row.step,

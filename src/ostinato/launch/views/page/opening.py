@@ -58,6 +58,8 @@ class RunPage:
 
     def close(self) -> None:
         """Close the index and the threads."""
+        if self._pages is not None:
+            self._pages.end()
         if self._worlds is not None:
             self._worlds.close()
         if self._facts is not None:

@@ -93,14 +93,14 @@ class Questions:
             ).fetchone()
         return None if found is None else _found(found)
 
-    def signals(self, turns: Sequence[str]) -> dict[str, list[tuple[str, str, str]]]:
-        """Tenant, id and name of the signals about each of these turns, in log order, at most a hundred per turn."""
-        said: dict[str, list[tuple[str, str, str]]] = {turn: [] for turn in turns}
+    def signals(self, turns: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
+        """Id and name of each turn's newest hundred signals in log order. `turns`: its tenant, whose signals alone count, by turn."""
+        newest = "SELECT id, name, seq FROM signals WHERE turn = ? AND tenant = ? ORDER BY seq DESC LIMIT 100"
         with self.open() as db:
-            for turn in turns:
-                query = "SELECT tenant, id, name FROM signals WHERE turn = ? ORDER BY seq LIMIT 100"
-                said[turn] = db.execute(query, (turn,)).fetchall()
-        return said
+            return {
+                turn: db.execute(f"SELECT id, name FROM ({newest}) ORDER BY seq", (turn, tenant)).fetchall()
+                for turn, tenant in turns.items()
+            }
 
     def _page(self, db: Any, where: str, values: list[Any], query: TurnQuery) -> list[FoundTurn]:
         at = "words.rowid" if where.startswith("words") else "turns.seq"

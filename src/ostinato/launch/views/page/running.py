@@ -18,7 +18,6 @@ from ostinato.launch.placing.board import STALE_S, Shown, read_board
 from ostinato.launch.views import summary
 from ostinato.launch.views.observe import DEMO_MARKER
 from ostinato.launch.views.page.queries import Questions
-from ostinato.launch.views.page.threads import Ask
 from ostinato.launch.views.page.windows import windows
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.views.releasing import releasing
@@ -28,6 +27,7 @@ from ostinato.release.ledger import ReleaseLedger
 from ostinato.reward.accounting import Accounting, of_ledger
 from ostinato.reward.reading import Reading
 from ostinato.web.page.sources import AlarmLine, ArmNow, LedgerEvent, RunNow, TooWide, WorkerNow
+from ostinato.web.page.threads import Ask
 
 T = TypeVar("T")
 REFS = (*SERVED_REFS, Arm.VERIFIED.value, "candidate")

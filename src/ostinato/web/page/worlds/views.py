@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from ostinato.core.errors import NotFound
 from ostinato.core.visitors import Visitor
 from ostinato.web.page.asking import place, words
+from ostinato.web.page.threads import Ask
 from ostinato.web.page.worlds.drawing import diff_lines, success_chart, versions_of
 from ostinato.web.page.worlds.sources import RolloutLine, RolloutQuery, SolvedCurve, WorldFacts, WorldsNow
 
@@ -19,10 +20,10 @@ ENDINGS = ("submitted", "turns", "length", "timeout", "broken", "failed")
 
 
 class WorldViews:
-    """Builds the facts that the templates show. Each view takes the visitor and the fields of the address."""
+    """Builds the facts that the templates show, as `web.page.views.Views` does."""
 
-    def __init__(self, facts: WorldFacts) -> None:
-        self._facts = facts
+    def __init__(self, facts: WorldFacts, ask: Ask) -> None:
+        self._facts, self._ask = facts, ask
         self.by_name: Mapping[str, Callable[[Visitor, Fields], Awaitable[Shown]]] = {
             "worlds": self.worlds,
             "rollouts": self.rollouts,
@@ -36,7 +37,7 @@ class WorldViews:
         return {
             "found": found,
             "nothing": _nothing(found),
-            "chart": success_chart(found.curves, found.marks),
+            "chart": await self._ask(lambda: success_chart(found.curves, found.marks)),
             "versions_of": versions_of,
             "state_of": state_of,
         }
@@ -71,6 +72,9 @@ class WorldViews:
                 "No rollout with that name is on record: it never began, or its record was dropped as one of the oldest.",
                 field="episode",
             )
+        diffs = await self._ask(
+            lambda: [(each, [] if each.diff is None else diff_lines(each.diff)) for each in found.changes]
+        )
         names = [line.episode for line in found.members]
         at = names.index(found.line.episode) if found.line.episode in names else -1
         return {
@@ -79,7 +83,7 @@ class WorldViews:
             "state_of": state_of,
             "previous": found.members[at - 1] if at > 0 else None,
             "following": found.members[at + 1] if 0 <= at < len(names) - 1 else None,
-            "diffs": [(change, [] if change.diff is None else diff_lines(change.diff)) for change in found.changes],
+            "diffs": diffs,
         }
 
     async def task(self, visitor: Visitor, fields: Fields) -> Shown:

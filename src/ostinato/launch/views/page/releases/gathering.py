@@ -15,10 +15,10 @@ from ostinato.launch.views.page.releases.dealt import dealt, stretches
 from ostinato.launch.views.page.releases.lines import last_report, trial_looks
 from ostinato.launch.views.page.releases.sent import sent_between
 from ostinato.launch.views.page.releases.shifts import shifts
-from ostinato.launch.views.page.threads import Ask
 from ostinato.record.rowlog import RowLog
 from ostinato.web.page.releases.evidence import RateShift, ReleaseEvidence, SamePrompt, TrialRules
 from ostinato.web.page.sources import LedgerEvent, TooWide
+from ostinato.web.page.threads import Ask
 from ostinato.weights.version.chain import Manifests
 
 T = TypeVar("T")

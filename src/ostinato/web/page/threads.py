@@ -1,4 +1,4 @@
-"""A few threads for the page's questions only, so that nothing else in the gateway waits for the page's viewers."""
+"""A few threads for the page only: its questions, and what is put into words and drawn. Nothing else in the gateway waits for viewers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ostinato.core.errors import Unavailable
 T = TypeVar("T")
 
 THREADS = 2
-"""Tenants' questions come one at a time, which leaves the other for the operator."""
+"""Tenants' pages are made one at a time, which leaves the other for the operator."""
 
 
 class Ask(Protocol):
