@@ -59,6 +59,9 @@ def keyless(both):
 def half_open(siege):
     """Connections of an outsider who never finishes what he began; see the last test."""
     heads = (b"", b"GET /health HTTP/1.1\r\nhost: local", b"POST /v1/feedback HTTP/1.1\r\nx-more: ")
+    sign_in = b"POST /sign-in HTTP/1.1\r\nhost: localhost\r\nsec-fetch-site: same-origin\r\ncontent-length: 60000\r\n"
+    form = b"content-type: application/x-www-form-urlencoded\r\n\r\nkey="
+    heads += (sign_in + form,)
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(siege.connect()) for _ in range(120)]
         for number, connection in enumerate(opened):

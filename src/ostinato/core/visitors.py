@@ -34,6 +34,15 @@ class Visitors(Protocol):
         """The cookie that identifies a browser's later requests, valid for `cookie_s`; None for a wrong key."""
         ...
 
+    def leave(self, headers: Mapping[bytes, bytes]) -> None:
+        """From now on the cookie in these headers identifies nobody."""
+        ...
+
+    @property
+    def secure(self) -> bool:
+        """True if browsers must send the cookie over HTTPS only, however the request with the key came."""
+        ...
+
     @property
     def cookie_s(self) -> int:
         """How long a cookie holds, in seconds."""

@@ -99,6 +99,11 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         "the tenant proved.",
     )
     page: bool = Field(default=True, description="Serve the web page at '/'.")
+    secure_cookie: bool = Field(
+        default=False,
+        description="Browsers send the page's cookie over HTTPS only. Set it where a proxy in front of the gateway "
+        "speaks HTTPS; without a proxy the page could not be signed in to.",
+    )
     arm_salt: str = Field(default="ostinato", description="Changing it assigns all users to the arms anew.")
     max_body_bytes: int = Field(
         default=2 * 1024 * 1024, ge=1024, description="Longest request body, in bytes; longer ones get 413."

@@ -107,7 +107,7 @@ def create_app(
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
     )
-    visits = Visits(keys, clients, [*own, *admin_keys], clock)
+    visits = Visits(keys, clients, [*own, *admin_keys], clock, secure=config.secure_cookie)
     return GatewayApp(parts, () if page is None else page(visits))
 
 

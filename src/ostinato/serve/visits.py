@@ -23,7 +23,8 @@ from ostinato.serve.auth import Keyring
 from ostinato.serve.dialects.openai_reply import error_body, json_bytes
 from ostinato.serve.wire.origins import Origins
 
-COOKIE = "ostinato"
+COOKIES = ("ostinato", "__Host-ostinato")
+"""Names of the cookie: browsers take the second over HTTPS only."""
 _COOKIE_S = 12 * 3600
 _TOKEN = re.compile(r"(\d{1,12})\.([0-9a-f]{32})\.([0-9a-f]{64})")
 
@@ -36,18 +37,43 @@ class Visits:
         api_keys: the clients' keys, each 'key' or 'tenant:key'.
         admin_keys: the operators' keys.
         clock: Unix seconds.
+        secure: browsers must send the cookie over HTTPS only.
     """
 
     def __init__(
-        self, keys: Keyring, api_keys: Sequence[SecretStr], admin_keys: Sequence[SecretStr], clock: Clock
+        self,
+        keys: Keyring,
+        api_keys: Sequence[SecretStr],
+        admin_keys: Sequence[SecretStr],
+        clock: Clock,
+        *,
+        secure: bool = False,
     ) -> None:
         self._keys = keys
         self._clock = clock
+        self._secure = secure
+        self._left = dict[str, int]()  # cookies of those who signed out, and until when they would be valid
         entries = [entry.get_secret_value() for entry in api_keys]
         clients = [entry.partition(":")[2] or entry for entry in entries]
         every = sorted(key.encode() for key in [*clients, *(key.get_secret_value() for key in admin_keys)])
         self._seal = hashlib.sha256(b"ostinato page\0" + b"\0".join(every)).digest()
         self._known = {self._name(key): key for key in every}
+
+    @property
+    def secure(self) -> bool:
+        """True if browsers must send the cookie over HTTPS only."""
+        return self._secure
+
+    def leave(self, headers: Mapping[bytes, bytes]) -> None:
+        """From now on the cookie in these headers identifies nobody, until a restart at most. There is one a second for each key, so
+        there cannot be many.
+        """
+        found = self._cookie_in(headers)
+        if found is None:
+            return
+        now = self._clock()
+        self._left = {mac: until for mac, until in self._left.items() if until >= now}
+        self._left[found[3]] = int(found[1])
 
     @property
     def cookie_s(self) -> int:
@@ -74,14 +100,17 @@ class Visits:
         return self._visitor(given) if given else None
 
     def _by_cookie(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
-        sent = (each.strip().partition("=") for each in headers.get(b"cookie", b"").decode("latin-1").split(";"))
-        parts = next((found for name, _, value in sent if name == COOKIE and (found := _TOKEN.fullmatch(value))), None)
-        if parts is None or float(parts[1]) < self._clock():
-            return None
-        if not hmac.compare_digest(self._mac(int(parts[1]), parts[2]), parts[3]):
-            return None
-        key = self._known.get(parts[2])
+        found = self._cookie_in(headers)
+        key = None if found is None or found[3] in self._left else self._known.get(found[2])
         return None if key is None else self._named(key)
+
+    def _cookie_in(self, headers: Mapping[bytes, bytes]) -> re.Match[str] | None:
+        """The parts of the cookie that this gateway made and that has not expired."""
+        sent = (each.strip().partition("=") for each in headers.get(b"cookie", b"").decode("latin-1").split(";"))
+        found = next((each for name, _, value in sent if name in COOKIES and (each := _TOKEN.fullmatch(value))), None)
+        if found is None or float(found[1]) < self._clock():
+            return None
+        return found if hmac.compare_digest(self._mac(int(found[1]), found[2]), found[3]) else None
 
     def _named(self, key: bytes) -> Visitor | None:
         """The visitor that a key belongs to; None if it is not a known key."""

@@ -267,6 +267,61 @@ async def test_a_cookie_outlives_a_restart_and_ends_with_its_keys():
         assert (await w.get("/turns", cookie=cookie)).status_code == 303
 
 
+async def test_who_signed_out_is_not_let_in_by_a_copy_of_the_cookie():
+    async with page_world(api_keys=KEYS) as w:
+        cookies = []
+        for _ in range(2):
+            cookies.append((await w.post("/sign-in", {"key": ACME})).headers["set-cookie"].partition(";")[0])
+            w.now += 1
+        w.http.cookies.clear()
+        assert (await w.post("/sign-out", {}, cookie=cookies[0])).status_code == 303
+        assert (await w.get("/turns", cookie=cookies[0])).status_code == 303
+        assert (await w.get("/turns", cookie=cookies[1])).status_code == 200
+
+
+async def test_behind_a_proxy_the_cookie_is_for_https_only():
+    async with page_world(api_keys=KEYS, secure_cookie=True) as w:
+        said = (await w.post("/sign-in", {"key": ACME})).headers["set-cookie"]
+        assert said.startswith("__Host-ostinato=")
+        assert "secure" in said.lower()
+        w.http.cookies.clear()
+        cookie = said.partition(";")[0]
+        assert (await w.get("/turns", cookie=cookie)).status_code == 200
+        assert "secure" in (await w.post("/sign-out", {}, cookie=cookie)).headers["set-cookie"].lower()
+
+
+async def test_a_form_that_does_not_come_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("ostinato.web.page.asking.FORM_S", 0.05)
+
+    async def begun():
+        yield b"key="
+        await asyncio.sleep(60)
+
+    async with page_world(api_keys=KEYS) as w:
+        headers = {"content-type": "application/x-www-form-urlencoded", "sec-fetch-site": "same-origin"}
+        reply = await w.http.post("/sign-in", content=begun(), headers=headers)
+        assert reply.status_code == 408
+
+
+async def test_who_goes_while_signing_in_leaves_nothing_behind(caplog):
+    async with page_world(api_keys=KEYS) as w:
+        body = [{"type": "http.request", "body": b"key=", "more_body": True}, {"type": "http.disconnect"}]
+        sent: list = []
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/x-www-form-urlencoded")]
+        headers += [(name.encode(), value.encode()) for name, value in OWN_FORM.items()]
+
+        async def receive():
+            return body.pop(0)
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/sign-in", "query_string": b"", "headers": headers}
+        await w.app(scope, receive, send)
+        assert sent[0]["status"] == 499
+    assert not caplog.records
+
+
 async def test_nobody_is_signed_in_from_another_sites_form():
     async with page_world(api_keys=KEYS) as w:
         for site in ("cross-site", "same-site", "none"):

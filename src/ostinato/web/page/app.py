@@ -28,7 +28,7 @@ from ostinato.web.page.worlds.sources import WorldFacts
 
 logger = logging.getLogger(__name__)
 
-COOKIE = "ostinato"
+COOKIE, SECURE_COOKIE = "ostinato", "__Host-ostinato"
 _LONGEST_PROMPT = 8_000
 Handler = Callable[[Request, Visitor], Awaitable[Response]]
 
@@ -93,9 +93,9 @@ class Pages:
             *(Route(path, self._seen(self._shower(name), name), methods=["GET"]) for path, name in shown),
             *(Route(path, self._done(act), methods=["POST"]) for path, act in acts),
             Route("/events", self._seen(self._events, "turns"), methods=["GET"]),
-            Route("/sign-in", self._sign_in_form, methods=["GET"]),
-            Route("/sign-in", self._sign_in, methods=["POST"]),
-            Route("/sign-out", self._sign_out, methods=["POST"]),
+            Route("/sign-in", self._by_anybody(self._sign_in_form), methods=["GET"]),
+            Route("/sign-in", self._by_anybody(self._sign_in), methods=["POST"]),
+            Route("/sign-out", self._by_anybody(self._sign_out), methods=["POST"]),
             Route("/static/{digest}/{name:path}", self._files.serve, methods=["GET"]),
             _Elsewhere("/{path:path}", self._seen(self._nothing, "turns"), methods=["GET"]),
         ]
@@ -113,7 +113,13 @@ class Pages:
                 return await self._failed(
                     Forbidden("This page is for the operator: it shows all tenants together."), visitor
                 )
-            return await self._guarded(handle, request, visitor)
+            return await self._guarded(lambda: handle(request, visitor), request, visitor)
+
+        return answer
+
+    def _by_anybody(self, handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return await self._guarded(lambda: handle(request), request, self._visitor(request))
 
         return answer
 
@@ -128,7 +134,7 @@ class Pages:
                     raise Forbidden("Only the operator may do this: sign in with the admin key.")
             except OstinatoError as error:
                 return await self._failed(error, visitor)
-            return await self._guarded(act, request, visitor)
+            return await self._guarded(lambda: act(request, visitor), request, visitor)
 
         return answer
 
@@ -136,15 +142,17 @@ class Pages:
         assert self._visitors is not None
         return self._visitors.visitor(dict(request.scope["headers"]))
 
-    async def _guarded(self, handle: Handler, request: Request, visitor: Visitor) -> Response:
+    async def _guarded(
+        self, handle: Callable[[], Awaitable[Response]], request: Request, visitor: Visitor | None
+    ) -> Response:
         try:
-            return await handle(request, visitor)
+            return await handle()
         except OstinatoError as error:
             return await self._failed(error, visitor)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
-            logger.exception("%s failed", request.url.path)
+            logger.exception("%r failed", request.url.path)
             told = OstinatoError(f"Internal error ({type(error).__name__}); see the server's log.")
             return await self._failed(told, visitor)
 
@@ -259,30 +267,33 @@ class Pages:
 
     async def _sign_in(self, request: Request) -> Response:
         assert self._visitors is not None
-        try:
-            check_form(request.headers)
-            fields = await form(request)
-            cookie = self._visitors.cookie(words(fields, "key"))
-            back = own_path(words(fields, "back"))
-        except OstinatoError as error:
-            return await self._failed(error, self._visitor(request))
+        check_form(request.headers)
+        fields = await form(request)
+        cookie = self._visitors.cookie(words(fields, "key"))
+        back = own_path(words(fields, "back"))
         if cookie is None:
             facts = {"visitor": None, "run": None, "tabs": (), "state": None, "tab": "", "wrong": True, "back": back}
             return self._html("sign_in.html", facts, 401)
         reply = RedirectResponse(back, 303, headers=dict(HEADERS))
-        secure = request.url.scheme == "https"
-        lasts = self._visitors.cookie_s
-        reply.set_cookie(COOKIE, cookie, max_age=lasts, httponly=True, samesite="strict", secure=secure, path="/")
+        name, lasts, secure = self._cookie_name(request), self._visitors.cookie_s, self._is_secure(request)
+        reply.set_cookie(name, cookie, max_age=lasts, httponly=True, samesite="strict", secure=secure, path="/")
         return reply
 
     async def _sign_out(self, request: Request) -> Response:
-        try:
-            check_form(request.headers)
-        except OstinatoError as error:
-            return await self._failed(error, self._visitor(request))
+        assert self._visitors is not None
+        check_form(request.headers)
+        self._visitors.leave(dict(request.scope["headers"]))
         reply = RedirectResponse("/", 303, headers=dict(HEADERS))
-        reply.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        name, secure = self._cookie_name(request), self._is_secure(request)
+        reply.delete_cookie(name, path="/", httponly=True, samesite="strict", secure=secure)
         return reply
+
+    def _is_secure(self, request: Request) -> bool:
+        assert self._visitors is not None
+        return self._visitors.secure or request.url.scheme == "https"
+
+    def _cookie_name(self, request: Request) -> str:
+        return SECURE_COOKIE if self._is_secure(request) else COOKIE
 
 
 class _Elsewhere(Route):

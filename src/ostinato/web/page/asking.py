@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.requests import Request
 
-from ostinato.core.errors import BadRequest, TooLarge
+from ostinato.core.errors import BadRequest, OstinatoError, TooLarge
 from ostinato.web.page.sources import TurnQuery
 
+FORM_S = 10.0
+"""The longest wait for a form's body, in seconds."""
 _LONGEST_FORM = 64 * 1024
 _LONGEST_FIELD = 512
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _ROOT = re.compile(r"[0-9a-f]{6,64}")
 _VERSION = re.compile(r"v[0-9]{1,15}")
 _PATH = re.compile(r"/(?:[A-Za-z0-9_:.-]+/?){0,8}")
+
+
+class FormLate(OstinatoError):
+    """A form whose body does not come."""
+
+    status = 408
+    code = "form_late"
 
 
 def place(fields: Mapping[str, str], name: str) -> int | None:
@@ -85,15 +95,19 @@ def turn_query(fields: Mapping[str, str], tenant: str | None) -> TurnQuery:
 
 
 async def form(request: Request) -> Mapping[str, str]:
-    """The fields of a form; of several with one name the last counts. Raises BadRequest, TooLarge."""
+    """The fields of a form; of several with one name the last counts. Raises BadRequest, TooLarge, FormLate."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise BadRequest(f"A form is application/x-www-form-urlencoded, not {kind[:80]!r}.")
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _LONGEST_FORM:
-            raise TooLarge(f"The form is longer than {_LONGEST_FORM} bytes.")
+    try:
+        async with asyncio.timeout(FORM_S):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > _LONGEST_FORM:
+                    raise TooLarge(f"The form is longer than {_LONGEST_FORM} bytes.")
+    except TimeoutError:
+        raise FormLate(f"The form did not arrive within {FORM_S:g} s; send it again.") from None
     return _parsed(bytes(body))
 
 
