@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from ostinato.core.json_shape import shape_of
+
+PART_CHARS = 32
+MAX_VALUES, MAX_DEPTH = 20_000, 64
+"""Of a tool call's arguments that are parsed."""
 _CALL_ID = re.compile(r"call_(?P<base>[a-z]+-[0-9a-f-]+)_(?P<choice>[0-9]{1,4})_[0-9]{1,6}")
 
 
@@ -36,14 +42,25 @@ class ToolCall:
     )
 
     def values(self) -> dict[str, Any] | None:
-        """The arguments, which must not be changed; None if the text is not a JSON object. Parsed once."""
+        """The arguments, which must not be changed; None if the text is not a JSON object, or one of more than `MAX_VALUES` values or
+        `MAX_DEPTH` levels. Parsed once.
+        """
         if not self._read:
-            try:
-                values = json.loads(self.arguments)
-            except (ValueError, RecursionError):
-                values = None
+            values = None
+            with contextlib.suppress(ValueError, RecursionError):
+                values = json.loads(self.arguments) if self._is_bounded() else None
             self._read.append(values if isinstance(values, dict) else None)
         return self._read[0]
+
+    def unread(self) -> ToolCall:
+        """The same call without its parsed arguments, which take many times the memory of their text."""
+        return replace(self)
+
+    def _is_bounded(self) -> bool:
+        if len(self.arguments) <= MAX_VALUES and self.arguments.count("[") + self.arguments.count("{") <= MAX_DEPTH:
+            return True
+        shape = shape_of(self.arguments.encode(errors="replace"))
+        return shape.depth <= MAX_DEPTH and shape.values < MAX_VALUES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +133,11 @@ class Conversation:
         said = sum(message.chars for message in self.messages)
         shown = sum(len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters)) for tool in self.tools)
         return said + shown
+
+    @property
+    def parts(self) -> int:
+        """How many messages and tools there are. Each costs a template about as much as `PART_CHARS` characters of text."""
+        return len(self.messages) + len(self.tools)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,8 @@ from ostinato.model.rendering.fences import Fences, encodable
 from ostinato.model.rendering.template import ChatTemplate
 from ostinato.model.token_bytes import TokenBytes
 
+_HELD_CHARS = 1_000  # `encode` holds the interpreter's lock until it is done, which would stop all streams; a batch of one lets go of it
+
 
 class HFRenderer:
     """The core Renderer over a Hugging Face tokenizer and chat template.
@@ -170,7 +172,9 @@ class HFRenderer:
 
     @staticmethod
     def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        if len(text) <= _HELD_CHARS:
+            return tokenizer.encode(text, add_special_tokens=False).ids
+        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _find_stop_ids(self, path: Path, config: Any, library_end: Any) -> frozenset[int]:
         """End tokens by configuration, and the control token that the template puts after the last answer."""

@@ -31,6 +31,7 @@ from ostinato.serve.calls.handlers import Calls
 from ostinato.serve.calls.routes import ROUTES
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.dialects import anthropic_reply, openai_reply
+from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.feedback.handlers import Feedback
 from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.feedback.overheard import Overheard
@@ -104,6 +105,7 @@ def create_app(
         writes=Writes(clock, slow_s=config.store_timeout_s),
         people=PeopleFirst(config.first_token_s, config.tokens_per_s, config.give_way_s, metrics.giving_way),
         arms=Arms(control=config.control_share, salt=config.arm_salt),
+        thread=FairThread(),
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
     )
@@ -210,6 +212,7 @@ class GatewayApp(Starlette):
         if self._judge is not None:
             await self._judge.close()
         await self._calls.close()
+        self._parts.thread.close()
         if deals is not None:
             await deals.close()
         if self._parts.tracing is not None:

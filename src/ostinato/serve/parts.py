@@ -9,6 +9,7 @@ from ostinato.serve.arms import Arms
 from ostinato.serve.auth import Keyring
 from ostinato.serve.auto.deals import Deals
 from ostinato.serve.config import ServeConfig
+from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.people_first import PeopleFirst
 from ostinato.serve.quotas import Quotas
@@ -19,7 +20,7 @@ from ostinato.serve.writes import Writes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """The gateway's shared parts. `model` is the name that clients send; `clock` gives Unix seconds.
-    `deals` is Auto, or None without arms; `tracing` makes spans, or is None without a collector.
+    `thread` runs what grows with a request; `deals` is Auto, or None without arms; `tracing` makes spans, or is None without a collector.
 
     Example: ``Calls(parts, stored=intake.turn)``
     """
@@ -36,5 +37,6 @@ class Parts:
     writes: Writes
     arms: Arms
     people: PeopleFirst
+    thread: FairThread
     deals: Deals | None = None
     tracing: Tracing | None = None

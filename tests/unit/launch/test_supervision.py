@@ -169,6 +169,34 @@ async def test_what_can_never_run_stays_down_and_the_others_go_on(tmp_path, befo
     assert {crew.watched[name].condition for name in ("serve", "other")} == {Condition.STOPPED}
 
 
+@pytest.mark.parametrize("end", ["time.sleep(3600)", "sys.exit(1)"])
+async def test_a_front_that_has_served_is_never_given_up(tmp_path, end):
+    serve = f"say(ready=True); until('ready'); {end}"
+    crew = Crew(
+        tmp_path,
+        front="serve",
+        silence_s=SILENCE_S if "sleep" in end else LIMITS.silence_s,
+        serve=serve,
+        train="work()",
+    )
+    (tmp_path / "ready").touch()
+    async with crew.running() as task:
+        await crew.until(lambda: crew.alive("train"))
+        trainer = crew.watched["train"].worker.pid
+        await crew.until(lambda: crew.watched["serve"].restarts > LIMITS.tries + 1)
+        assert not task.done()
+        assert crew.watched["train"].worker.pid == trainer
+    assert task.exception() is None
+
+
+async def test_a_front_that_never_served_is_given_up(tmp_path):
+    crew = Crew(tmp_path, front="serve", serve="sys.exit(1)", train="work()")
+    async with crew.running() as task:
+        async with asyncio.timeout(PATIENT_S):
+            with pytest.raises(WorkerFailed, match=r"serve cannot run \(3 failures in 60 s\)"):
+                await task
+
+
 async def test_all_ends_where_the_front_fails(tmp_path):
     crew = Crew(tmp_path, front="serve", serve="say(ready=True); until('fail'); fail()", train="work()")
     async with crew.running() as task:

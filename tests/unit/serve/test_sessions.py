@@ -4,13 +4,17 @@ import pytest
 
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
-from ostinato.serve.calls.sessions import Scope, Sessions
+from ostinato.serve.calls.sessions import Scope, Sessions, chain_of
 from ostinato.testing.engine import STOP_ID
 from ostinato.testing.renderer import ByteRenderer
 
 ME = Scope(tenant="default", user="u", arm="live")
 NOBODY = Scope(tenant="default", user="anonymous", arm="live")
 RENDERER = ByteRenderer()
+
+
+def looked(sessions, scope, conversation):
+    return sessions.look(scope, conversation, chain_of(scope, conversation))
 
 
 def turn(prompt_ids, text="hello", *, id="t:0", episode="e", finish=Finish.STOP, end=(STOP_ID,), scope=ME):
@@ -35,12 +39,12 @@ def answer(text):
 
 
 def ask(sessions, conversation, scope=ME):
-    return sessions.render(sessions.look(scope, conversation))
+    return sessions.render(looked(sessions, scope, conversation))
 
 
 def talk(sessions, conversation, text, id, *, scope=ME, continued=False, **kwargs):
     """Ask, answer with `text`, and remember."""
-    question = sessions.look(scope, replace(conversation, continued=continued))
+    question = looked(sessions, scope, replace(conversation, continued=continued))
     prompt = sessions.render(question)
     episode = kwargs.pop("episode", None) or prompt.episode or f"e-{id}"
     made = turn(prompt.ids, text, id=id, scope=scope, episode=episode, **kwargs)
@@ -119,7 +123,7 @@ def test_a_last_assistants_message_is_continued_only_if_asked_for():
 
 def test_what_follows_a_stop_string_never_comes_back():
     sessions = Sessions(RENDERER, budget=10_000)
-    question = sessions.look(ME, said("hi"))
+    question = looked(sessions, ME, said("hi"))
     sampled = turn(sessions.render(question).ids, "one END", id="a:0", end=())
     seen = Turn(**{name: getattr(sampled, name) for name in sampled.__slots__} | {"text": "one "})
     sessions.remember(question, seen, answer("one "))
@@ -194,7 +198,7 @@ def test_memory_is_bounded_and_the_oldest_goes_first():
 def long_talk(sessions, turns, said="more"):
     conversation, last = Conversation(messages=(Message(role=Role.USER, text="hi"),)), None
     for i in range(turns):
-        question = sessions.look(ME, conversation)
+        question = looked(sessions, ME, conversation)
         prompt = sessions.render(question)
         assert prompt.parent == (None if last is None else last.id)
         last = replace(turn(prompt.ids, "hello", id=f"{said}{i}:0"), parent=prompt.parent)
@@ -216,7 +220,7 @@ def test_a_branch_has_its_own_tokens_and_harms_none():
     sessions = Sessions(RENDERER, budget=100_000)
     _, first = talk(sessions, said("hi"), "hello", "a:0")
     for name in ("b", "c"):
-        question = sessions.look(ME, said("hi", "hello", name))
+        question = looked(sessions, ME, said("hi", "hello", name))
         prompt = sessions.render(question)
         made = replace(turn(prompt.ids, "yellow", id=f"{name}:0", episode="e-a:0"), parent=prompt.parent)
         sessions.remember(question, made, answer("yellow"))
@@ -240,7 +244,7 @@ def test_a_long_conversation_read_from_the_log_is_held_once_too():
     hot = Sessions(RENDERER, budget=100_000)
     turns, conversation = [], said("hi")
     for i in range(30):
-        question = hot.look(ME, conversation)
+        question = looked(hot, ME, conversation)
         prompt = hot.render(question)
         turns.append(replace(turn(prompt.ids, "hello", id=f"t{i}:0"), parent=prompt.parent))
         hot.remember(question, turns[-1], answer("hello"))

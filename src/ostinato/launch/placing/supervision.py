@@ -64,7 +64,8 @@ class Supervisor:
         on_event: called with each event, for people to read.
         before_start: called before each start, to prepare what a worker is started with.
         front: the worker that people depend on. Another worker that fails for good stays down, and only the front's own failure ends
-            the others. None: any worker's failure does.
+            the others; once it has been ready, it is started again however often it ends, unless that has no point. None: any worker's
+            failure ends the others.
         head_start_s: the others wait this long for their first start, or until the front has been ready or has ended: on a small
             machine it has the processors for itself while people wait for it.
     """
@@ -137,7 +138,7 @@ class Supervisor:
                 return
             watched.reason, watched.reason_at = end.reason, wall_clock()
             failures.add(loop.time(), end, loop.time() - started)
-            if end.certain or failures.enough:
+            if end.certain or (failures.enough and not self._is_depended_on(worker)):
                 watched.turn(Condition.FAILED)
                 self._give_up(watched, len(failures.faults), certain=end.certain)
                 return
@@ -146,6 +147,10 @@ class Supervisor:
             self._say(worker.name, f"{end.reason}; starts again in {failures.wait_s:.1f} s")
             await _rest(watched, failures.wait_s)
         watched.turn(Condition.STOPPED)
+
+    def _is_depended_on(self, worker: Worker) -> bool:
+        """True for a front that has served: what stalls or kills it may pass, and people are better served late than never."""
+        return worker is self._front and worker.was_ready
 
     async def _life_of(self, watched: Watched) -> Ending | None:
         """Start the worker and wait for its end; None if it was told to stop."""

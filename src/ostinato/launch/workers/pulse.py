@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
+import logging
 import os
 import threading
 import time
@@ -14,7 +16,10 @@ from collections.abc import Callable, Generator
 
 from ostinato.launch.placing.sign import PULSE_FD, Sign
 
+logger = logging.getLogger(__name__)
 BEAT_S = 1.0
+STILL_S = 3.0
+"""From here on an event loop that does not come round is written down. It is asked once a beat."""
 _TRIES = 20  # attempts to write the last line to a pipe that is full
 
 
@@ -75,6 +80,7 @@ class Sender(threading.Thread):
         self._pulse, self._pipe, self._loop, self._on_orphaned = pulse, pipe, loop, on_orphaned
         self._round = time.monotonic()
         self._asked = False
+        self._told = False
 
     def run(self) -> None:
         """Send a line every `BEAT_S` seconds until the process ends or the supervisor is gone."""
@@ -83,10 +89,24 @@ class Sender(threading.Thread):
                 self._asked = True
                 with contextlib.suppress(RuntimeError):  # it was closed just now
                     self._loop.call_soon_threadsafe(self._came_round)
-            if not self._send(self._pulse.sign(time.monotonic() - self._round).line()):
+            lag_s = time.monotonic() - self._round
+            self._watch(lag_s)
+            if not self._send(self._pulse.sign(lag_s).line()):
                 self._on_orphaned()
                 return
             time.sleep(BEAT_S)
+
+    def _watch(self, lag_s: float) -> None:
+        """Write down what all threads do while the event loop stands still, once for each time: nobody can tell afterwards."""
+        if lag_s < STILL_S:
+            self._told = False
+        elif not self._told:
+            self._told = True
+            logger.warning(
+                "the event loop has stood still for %.1f s; the stacks follow, each with its last call first", lag_s
+            )
+            with contextlib.suppress(OSError):  # the disk that the output goes to may be full
+                faulthandler.dump_traceback()
 
     def last_words(self, sign: Sign) -> None:
         """Say why the worker ends."""

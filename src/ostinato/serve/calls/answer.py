@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ostinato.core.conversation import Message, Piece
@@ -20,6 +21,9 @@ from ostinato.serve.people_first import Person
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import ClientGone, Watch
 
+_AT_ONCE_TOKENS = (
+    1_000  # with their log-probabilities in a body; more are written on a thread, so that no other stream waits
+)
 _STREAM: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -116,8 +120,10 @@ class Answer:
             )
             for choice, reading in zip(capture.choices, self._readings, strict=True)
         ]
-        body = self._writer.body(answers, self._counts(), self._ostinato())
-        await self._exchange.reply(200, body, self._headers())
+        body = partial(self._writer.body, answers, self._counts(), self._ostinato())
+        said = self._capture.tokens * (1 + self._capture.call.tops)
+        written = body() if said <= _AT_ONCE_TOKENS else await asyncio.to_thread(body)
+        await self._exchange.reply(200, written, self._headers())
 
     # ------------------------------------------------------------ as a stream
 

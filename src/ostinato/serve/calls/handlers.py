@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from ostinato.core.conversation import Conversation, Message
+from ostinato.core.conversation import PART_CHARS, Conversation, Message
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Arm, Turn
@@ -30,16 +30,16 @@ from ostinato.serve.calls.draws import Draws
 from ostinato.serve.calls.previous import Previous
 from ostinato.serve.calls.purposes import purpose_of
 from ostinato.serve.calls.reading import Reading
-from ostinato.serve.calls.rendering import LONG, Rendering
-from ostinato.serve.calls.repeats import Repeats, Try
+from ostinato.serve.calls.repeats import Repeats, Try, body_digest
 from ostinato.serve.calls.routes import CallRoute
 from ostinato.serve.calls.ruling import ruled
 from ostinato.serve.calls.sender import Caller, Senders
-from ostinato.serve.calls.sessions import Prompt, Sessions
+from ostinato.serve.calls.sessions import Prompt, Scope, Sessions, chain_of
 from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.dialect import ConversationRequest, Heading, Request
 from ostinato.serve.dialects.openai import CompletionRequest
 from ostinato.serve.dialects.openai_reply import json_bytes
+from ostinato.serve.fair_thread import LONG, PER_PARSED, FairThread
 from ostinato.serve.feedback.overheard import Overheard
 from ostinato.serve.parts import Parts
 from ostinato.serve.people_first import Person
@@ -47,8 +47,10 @@ from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import Watch
 
 _LOG = logging.getLogger(__name__)
-_MESSAGE_CHARS = 32  # an empty message costs a template about as much as so many characters of text
 _LEAST_SHARE = 16  # agents ask for more tokens than there are; an answer gets at least 1/16 of the context
+MOST_LOGGED = 200_000
+"""Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
+_T = TypeVar("_T")
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
@@ -73,7 +75,7 @@ class Calls:
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
         self._previous = {tenant: Previous(config.previous_chars // len(tenants)) for tenant in tenants}
         self._overheard = overheard
-        self._rendering, self._compiling = Rendering(), Rendering()  # a slow grammar delays no prompt
+        self._thread, self._compiling = parts.thread, FairThread()  # a slow grammar delays no prompt
         self._repeats = Repeats(parts.log, remembered=config.repeat_keys)
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
 
@@ -95,7 +97,6 @@ class Calls:
                 await self._overheard.close()
         except TimeoutError:
             _LOG.error("The log did not confirm the last writes within %g s; they may be kept or not.", longest_s)
-        self._rendering.close()
         self._compiling.close()
 
     # ------------------------------------------------------------ the prompt
@@ -108,13 +109,14 @@ class Calls:
     async def _ask_chat(self, asked: Asked, request: ConversationRequest) -> Question:
         tenant, previous = asked.caller.tenant, self._previous[asked.caller.tenant]
         conversation = previous.conversation(request)
-        chars = conversation.chars
+        rough = asked.exchange.received // PER_PARSED + PART_CHARS * conversation.parts
+        chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
         self._check_length(chars, asked.route.field)
         sessions = self._sessions[tenant]
-        question = sessions.look(asked.scope, conversation)
-        cost = chars + _MESSAGE_CHARS * len(conversation.messages)
+        question = sessions.look(asked.scope, conversation, chain)
         purpose = purpose_of(asked.exchange.headers, conversation)
-        prompt = await self._rendering.run(tenant, cost, partial(sessions.render, question))
+        cost = chars + PART_CHARS * conversation.parts
+        prompt = await self._thread.run(tenant, cost, partial(sessions.render, question))
         grammar = await self._grammar(tenant, conversation)
         self._overheard.note(tenant, question, purpose)
 
@@ -138,7 +140,7 @@ class Calls:
         if not self._parts.engine.capabilities().follows_grammars:
             raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
         renderer = self._parts.renderer
-        grammar = await self._rendering.run(tenant, LONG, partial(renderer.grammar, conversation))
+        grammar = await self._thread.run(tenant, LONG, partial(renderer.grammar, conversation))
         if grammar and not renderer.has_compiled(grammar):
             await self._compiling.run(tenant, LONG, partial(renderer.compile, grammar))
         return grammar
@@ -148,7 +150,7 @@ class Calls:
         if isinstance(prompt, str):
             self._check_length(len(prompt), "prompt")
             encode = partial(self._parts.renderer.encode, prompt)
-            prompt = await self._rendering.run(asked.caller.tenant, len(prompt), encode)
+            prompt = await self._thread.run(asked.caller.tenant, len(prompt), encode)
         if not prompt:
             raise BadRequest("prompt is empty; send at least one token.", field="prompt")
         if min(prompt) < 0 or max(prompt) >= self._parts.renderer.vocab_size:
@@ -164,7 +166,7 @@ class Calls:
         quotas = self._parts.quotas
         quotas.count_call(who.tenant)  # before the body is read
         body = await exchange.json(partial(quotas.count_bytes, who.tenant))
-        request = route.parse(body)
+        request = await self._parsed(who.tenant, exchange, partial(route.parse, body))
         caller = self._senders.caller(exchange, who, request.asker)
         if caller.slot is None:
             with self._parts.people.person() as person:
@@ -211,11 +213,18 @@ class Calls:
         who = self._parts.keys.identify(exchange.headers)
         quotas = self._parts.quotas
         quotas.count_call(who.tenant)
-        conversation = parse_count(await exchange.json(partial(quotas.count_bytes, who.tenant)))
-        self._check_length(conversation.chars, "messages")
+        body = await exchange.json(partial(quotas.count_bytes, who.tenant))
+        conversation = await self._parsed(who.tenant, exchange, partial(parse_count, body))
+        rough = exchange.received // PER_PARSED + PART_CHARS * conversation.parts
+        chars = await self._thread.run(who.tenant, rough, lambda: conversation.chars)
+        self._check_length(chars, "messages")
         work = partial(self._parts.renderer.chat, conversation)
-        ids = await self._rendering.run(who.tenant, conversation.chars, work)
+        ids = await self._thread.run(who.tenant, chars + PART_CHARS * conversation.parts, work)
         await exchange.reply(200, json_bytes({"input_tokens": len(ids)}))
+
+    async def _parsed(self, tenant: str, exchange: Exchange, parse: Callable[[], _T]) -> _T:
+        """What a dialect reads in a body. Raises BadRequest."""
+        return await self._thread.run(tenant, exchange.received // PER_PARSED, parse)
 
     async def _once(self, asked: Asked) -> None:
         """Answer, from the log if the call is a repeat."""
@@ -225,9 +234,9 @@ class Calls:
             return
         caller = asked.caller
         question = {**asked.body, "user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
-        async with self._repeats.attempt(
-            asked.route.kind, caller.tenant, key, question, asked.request.n or 1
-        ) as attempt:
+        digest = partial(body_digest, asked.route.kind, question)
+        shape = await self._thread.run(caller.tenant, asked.exchange.received // PER_PARSED, digest)
+        async with self._repeats.attempt(asked.route.kind, caller.tenant, key, shape, asked.request.n or 1) as attempt:
             if attempt.turns:
                 await self._repeat(asked, attempt.turns)
             else:
@@ -360,6 +369,7 @@ class Calls:
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
         asked_for = replace(request.sampling(min(wanted or default, room)), grammar=question.grammar)
         sampling, decided = ruled(asked_for, caller, self._parts.config.sampling)
+        _check_logged(request, sampling.max_tokens)
         call = Call(
             id=id,
             episode=episode,
@@ -396,3 +406,19 @@ class Calls:
             observer=self._observer,
             stored=stored,
         )
+
+
+def _check_logged(request: Request, max_tokens: int) -> None:
+    """Refuse a body with more log-probabilities than `MOST_LOGGED`; a stream may have any number."""
+    logged = (request.n or 1) * max_tokens * (1 + request.tops)
+    if request.wants_logprobs and not request.stream and logged > MOST_LOGGED:
+        raise BadRequest(
+            f"{logged} log-probabilities (n x max_tokens x (1 + top_logprobs)) are more than the {MOST_LOGGED} that one body may have; "
+            "ask for fewer, or stream.",
+            field="logprobs",
+        )
+
+
+def _weighed(scope: Scope, conversation: Conversation) -> tuple[int, list[bytes]]:
+    """A conversation's length in characters, and the hashes by which it is recognised."""
+    return conversation.chars, chain_of(scope, conversation)

@@ -59,7 +59,7 @@ class Repeats:
 
     Example::
 
-        async with repeats.attempt("chatcmpl", tenant, key, body, n=1) as attempt:
+        async with repeats.attempt("chatcmpl", tenant, key, body_digest("chatcmpl", body), n=1) as attempt:
             attempt.turns  # the answer, if there was one; else sample under attempt.id
     """
 
@@ -70,10 +70,11 @@ class Repeats:
         self._open: dict[str, asyncio.Future[None]] = {}
 
     @asynccontextmanager
-    async def attempt(self, kind: str, tenant: str, key: str, body: Any, n: int) -> AsyncGenerator[Try]:
-        """Wait for other calls under the same key, then look for their answer. Raises KeyReused, Conflict."""
+    async def attempt(self, kind: str, tenant: str, key: str, shape: str, n: int) -> AsyncGenerator[Try]:
+        """Wait for other calls under the same key, then look for their answer. `shape`: a digest of the body (`body_digest`).
+        Raises KeyReused, Conflict.
+        """
         name = _digest(_NAME_CHARS, tenant.encode(), key.encode())
-        shape = _digest(12, kind.encode(), _canonical(body))
         if self._bodies.setdefault(name, shape) != shape:
             raise KeyReused(
                 "This Idempotency-Key came before with another body; make a new key for each new call.",
@@ -125,6 +126,11 @@ class Repeats:
 def _whole(turn: Turn) -> bool:
     """True if the turn is a complete answer that can be replayed."""
     return turn.finish.trainable and (bool(turn.spans) or turn.arm is Arm.OUTSIDE)
+
+
+def body_digest(kind: str, body: Any) -> str:
+    """A digest of a call's kind and body. Pure."""
+    return _digest(12, kind.encode(), _canonical(body))
 
 
 def _canonical(body: Any) -> bytes:

@@ -128,7 +128,7 @@ class Sessions:
 
     Example::
 
-        question = sessions.look(scope, conversation)
+        question = sessions.look(scope, conversation, chain_of(scope, conversation))
         prompt = sessions.render(question)
         ...  # the answer is sampled and stored as a turn
         sessions.remember(question, turn, answer)
@@ -148,9 +148,8 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._entries) + sum(map(len, self._cold.values()))
 
-    def look(self, scope: Scope, conversation: Conversation) -> Question:
-        """Recognise a conversation."""
-        chain = _chain(scope, conversation)
+    def look(self, scope: Scope, conversation: Conversation, chain: list[bytes]) -> Question:
+        """Recognise a conversation. `chain`: its hashes (`chain_of`)."""
         # strangers may ask the same question, and any user may begin two conversations with the same words
         telling = not scope.shared and (scope.episode is not None or bool(_spoken(conversation.messages)))
         question = Question(
@@ -383,8 +382,8 @@ def _first(conversation: Conversation, count: int) -> Conversation:
     return Conversation(messages=conversation.messages[:count], tools=conversation.tools)
 
 
-def _chain(scope: Scope, conversation: Conversation) -> list[bytes]:
-    """A hash of the tenant, user, arm and tools, then one hash per message, each covering everything before it."""
+def chain_of(scope: Scope, conversation: Conversation) -> list[bytes]:
+    """A hash of the tenant, user, arm and tools, then one hash per message, each covering everything before it. Pure."""
     last = digest(_place(scope.tenant, scope.user, scope.arm), tools_digest(conversation.tools))
     hashes = [last]
     for message in conversation.messages:

@@ -9,10 +9,13 @@ from ostinato.core.errors import Unauthorized
 from ostinato.core.records import Signal
 from ostinato.core.verdicts import RESERVED
 from ostinato.serve.dialects.openai_reply import json_bytes
+from ostinato.serve.fair_thread import PER_PARSED
 from ostinato.serve.feedback.events import count_events, parse_feedback
 from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.parts import Parts
 from ostinato.serve.wire.exchange import Exchange
+
+_EVENT = 100  # characters that a tokenizer takes in the time in which an event is checked
 
 
 def _refuse_reserved(signals: Sequence[Signal]) -> None:
@@ -39,7 +42,10 @@ class Feedback:
         quotas.expect_events(tenant)  # before the body is read
         body = await exchange.json(partial(quotas.count_bytes, tenant))
         quotas.count_events(tenant, count_events(body))  # before any is looked at
-        signals = parse_feedback(body, tenant=tenant, now=self._parts.clock())
+        parse = partial(parse_feedback, body, tenant=tenant, now=self._parts.clock())
+        signals = await self._parts.thread.run(
+            tenant, max(exchange.received // PER_PARSED, _EVENT * count_events(body)), parse
+        )
         if not who.admin:
             _refuse_reserved(signals)
         statuses = await self._intake.take(signals)

@@ -48,9 +48,11 @@ class Telemetry:
         """Take an `ExportLogsServiceRequest`."""
         tenant, encoding, data = await self._receive(exchange)
         config = self._parts.config
-        events = read_logs(data, encoding, depth=config.max_depth, values=config.max_values)
+        read = partial(read_logs, data, encoding, depth=config.max_depth, values=config.max_values)
+        events = await self._parts.thread.run(tenant, len(data), read)
         self._parts.quotas.count_events(tenant, max(1, len(events)))
-        reading = read_events(events, tenant=tenant, now=self._parts.clock())
+        understand = partial(read_events, events, tenant=tenant, now=self._parts.clock())
+        reading = await self._parts.thread.run(tenant, len(data), understand)
         await self._store(reading.signals)
         await exchange.reply(200, _logs_answer(reading, encoding), kind=encoding.encode())
 
@@ -58,9 +60,11 @@ class Telemetry:
         """Take an `ExportTraceServiceRequest`."""
         tenant, encoding, data = await self._receive(exchange)
         config = self._parts.config
-        spans = read_spans(data, encoding, depth=config.max_depth, values=config.max_values)
+        read = partial(read_spans, data, encoding, depth=config.max_depth, values=config.max_values)
+        spans = await self._parts.thread.run(tenant, len(data), read)
         self._parts.quotas.count_events(tenant, max(1, sum(1 + len(span.events) for span in spans)))
-        reading = read_traces(spans, tenant=tenant, now=self._parts.clock())
+        understand = partial(read_traces, spans, tenant=tenant, now=self._parts.clock())
+        reading = await self._parts.thread.run(tenant, len(data), understand)
         await self._store(reading.signals)
         await exchange.reply(200, _traces_answer(reading, encoding), kind=encoding.encode())
 

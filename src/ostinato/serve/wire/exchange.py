@@ -40,14 +40,14 @@ def _printable(name: str, value: str) -> str:
 class Exchange:
     """A request and its response, as handlers receive it. `status` is 0 until the response's head is sent; `said` is False until a part
     of the body other than a comment is sent; `watch` is set while a model call runs; `came_at` is when the request's head was read, by
-    `time.monotonic`.
+    `time.monotonic`; `received` is the body's length in bytes, so far.
 
     Example: ``await exchange.reply(200, json_bytes({"object": "list"}))``
     """
 
     __slots__ = (
         *("_config", "_send", "_session"),
-        *("came_at", "headers", "method", "path", "receive", "said", "status", "watch"),
+        *("came_at", "headers", "method", "path", "receive", "received", "said", "status", "watch"),
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, config: ServeConfig) -> None:
@@ -56,6 +56,7 @@ class Exchange:
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self._session: str | None = scope.get(_SESSION)
         self.receive = receive
+        self.received = 0
         self.came_at = time.monotonic()
         self.status = 0
         self.said = False
@@ -142,4 +143,5 @@ class Exchange:
                 raise ClientGone
             more = message.get("more_body", False)
             if body := message.get("body", b""):
+                self.received += len(body)
                 yield body

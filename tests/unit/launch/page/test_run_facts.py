@@ -5,6 +5,7 @@ import io
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -230,6 +231,12 @@ def test_only_a_supervisor_that_is_there_says_what_workers_do():
     )
     board = Shown(at=NOW, pid=1, ended=None, workers=(worker,))
     assert troubles(board, NOW) == ("The train worker is down and is not restarted: BadConfig: no such module.",)
+    stalled = replace(
+        worker, name="serve", condition="running", reason="its event loop stood still", reason_at=NOW - 30
+    )
+    said = troubles(replace(board, workers=(stalled,)), NOW)
+    assert said == ("The serve worker was started again, 2 times so far: its event loop stood still.",)
+    assert troubles(replace(board, at=NOW + 900, workers=(stalled,)), NOW + 900) == ()
     assert [each.name for each in workers(board, NOW)] == ["train"]
     assert workers(board, NOW + 60) == ()
     assert "was killed or hangs" in troubles(board, NOW + 60)[0]

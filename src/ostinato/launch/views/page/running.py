@@ -30,6 +30,7 @@ from ostinato.web.page.sources import AlarmLine, ArmNow, LedgerEvent, RunNow, To
 from ostinato.web.page.threads import Ask
 
 T = TypeVar("T")
+_TOLD_S = 600.0  # for so long after a worker's end the page says why it ended
 REFS = (*SERVED_REFS, Arm.VERIFIED.value, "candidate")
 _FRESH_S = 1.0
 _AWAY_S = 60.0
@@ -166,8 +167,13 @@ def troubles(board: Shown | None, now: float) -> tuple[str, ...]:
         for worker in board.workers
         if worker.condition == "failed"
     ]
+    ended = [
+        f"The {worker.name} worker was started again, {worker.restarts} times so far: {worker.reason}."
+        for worker in board.workers
+        if worker.condition != "failed" and worker.restarts and now - (worker.reason_at or 0.0) < _TOLD_S
+    ]
     troubled = [f"The {worker.name} worker waits: {worker.trouble}." for worker in board.workers if worker.trouble]
-    return (*down, *troubled)
+    return (*down, *ended, *troubled)
 
 
 def workers(board: Shown | None, now: float) -> tuple[WorkerNow, ...]:

@@ -7,7 +7,7 @@ import pytest
 from gateway_world import world
 
 from ostinato.core.errors import BadRequest
-from ostinato.serve.calls.rendering import AT_ONCE_CHARS, MOST_WAITING, Rendering
+from ostinato.serve.fair_thread import AT_ONCE_CHARS, MOST_WAITING, FairThread
 from ostinato.serve.quotas import QuotaExceeded
 
 LONG = AT_ONCE_CHARS + 1
@@ -16,24 +16,24 @@ LONG = AT_ONCE_CHARS + 1
 @pytest.fixture
 async def held():
     """A thread that is busy until told, and the order in which what waits for it is done."""
-    rendering, free, order = Rendering(), threading.Event(), []
-    first = asyncio.ensure_future(rendering.run("many", LONG, free.wait))
+    thread, free, order = FairThread(), threading.Event(), []
+    first = asyncio.ensure_future(thread.run("many", LONG, free.wait))
     await asyncio.sleep(0)
-    yield rendering, free, order
+    yield thread, free, order
     free.set()
     await first
-    rendering.close()
+    thread.close()
 
 
-def put(rendering, order, tenant, number):
-    return asyncio.ensure_future(rendering.run(tenant, LONG, lambda: order.append((tenant, number))))
+def put(thread, order, tenant, number):
+    return asyncio.ensure_future(thread.run(tenant, LONG, lambda: order.append((tenant, number))))
 
 
 async def test_tenants_take_turns(held):
-    rendering, free, order = held
-    waiting = [put(rendering, order, "many", number) for number in range(20)]
+    thread, free, order = held
+    waiting = [put(thread, order, "many", number) for number in range(20)]
     await asyncio.sleep(0)
-    waiting += [put(rendering, order, "few", number) for number in range(2)]
+    waiting += [put(thread, order, "few", number) for number in range(2)]
     await asyncio.sleep(0)
     free.set()
     await asyncio.gather(*waiting)
@@ -41,26 +41,26 @@ async def test_tenants_take_turns(held):
 
 
 async def test_a_queue_is_bounded_for_its_own_tenant_only(held):
-    rendering, free, order = held
-    waiting = [put(rendering, order, "many", number) for number in range(MOST_WAITING)]
+    thread, free, order = held
+    waiting = [put(thread, order, "many", number) for number in range(MOST_WAITING)]
     await asyncio.sleep(0)
     with pytest.raises(QuotaExceeded):
-        await rendering.run("many", LONG, lambda: None)
-    waiting.append(put(rendering, order, "few", 0))
+        await thread.run("many", LONG, lambda: None)
+    waiting.append(put(thread, order, "few", 0))
     free.set()
     await asyncio.gather(*waiting)
     assert len(order) == MOST_WAITING + 1
 
 
 async def test_who_has_gone_is_passed_over_and_errors_reach_who_asked(held):
-    rendering, free, order = held
-    gone = put(rendering, order, "many", 0)
-    stays = put(rendering, order, "many", 1)
+    thread, free, order = held
+    gone = put(thread, order, "many", 0)
+    stays = put(thread, order, "many", 1)
 
     def bad():
         raise BadRequest("no", field="messages")
 
-    fails = asyncio.ensure_future(rendering.run("few", LONG, bad))
+    fails = asyncio.ensure_future(thread.run("few", LONG, bad))
     await asyncio.sleep(0)
     gone.cancel()
     free.set()
@@ -71,8 +71,8 @@ async def test_who_has_gone_is_passed_over_and_errors_reach_who_asked(held):
 
 
 async def test_short_texts_wait_for_nobody(held):
-    rendering, _, _ = held
-    assert await rendering.run("few", AT_ONCE_CHARS, lambda: "now") == "now"
+    thread, _, _ = held
+    assert await thread.run("few", AT_ONCE_CHARS, lambda: "now") == "now"
 
 
 async def test_many_messages_without_a_word_are_no_short_text():
@@ -84,4 +84,4 @@ async def test_many_messages_without_a_word_are_no_short_text():
         for messages in (1, 300):
             assert (await w.chat(messages=[{"role": "user", "content": ""}] * messages))[0] == 200
         assert threads[0] == threading.current_thread().name
-        assert threads[1].startswith("render")
+        assert threads[1].startswith("requests")

@@ -1,4 +1,7 @@
-"""Runs tokenisation: short texts inline, long ones on a thread, round-robin over the tenants, with a bounded queue per tenant."""
+"""Runs what grows with a request: short work inline, long work on a thread, round-robin over the tenants, with a bounded queue for each.
+
+So a long request delays other long ones of its tenant, and no stream.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,36 @@ from typing import Any, TypeVar
 
 from ostinato.serve.quotas import QuotaExceeded
 
-AT_ONCE_CHARS = 4_000  # renders in about a millisecond, less than a round trip to a thread takes on a busy machine
+AT_ONCE_CHARS = (
+    4_000  # are tokenised in a millisecond or two, less than a round trip to a thread takes on a busy machine
+)
+PER_PARSED = 4
+"""Bytes that are parsed or hashed in the time that a tokenizer takes for one."""
 LONG = AT_ONCE_CHARS + 1
 MOST_WAITING = 64
 
 _T = TypeVar("_T")
 
 
-class Rendering:
-    """Runs rendering work. Use it on one event loop only; `close` it when done.
+class FairThread:
+    """Runs tenants' work. Use it on one event loop only; `close` it when done.
 
-    Example: ``prompt = await rendering.run("acme", chars, lambda: sessions.render(question))``
+    Example: ``prompt = await thread.run("acme", chars, lambda: sessions.render(question))``
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="requests")
         self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[Any], Callable[[], Any]]]] = OrderedDict()
         self._busy = False
 
     async def run(self, tenant: str, chars: int, work: Callable[[], _T]) -> _T:
-        """The result of `work`, which renders `chars` characters. Raises whatever `work` raises, and QuotaExceeded."""
+        """The result of `work`, which takes as long as tokenising `chars` characters. Raises whatever `work` raises, and QuotaExceeded."""
         if chars <= AT_ONCE_CHARS:
             return work()
         queue = self._waiting.setdefault(tenant, deque())
         if len(queue) >= MOST_WAITING:
             raise QuotaExceeded(
-                f"{len(queue)} long prompts of yours wait to be tokenised; wait for some.",
+                f"{len(queue)} long requests of yours wait to be read; wait for some.",
                 kind="requests",
                 retry_after_s=1,
             )
