@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,7 @@ async def open_serving(
         admin_keys=[SecretStr(run.home.admin_key())],  # the release worker's
         dealer=None if router is None else router.router,
         page=None if page is None else page(renderer),
+        room=None if config.record.url else lambda: shutil.disk_usage(run.home.root).free,
     )
     lending = _lending(config, engine, gateway, lent)
     follower = Follower(open_cached_store(config), config.follow, journal_of(config))

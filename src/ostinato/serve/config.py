@@ -34,6 +34,18 @@ class QuotaConfig(BaseModel, frozen=True, extra="forbid"):
         gt=0,
         description="Bytes of request bodies per second, or four times as many at once after a pause; more get 429.",
     )
+    mb_per_day: float = Field(
+        default=0.0,
+        ge=0,
+        description="Megabytes of request bodies per day, which bound what a tenant's calls and feedback take on disk; more get 429. "
+        "0: no limit.",
+    )
+
+
+SHARED = QuotaConfig(
+    calls_per_s=50.0, burst=200.0, open_samples=64, events_per_s=500.0, bytes_per_s=2.0 * 2**20, mb_per_day=20_000.0
+)
+"""What each of several tenants may take of a server by default: what a product's people or a team's agents need."""
 
 
 class SamplingRule(BaseModel, frozen=True, extra="forbid"):
@@ -134,7 +146,11 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         description="Likewise the least acceptable tokens per second of the rest of an answer. 0: no limit.",
     )
     give_way_s: float = Field(default=30.0, gt=0, description="Longest wait of such a call for people, in seconds.")
-    quota: QuotaConfig = Field(default_factory=QuotaConfig, description="Limits of each tenant.")
+    quota: QuotaConfig | None = Field(
+        default=None,
+        description="Limits of each tenant. Left out: wide ones, or where the keys name several tenants, 50 calls per second, 200 at "
+        "once, 64 samples in progress, 500 events and 2 MiB per second and 20,000 MB per day for each of them.",
+    )
     tenant_quotas: dict[str, QuotaConfig] = Field(
         default_factory=dict[str, QuotaConfig],
         description="Limits of particular tenants in place of `quota`, by tenant.",
@@ -166,6 +182,11 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         ge=1,
         description="How long an idle connection stays open, in seconds. Set it above the keep-alive time of clients "
         "and load balancers.",
+    )
+    least_free_mb: float = Field(
+        default=256.0,
+        ge=0,
+        description="While the log's disk has less room, in megabytes, feedback is refused with 507: what is left is for turns.",
     )
     store_timeout_s: float = Field(
         default=15.0, gt=0, description="Longest wait for the log to confirm a write, in seconds; then 503."

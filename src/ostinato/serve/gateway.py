@@ -40,7 +40,7 @@ from ostinato.serve.judge.judge import Judge
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.people_first import PeopleFirst
-from ostinato.serve.quotas import Quotas
+from ostinato.serve.quotas import Quotas, in_force
 from ostinato.serve.tracing import Tracing
 from ostinato.serve.visits import OwnNameOnly, Visits
 from ostinato.serve.wire.endpoint import Endpoint, Handler, on_http_exception
@@ -68,6 +68,7 @@ def create_app(
     admin_keys: Sequence[SecretStr] = (),
     dealer: Dealer | None = None,
     page: Page | None = None,
+    room: Callable[[], int] | None = None,
 ) -> GatewayApp:
     """The gateway as an ASGI app. Swaps are reported to `app.state.metrics` (`metrics.swapped`); `app.state.waits` measures how long
     people wait.
@@ -83,6 +84,7 @@ def create_app(
         admin_keys: operators' keys besides `config.admin_key`.
         dealer: draws among the arms of `config.auto`; needed if there are any.
         page: makes the routes of the page, behind the same keys and origin checks; None if there is no page.
+        room: the free bytes on the log's disk; None if that is not known.
 
     Raises:
         BadConfig: weak or repeated keys, an unusable key file, a control share outside [0, 1], a missing key or dealer for Auto's arms,
@@ -92,6 +94,7 @@ def create_app(
     own = [] if config.admin_key is None else [config.admin_key]
     clients = client_keys(config.api_keys, config.api_keys_file)
     keys = Keyring(clients, [*own, *admin_keys], len(config.api_keys))
+    _LOG.info("Limits of each tenant: %s.", in_force(config, keys.tenants))
     parts = Parts(
         engine=engine,
         renderer=renderer,
@@ -106,6 +109,7 @@ def create_app(
         people=PeopleFirst(config.first_token_s, config.tokens_per_s, config.give_way_s, metrics.giving_way),
         arms=Arms(control=config.control_share, salt=config.arm_salt),
         thread=FairThread(),
+        room=room,
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ostinato.core.seams import Clock, Engine, Log, Renderer
@@ -19,8 +20,11 @@ from ostinato.serve.writes import Writes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The gateway's shared parts. `model` is the name that clients send; `clock` gives Unix seconds.
-    `thread` runs what grows with a request; `deals` is Auto, or None without arms; `tracing` makes spans, or is None without a collector.
+    """The gateway's shared parts.
+
+    `model` is the name that clients send; `clock` gives Unix seconds; `thread` runs what grows with a request; `room` tells the free
+    bytes on the log's disk, if that is known; `deals` is Auto, or None without arms; `tracing` makes spans, or is None without a
+    collector.
 
     Example: ``Calls(parts, stored=intake.turn)``
     """
@@ -38,5 +42,6 @@ class Parts:
     arms: Arms
     people: PeopleFirst
     thread: FairThread
+    room: Callable[[], int] | None = None
     deals: Deals | None = None
     tracing: Tracing | None = None

@@ -1,4 +1,5 @@
-"""Per-tenant quotas: calls, events and bytes per second, tokens per minute, samples in progress. Arithmetic over a given clock.
+"""Per-tenant quotas: calls, events and bytes per second, bytes per day, tokens per minute, samples in progress. Arithmetic over a given
+clock.
 
 Half of the places for samples in progress are shared by all tenants; the other half is reserved for the tenants in equal shares, so
 that however much one tenant asks for, the next one finds room at once.
@@ -6,13 +7,16 @@ that however much one tenant asks for, the next one finds room at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
 from ostinato.core.errors import BadRequest, OstinatoError, Unavailable
 from ostinato.core.seams import Clock
-from ostinato.serve.config import QuotaConfig, ServeConfig
+from ostinato.serve.auth import DEFAULT_TENANT
+from ostinato.serve.config import SHARED, QuotaConfig, ServeConfig
+
+DAY_S = 86_400.0
 
 
 class QuotaExceeded(OstinatoError):
@@ -69,6 +73,40 @@ class _Tenant:
         self.bytes = Bucket(rate=quota.bytes_per_s, size=4 * quota.bytes_per_s, now=now)
         minute = quota.tokens_per_minute
         self.tokens = Bucket(rate=minute / 60, size=float(minute), now=now) if minute else None
+        day = 1e6 * quota.mb_per_day
+        self.stored = Bucket(rate=day / DAY_S, size=day, now=now) if day else None
+
+
+def quota_of(config: ServeConfig, tenant: str, tenants: Collection[str]) -> QuotaConfig:
+    """The limits of one of these tenants. By default they are wide unless there are several to share the server; the default tenant,
+    to which the operator's own calls belong, always has wide ones.
+    """
+    chosen = config.tenant_quotas.get(tenant) or config.quota
+    if chosen is not None:
+        return chosen
+    named = [name for name in tenants if name != DEFAULT_TENANT]
+    return SHARED if len(named) > 1 and tenant != DEFAULT_TENANT else QuotaConfig()
+
+
+def in_force(config: ServeConfig, tenants: Collection[str]) -> str:
+    """The limits of these tenants in a line for people; those with the same limits are named together."""
+    groups = dict[QuotaConfig, list[str]]()
+    for tenant in sorted(tenants):
+        groups.setdefault(quota_of(config, tenant, tenants), []).append(tenant)
+    return "; ".join(f"{_some(names)}: {_limits(quota)}" for quota, names in groups.items())
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _limits(quota: QuotaConfig) -> str:
+    tokens = f", {quota.tokens_per_minute:,} tokens a minute" if quota.tokens_per_minute else ""
+    stored = f", {quota.mb_per_day:,.0f} MB a day" if quota.mb_per_day else ""
+    return (
+        f"{quota.calls_per_s:,g} calls a second ({quota.burst:,g} at once), {quota.open_samples:,} samples in progress, "
+        f"{quota.events_per_s:,g} events and {quota.bytes_per_s / 2**20:,.3g} MiB a second{tokens}{stored}"
+    )
 
 
 class Quotas:
@@ -87,7 +125,7 @@ class Quotas:
         self._clock = clock
         self._refused = refused
         now = clock()
-        self._tenants = {name: _Tenant(config.tenant_quotas.get(name, config.quota), now) for name in tenants}
+        self._tenants = {name: _Tenant(quota_of(config, name, tenants), now) for name in tenants}
         self._places = config.max_inflight
         self._kept = self._places if len(tenants) == 1 else self._places // (2 * len(tenants))
         self._open = 0
@@ -102,10 +140,13 @@ class Quotas:
 
     def count_bytes(self, tenant: str, size: int) -> None:
         """Charge a request body of `size` bytes. Raises QuotaExceeded."""
-        account = self._tenants[tenant]
-        if wait_s := account.bytes.take(size, self._clock()):
+        account, now = self._tenants[tenant], self._clock()
+        if wait_s := account.bytes.take(size, now):
             limit = f"{account.quota.bytes_per_s:g} bytes a second (serve.quota.bytes_per_s)"
             raise self._exceeded(tenant, f"More than {limit}; slow down.", wait_s)
+        if account.stored is not None and (wait_s := account.stored.take(size, now)):
+            limit = f"{account.quota.mb_per_day:g} MB of request bodies a day (serve.quota.mb_per_day)"
+            raise self._exceeded(tenant, f"More than {limit}; what was used comes back over the day.", wait_s)
 
     def expect_events(self, tenant: str) -> None:
         """Check for room before feedback whose number of events is not known yet. Raises QuotaExceeded if not even one event may come."""

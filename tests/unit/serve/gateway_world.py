@@ -24,6 +24,7 @@ class World:
     def __init__(self, engine, log, config, renderer, admin_keys=(), dealer=None):
         self.engine, self.log, self.renderer = engine, log, renderer
         self.now = 1000.0
+        self.room = 10**12  # bytes on the log's disk
         self._writers = []
         self.app = create_app(
             engine=engine,
@@ -34,6 +35,7 @@ class World:
             model_name="m",
             admin_keys=[SecretStr(key) for key in admin_keys],
             dealer=dealer,
+            room=lambda: self.room,
         )
 
     async def post(self, path, body=None, *, data=None, headers=None):

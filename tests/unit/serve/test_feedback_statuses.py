@@ -33,6 +33,19 @@ async def test_feedback_is_durable_idempotent_and_named():
         assert (await w.post("/v1/feedback", event | {"id": "s4"}))[0] == 507
 
 
+async def test_what_is_left_of_a_disk_is_for_turns():
+    async with world(least_free_mb=100.0) as w:
+        turn = await served(w)
+        event = EVENT | {"target": turn}
+        w.room = 99_000_000
+        status, _, body = await w.post("/v1/feedback", event)
+        assert (status, body["error"]["code"]) == (507, "storage_full")
+        assert "serve.least_free_mb" in body["error"]["message"]
+        assert (await w.chat())[0] == 200
+        w.room = 101_000_000
+        assert (await w.post("/v1/feedback", event))[0] == 202
+
+
 async def test_an_event_about_an_unknown_turn_is_early_and_kept():
     async with world() as w:
         assert await w.feedback("chatcmpl-nothing") == "early"

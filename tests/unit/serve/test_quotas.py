@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import BadRequest, OstinatoError, Unavailable
-from ostinato.serve.config import QuotaConfig, ServeConfig
-from ostinato.serve.quotas import Bucket, QuotaExceeded, Quotas
+from ostinato.serve.config import SHARED, QuotaConfig, ServeConfig
+from ostinato.serve.quotas import Bucket, QuotaExceeded, Quotas, in_force, quota_of
 from ostinato.testing.engine import FakeEngine
 
 
@@ -59,6 +59,33 @@ def test_every_tenant_always_finds_its_kept_share_free(asks):
             tenant, samples, places = held.pop(0)
             places.__exit__(None, None, None)
             open_[tenant] -= samples
+
+
+def test_several_tenants_share_a_server_by_default_and_one_has_it_to_itself():
+    wide = QuotaConfig()
+    alone, several = ServeConfig(), ("acme", "bolt", "default")
+    assert quota_of(alone, "acme", ("acme", "default")) == quota_of(alone, "default", several) == wide
+    assert quota_of(alone, "acme", several) == quota_of(alone, "bolt", several) == SHARED
+    own = ServeConfig(tenant_quotas={"acme": QuotaConfig(burst=7)}, quota=QuotaConfig(burst=9))
+    assert [quota_of(own, name, several).burst for name in several] == [7, 9, 9]
+    said = in_force(ServeConfig(tenant_quotas={"zoo": wide}), ("acme", "bolt", "core", "dune", "zoo", "default"))
+    assert said.startswith(
+        "acme, bolt, core and 1 more: 50 calls a second (200 at once), 64 samples in progress, 500 events and 2 MiB"
+    )
+    assert "20,000 MB a day; default, zoo: 5,000 calls a second" in said
+
+
+def test_what_a_tenant_sends_in_a_day_is_bounded():
+    now = 0.0
+    limits = quotas(clock=lambda: now, quota=QuotaConfig(bytes_per_s=1e6, mb_per_day=10.0))
+    for _ in range(10):
+        limits.count_bytes("acme", 999_000)
+        now += 4.0
+    with pytest.raises(QuotaExceeded, match=r"10 MB of request bodies a day \(serve\.quota\.mb_per_day\)") as caught:
+        limits.count_bytes("acme", 999_000)
+    limits.count_bytes("bolt", 999_000)
+    now += caught.value.retry_after_s + 1.0
+    limits.count_bytes("acme", 999_000)
 
 
 def test_one_tenant_alone_has_all_places():

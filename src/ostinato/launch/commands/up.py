@@ -28,6 +28,8 @@ from ostinato.launch.placing.supervision import Event, Supervisor
 from ostinato.launch.views.progress import last_lines, numerics_line
 from ostinato.launch.workers.stopping import until_stopped
 from ostinato.record.lock import hold
+from ostinato.serve.auth import Keyring, client_keys
+from ostinato.serve.quotas import in_force
 
 WORKERS = ("serve", "train", "release", "housekeeping")
 HEAD_START_S = 15.0
@@ -195,6 +197,12 @@ def _show(console: Console, line: str | Text) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
+def _limits(config: Config) -> str:
+    """What each tenant may take, in words; "" for a server that all who may ask have to themselves."""
+    tenants = Keyring(client_keys(config.serve.api_keys, config.serve.api_keys_file)).tenants
+    return f"limits: {in_force(config.serve, tenants)}" if len(tenants) > 1 else ""
+
+
 async def _set(event: asyncio.Event) -> None:
     await event.wait()
 
@@ -215,5 +223,7 @@ async def _announce(launched: Launched, config: Config, console: Console) -> Non
         _show(console, f"\nserving [bold]{url}/v1[/]  model [bold]{config.model.served_as}[/]  (Ctrl-C stops)")
         page = f"; so does the page at [bold]{url}/[/]" if config.serve.page else ""
         _show(console, f"`ostinato status`, with the same options, says how it learns{page}\n")
+        if words := _limits(config):
+            _show(console, Text.assemble((f"{'serve':12}", "bold"), " ", words))
         if words := numerics_line(last_lines(launched.home.progress("serve"))):
             _show(console, Text.assemble((f"{'serve':12}", "bold"), " ", (words, "yellow")))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TypeVar
 
-from ostinato.core.errors import OstinatoError, Unavailable
+from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
 from ostinato.core.records import Quarantine, Reward, Signal, Turn, identity
 from ostinato.serve.parts import Parts
 
@@ -47,6 +47,7 @@ class Intake:
         self._writes = parts.writes
         self._metrics = parts.metrics
         self._timeout_s = parts.config.store_timeout_s
+        self._room, self._least_free_mb = parts.room, parts.config.least_free_mb
         self._tenants: OrderedDict[str, str] = OrderedDict()  # turn -> its tenant
         self._decided: OrderedDict[str, None] = OrderedDict()  # turns whose reward is known to be decided
 
@@ -56,6 +57,7 @@ class Intake:
 
     async def take(self, signals: Sequence[Signal]) -> list[Status]:
         """Write one tenant's signals, durable on return. Returns their statuses in order. Raises StorageFull, Unavailable."""
+        self._check_room()
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._look_up({signal.turn for signal in signals}, signals[0].tenant)
@@ -80,6 +82,14 @@ class Intake:
             self._metrics.event(signal.tenant, signal.name, status.value, foreign=foreign)
             statuses.append(status)
         return statuses
+
+    def _check_room(self) -> None:
+        """Raise StorageFull while what is left of the disk is for turns, which cannot be sent again."""
+        if self._room is not None and self._room() < 1e6 * self._least_free_mb:
+            raise StorageFull(
+                f"The log's disk has less than {self._least_free_mb:g} MB left (serve.least_free_mb), which is kept for turns; free some "
+                "space and send the events again with the same ids."
+            )
 
     def _status(self, signal: Signal, stored: dict[str, Signal], told: set[str], late: set[str]) -> Status:
         kept = stored.get(signal.id, signal)
