@@ -86,7 +86,7 @@ class _Asked(Extensions):
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None  # the older name of `output_config.format`
     thinking: _Decided = None
-    betas: Annotated[Any, Ignored("what they ask for is listed by itself")] = None
+    betas: Annotated[Any, Ignored("the fields of each feature decide")] = None
     billing_policy: _Billing = None
     cache_control: Annotated[Any, Ignored("prompts are cached in any case")] = None
     context_management: Annotated[

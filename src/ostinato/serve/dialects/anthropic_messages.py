@@ -142,11 +142,13 @@ class _Source(BaseModel):
     content: Any = None
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+class DocumentBlock(_Block):
+    """A document. The text of one that has a text is read; a PDF or a stored file is replaced by words."""
+
     source: _Source = _Source()
-    title: str | None = None
-    context: str | None = None
+    title: str = ""
+    context: str = ""
+    citations: Annotated[Any, Ignored("answers hold no citations")] = None
 
 
 def _said(message: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
@@ -204,7 +206,7 @@ def _text(type: str, block: Any, where: str, omissions: Omissions) -> str:
             texts = _texts(found.content, f"{where}.content", ("text",), omissions)
             return "\n".join([found.title, found.source, texts])
         case "document":
-            document = validate(_Document, block, where)
+            document = validate(DocumentBlock, block, where)
             text = _document(document.source, where, omissions)
             return "\n".join(filter(None, [document.title, document.context, text]))
         case _:

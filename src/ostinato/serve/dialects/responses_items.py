@@ -138,8 +138,8 @@ class ClientCallItem(BaseModel):
     model_config = _ITEM
     type: str
     call_id: Name
-    action: Any = None
-    operation: Any = None
+    action: dict[str, Any] = Field(default_factory=dict[str, Any])
+    operation: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 
 class ResultItem(BaseModel):
@@ -174,10 +174,8 @@ def _custom_call(item: Mapping[str, Any], where: str, omissions: Omissions) -> I
 
 def _client_call(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
     call = validate(ClientCallItem, item, where)
-    values = (
-        call.action if isinstance(call.action, dict) else call.operation if isinstance(call.operation, dict) else {}
-    )
-    yield _calling(call.call_id, call.type.removesuffix("_call"), json.dumps(values, ensure_ascii=False))
+    values = json.dumps(call.action or call.operation, ensure_ascii=False)
+    yield _calling(call.call_id, call.type.removesuffix("_call"), values)
 
 
 def _calling(id: str, name: str, arguments: str) -> Message:

@@ -6,10 +6,9 @@ that change nothing, and any other is used. A null means that the field was not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -62,20 +61,6 @@ class Fields(BaseModel):
             return body
         required = _required(cls)
         return {name: value for name, value in body.items() if value is not None or name in required}
-
-
-class Rule(NamedTuple):
-    """One field of an object: its name, and its mark; None if the field is used."""
-
-    name: str
-    mark: Ignored | Only | None
-
-
-def rules(model: type[BaseModel]) -> Iterator[Rule]:
-    """The fields of an object of a request, in the model's order."""
-    for name, field in model.model_fields.items():
-        marks = [mark for mark in field.metadata if isinstance(mark, Ignored | Only)]
-        yield Rule(field.alias or name, marks[0] if marks else None)
 
 
 @cache
