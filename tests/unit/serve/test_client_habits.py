@@ -189,6 +189,37 @@ def test_a_tool_may_return_nothing(content):
 
 
 @pytest.mark.parametrize("content", [None, "", []])
+def test_a_system_prompt_may_be_empty_but_a_user_says_something(content):
+    system = {"role": "system", "content": content}
+    assert parse_chat(CHAT[1] | {"messages": [system, *HI]}).conversation.messages[0].text == ""
+    if content != "":
+        with pytest.raises(BadRequest) as caught:
+            parse_chat(CHAT[1] | {"messages": [{"role": "user", "content": content}]})
+        assert caught.value.field == "messages[0].content"
+
+
+OTHERS = [{"presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "n": 1, "logprobs": False, "seed": None}]
+
+
+@pytest.mark.parametrize("more", OTHERS, ids=str)
+@pytest.mark.parametrize("dialect", DIALECTS, ids=["chat", "messages", "responses"])
+def test_fields_of_chat_completions_cost_nothing_elsewhere_if_they_change_nothing(dialect, more):
+    parse, body = dialect
+    same(parse(body | more), parse(body))
+
+
+@pytest.mark.parametrize(
+    "more", [{"presence_penalty": 1}, {"n": 2}, {"logprobs": True}, {"seed": 7}, {"logit_bias": {"5": 1}}]
+)
+@pytest.mark.parametrize("dialect", DIALECTS[1:], ids=["messages", "responses"])
+def test_fields_of_chat_completions_are_refused_elsewhere_if_they_would_change_the_answer(dialect, more):
+    parse, body = dialect
+    with pytest.raises(BadRequest, match="chat completions have it; leave it out") as caught:
+        parse(body | more)
+    assert caught.value.field in more
+
+
+@pytest.mark.parametrize("content", [None, "", []])
 def test_an_empty_answer_is_taken_in_the_other_dialects_too(content):
     said = {"role": "assistant", "content": content}
     assert len(parse_messages(MESSAGES[1] | {"messages": [*HI, said, *HI]}).conversation.messages) == 1

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Sampling
 from ostinato.serve.dialects.extensions import Extensions
+from ostinato.serve.dialects.rules import Only
 
 MAX_MESSAGES = 4096
 MAX_STOPS = 16
@@ -40,12 +41,22 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 User = Annotated[str, StringConstraints(max_length=512), AfterValidator(printable)]  # some clients send "" for no user
 
 
+_OF_CHAT = "is not supported in this dialect: chat completions have it"
+_OfChat0 = Annotated[Any, Only(0, why=_OF_CHAT)]
+
+
 class OneAnswer(Extensions):
     """Base of the requests in dialects that return a single answer, no log-probabilities, and always the token counts."""
 
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     stream: bool | None = None
+    presence_penalty: _OfChat0 = None
+    frequency_penalty: _OfChat0 = None
+    logit_bias: Annotated[Any, Only({}, why=_OF_CHAT)] = None
+    logprobs: Annotated[Any, Only(False, why=_OF_CHAT)] = None
+    seed: Annotated[Any, Only(why=_OF_CHAT)] = None
+    n_: Annotated[Any, Only(1, why=_OF_CHAT), Field(alias="n")] = None
 
     @property
     def n(self) -> int | None:

@@ -124,7 +124,7 @@ def _message(given: Mapping[str, Any], where: str, omissions: Omissions) -> Mess
         raise BadRequest(f"{where}.tool_call_id must name the call that this answers.", field=f"{where}.tool_call_id")
     calls = tuple(_calls(message.tool_calls or [], f"{where}.tool_calls"))
     # a turn that was stopped before its first word, and a tool that returned nothing, stay in a client's history
-    empty = message.content in (None, []) and role in (Role.ASSISTANT, Role.TOOL)
+    empty = message.content in (None, []) and role is not Role.USER
     text = message.refusal if empty else _content(message.content, f"{where}.content", omissions)
     return Message(role=role, text=text, reasoning=message.reasoning_content, calls=calls, answers=message.tool_call_id)
 
