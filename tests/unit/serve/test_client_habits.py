@@ -471,6 +471,7 @@ def test_a_namespace_may_come_twice_but_two_tools_may_not_share_a_name():
         (space("a", {"type": "web_search"}), "tools[0].tools[0].type"),
         (space("a", function("")), "tools[0].tools[0].name"),
         (space("", function("x")), "tools[0].name"),
+        (space("a", *(function(f"f{i}") for i in range(1025))), "tools[0].tools[1024]"),
         ({"type": "namespace", "name": "a"}, "tools[0].tools"),
         (space("a", function("x", **{"async": True})), "tools[0].tools[0].async"),
     ],

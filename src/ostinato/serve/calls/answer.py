@@ -176,14 +176,14 @@ class Answer:
             self._person.first()
             self._metrics.first_token(asyncio.get_running_loop().time() - self._began)
         self._capture.take(chunk)
-        if self._capture.complete:
-            self._person.last(self._capture.tokens // self._capture.call.n)
         reading = self._readings[chunk.index]
         pieces = reading.take(chunk.text, last=chunk.finish is not None)
         if reading.over:
             self._capture.end(chunk.index)
         if chunk.finish is not None and reading.message().calls:
             self._capture.called(chunk.index)
+        if self._capture.complete:
+            self._person.last(self._capture.tokens // self._capture.call.n)
         return chunk, pieces
 
     async def _chunk(self) -> Chunk:

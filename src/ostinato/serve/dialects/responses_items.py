@@ -307,11 +307,14 @@ def _add_tool(given: Mapping[str, Any], read: Read, where: str, namespace: str =
     )
     offered = Offered(tool.name, namespace, custom)
     name = _full_name(namespace, tool.name)
-    known = read.offered.setdefault(name, offered)
-    if known != offered:
+    known = read.offered.get(name)
+    if known not in (None, offered):
         raise BadRequest(f"{where}.name: another tool is called {name[:200]!r} already.", field=f"{where}.name")
-    if namespace and any(each.name == name for each in read.tools):
+    if known is not None and namespace:
         return  # it came with the request and with an item
+    if len(read.tools) == MAX_TOOLS:
+        raise BadRequest(f"{where} is one tool too many; send at most {MAX_TOOLS} in all.", field=where)
+    read.offered[name] = offered
     description = "\n\n".join(filter(None, [tool.description, about]))
     read.tools.append(replace(tool, name=name, description=description))
 
