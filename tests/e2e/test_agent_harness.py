@@ -285,6 +285,17 @@ async def test_how_it_ends_says_why(boxes, instead, ended, turns, why):
     assert why in rollout.detail["why"]
 
 
+@pytest.mark.parametrize("stream", ["", "1"], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
+async def test_a_conversation_that_outgrows_the_context_ends_it_in_every_dialect(boxes, dialect, stream):
+    instead = "ask([{'role': 'user', 'content': 'hi'}]); ask([{'role': 'user', 'content': 'x' * 9000}])"
+    settings = agent_settings(instead, environment={"DIALECT": dialect, "STREAM": stream}, dialect=dialect)
+    async with world_gateway("ok") as (gateway, _):
+        rollout, _ = await run(boxes, gateway, settings)
+    assert (rollout.ended, len(rollout.turns)) == (Ended.LENGTH, 1)
+    assert "too long" in rollout.detail["why"] or "context_length_exceeded" in rollout.detail["why"]
+
+
 async def test_a_gateway_that_is_away_is_raised(boxes):
     async with world_gateway("ok") as (gateway, _):
         await gateway.named()

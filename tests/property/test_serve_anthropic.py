@@ -134,7 +134,7 @@ def test_a_stream_and_a_body_tell_the_same_answer_and_it_can_be_sent_back(chunks
     body = json.loads(Messages(head).body([whole], counts, {}))["content"]
     out = Messages(head)
     data = out.opening() + "".join(out.delta(0, chunk, Tokens([1], [0.0])) for chunk in chunks)
-    data += out.ending(0, Finish.STOP, (counts, {}))
+    data += out.ending(0, Finish.STOP, "", (counts, {}))
     for content in (body, streamed(data)):
         said = [
             {"role": "user", "content": "hi"},

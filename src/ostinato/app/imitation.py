@@ -14,6 +14,7 @@ from ostinato.core.conversation import Conversation
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.records import Turn
 from ostinato.core.weights import Learned
+from ostinato.serve.dialects.omissions import Omissions
 from ostinato.serve.dialects.openai_messages import read_messages, read_tools
 from ostinato.weights.follow.export import write_model
 
@@ -54,10 +55,17 @@ def _read(where: str, line: str) -> Conversation:
         raise BadConfig(f"{where}: there is no field {sorted(unknown)[0]!r}; there are messages and tools")
     if not all(isinstance(each, dict) for each in [*given["messages"], *(given.get("tools") or [])]):
         raise BadConfig(f"{where}: messages and tools are lists of objects")
+    omissions = Omissions()
     try:
-        return Conversation(messages=read_messages(given["messages"]), tools=read_tools(given.get("tools") or []))
+        messages = read_messages(given["messages"], omissions)
+        tools = read_tools(given.get("tools") or [])
     except BadRequest as error:
         raise BadConfig(f"{where}: {error}") from error
+    if omissions.words:
+        raise BadConfig(
+            f"{where}: holds {omissions.words[0]}; the model reads text only, so leave such conversations out"
+        )
+    return Conversation(messages=messages, tools=tools)
 
 
 def imitate_into(

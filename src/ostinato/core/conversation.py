@@ -15,7 +15,12 @@ from ostinato.core.json_shape import shape_of
 PART_CHARS = 32
 MAX_VALUES, MAX_DEPTH = 20_000, 64
 """Of a tool call's arguments that are parsed."""
-_CALL_ID = re.compile(r"call_(?P<base>[a-z]+-[0-9a-f-]+)_(?P<choice>[0-9]{1,4})_[0-9]{1,6}")
+_LONG_CALL_ID = re.compile(r"call_(?P<base>[a-z]+-[0-9a-f-]+)_(?P<choice>[0-9]{1,4})_[0-9]{1,6}")
+_SHORT_CALL_ID = re.compile(r"call_(?P<kind>[cmrt])(?P<turn>[0-9A-Za-z]{1,40})_[0-9]{1,6}")
+_SHORT_TURN = re.compile(r"(?P<kind>[a-z]+)-(?P<rest>[0-9a-f-]{1,60}:[0-9]{1,4})")
+_KINDS = {"chatcmpl": "c", "msg": "m", "resp": "r", "cmpl": "t"}  # of turns, by the prefix of their ids
+_REST = "0123456789abcdef-:"  # what the rest of a turn's id is written with
+_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class Role(StrEnum):
@@ -31,7 +36,7 @@ class Role(StrEnum):
 class ToolCall:
     """A call of a tool. `arguments` is the JSON text of an object, as the model or the client wrote it.
 
-    Example: ``ToolCall(id="call_chatcmpl-3f_0_0", name="read", arguments='{"path": "calc.py"}')``
+    Example: ``ToolCall(id="call_cXCg_0", name="read", arguments='{"path": "calc.py"}')``
     """
 
     id: str
@@ -69,7 +74,7 @@ class Message:
 
     `failed`: the client says that the call failed. The model learns this only from the text.
 
-    Example: ``Message(role=Role.TOOL, text="2 passed", answers="call_chatcmpl-3f_0_0")``
+    Example: ``Message(role=Role.TOOL, text="2 passed", answers="call_cXCg_0")``
     """
 
     role: Role
@@ -117,7 +122,7 @@ class Demand:
 class Conversation:
     """The messages so far, oldest first, and the tools that may be called. `continued`: the model continues the last message.
 
-    `demand`: what the next answer must be; None allows anything.
+    `demand`: what the next answer must be; None allows anything. `one_call`: the next answer may make one call at most.
 
     Example: ``Conversation(messages=(Message(role=Role.USER, text="hi"),))``
     """
@@ -126,6 +131,7 @@ class Conversation:
     tools: tuple[Tool, ...] = ()
     continued: bool = False
     demand: Demand | None = None
+    one_call: bool = False
 
     @property
     def chars(self) -> int:
@@ -153,18 +159,53 @@ class Piece:
 
 
 def call_id(turn: str, number: int) -> str:
-    """The id of a turn's call, counted from 0: only letters, digits, _ and -, which every client accepts.
+    """The id of a turn's call, counted from 0: only letters, digits and _, which every client accepts, and for a turn of the gateway at
+    most 40 characters, as OpenAI's API wants of the ids in a history.
 
-    Example: ``call_id("chatcmpl-3f:0", 1) == "call_chatcmpl-3f_0_1"``
+    Example: ``call_id("chatcmpl-3f:0", 1) == "call_cXCg_1"``
     """
+    found = _SHORT_TURN.fullmatch(turn)
+    if found is not None and found["kind"] in _KINDS:
+        return f"call_{_KINDS[found['kind']]}{_shortened(found['rest'])}_{number}"
     base, _, choice = turn.rpartition(":")
     return f"call_{base}_{choice}_{number}"
 
 
 def calling_turn(call: str) -> str | None:
-    """The turn that a call's id names; None if the id is not one of ours.
+    """The turn that a call's id names, also one of the longer ids of version 0.1.0; None if the id is not one of ours.
 
-    Example: ``calling_turn("call_chatcmpl-3f_0_1") == "chatcmpl-3f:0"``
+    Example: ``calling_turn("call_cXCg_1") == "chatcmpl-3f:0"``
     """
-    found = _CALL_ID.fullmatch(call)
-    return None if found is None else f"{found['base']}:{found['choice']}"
+    if found := _LONG_CALL_ID.fullmatch(call):
+        return f"{found['base']}:{found['choice']}"
+    found = _SHORT_CALL_ID.fullmatch(call)
+    if found is None:
+        return None
+    kind = next(kind for kind, letter in _KINDS.items() if letter == found["kind"])
+    turn = f"{kind}-{_lengthened(found['turn'])}"
+    written = _SHORT_TURN.fullmatch(turn)
+    return turn if written is not None and _shortened(written["rest"]) == found["turn"] else None
+
+
+def _shortened(rest: str) -> str:
+    """A text over `_REST` as a number over `_LETTERS`; a first digit of 1 keeps its leading zeros."""
+    number = 1
+    for character in rest:
+        number = number * len(_REST) + _REST.index(character)
+    return _digits(number, _LETTERS)
+
+
+def _lengthened(letters: str) -> str:
+    """The text whose `_shortened` form this is; any text over `_REST` for other letters."""
+    number = 0
+    for letter in letters:
+        number = number * len(_LETTERS) + _LETTERS.index(letter)
+    return _digits(number, _REST)[1:]
+
+
+def _digits(number: int, alphabet: str) -> str:
+    found: list[str] = []
+    while number:
+        number, digit = divmod(number, len(alphabet))
+        found.append(alphabet[digit])
+    return "".join(reversed(found))

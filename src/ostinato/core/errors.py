@@ -6,6 +6,7 @@ OstinatoError
 │   └── NotFound        no such model, turn or ref (HTTP 404)
 ├── Unauthorized        missing or wrong key (HTTP 401)
 ├── Unavailable         cannot be done now; try again (HTTP 503)
+│   ├── Overloaded      too much is being done at once
 │   └── SandboxBroken   a sandbox's programs exceeded its limits
 ├── Cancelled           the caller gave up; everything is as it was before the call
 ├── StorageFull         nothing was written, nothing acknowledged was lost (HTTP 507)
@@ -66,6 +67,12 @@ class Unavailable(OstinatoError):
 
     status = 503
     code = "unavailable"
+
+
+class Overloaded(Unavailable):
+    """As much is being done as can be at once; the same call will succeed when some of it has ended."""
+
+    code = "overloaded"
 
 
 class NotFetched(Unavailable):

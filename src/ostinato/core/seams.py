@@ -200,6 +200,10 @@ class AnswerReader(Protocol):
         """The pieces held back because more text might have followed. Nothing may be fed after this call."""
         ...
 
+    def in_call(self) -> bool:
+        """True while the text of a call is fed: its beginning was read, and its end was not."""
+        ...
+
 
 class Renderer(Protocol):
     """Messages <-> tokens for one model. Text from users can never become a control token."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Any
+
 from ostinato.core.errors import NotFound
 from ostinato.core.records import Arm
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.parts import Parts
 from ostinato.serve.wire.exchange import Exchange
 
+# vLLM's, OpenRouter's, Groq's, Mistral's and Anthropic's
+_CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -17,13 +22,15 @@ class About:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         names = [parts.model] + ([] if parts.deals is None else [parts.deals.name])
-        made = int(parts.clock())
-        self._cards = {name: {"id": name, "object": "model", "created": made, "owned_by": "ostinato"} for name in names}
+        context = min(parts.renderer.context, parts.engine.capabilities().context)
+        self._cards = {name: _card(name, parts.clock(), context) for name in names}
 
     async def models(self, exchange: Exchange) -> None:
         """`GET /v1/models`."""
         self._parts.keys.identify(exchange.headers)
-        await exchange.reply(200, json_bytes({"object": "list", "data": list(self._cards.values())}))
+        names = list(self._cards)
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # Anthropic's
+        await exchange.reply(200, json_bytes({"object": "list", "data": list(self._cards.values()), **pages}))
 
     async def model(self, exchange: Exchange) -> None:
         """`GET /v1/models/{model}`."""
@@ -55,3 +62,18 @@ class About:
         who = keys.identify(exchange.headers)
         page = self._parts.metrics.page(None if who.admin or keys.open else who.tenant)
         await exchange.reply(200, page, kind=_PROMETHEUS)
+
+
+def _card(name: str, made: float, context: int) -> dict[str, Any]:
+    """A model as the model lists of OpenAI and Anthropic describe it, and under the other names by which agents look for its context."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(made),
+        "owned_by": "ostinato",
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(int(made), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        **dict.fromkeys(_CONTEXT_NAMES, context),
+    }

@@ -7,11 +7,12 @@ that however much one tenant asks for, the next one finds room at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from ostinato.core.errors import BadRequest, OstinatoError, Unavailable
+from ostinato.core.errors import BadRequest, OstinatoError, Overloaded
 from ostinato.core.seams import Clock
 from ostinato.serve.auth import DEFAULT_TENANT
 from ostinato.serve.config import SHARED, QuotaConfig, ServeConfig
@@ -136,17 +137,17 @@ class Quotas:
         account = self._tenants[tenant]
         if wait_s := account.calls.take(1.0, self._clock()):
             limit = f"{account.quota.calls_per_s:g} calls a second (serve.quota.calls_per_s)"
-            raise self._exceeded(tenant, f"More than {limit}; slow down.", wait_s)
+            raise self._exceeded(tenant, f"more than {limit}.", wait_s)
 
     def count_bytes(self, tenant: str, size: int) -> None:
         """Charge a request body of `size` bytes. Raises QuotaExceeded."""
         account, now = self._tenants[tenant], self._clock()
         if wait_s := account.bytes.take(size, now):
             limit = f"{account.quota.bytes_per_s:g} bytes a second (serve.quota.bytes_per_s)"
-            raise self._exceeded(tenant, f"More than {limit}; slow down.", wait_s)
+            raise self._exceeded(tenant, f"more than {limit}.", wait_s)
         if account.stored is not None and (wait_s := account.stored.take(size, now)):
             limit = f"{account.quota.mb_per_day:g} MB of request bodies a day (serve.quota.mb_per_day)"
-            raise self._exceeded(tenant, f"More than {limit}; what was used comes back over the day.", wait_s)
+            raise self._exceeded(tenant, f"more than {limit}; what was used comes back over the day.", wait_s)
 
     def expect_events(self, tenant: str) -> None:
         """Check for room before feedback whose number of events is not known yet. Raises QuotaExceeded if not even one event may come."""
@@ -160,19 +161,21 @@ class Quotas:
 
     @contextmanager
     def places(self, tenant: str, samples: int) -> Generator[None]:
-        """Hold places for a call's samples while it is in progress. Raises BadRequest, QuotaExceeded, Unavailable."""
+        """Hold places for a call's samples while it is in progress. Raises BadRequest, QuotaExceeded, Overloaded."""
         account = self._tenants[tenant]
         quota = account.quota
         most = min(quota.max_n, quota.open_samples, self._places - self._kept * (len(self._tenants) - 1))
         if samples > most:
             raise BadRequest(f"n is {samples}; at most {most} samples are made per call here.", field="n")
         if account.open + samples > quota.open_samples:
-            limit = f"{account.open} samples are in progress, of {quota.open_samples} (serve.quota.open_samples)"
-            raise self._exceeded(tenant, f"{limit}; wait for one.", 1.0)
+            limit = f"{account.open} samples are in progress, of {quota.open_samples} (serve.quota.open_samples)."
+            raise self._exceeded(tenant, limit, 1.0)
         own = max(0, self._kept - account.open)
         if samples > self._places - self._open - (self._kept_free - own):
-            self._refused(tenant, Unavailable.code)
-            raise Unavailable(f"{self._open} samples are being made, as many as fit; try again in a moment.")
+            self._refused(tenant, Overloaded.code)
+            raise Overloaded(
+                f"The server is overloaded: {self._open} samples are being made, as many as fit; try again in a moment."
+            )
         self._change(account, samples)
         try:
             yield
@@ -184,7 +187,7 @@ class Quotas:
         account = self._tenants[tenant]
         if account.tokens is not None and (wait_s := account.tokens.take(tokens, self._clock())):
             limit = f"{account.quota.tokens_per_minute} (serve.quota.tokens_per_minute)"
-            why = f"{tokens} tokens are more than is left of this minute's {limit}; wait or ask for less."
+            why = f"{tokens} tokens are more than is left of this minute's {limit}; ask for less or wait."
             raise self._exceeded(tenant, why, wait_s, "tokens")
 
     def give_back_tokens(self, tenant: str, tokens: int) -> None:
@@ -195,13 +198,14 @@ class Quotas:
 
     def _too_many_events(self, tenant: str, wait_s: float) -> QuotaExceeded:
         limit = f"{self._tenants[tenant].quota.events_per_s:g} events a second (serve.quota.events_per_s)"
-        return self._exceeded(tenant, f"More than {limit}; slow down.", wait_s)
+        return self._exceeded(tenant, f"more than {limit}.", wait_s)
 
     def _exceeded(
         self, tenant: str, why: str, wait_s: float, kind: Literal["requests", "tokens"] = "requests"
     ) -> QuotaExceeded:
         self._refused(tenant, QuotaExceeded.code)
-        return QuotaExceeded(why, kind=kind, retry_after_s=wait_s)
+        wait = f"{math.ceil(1000 * wait_s) / 1000:g}s"  # Codex reads it from these words
+        return QuotaExceeded(f"Rate limit reached: {why} Please try again in {wait}.", kind=kind, retry_after_s=wait_s)
 
     def _change(self, account: _Tenant, samples: int) -> None:
         before = max(0, self._kept - account.open)

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from ostinato.core.conversation import Tool
+from ostinato.core.conversation import Tool, call_id
 from ostinato.core.errors import BadConfig
 from ostinato.model.answers.formats import HERMES, format_for
 from ostinato.model.answers.reader import Reader
@@ -134,7 +134,7 @@ def read(format, parts, *, tools=TOOLS, opening=""):
     reader = Reader(format, tools=tools, turn="chatcmpl-3f:0", opening=opening)
     pieces = [piece for part in parts for piece in reader.feed(part)] + reader.finish()
     calls = [piece.call for piece in pieces if piece.call is not None]
-    assert [call.id for call in calls] == [f"call_chatcmpl-3f_0_{i}" for i in range(len(calls))]
+    assert [call.id for call in calls] == [call_id("chatcmpl-3f:0", i) for i in range(len(calls))]
     assert all(bool(piece.text) + bool(piece.reasoning) + bool(piece.call) == 1 for piece in pieces)
     return (
         "".join(piece.text for piece in pieces),

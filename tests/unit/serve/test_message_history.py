@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -103,13 +104,51 @@ def test_lists_of_parts_do_not_run_together(one, other):
 
 @pytest.mark.parametrize(
     ("turn", "id"),
-    [("chatcmpl-3f:0", "call_chatcmpl-3f_0_2"), ("msg-aa-bb-1:13", "call_msg-aa-bb-1_13_2")],
+    [("chatcmpl-3f:0", "call_cXCg_2"), ("e1-f:2", "call_e1-f_2_2")],
 )
-def test_a_calls_id_names_its_turn(turn, id):
+def test_a_calls_id_is_as_it_was(turn, id):
+    """Agents keep ids in their histories and signals name them, so they must mean the same after an upgrade."""
     assert call_id(turn, 2) == id
-    assert calling_turn(id) == turn
 
 
-@pytest.mark.parametrize("id", ["", "call_", "toolu_01", "call_3f_0_0", "call_chatcmpl-3f_0", "call_chatcmpl-3f_0_0 "])
+@pytest.mark.parametrize("turn", ["chatcmpl-3f:0", "msg-0aa-bb-1:13", "resp-" + "0" * 32 + ":127", "cmpl-f:0"])
+def test_a_calls_id_names_its_turn(turn):
+    assert calling_turn(call_id(turn, 2)) == turn
+
+
+@pytest.mark.parametrize(
+    ("kind", "rest"),
+    [("chatcmpl", "f" * 32 + ":0"), ("resp", "f" * 32 + ":127"), ("msg", "f" * 24 + "-" + "f" * 12 + "-63:127")],
+)
+def test_a_calls_id_is_short_enough_for_openais_api_and_plain(kind, rest):
+    ids = {call_id(f"{kind}-{rest}", number) for number in range(100)}
+    assert len(ids) == 100
+    assert all(len(id) <= 40 and re.fullmatch("[A-Za-z0-9_]+", id) for id in ids)
+
+
+def test_ids_of_the_first_release_still_name_their_turns():
+    assert calling_turn("call_chatcmpl-3f_0_2") == "chatcmpl-3f:0"
+    assert calling_turn("call_msg-aa-bb-1_13_2") == "msg-aa-bb-1:13"
+
+
+@given(st.text("0123456789abcdef-", min_size=1, max_size=40), st.integers(0, 127), st.integers(0, 99))
+def test_no_two_turns_share_a_calls_id(rest, choice, number):
+    turn = f"chatcmpl-{rest}:{choice}"
+    assert calling_turn(call_id(turn, number)) == turn
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        *("", "call_", "toolu_01", "call_3f_0_0", "call_chatcmpl-3f_0", "call_chatcmpl-3f_0_0 "),
+        *(
+            "call_cXCg",
+            "call_c_0",
+            "call_c0XCg_0",
+            "call_c" + "z" * 30 + "_0",
+            "call_abc123DEF456ghi789JKL012",
+        ),
+    ],
+)
 def test_a_strangers_id_names_none(id):
     assert calling_turn(id) is None

@@ -47,7 +47,7 @@ ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "user", "content": "x", "rule": 1}]}, "messages[0].rule"),
     ],
@@ -63,7 +63,8 @@ def test_a_bad_value_is_named(extra, field):
     "extra",
     [
         {"audio": {}},
-        {"reasoning_effort": "high"},
+        {"modalities": ["text", "audio"]},
+        {"top_k": 5},
         {"best_of": True},
     ],
 )

@@ -124,7 +124,7 @@ async def test_too_many_calls_a_second_are_told_when_to_come_again():
         assert statuses == [200, 200, 200, 429]
         _, headers, body = await w.chat()
         assert body["error"] == {
-            "message": "More than 2 calls a second (serve.quota.calls_per_s); slow down.",
+            "message": "Rate limit reached: more than 2 calls a second (serve.quota.calls_per_s). Please try again in 0.5s.",
             "type": "requests",
             "param": None,
             "code": "rate_limit_exceeded",

@@ -11,6 +11,7 @@ from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Finish
 from ostinato.serve.dialects.responses import parse_responses
+from ostinato.serve.dialects.responses_items import Offered
 from ostinato.testing.engine import FakeEngine
 
 EVENT = TypeAdapter(ResponseStreamEvent)
@@ -74,7 +75,7 @@ def test_tools_that_come_as_an_item_are_offered():
     item = {"type": "additional_tools", "tools": [EXEC, READ]}
     request = parse_responses({**CODEX, "tools": None, "input": [item, *CODEX["input"]]})
     assert [tool.name for tool in request.conversation.tools] == ["exec", "read"]
-    assert request.custom == {"exec"}
+    assert request.offered == {"exec": Offered("exec", custom=True), "read": Offered("read")}
     assert "start: /.+/" in request.conversation.tools[0].description
 
 
@@ -106,17 +107,17 @@ def test_items_become_messages_that_take_turns():
     [
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
         ({"input": [7]}, "input[0]"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "smell"}]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": 7}]}, "input[0].content"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "r"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "call_id": "", "output": ""}]}, "input[0].call_id"),
         ({"input": [{"role": "assistant", "content": ""}]}, "input"),
         ({"input": [{"type": "additional_tools", "tools": 7}]}, "input[0].tools"),
         ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
-        ({"tools": [READ | {"strict": True}]}, "tools"),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "namespace"}]}]}, "tools[0].tools[0].type"),
         ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "read"}}, "tool_choice"),
@@ -124,7 +125,6 @@ def test_items_become_messages_that_take_turns():
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temprature": 1}, "temprature"),
     ],

@@ -107,6 +107,7 @@ def test_the_file_is_the_chat_apis_and_the_outcome_a_model_directory(path, tmp_p
         ('{"messages": [], "answer": 1}', "no field 'answer'"),
         ('{"messages": [1]}', "lists of objects"),
         ('{"messages": [{"role": "nobody", "content": "x"}]}', r"messages\[0\].role"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "holds image"),
     ],
 )
 def test_a_bad_line_is_named(line, said, tmp_path):

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from transformers import PreTrainedModel
 
-from ostinato.core.errors import BadRequest, NotFound, TooLarge, Unavailable
+from ostinato.core.errors import BadRequest, NotFound, Overloaded, TooLarge, Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate
 from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion
@@ -263,8 +263,8 @@ class TorchEngine:
         can = self.capabilities()
         check_request(request, context=can.context, vocab_size=can.vocab_size)
         if self._open + request.n > self.config.max_waiting:
-            raise Unavailable(
-                f"{self._open} samples are open, the limit is {self.config.max_waiting}; try again later."
+            raise Overloaded(
+                f"The engine is overloaded: {self._open} samples are open, of {self.config.max_waiting}; try again later."
             )
 
     async def _call(self, order: Callable[[], T]) -> T:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 
-from ostinato.core.errors import BadConfig, BadRequest, NotFound, OstinatoError, TooLarge, Unavailable
+from ostinato.core.errors import BadConfig, BadRequest, NotFound, OstinatoError, Overloaded, TooLarge, Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Arm, Finish, PolicyVersion
@@ -274,7 +274,9 @@ class VllmEngine:
         check_request(request, context=can.context, vocab_size=can.vocab_size)
         running = self._running().total()
         if running + request.n > self._config.max_waiting:
-            raise Unavailable(f"{running} samples are open, the limit is {self._config.max_waiting}; try again later.")
+            raise Overloaded(
+                f"The engine is overloaded: {running} samples are open, of {self._config.max_waiting}; try again later."
+            )
 
     def _running(self, slot: str = "") -> Counter[Replica]:
         """Open samples by replica, of one slot or of all."""

@@ -79,6 +79,9 @@ class Reader:
             yield from self._close(field, delimiter)
             return
 
+    def in_call(self) -> bool:
+        return self._field in self._format.calls
+
     # ------------------------------------------------------------ regions
 
     def _read(self, *, last: bool) -> Iterator[Piece]:

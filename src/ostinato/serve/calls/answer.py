@@ -11,7 +11,7 @@ from ostinato.core.conversation import Message, Piece
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Finish, PolicyVersion, Purpose, Turn
-from ostinato.serve.calls.capture import Capture, EngineFailed, StoreSlow
+from ostinato.serve.calls.capture import Capture, Choice, EngineFailed, StoreSlow, stop_string
 from ostinato.serve.calls.pulse import Pulse
 from ostinato.serve.calls.reading import Reading
 from ostinato.serve.config import ServeConfig
@@ -21,10 +21,9 @@ from ostinato.serve.people_first import Person
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import ClientGone, Watch
 
-_AT_ONCE_TOKENS = (
-    1_000  # with their log-probabilities in a body; more are written on a thread, so that no other stream waits
-)
-_STREAM: Headers = [
+# in a body with their log-probabilities; more are written on a thread, so that no other stream waits
+_AT_ONCE_TOKENS = 1_000
+STREAM: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy that buffers events would defeat the streaming
@@ -43,7 +42,8 @@ class Answer:
         watch: ends the call when the client leaves or a step is late.
         metrics: counts store errors and the time to the first token.
         config: the timeouts.
-        remember: called with each turn and its answer once the turn is durable.
+        decode: the text of token ids.
+        remember: called with each turn, its answer and whether that is all of the turn, once the turn is durable.
         person: notified of the first token and of the last.
         headers: sent in addition to the answer's own.
     """
@@ -59,7 +59,8 @@ class Answer:
         watch: Watch,
         metrics: Metrics,
         config: ServeConfig,
-        remember: Callable[[Turn, Message], None] | None,
+        decode: Callable[[Sequence[int]], str],
+        remember: Callable[[Turn, Message, bool], None] | None,
         person: Person,
         headers: Headers,
     ) -> None:
@@ -71,6 +72,7 @@ class Answer:
         self._watch = watch
         self._metrics = metrics
         self._config = config
+        self._decode = decode
         self._remember, self._person = remember, person
         self._more_headers = headers
         self._policy: PolicyVersion | None = None
@@ -117,6 +119,7 @@ class Answer:
                 message=reading.message(),
                 tokens=Tokens(choice.ids, choice.logprobs, choice.tops),
                 finish=choice.finish or Finish.ERROR,
+                stop=self._stop_of(choice),
             )
             for choice, reading in zip(capture.choices, self._readings, strict=True)
         ]
@@ -134,14 +137,14 @@ class Answer:
             while not self._capture.complete:
                 pulse.silence()
                 chunk, pieces = await self._next()
-                if chunk.finish is not None:
+                if self._capture.choices[chunk.index].finish is not None:
                     await self._store(chunk.index)
                 await pulse.over()
                 data = "" if opened else self._writer.opening()
                 opened = True
                 data += self._event_of(chunk, pieces)
                 if not self._exchange.status:
-                    await self._exchange.start(200, _STREAM + self._headers())
+                    await self._exchange.start(200, STREAM + self._headers())
                 if data:
                     await self._exchange.write(data.encode(), last=self._capture.complete)
         finally:
@@ -153,40 +156,60 @@ class Answer:
         """
         headers = self._headers() if self._opened or self._capture.call.auto is None else self._more_headers
         try:
-            await self._exchange.aside(_STREAM + headers, b": waiting\n\n")
+            await self._exchange.aside(STREAM + headers, b": waiting\n\n")
         except OSError:
             self._watch.end(ClientGone())
 
     def _event_of(self, chunk: Chunk, pieces: Sequence[Piece]) -> str:
         """The stream events for a chunk."""
         data = self._writer.delta(chunk.index, pieces, Tokens(chunk.ids, chunk.logprobs, chunk.tops))
-        finish = self._capture.choices[chunk.index].finish
-        if finish is None:
+        choice = self._capture.choices[chunk.index]
+        if choice.finish is None:
             return data
         closing = (self._counts(), self._ostinato()) if self._capture.complete else None
-        return data + self._writer.ending(chunk.index, finish, closing)
+        return data + self._writer.ending(chunk.index, choice.finish, self._stop_of(choice), closing)
 
     # ------------------------------------------------------------ both
 
     async def _next(self) -> tuple[Chunk, list[Piece]]:
         """The next chunk, added to the capture, and the pieces of the answer that it completes. Raises EngineFailed."""
-        self._watch.allow(self._config.chunk_timeout_s, self._silent)
-        try:
-            chunk = await anext(self._chunks)
-        except StopAsyncIteration:
-            raise EngineFailed("The engine stopped before the end of the answer; send the request again.") from None
+        chunk = await self._chunk()
+        while self._over(chunk.index):  # another choice goes on
+            chunk = await self._chunk()
         if not self._opened:
             self._opened, self._policy = True, chunk.policy
             self._person.first()
             self._metrics.first_token(asyncio.get_running_loop().time() - self._began)
         self._capture.take(chunk)
-        if self._capture.complete:
-            self._person.last(self._capture.tokens // self._capture.call.n)
         reading = self._readings[chunk.index]
         pieces = reading.take(chunk.text, last=chunk.finish is not None)
+        if reading.over:
+            self._capture.end(chunk.index)
         if chunk.finish is not None and reading.message().calls:
             self._capture.called(chunk.index)
+        if self._capture.complete:
+            self._person.last(self._capture.tokens // self._capture.call.n)
         return chunk, pieces
+
+    async def _chunk(self) -> Chunk:
+        self._watch.allow(self._config.chunk_timeout_s, self._silent)
+        try:
+            return await anext(self._chunks)
+        except StopAsyncIteration:
+            raise EngineFailed("The engine stopped before the end of the answer; send the request again.") from None
+
+    def _over(self, index: int) -> bool:
+        """True if a choice was ended here and not by the engine, which goes on with it while other choices are open."""
+        return index < len(self._readings) and self._readings[index].over
+
+    def _stop_of(self, choice: Choice) -> str:
+        """The stop string that ended a choice; "" if none did."""
+        call = self._capture.call
+        return (
+            stop_string(self._decode(choice.ids), "".join(choice.text), call.sampling.stop)
+            if call.sampling.stop
+            else ""
+        )
 
     def _silent(self) -> EngineFailed:
         wait_s = self._config.chunk_timeout_s
@@ -197,7 +220,8 @@ class Answer:
         turns = await self._capture.store(*indices)
         if self._remember is not None:
             for turn in turns:
-                self._remember(turn, self._readings[int(turn.id.rpartition(":")[2])].message())
+                reading = self._readings[int(turn.id.rpartition(":")[2])]
+                self._remember(turn, reading.message(), not reading.over)
 
     def _unconfirmed(self) -> StoreSlow:
         self._metrics.store_error()

@@ -48,5 +48,5 @@ class Question:
     purpose: Purpose = Purpose.TASK
     grammar: str = ""
     conversation: Conversation | None = None
-    remember: Callable[[Turn, Message], None] | None = None
+    remember: Callable[[Turn, Message, bool], None] | None = None
     answered: Callable[[Sequence[str], Sequence[Message]], None] | None = None

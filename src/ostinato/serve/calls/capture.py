@@ -208,6 +208,12 @@ class Capture:
         if self.choices[index].finish is Finish.STOP:
             self.choices[index].finish = Finish.TOOL_CALLS
 
+    def end(self, index: int) -> None:
+        """End a choice at the tokens taken so far, because of the call that it made. Later tokens of the engine must not be taken."""
+        if self.choices[index].finish is None:
+            self.choices[index].finish = Finish.TOOL_CALLS
+            self._open -= 1
+
     @property
     def complete(self) -> bool:
         """True if every choice has ended."""
@@ -302,6 +308,17 @@ class Capture:
             raise
         for turn in turns:
             self._observer.turn(turn)
+
+
+def stop_string(sampled: str, shown: str, stops: Sequence[str]) -> str:
+    """The stop string that ended an answer: the one that was complete first where the shown part of the sampled text ends. "" if none.
+
+    Example: ``stop_string("one END two", "one ", ("END", "two")) == "END"``
+    """
+    if not sampled.startswith(shown):
+        return ""
+    rest = sampled[len(shown) :]
+    return min((stop for stop in stops if rest.startswith(stop)), key=len, default="")
 
 
 def again(turns: Sequence[Turn]) -> Call:

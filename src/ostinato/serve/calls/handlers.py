@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection
@@ -22,7 +23,7 @@ from ostinato.core.generation import Chunk
 from ostinato.core.records import Arm, Turn
 from ostinato.serve.auto.deals import Deal
 from ostinato.serve.auto.outside import OutsideFailed, OutsideQuery
-from ostinato.serve.calls.answer import Answer
+from ostinato.serve.calls.answer import STREAM, Answer
 from ostinato.serve.calls.asked import Asked, Question
 from ostinato.serve.calls.capture import Both, Call, Capture, again, played
 from ostinato.serve.calls.delivery import Deliveries
@@ -36,7 +37,7 @@ from ostinato.serve.calls.ruling import ruled
 from ostinato.serve.calls.sender import Caller, Senders
 from ostinato.serve.calls.sessions import Prompt, Scope, Sessions, chain_of
 from ostinato.serve.dialects.anthropic import parse_count
-from ostinato.serve.dialects.dialect import ConversationRequest, Heading, Request
+from ostinato.serve.dialects.dialect import ContextExceeded, ConversationRequest, Heading, Request
 from ostinato.serve.dialects.openai import CompletionRequest
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import LONG, PER_PARSED, FairThread
@@ -52,12 +53,6 @@ MOST_LOGGED = 200_000
 """Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
 _T = TypeVar("_T")
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
-
-
-class ContextExceeded(BadRequest):
-    """The prompt and the wanted answer do not fit into the model's context."""
-
-    code = "context_length_exceeded"
 
 
 class Calls:
@@ -120,8 +115,8 @@ class Calls:
         grammar = await self._grammar(tenant, conversation)
         self._overheard.note(tenant, question, purpose)
 
-        def remember(turn: Turn, answer: Message) -> None:
-            sessions.remember(question, turn, answer)
+        def remember(turn: Turn, answer: Message, seen: bool) -> None:
+            sessions.remember(question, turn, answer, seen=seen)
             previous.keep(request, turn, answer)
 
         return Question(
@@ -245,15 +240,24 @@ class Calls:
     def _check_length(self, chars: int, field: str) -> None:
         most = self._context * self._parts.config.max_chars_per_token
         if chars > most:
-            raise ContextExceeded(
-                f"{chars} characters cannot fit into this model's context of {self._context} tokens; "
-                f"text of more than {most} is not tokenised (serve.max_chars_per_token).",
-                field=field,
-            )
+            tokens = math.ceil(chars / self._parts.config.max_chars_per_token)
+            raise ContextExceeded(prompt=tokens, answer=0, context=self._context, field=field, chars=chars)
 
     # ------------------------------------------------------------ the answer
 
     async def _sample(self, asked: Asked, attempt: Try) -> None:
+        """Sample an answer. A prompt that is too long is told in the stream where the dialect does so."""
+        overflow = asked.route.overflow
+        try:
+            await self._sample_fitting(asked, attempt)
+        except ContextExceeded as error:
+            if overflow is None or not asked.request.stream:
+                raise
+            heading = self._heading(attempt.id, self._parts.clock(), asked.request, prompt_tokens=error.prompt)
+            await asked.exchange.start(200, STREAM)
+            await asked.exchange.write(overflow(asked.request, heading, error).encode(), last=True)
+
+    async def _sample_fitting(self, asked: Asked, attempt: Try) -> None:
         """Sample an answer. If an outside model fails before any output, another of Auto's arms is drawn; the log has a turn of each."""
         question, failed = await self._ask(asked), dict[str, OutsideFailed]()
         episode = asked.caller.episode or question.prompt.episode or f"ep-{secrets.token_hex(16)}"
@@ -318,14 +322,7 @@ class Calls:
         headers: Headers | None = None,
     ) -> None:
         call, request = capture.call, asked.request
-        heading = Heading(
-            id=call.id,
-            created=call.started_at,
-            model=request.model,
-            choices=call.n,
-            prompt_tokens=len(call.prompt_ids),
-            count_usage=request.wants_usage,
-        )
+        heading = self._heading(call.id, call.started_at, request, prompt_tokens=len(call.prompt_ids))
         readings = [self._reading(question.conversation, turn) for turn in call.turn_ids()]
         answer = Answer(
             capture,
@@ -336,9 +333,10 @@ class Calls:
             watch=asked.watch,
             metrics=self._parts.metrics,
             config=self._parts.config,
+            decode=self._parts.renderer.decode,
             remember=question.remember,
             person=person,
-            headers=headers or [],
+            headers=[*(headers or []), *_omitted(request)],
         )
         await answer.send(stream=bool(request.stream))
         self._deliveries.note(call.turn_ids())
@@ -346,8 +344,21 @@ class Calls:
             question.answered(call.turn_ids(), [reading.message() for reading in readings])
         self._parts.metrics.delivered(call.tenant, call.n)
 
+    @staticmethod
+    def _heading(id: str, created: float, request: Request, *, prompt_tokens: int) -> Heading:
+        return Heading(
+            id=id,
+            created=created,
+            model=request.model,
+            choices=request.n or 1,
+            prompt_tokens=prompt_tokens,
+            count_usage=request.wants_usage,
+        )
+
     def _reading(self, conversation: Conversation | None, turn: str) -> Reading:
-        return Reading(None if conversation is None else self._parts.renderer.reader(conversation, turn))
+        if conversation is None:
+            return Reading(None)
+        return Reading(self._parts.renderer.reader(conversation, turn), one_call=conversation.one_call)
 
     def _call(
         self, asked: Asked, id: str, episode: str, question: Question, failed: Collection[str]
@@ -358,11 +369,7 @@ class Calls:
         wanted = request.budget
         least = max(1, min(wanted or 1, self._context // _LEAST_SHARE))
         if room < least:
-            raise ContextExceeded(
-                f"The prompt has {len(prompt.ids)} tokens, and the answer needs {least} at least; "
-                f"this model's context holds {self._context}. Shorten the prompt or ask for less.",
-                field=asked.route.field,
-            )
+            raise ContextExceeded(prompt=len(prompt.ids), answer=least, context=self._context, field=asked.route.field)
         placement, deal = asked.placement, None
         if placement is None:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
@@ -422,3 +429,8 @@ def _check_logged(request: Request, max_tokens: int) -> None:
 def _weighed(scope: Scope, conversation: Conversation) -> tuple[int, list[bytes]]:
     """A conversation's length in characters, and the hashes by which it is recognised."""
     return conversation.chars, chain_of(scope, conversation)
+
+
+def _omitted(request: Request) -> Headers:
+    """The header that tells what the model did not get of the request, if it did not get all of it."""
+    return [(b"x-ostinato-omitted", ", ".join(request.omitted).encode())] if request.omitted else []

@@ -8,7 +8,7 @@ from typing import Any
 
 from ostinato.core.seams import Renderer
 from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply, responses, responses_reply
-from ostinato.serve.dialects.dialect import ErrorShape, Heading, Request, Writer
+from ostinato.serve.dialects.dialect import ContextExceeded, ErrorShape, Heading, Request, Writer
 from ostinato.serve.dialects.openai import parse_chat, parse_completion
 
 
@@ -23,6 +23,7 @@ class CallRoute:
         parse: parses a JSON body into a request; raises BadRequest naming the field.
         writer: makes the writer that shapes the answer. The renderer gives the tokens' text, if log-probabilities are wanted.
         errors: the dialect's shape of errors.
+        overflow: makes the stream that answers a streamed request whose prompt is too long; None: the answer is an HTTP error.
         default_tokens: an answer's token budget if the client names none; None: the gateway's default.
     """
 
@@ -32,6 +33,7 @@ class CallRoute:
     parse: Callable[[Any], Request]
     writer: Callable[[Any, Heading, Renderer | None], Writer]
     errors: ErrorShape
+    overflow: Callable[[Any, Heading, ContextExceeded], str] | None = None
     default_tokens: int | None = None
 
 
@@ -57,8 +59,11 @@ ROUTES = (
         kind="resp",
         field="input",
         parse=responses.parse_responses,
-        writer=lambda request, heading, renderer: responses_reply.Responses(heading, request.custom, request.echo),
+        writer=lambda request, heading, renderer: responses_reply.Responses(heading, request.offered, request.repeated),
         errors=responses_reply.ERRORS,
+        overflow=lambda request, heading, error: responses_reply.Responses(
+            heading, request.offered, request.repeated
+        ).refused(error),
     ),
     CallRoute(
         path="/v1/completions",

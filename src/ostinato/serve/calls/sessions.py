@@ -191,14 +191,14 @@ class Sessions:
         branch = _branch(question, follows=True)
         return Prompt(ids=tuple(following), parent=entry.turn, episode=episode, branch=branch)
 
-    def remember(self, question: Question, turn: Turn, answer: Message) -> None:
-        """Index a turn that answered this question."""
+    def remember(self, question: Question, turn: Turn, answer: Message, *, seen: bool = True) -> None:
+        """Index a turn that answered this question; `seen`: the client was told all of it."""
         for key, entry in question.warmed:
             self._put(key, entry)
         question.warmed.clear()
         if turn.finish.trainable:
             whole = replace(answer, text=question.prefill + answer.text)
-            self._put(digest(question.before, *normal(whole)), self._entry(turn, question.entry))
+            self._put(digest(question.before, *normal(whole)), self._entry(turn, question.entry, seen=seen))
 
     def restore(self, turn: Turn) -> None:
         """Index a turn that was read from the log."""
@@ -287,7 +287,7 @@ class Sessions:
         fits = whole[: len(opened)] == opened and whole[len(whole) - len(rest) :] == rest
         return closing if fits and len(closing) == 1 and closing[0] in self._stop_ids else None
 
-    def _entry(self, turn: Turn, before: _Entry | None, text: str = "") -> _Entry:
+    def _entry(self, turn: Turn, before: _Entry | None, text: str = "", *, seen: bool = True) -> _Entry:
         """An entry for a turn. It extends the run of the turn that it continues, unless another turn has already extended that run."""
         ended = bool(turn.sampled_ids) and turn.sampled_ids[-1] in self._stop_ids
         ids = turn.prompt_ids + turn.sampled_ids
@@ -303,8 +303,8 @@ class Sessions:
             run=run,
             length=len(ids),
             ended=ended,
-            # not known: the turn ended with a stop string, which the client has not seen, or an outside model made it, so it has no ids
-            known=bool(turn.sampled_ids) and (ended or turn.finish.cut),
+            # not known: the client has not seen a stop string or a second call, or an outside model made the turn, so it has no ids
+            known=seen and bool(turn.sampled_ids) and (ended or turn.finish.cut),
             prompt=len(turn.prompt_ids),
             text=text,
             task=turn.purpose is Purpose.TASK,

@@ -1,6 +1,6 @@
 """The Anthropic dialect, inbound: JSON bodies of `/v1/messages` and `/v1/messages/count_tokens` to typed requests.
 
-Every field is taken, refused by name, or known to be harmless; none is silently ignored. Field list: anthropic-python 2.12,
+Every field is used, known to change nothing, or refused by name (`rules`). Field list: anthropic-python 2.12,
 `types/message_create_params.py` and `types/beta/message_create_params.py`.
 """
 
@@ -9,60 +9,33 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ostinato.core.conversation import Conversation, Role
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.anthropic_messages import read_messages, read_tools
 from ostinato.serve.dialects.demands import AUTO, NONE, REQUIRED, demanded
-from ostinato.serve.dialects.fields import MAX_MESSAGES, STRICT, Name, OneAnswer, User, check_stops, printable, take
+from ostinato.serve.dialects.extensions import Extensions
+from ostinato.serve.dialects.fields import MAX_MESSAGES, Name, OneAnswer, User, check_stops, printable, validate
+from ostinato.serve.dialects.omissions import Omissions
+from ostinato.serve.dialects.rules import Fields, Ignored, Only
 
 MAX_TOOLS = 1024
 
-# Known fields that do not affect sampling here.
-_HARMLESS = frozenset(
-    [
-        "betas",
-        "billing_policy",
-        "cache_control",
-        "context_management",  # allows parts of a long prompt to be dropped; here all of it is rendered
-        "diagnostics",
-        "fallback_credit_token",
-        "fallbacks",  # for when the model declines, which this server never does
-        "service_tier",
-        "speed",
-        "thinking",  # the model decides by itself whether to think
-        "user_profile_id",
-        "workspace_id",
-    ]
-)
-# Known fields that would change the answer: refused unless they hold one of these values.
-_INERT: dict[str, tuple[Any, ...]] = {
-    "compaction": (None,),
-    "container": (None,),
-    "inference_geo": (None,),
-    "mcp_servers": (None, []),
-    "thread": (None,),
-    "top_k": (None,),
-}
-_WHY_NOT = {
-    "mcp_servers": "is not supported: connect to MCP servers yourself and offer their tools under tools",
-    "top_k": "is not supported: tokens are drawn by temperature and top_p",
-}
-# Fields that affect only the answer and not the prompt's length.
-_ANSWER_ONLY = frozenset(["max_tokens", "metadata", "stop_sequences", "stream", "temperature", "top_p"])
+_Decided = Annotated[Any, Ignored("the model decides by itself whether and how long to think")]
+_Billing = Annotated[Any, Ignored("all calls are served alike")]
+_CountOnly = Annotated[Any, Ignored("a prompt's length does not depend on it")]
 
 _CHOICES = {"auto": AUTO, "none": NONE, "any": REQUIRED, "tool": REQUIRED}
 # a session identifies no user, but it shows that the text is Claude Code's
 _IDENTITIES = ("account_uuid", "device_id", "session_id")
 
 
-class Metadata(BaseModel):
+class Metadata(Fields):
     """The user's identity. Claude Code writes a JSON object into the text of `user_id`."""
 
-    model_config = STRICT
     user_id: User | None = None
 
     @field_validator("user_id")
@@ -73,34 +46,24 @@ class Metadata(BaseModel):
         return user_id
 
 
-class JsonFormat(BaseModel):
+class JsonFormat(Fields):
     """The required JSON format of the answer's text."""
 
-    model_config = STRICT
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(BaseModel):
-    """Options of the answer. `effort` is ignored: the model decides by itself."""
+class OutputConfig(Fields):
+    """Options of the answer."""
 
-    model_config = STRICT
-    effort: str | None = None
     format: JsonFormat | None = None
-    task_budget: Any = None
-
-    @field_validator("task_budget")
-    @classmethod
-    def _check_budget(cls, budget: Any) -> Any:
-        if budget is not None:
-            raise ValueError("is not supported: the model is not told of budgets; leave it out")
-        return budget
+    effort: _Decided = None
+    task_budget: Annotated[Any, Only(why="is not supported: the model is not told of budgets")] = None
 
 
-class ToolChoice(BaseModel):
+class ToolChoice(Fields):
     """Whether the model may call tools, must call one, or must call the named one."""
 
-    model_config = STRICT
     type: Literal["auto", "none", "any", "tool"]
     name: Name | None = None
     disable_parallel_tool_use: bool | None = None
@@ -112,10 +75,9 @@ class ToolChoice(BaseModel):
         return self
 
 
-class _Asked(BaseModel):
-    """The fields that determine the prompt."""
+class _Asked(Extensions):
+    """The fields that determine the prompt, and those that change nothing."""
 
-    model_config = STRICT
     model: Name
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | list[dict[str, Any]] | None = None
@@ -123,11 +85,33 @@ class _Asked(BaseModel):
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None  # the older name of `output_config.format`
+    thinking: _Decided = None
+    betas: Annotated[Any, Ignored("the fields of each feature decide")] = None
+    billing_policy: _Billing = None
+    cache_control: Annotated[Any, Ignored("prompts are cached in any case")] = None
+    context_management: Annotated[
+        Any, Ignored("allows parts of a long prompt to be dropped; here all of it is rendered")
+    ] = None
+    diagnostics: Annotated[Any, Ignored("the metrics are the operator's")] = None
+    fallback_credit_token: _Billing = None
+    fallbacks: Annotated[Any, Ignored("for when a model declines, which this server never does")] = None
+    service_tier: _Billing = None
+    speed: _Billing = None
+    user_profile_id: _Billing = None
+    workspace_id: _Billing = None
+    compaction: Annotated[Any, Only()] = None
+    container: Annotated[Any, Only()] = None
+    inference_geo: Annotated[Any, Only()] = None
+    mcp_servers: Annotated[
+        Any, Only([], why="is not supported: connect to MCP servers yourself and offer their tools under tools")
+    ] = None
+    thread: Annotated[Any, Only()] = None
 
     @cached_property
-    def conversation(self) -> Conversation:
-        """The messages so far, the tools, and the constraint on the answer. Raises BadRequest."""
-        messages = read_messages(self.messages, self.system)
+    def _read(self) -> tuple[Conversation, Sequence[str]]:
+        """The conversation, and what is left out of it."""
+        omissions = Omissions()
+        messages = read_messages(self.messages, self.system, omissions)
         continued = messages[-1].role is Role.ASSISTANT
         if continued and (messages[-1].calls or messages[-1].reasoning):
             where = f"messages[{len(self.messages) - 1}]"
@@ -145,8 +129,37 @@ class _Asked(BaseModel):
             named=choice.name,
             several=not choice.disable_parallel_tool_use,
             schema=None if form is None else form.schema_,
+            omissions=omissions,
         )
-        return Conversation(messages=messages, tools=tools, continued=continued, demand=demand)
+        conversation = Conversation(
+            messages=messages,
+            tools=tools,
+            continued=continued,
+            demand=demand,
+            one_call=bool(choice.disable_parallel_tool_use),
+        )
+        return conversation, omissions.words
+
+    @property
+    def conversation(self) -> Conversation:
+        """The messages so far, the tools, and the constraint on the answer. Raises BadRequest."""
+        return self._read[0]
+
+    @property
+    def omitted(self) -> Sequence[str]:
+        """What the model does not get of the request, as words of a header."""
+        return self._read[1]
+
+
+class CountRequest(_Asked):
+    """`POST /v1/messages/count_tokens`."""
+
+    max_tokens: _CountOnly = None
+    metadata: _CountOnly = None
+    stop_sequences: _CountOnly = None
+    stream: _CountOnly = None
+    temperature: _CountOnly = None
+    top_p: _CountOnly = None
 
 
 class MessagesRequest(_Asked, OneAnswer):
@@ -184,14 +197,14 @@ class MessagesRequest(_Asked, OneAnswer):
 
 def parse_messages(body: Any) -> MessagesRequest:
     """A request for an answer. Raises BadRequest naming the field."""
-    request = take(MessagesRequest, body, inert=_INERT, harmless=_HARMLESS, reasons=_WHY_NOT)
+    request = validate(MessagesRequest, body)
     _ = request.conversation  # so that errors in messages are raised here
     return request
 
 
 def parse_count(body: Any) -> Conversation:
     """A conversation whose tokens are to be counted. Raises BadRequest naming the field."""
-    return take(_Asked, body, inert=_INERT, harmless=_HARMLESS | _ANSWER_ONLY, reasons=_WHY_NOT).conversation
+    return validate(CountRequest, body).conversation
 
 
 def _identities(user_id: str | None) -> dict[str, str]:

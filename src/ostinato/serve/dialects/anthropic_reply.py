@@ -9,9 +9,9 @@ import json
 from collections.abc import Sequence
 
 from ostinato.core.conversation import Piece, ToolCall
-from ostinato.core.errors import OstinatoError
+from ostinato.core.errors import OstinatoError, Overloaded
 from ostinato.core.records import Finish
-from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer
+from ostinato.serve.dialects.dialect import ContextExceeded, Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer
 
 SIGNATURE = "ostinato"  # clients send thinking back only with a signature; nobody checks it here
 _REASONS = {Finish.STOP: "end_turn", Finish.TOOL_CALLS: "tool_use", Finish.LENGTH: "max_tokens"}
@@ -22,9 +22,8 @@ _ERROR_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
-    529: "overloaded_error",
 }
-_TOO_LONG = "prompt is too long"  # agents recognise by these words that they must shorten the conversation
+_OVERLOADED = 529
 
 _text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -46,7 +45,7 @@ class Messages(Writer):
             blocks.insert(0, _text({"type": "text", "text": said.text}))
         if said.reasoning:
             blocks.insert(0, _text({"type": "thinking", "thinking": said.reasoning, "signature": SIGNATURE}))
-        rest: Json = {**_stopped(answer.finish), "usage": _usage(counts), "ostinato": ostinato}
+        rest: Json = {**_stopped(answer.finish, answer.stop), "usage": _usage(counts), "ostinato": ostinato}
         return f'{_text(self._head)[:-1]},"content":[{",".join(blocks)}],{_text(rest)[1:]}'.encode()
 
     def opening(self) -> str:
@@ -57,12 +56,12 @@ class Messages(Writer):
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
         return "".join(map(self._piece, pieces))
 
-    def ending(self, index: int, finish: Finish, closing: tuple[Counts, Json] | None) -> str:
+    def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
         data = self._close() if self._blocks else self._begin("text", '"text":""') + self._close()
         if closing is None:  # comes with the last answer, and there is only one
             return data
         counts, ostinato = closing
-        last = f'"delta":{_text(_stopped(finish))},"usage":{_text(_usage(counts))},"ostinato":{_text(ostinato)}'
+        last = f'"delta":{_text(_stopped(finish, stop))},"usage":{_text(_usage(counts))},"ostinato":{_text(ostinato)}'
         return data + _event("message_delta", last) + _event("message_stop")
 
     # ------------------------------------------------------------ blocks
@@ -130,8 +129,10 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _stopped(finish: Finish) -> Json:
-    """Why an answer ended. A stop string reads as `end_turn`, since it is unknown which string it was; any other cut as `max_tokens`."""
+def _stopped(finish: Finish, stop: str) -> Json:
+    """Why an answer ended. A call comes before a stop string, because clients look for `tool_use`; any other cut reads as `max_tokens`."""
+    if finish is Finish.STOP and stop:
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
     return {"stop_reason": _REASONS.get(finish, "max_tokens"), "stop_sequence": None}
 
 
@@ -148,8 +149,8 @@ def error_body(error: OstinatoError) -> Json:
     """An error in Anthropic's shape."""
     other = "api_error" if error.status >= 500 else "invalid_request_error"
     message = str(error)
-    if error.code == "context_length_exceeded":
-        message = f"{_TOO_LONG}: {message}"
+    if isinstance(error, ContextExceeded):
+        message = f"prompt is too long: {error.prompt} tokens > {error.context - error.answer} maximum. {message}"
     return {"type": "error", "error": {"type": _ERROR_TYPES.get(error.status, other), "message": message}}
 
 
@@ -158,4 +159,8 @@ def error_event(error: OstinatoError) -> str:
     return f"event: error\ndata: {_text(error_body(error))}\n\n"
 
 
-ERRORS = ErrorShape(body=error_body, event=error_event)
+def _status(error: OstinatoError) -> int:
+    return _OVERLOADED if isinstance(error, Overloaded) else error.status
+
+
+ERRORS = ErrorShape(body=error_body, event=error_event, status=_status)

@@ -7,13 +7,21 @@ from typing import Any
 
 from ostinato.core.conversation import Demand, Tool
 from ostinato.core.errors import BadRequest
+from ostinato.serve.dialects.omissions import Omissions
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 AUTO, NONE, REQUIRED = "auto", "none", "required"
+_STRICT = "strict-tools"
 
 
 def demanded(
-    tools: Sequence[Tool], *, choice: str, named: str | None, several: bool, schema: Mapping[str, Any] | None
+    tools: Sequence[Tool],
+    *,
+    choice: str,
+    named: str | None,
+    several: bool,
+    schema: Mapping[str, Any] | None,
+    omissions: Omissions,
 ) -> Demand | None:
     """The constraint on the answer; None if it is free.
 
@@ -23,9 +31,10 @@ def demanded(
         named: the single tool that must be called, if any.
         several: whether more than one call may be made.
         schema: JSON schema of the answer's text, if it is not a call.
+        omissions: is told if tools are strict although the answer may be free text, where nothing is enforced.
 
     Raises:
-        BadRequest: a call is required of a tool that is not offered, or a strict tool is offered while the answer may be free text.
+        BadRequest: a call is required of a tool that is not offered.
     """
     names = tuple(tool.name for tool in tools)
     if named is not None:
@@ -40,8 +49,5 @@ def demanded(
     if schema is not None:
         return Demand(schema=schema, calls=callable_names, several=several)
     if any(tool.strict for tool in tools) and callable_names:
-        raise BadRequest(
-            "tools: strict is kept where a call is demanded (tool_choice) or the text has a schema; leave it out, or demand a call.",
-            field="tools",
-        )
+        omissions.add(_STRICT)
     return None

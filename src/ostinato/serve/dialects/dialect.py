@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ostinato.core.conversation import Conversation, Message, Piece
-from ostinato.core.errors import OstinatoError
+from ostinato.core.errors import BadRequest, OstinatoError
 from ostinato.core.generation import Tops
 from ostinato.core.records import Finish, Sampling
 
@@ -63,6 +63,11 @@ class Request(Protocol):
         """How many of the likeliest tokens to return at each sampled token's place."""
         ...
 
+    @property
+    def omitted(self) -> Sequence[str]:
+        """What the model does not get of the request although it is taken, as words of a header."""
+        ...
+
     def sampling(self, max_tokens: int) -> Sampling:
         """The sampling parameters, with this token budget."""
         ...
@@ -103,11 +108,12 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """One complete answer with all its tokens."""
+    """One complete answer with all its tokens. `stop` is the stop string that ended it, "" if none did."""
 
     message: Message
     tokens: Tokens
     finish: Finish
+    stop: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,16 +143,53 @@ class Writer(ABC):
         """The events for new tokens of a choice and the pieces of its answer that they complete, possibly none."""
 
     @abstractmethod
-    def ending(self, index: int, finish: Finish, closing: tuple[Counts, Json] | None) -> str:
-        """The end of a choice. The last one comes with `closing`, the counts and Ostinato's fields, and ends the stream."""
+    def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
+        """The end of a choice; `stop` is the stop string that ended it, "" if none did. The last one comes with `closing`, the counts and
+        Ostinato's fields, and ends the stream.
+        """
+
+
+class ContextExceeded(BadRequest):
+    """A prompt leaves no room in the model's context for the answer. Each dialect says so in its protocol's words, by which agents
+    recognise that they must shorten the conversation.
+
+    Args:
+        prompt: the prompt's tokens.
+        answer: the tokens that the answer needs at least; 0 for a prompt that is too long in itself.
+        context: the most tokens of prompt and answer together.
+        field: the request's field that holds the prompt.
+        chars: the prompt's characters, if it is too long to be tokenised: `prompt` is then an estimate from below.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(self, *, prompt: int, answer: int, context: int, field: str, chars: int = 0) -> None:
+        self.prompt, self.answer, self.context = prompt, answer, context
+        self.size = (
+            f"at least {prompt} tokens, for its {chars} characters (serve.max_chars_per_token)"
+            if chars
+            else f"{prompt} tokens"
+        )
+        needs = f", and the answer needs {answer} at least" if answer else ""
+        super().__init__(
+            f"This model's maximum context length is {context} tokens. However, your {field} resulted in {self.size}{needs}. "
+            f"Please reduce the length of the {field}.",
+            field=field,
+        )
+
+
+def status_of(error: OstinatoError) -> int:
+    """The HTTP status of an error, where its dialect has no other."""
+    return error.status
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How a dialect reports an error: as a body, and as the last event of a stream that has begun.
+    """How a dialect reports an error: as a body with an HTTP status, and as the last event of a stream that has begun.
 
     Example: ``ErrorShape(body=error_body, event=error_event)``
     """
 
     body: Callable[[OstinatoError], Json]
     event: Callable[[OstinatoError], str]
+    status: Callable[[OstinatoError], int] = status_of

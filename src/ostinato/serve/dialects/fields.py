@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 from unicodedata import category
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Sampling
+from ostinato.serve.dialects.extensions import Extensions
+from ostinato.serve.dialects.rules import Only, too_wide
 
 MAX_MESSAGES = 4096
 MAX_STOPS = 16
-STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 _JOINERS = "\u200c\u200d"
 # pydantic puts the name of a union's branch into a path, where it is not a field of the body
 _BRANCHES = ("str", "int", "float", "bool")
 SHOWN = 10  # fields that one error names; further ones are counted, not put into words
 _LONGEST = 200  # characters of a field's path that are shown
-_UNSUPPORTED = "is not supported by this server"
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
@@ -41,13 +41,22 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 User = Annotated[str, StringConstraints(max_length=512), AfterValidator(printable)]  # some clients send "" for no user
 
 
-class OneAnswer(BaseModel):
+_OF_CHAT = "is not supported in this dialect: chat completions have it"
+_OfChat0 = Annotated[Any, Only(0, why=_OF_CHAT)]
+
+
+class OneAnswer(Extensions):
     """Base of the requests in dialects that return a single answer, no log-probabilities, and always the token counts."""
 
-    model_config = STRICT
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     stream: bool | None = None
+    presence_penalty: _OfChat0 = None
+    frequency_penalty: _OfChat0 = None
+    logit_bias: Annotated[Any, Only({}, why=_OF_CHAT)] = None
+    logprobs: Annotated[Any, Only(False, why=_OF_CHAT)] = None
+    seed: Annotated[Any, Only(why=_OF_CHAT)] = None
+    n_: Annotated[Any, Only(1, why=_OF_CHAT), Field(alias="n")] = None
 
     @property
     def n(self) -> int | None:
@@ -94,6 +103,9 @@ def validate(model: type[_Body], body: Any, where: str = "") -> _Body:
     """Check a JSON object against a pydantic model. Raises BadRequest naming every bad field, the first as its `field`."""
     if not isinstance(body, dict):
         raise BadRequest(f"{where or 'The body'} must be a JSON object, not {kind(body)}.", field=where or None)
+    if wide := too_wide(body):
+        field = ".".join(filter(None, (where, wide[0])))
+        raise BadRequest(f"{where or 'The body'} {wide[1]}.", field=field or None)
     try:
         return model.model_validate(body)
     except ValidationError as error:
@@ -103,38 +115,6 @@ def validate(model: type[_Body], body: Any, where: str = "") -> _Body:
             if field not in found:  # the first of a union's reasons
                 found[field] = _wrong(each, field, fields) if len(found) < SHOWN else ""
         raise refusal(found) from None
-
-
-def take(
-    model: type[_Body],
-    body: Any,
-    *,
-    inert: Mapping[str, tuple[Any, ...]],
-    harmless: Collection[str],
-    reasons: Mapping[str, str] | None = None,
-) -> _Body:
-    """Validate a body whose fields are the model's or have no effect: those in `harmless`, and those in `inert` with one of its values.
-
-    `reasons` tell, by field, why it is refused. Raises BadRequest naming the first bad field.
-    """
-    if not isinstance(body, dict):
-        return validate(model, body)
-    known: dict[str, Any] = {}
-    fields = model.model_fields
-    for name, value in body.items():
-        if name in fields:
-            known[name] = value
-        elif name in inert:
-            refuse_active(name, value, inert[name], (reasons or {}).get(name, _UNSUPPORTED))
-        elif name not in harmless:
-            raise unknown(name, name, [*fields, *inert, *harmless])
-    return validate(model, known)
-
-
-def refuse_active(field: str, value: Any, inert: tuple[Any, ...], why: str = _UNSUPPORTED) -> None:
-    """Raise BadRequest unless a known field holds a value that has no effect."""
-    if not any(value is harmless or (value == harmless and not isinstance(value, bool)) for harmless in inert):
-        raise BadRequest(f"{field} {why}; leave it out.", field=field)
 
 
 def refusal(wrong: Mapping[str, str], rest: str = "") -> BadRequest:

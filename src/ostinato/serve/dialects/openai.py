@@ -1,73 +1,45 @@
 """The OpenAI dialect, inbound: JSON bodies of `/v1/chat/completions` and `/v1/completions` to typed requests.
 
-Every field is taken, refused by name, or known to be harmless; none is silently ignored. Field list: openai-python 3.52,
+Every field is used, known to change nothing, or refused by name (`rules`). Field list: openai-python 3.52,
 `types/chat/completion_create_params.py` and `types/completion_create_params.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ostinato.core.conversation import Conversation, Role
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Sampling
 from ostinato.serve.dialects.demands import ANY_OBJECT, AUTO, NONE, REQUIRED, demanded
-from ostinato.serve.dialects.fields import MAX_MESSAGES, STRICT, Name, User, check_stops, take
+from ostinato.serve.dialects.extensions import Extensions
+from ostinato.serve.dialects.fields import MAX_MESSAGES, Name, User, check_stops, validate
+from ostinato.serve.dialects.omissions import Omissions
 from ostinato.serve.dialects.openai_messages import read_messages, read_tools
+from ostinato.serve.dialects.rules import Fields, Ignored, Only, too_wide
 
 MAX_N = 128
-_Body = TypeVar("_Body", bound=BaseModel)
 
-# Known fields that do not affect sampling here.
-_HARMLESS = frozenset(
-    [
-        "store",
-        "service_tier",
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-    ]
-)
-# Known fields that would change the answer: refused unless they hold one of these values.
-_INERT: dict[str, tuple[Any, ...]] = {
-    "audio": (None,),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "function_call": (None, "none"),
-    "functions": (None, []),
-    "modalities": (None, ["text"]),
-    "moderation": (None,),
-    "prediction": (None,),
-    "reasoning_effort": (None, "none"),
-    "suffix": (None, ""),
-    "verbosity": (None, "medium"),
-    "web_search_options": (None,),
-}
-_CHAT_ONLY: dict[str, tuple[Any, ...]] = {
-    "parallel_tool_calls": (None, True, False),
-    "response_format": (None, {"type": "text"}),
-    "tool_choice": (None, "none"),
-    "tools": (None, []),
-}
+_Cached = Annotated[Any, Ignored("prompts are cached in any case")]
+_Kept = Annotated[Any, Ignored("every call is captured, and only the operator reads them")]
+_CHAT = "is for chat completions only"
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Fields):
     """Options of a stream."""
 
-    model_config = STRICT
     include_usage: bool = False
-    include_obfuscation: bool = False  # padding against traffic analysis; never sent, requested or not
+    include_obfuscation: Annotated[Any, Ignored("padding against traffic analysis is never sent")] = None
+    continuous_usage_stats: Annotated[Any, Ignored("the counts come once, with the last event")] = None
 
 
-class _Request(BaseModel):
+class _Request(Extensions):
     """The fields that both endpoints share."""
 
-    model_config = STRICT
     model: Name
     max_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
@@ -81,6 +53,13 @@ class _Request(BaseModel):
     presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     logit_bias: dict[str, float] | None = Field(default=None, max_length=1024)
+    store: _Kept = None
+    metadata: _Kept = None
+    service_tier: Annotated[Any, Ignored("all calls are served alike")] = None
+    prompt_cache_key: _Cached = None
+    prompt_cache_options: _Cached = None
+    prompt_cache_retention: _Cached = None
+    suffix: Annotated[Any, Only("")] = None
 
     @field_validator("logit_bias")
     @classmethod
@@ -127,33 +106,31 @@ class _Request(BaseModel):
         )
 
 
-class _Named(BaseModel):
-    model_config = STRICT
+class _Named(Fields):
     name: Name
 
 
-class NamedTool(BaseModel):
+class NamedTool(Fields):
     """The tool that must be called."""
 
-    model_config = STRICT
     type: Literal["function"]
     function: _Named
 
 
-class _JsonSchema(BaseModel):
-    model_config = STRICT
-    name: Name
-    description: str | None = None
+class JsonSchema(Fields):
+    """A schema that the answer's text must follow."""
+
     schema_: dict[str, Any] = Field(default_factory=dict[str, Any], alias="schema")
-    strict: bool | None = None  # the schema is always enforced
+    name: Annotated[Name, Ignored("the model is not told it")]
+    description: Annotated[Any, Ignored("the model is not told it")] = None
+    strict: Annotated[Any, Ignored("a schema is always enforced")] = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Fields):
     """The required format of the answer's text."""
 
-    model_config = STRICT
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: _JsonSchema | None = None
+    json_schema: JsonSchema | None = None
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
@@ -183,10 +160,20 @@ class ChatRequest(_Request):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+    prediction: Annotated[Any, Ignored("a hint that may make an answer faster, not another one")] = None
+    reasoning: Annotated[Any, Ignored("the model decides by itself how long to think")] = None
+    thinking: Annotated[Any, Ignored("the model decides by itself how long to think")] = None
+    functions: Annotated[Any, Only([], why="is not supported: send tools")] = None
+    function_call: Annotated[Any, Only("none", "auto", why="is not supported: send tool_choice")] = None
+    audio: Annotated[Any, Only(why="is not supported: answers are text")] = None
+    modalities: Annotated[Any, Only(["text"], why="is not supported: answers are text")] = None
+    moderation: Annotated[Any, Only()] = None
+    web_search_options: Annotated[Any, Only(why="is not supported: offer a search of your own under tools")] = None
 
     @cached_property
-    def conversation(self) -> Conversation:
-        """The messages so far, the tools, and the constraint on the answer. Raises BadRequest."""
+    def _read(self) -> tuple[Conversation, Sequence[str]]:
+        """The conversation, and what is left out of it."""
+        omissions = Omissions()
         choice, form = self.tool_choice or AUTO, self.response_format
         tools = () if choice == NONE else read_tools(self.tools or [])
         demand = demanded(
@@ -195,9 +182,26 @@ class ChatRequest(_Request):
             named=None if isinstance(choice, str) else choice.function.name,
             several=self.parallel_tool_calls is not False,
             schema=None if form is None else form.schema_of_text,
+            omissions=omissions,
         )
-        continued = self.continue_final_message
-        return Conversation(messages=read_messages(self.messages), tools=tools, continued=continued, demand=demand)
+        conversation = Conversation(
+            messages=read_messages(self.messages, omissions),
+            tools=tools,
+            continued=self.continue_final_message,
+            demand=demand,
+            one_call=self.parallel_tool_calls is False,
+        )
+        return conversation, omissions.words
+
+    @property
+    def conversation(self) -> Conversation:
+        """The messages so far, the tools, and the constraint on the answer. Raises BadRequest."""
+        return self._read[0]
+
+    @property
+    def omitted(self) -> Sequence[str]:
+        """What the model does not get of the request, as words of a header."""
+        return self._read[1]
 
     @property
     def budget(self) -> int | None:
@@ -223,6 +227,10 @@ class CompletionRequest(_Request):
 
     prompt: str | list[int]
     logprobs: int | None = Field(default=None, ge=0, le=5)
+    tools: Annotated[Any, Only([], why=_CHAT)] = None
+    tool_choice: Annotated[Any, Only("none", "auto", why=_CHAT)] = None
+    parallel_tool_calls: Annotated[Any, Ignored("there are no tools")] = None
+    response_format: Annotated[Any, Only({"type": "text"}, why=_CHAT)] = None
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -234,7 +242,15 @@ class CompletionRequest(_Request):
             raise ValueError("takes text, token ids, or a list of one of these")
         if isinstance(prompt[0], str | list) and len(prompt) > 1:
             raise ValueError("holds several prompts; send one per request")
-        return prompt[0] if isinstance(prompt[0], str | list) else prompt
+        one = prompt[0] if isinstance(prompt[0], str | list) else prompt
+        if wide := too_wide({"prompt": one}):
+            raise ValueError(wide[1])
+        return one
+
+    @property
+    def omitted(self) -> Sequence[str]:
+        """Nothing is left out of a prompt."""
+        return ()
 
     @property
     def wants_logprobs(self) -> bool:
@@ -249,7 +265,7 @@ class CompletionRequest(_Request):
 
 def parse_chat(body: Any) -> ChatRequest:
     """A chat request. Raises BadRequest naming the field."""
-    request = _parse(ChatRequest, body)
+    request = validate(ChatRequest, body)
     last = len(request.messages) - 1
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
@@ -269,9 +285,4 @@ def parse_chat(body: Any) -> ChatRequest:
 
 def parse_completion(body: Any) -> CompletionRequest:
     """A completion request. Raises BadRequest naming the field."""
-    return _parse(CompletionRequest, body)
-
-
-def _parse(model: type[_Body], body: Any) -> _Body:
-    inert = _INERT if model is ChatRequest else _INERT | _CHAT_ONLY
-    return take(model, body, inert=inert, harmless=_HARMLESS)
+    return validate(CompletionRequest, body)

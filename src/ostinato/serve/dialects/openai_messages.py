@@ -1,13 +1,17 @@
-"""Messages and tools of `/v1/chat/completions` as a `Conversation`."""
+"""Messages and tools of `/v1/chat/completions` as the parts of a `Conversation`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
-from ostinato.serve.dialects.fields import refuse_active, unknown
+from ostinato.serve.dialects.fields import validate
+from ostinato.serve.dialects.omissions import MEDIA_TYPES, Omissions
+from ostinato.serve.dialects.rules import Fields, Ignored, Only
 
 MAX_TOOLS = 1024
 _ROLES = {
@@ -17,15 +21,88 @@ _ROLES = {
     "assistant": Role.ASSISTANT,
     "tool": Role.TOOL,
 }
-_INERT: dict[str, tuple[Any, ...]] = dict.fromkeys(("annotations", "audio", "function_call", "refusal"), (None, []))
-_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
-_HARMLESS = ("parsed", "provider_specific_fields")  # notes of a client library for its own use
-_ONLY = {"tool_calls": Role.ASSISTANT, "reasoning_content": Role.ASSISTANT, "tool_call_id": Role.TOOL}
+_ONLY = {
+    "tool_calls": Role.ASSISTANT,
+    "reasoning_content": Role.ASSISTANT,
+    "refusal": Role.ASSISTANT,
+    "tool_call_id": Role.TOOL,
+}
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # parts of other providers' answers
+_Text = Annotated[str, Field(max_length=512)]
+_Note = Annotated[Any, Ignored("a note of another provider or a client library for its own use")]
+_Thought = Annotated[Any, Ignored("another provider's reasoning is kept out of the prompt")]
 
 
-def read_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """The messages. Raises BadRequest naming the field."""
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+class ChatMessage(Fields):
+    """A message. Its text, calls and reasoning are what the template gets."""
+
+    role: Any
+    content: Any = None
+    refusal: str = ""
+    tool_calls: Any = None
+    tool_call_id: _Text = ""
+    reasoning_content: str = ""
+    name: Annotated[str, Field(max_length=256), Ignored("chat templates have no place for it")] = ""
+    reasoning: _Thought = None
+    reasoning_details: _Thought = None
+    reasoning_text: _Thought = None
+    reasoning_opaque: _Thought = None
+    reasoning_items: _Thought = None
+    encrypted_content: _Thought = None
+    thinking: _Thought = None
+    thinking_blocks: _Thought = None
+    thought: _Thought = None
+    thought_signature: _Thought = None
+    signature: _Thought = None
+    id: _Note = None
+    annotations: _Note = None
+    cache_control: _Note = None
+    citations: _Note = None
+    created_at: _Note = None
+    extra_content: _Note = None
+    finish_reason: _Note = None
+    images: Annotated[Any, Only([], why="is not supported: put images into content")] = None
+    index: _Note = None
+    is_error: Annotated[Any, Ignored("chat templates have no place for it: the result's text tells")] = None
+    metadata: _Note = None
+    model: _Note = None
+    object: _Note = None
+    parsed: _Note = None
+    partial: Annotated[Any, Only(False, why="is not supported: send continue_final_message")] = None
+    prefix: Annotated[Any, Only(False, why="is not supported: send continue_final_message")] = None
+    provider_specific_fields: _Note = None
+    stop_reason: _Note = None
+    timestamp: _Note = None
+    usage: _Note = None
+    audio: Annotated[Any, Only(why="is not supported: send the answer's text as content")] = None
+    function_call: Annotated[Any, Only(why="is not supported: send tool_calls")] = None
+
+
+class ChatPart(BaseModel):
+    """A part of a message's content. Other fields are notes of its producer."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class ChatFunction(Fields):
+    """A function that the model may call."""
+
+    name: _Text = ""
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
+    strict: bool = False
+    cache_control: _Note = None
+    defer_loading: Annotated[Any, Ignored("saves context by hiding a tool at first; here it is offered at once")] = None
+    output_schema: Annotated[Any, Ignored("describes what the tool returns, which only the client sees")] = None
+
+
+def read_messages(messages: Sequence[Mapping[str, Any]], omissions: Omissions | None = None) -> tuple[Message, ...]:
+    """The messages; `omissions` is told what is left out of them. Raises BadRequest naming the field."""
+    told = omissions or Omissions()
+    return tuple(_message(message, f"messages[{i}]", told) for i, message in enumerate(messages))
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
@@ -35,49 +112,41 @@ def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
     return tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools))
 
 
-def _message(message: Mapping[str, Any], where: str) -> Message:
-    for name, value in message.items():
-        if name in _INERT:
-            refuse_active(f"{where}.{name}", value, _INERT[name])
-        elif name not in _FIELDS and name not in _HARMLESS:
-            raise unknown(name, f"{where}.{name}", [*_FIELDS, *_INERT])
-    given = message.get("role")
-    role = _ROLES.get(given) if isinstance(given, str) else None
+def _message(given: Mapping[str, Any], where: str, omissions: Omissions) -> Message:
+    message = validate(ChatMessage, given, where)
+    role = _ROLES.get(message.role) if isinstance(message.role, str) else None
     if role is None:
         raise BadRequest(f"{where}.role must be one of {', '.join(_ROLES)}.", field=f"{where}.role")
     for name, owner in _ONLY.items():
-        if message.get(name) and role is not owner:
+        if getattr(message, name) and role is not owner:
             raise BadRequest(f"{where}.{name} belongs to role {owner}, not {role}.", field=f"{where}.{name}")
-    _text_of(message, "name", where, longest=256)  # templates render no name, so it is checked and dropped
-    calls = tuple(_calls(message.get("tool_calls") or [], f"{where}.tool_calls"))
-    content, reasoning = message.get("content"), _text_of(message, "reasoning_content", where)
-    return Message(
-        role=role,
-        text="" if content is None and (calls or reasoning) else _content(content, f"{where}.content"),
-        reasoning=reasoning,
-        calls=calls,
-        answers=_answered(message, where) if role is Role.TOOL else "",
-    )
-
-
-def _answered(message: Mapping[str, Any], where: str) -> str:
-    answers = _text_of(message, "tool_call_id", where, longest=512)
-    if not answers:
+    if role is Role.TOOL and not message.tool_call_id:
         raise BadRequest(f"{where}.tool_call_id must name the call that this answers.", field=f"{where}.tool_call_id")
-    return answers
+    calls = tuple(_calls(message.tool_calls or [], f"{where}.tool_calls"))
+    # a turn that was stopped before its first word, and a tool that returned nothing, stay in a client's history
+    empty = message.content in (None, []) and role is not Role.USER
+    text = message.refusal if empty else _content(message.content, f"{where}.content", omissions)
+    return Message(role=role, text=text, reasoning=message.reasoning_content, calls=calls, answers=message.tool_call_id)
 
 
-def _content(content: Any, where: str) -> str:
+def _content(content: Any, where: str, omissions: Omissions) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise BadRequest(f"{where} must be text or a list of text parts.", field=where)
-    for i, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise BadRequest(f"{where}[{i}] must be {{'type': 'text', 'text': ...}}.", field=f"{where}[{i}]")
-        if extra := set(part) - {"type", "text", "cache_control"}:
-            raise BadRequest(f"{where}[{i}].{min(extra)} is not supported.", field=f"{where}[{i}].{min(extra)}")
-    return "".join(part["text"] for part in content)
+        raise BadRequest(f"{where} must be text or a list of parts.", field=where)
+    return "".join(_part(part, f"{where}[{i}]", omissions) for i, part in enumerate(content))
+
+
+def _part(given: Any, where: str, omissions: Omissions) -> str:
+    part = validate(ChatPart, given, where)
+    if part.type in MEDIA_TYPES:
+        return omissions.media(part.type)
+    if part.type in _THOUGHTS:
+        return ""
+    text = part.refusal if part.type == "refusal" else part.text if part.type == "text" else None
+    if text is None:
+        raise BadRequest(f"{where} must be {{'type': 'text', 'text': ...}}.", field=where)
+    return text
 
 
 def _calls(calls: Any, where: str) -> list[ToolCall]:
@@ -96,25 +165,20 @@ def _call(call: Any, where: str) -> ToolCall:
 
 
 def _tool(tool: Any, where: str) -> Tool:
-    function = _function(tool, where)
     at = f"{where}.function"
-    if extra := set(function) - {"name", "description", "parameters", "strict"}:
-        raise unknown(min(extra), f"{at}.{min(extra)}", ["name", "description", "parameters", "strict"])
-    name = _text_of(function, "name", at, longest=512)
-    if not name:
+    function = validate(ChatFunction, _function(tool, where), at)
+    if not function.name:
         raise BadRequest(f"{at}.name is missing.", field=f"{at}.name")
-    parameters = function.get("parameters")
-    if not isinstance(parameters, dict | None):
-        raise BadRequest(f"{at}.parameters must be a JSON schema.", field=f"{at}.parameters")
-    strict = function.get("strict")
-    if not isinstance(strict, bool | None):
-        raise BadRequest(f"{at}.strict must be true or false.", field=f"{at}.strict")
-    description = _text_of(function, "description", at)
-    return Tool(name=name, description=description, parameters=parameters or {}, strict=bool(strict))
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters,
+        strict=function.strict,
+    )
 
 
 def _function(holder: Any, where: str) -> Mapping[str, Any]:
-    """The "function" object of a tool or a call."""
+    """The "function" object of a tool or a call. The holder's other fields are notes of its producer."""
     if not isinstance(holder, dict) or holder.get("type", "function") != "function":
         raise BadRequest(f"{where}.type must be 'function': other tools are not supported.", field=f"{where}.type")
     function = holder.get("function")

@@ -41,7 +41,7 @@ class _OpenAI(Writer):
         choices = ",".join(self._choice(index, answer) for index, answer in enumerate(answers))
         return f'{head},"choices":[{choices}],"usage":{_text(usage(counts))},"ostinato":{_text(ostinato)}}}'.encode()
 
-    def ending(self, index: int, finish: Finish, closing: tuple[Counts, Json] | None) -> str:
+    def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
         last = self._last(index, finish)
         if closing is None:
             return self._event(last, self._more)

@@ -1,60 +1,38 @@
 """OpenAI's responses dialect, inbound: JSON bodies of `/v1/responses` to typed requests.
 
-Every field is taken, refused by name, or known to be harmless; none is silently ignored. Field list: openai-python 3.52,
+Every field is used, known to change nothing, or refused by name (`rules`). Field list: openai-python 3.52,
 `types/responses/response_create_params.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.demands import ANY_OBJECT, AUTO, NONE, REQUIRED, demanded
-from ostinato.serve.dialects.fields import MAX_MESSAGES, STRICT, Name, OneAnswer, User, take
+from ostinato.serve.dialects.fields import MAX_MESSAGES, Name, OneAnswer, User, validate
 from ostinato.serve.dialects.joining import joined
-from ostinato.serve.dialects.responses_items import Read, read_items, read_tools
+from ostinato.serve.dialects.responses_items import Offered, Read, read_items, read_tools
+from ostinato.serve.dialects.rules import Fields, Ignored, Only
 
-# Known fields that do not affect sampling here.
-_HARMLESS = frozenset(
-    [
-        "client_metadata",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "reasoning",  # the model decides by itself how long to think
-        "service_tier",
-        "stream_options",  # padding against traffic analysis; never sent, requested or not
-    ]
-)
-# Known fields that would change the answer: refused unless they hold one of these values.
-_INERT: dict[str, tuple[Any, ...]] = {
-    "background": (None, False),
-    "context_management": (None, []),
-    "conversation": (None,),
-    "max_tool_calls": (None,),
-    "moderation": (None,),
-    "prompt": (None,),
-    "top_logprobs": (None, 0),
-    "truncation": (None, "disabled"),
-}
-_WHY_NOT = {"conversation": "is not supported; send previous_response_id, or the whole input"}
+_Cached = Annotated[Any, Ignored("prompts are cached in any case")]
+_Served = Annotated[Any, Ignored("all calls are served alike")]
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class TextFormat(BaseModel):
+class TextFormat(Fields):
     """The required format of the answer's text."""
 
-    model_config = STRICT
     type: Literal["text", "json_object", "json_schema"]
-    name: Name | None = None
-    description: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None  # a schema is always enforced
+    name: Annotated[Name | None, Ignored("the model is not told it")] = None
+    description: Annotated[str | None, Ignored("the model is not told it")] = None
+    strict: Annotated[bool | None, Ignored("a schema is always enforced")] = None
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
@@ -63,20 +41,18 @@ class TextFormat(BaseModel):
         return self
 
 
-class NamedTool(BaseModel):
+class NamedTool(Fields):
     """The tool that must be called."""
 
-    model_config = STRICT
     type: Literal["function", "custom"]
     name: Name
 
 
-class Text(BaseModel):
+class Text(Fields):
     """Options of the answer's text."""
 
-    model_config = STRICT
     format: TextFormat | None = None
-    verbosity: str | None = None  # ignored: the model decides by itself
+    verbosity: Annotated[str | None, Ignored("the model decides by itself how much to write")] = None
 
 
 class ResponsesRequest(OneAnswer):
@@ -96,6 +72,31 @@ class ResponsesRequest(OneAnswer):
     store: bool | None = None
     user: User | None = None
     safety_identifier: User | None = None
+    access_programs: _Served = None
+    service_tier: _Served = None
+    client_metadata: Annotated[Any, Ignored("a note of the client for its own use")] = None
+    prompt_cache_key: _Cached = None
+    prompt_cache_options: _Cached = None
+    prompt_cache_retention: _Cached = None
+    reasoning: Annotated[Any, Ignored("the model decides by itself how long to think")] = None
+    stream_options: Annotated[Any, Ignored("padding against traffic analysis is never sent")] = None
+    truncation: Annotated[
+        Any, Ignored("allows parts of a long prompt to be dropped; here it is refused if it is too long")
+    ] = None
+    context_management: Annotated[
+        Any, Ignored("allows parts of a long prompt to be dropped; here it is refused if it is too long")
+    ] = None
+    max_tool_calls: Annotated[Any, Ignored("limits the tools of OpenAI's own, of which there are none here")] = None
+    background: Annotated[Any, Only(False, why="is not supported: answers are sent at once")] = None
+    conversation_: Annotated[
+        Any,
+        Only(why="is not supported: send previous_response_id or the whole input"),
+        Field(alias="conversation"),
+    ] = None
+    image: Annotated[Any, Only()] = None
+    moderation: Annotated[Any, Only()] = None
+    prompt: Annotated[Any, Only(why="is not supported: send instructions and input")] = None
+    top_logprobs: Annotated[Any, Only(0, why="is not supported: ask for logprobs in chat completions")] = None
 
     @field_validator("include")
     @classmethod
@@ -136,14 +137,21 @@ class ResponsesRequest(OneAnswer):
         demand = demanded(
             tools,
             choice=choice if isinstance(choice, str) else REQUIRED,
-            named=None if isinstance(choice, str) else choice.name,
+            named=None if isinstance(choice, str) else self.read.called(choice.name),
             several=self.parallel_tool_calls is not False,
             schema=ANY_OBJECT if form and form.type == "json_object" else form.schema_ if form else None,
+            omissions=self.read.omissions,
         )
-        return Conversation(messages=messages, tools=tools, demand=demand)
+        one_call = self.parallel_tool_calls is False
+        return Conversation(messages=messages, tools=tools, demand=demand, one_call=one_call)
 
     @property
-    def echo(self) -> dict[str, Any]:
+    def omitted(self) -> Sequence[str]:
+        """What the model does not get of the request, as words of a header."""
+        return self.read.omissions.words
+
+    @property
+    def repeated(self) -> dict[str, Any]:
         """The fields of the request that the response repeats."""
         choice, asked = (
             self.tool_choice or AUTO,
@@ -166,9 +174,9 @@ class ResponsesRequest(OneAnswer):
         }
 
     @property
-    def custom(self) -> frozenset[str]:
-        """The names of the tools whose input is plain text."""
-        return frozenset(self.read.custom)
+    def offered(self) -> Mapping[str, Offered]:
+        """How the client knows the offered tools, by the names that the model knows them by."""
+        return self.read.offered
 
     @property
     def asker(self) -> str | None:
@@ -183,6 +191,6 @@ class ResponsesRequest(OneAnswer):
 
 def parse_responses(body: Any) -> ResponsesRequest:
     """A request for an answer. Raises BadRequest naming the field."""
-    request = take(ResponsesRequest, body, inert=_INERT, harmless=_HARMLESS, reasons=_WHY_NOT)
+    request = validate(ResponsesRequest, body)
     _ = request.conversation  # so that errors in items are raised here
     return request

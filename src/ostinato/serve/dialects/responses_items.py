@@ -4,31 +4,62 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.fields import Name, validate
+from ostinato.serve.dialects.omissions import MEDIA_TYPES, Omissions
+from ostinato.serve.dialects.rules import Fields, Ignored, Only
 
 MAX_TOOLS = 1024
 _TEXTS = ("input_text", "output_text", "text")
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM, "developer": Role.SYSTEM}
-# Tool types that Codex sends besides functions and that are unavailable here: they are skipped, and Codex works without them.
-_NOT_OFFERED = frozenset(["namespace", "web_search", "web_search_preview", "local_shell"])
+# Tools that Codex sends besides functions and that are unavailable here: it works without them.
+_NOT_OFFERED = frozenset(["web_search", "web_search_preview", "local_shell", "image_generation", "tool_search"])
+# What tools of OpenAI's own did in an earlier answer, which only its servers can use.
+_HOSTED = frozenset(
+    [
+        "code_interpreter_call",
+        "file_search_call",
+        "image_generation_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "tool_search_call",
+        "web_search_call",
+    ]
+)
 # Other fields of an item (its id, status, phase) are its producer's notes and are ignored.
 _ITEM = ConfigDict(frozen=True, extra="ignore", strict=True)
+_Hidden = Annotated[Any, Ignored("saves context by hiding a tool at first; here it is offered at once")]
+
+
+class Offered(NamedTuple):
+    """How a client knows a tool: by its name, in a namespace if it has one; `custom`: its input is plain text, not JSON."""
+
+    name: str
+    namespace: str = ""
+    custom: bool = False
 
 
 @dataclass(slots=True)
 class Read:
-    """Parsed items and tools. `custom` holds the names of the tools whose input is plain text, not JSON."""
+    """Parsed items and tools. `offered`: the tools by the names that the model knows them by."""
 
     parts: list[Message] = field(default_factory=list[Message])
     tools: list[Tool] = field(default_factory=list[Tool])
-    custom: set[str] = field(default_factory=set[str])
+    offered: dict[str, Offered] = field(default_factory=dict[str, Offered])
+    omissions: Omissions = field(default_factory=Omissions)
+
+    def called(self, name: str) -> str:
+        """The name by which the model knows a tool, given the client's name for it without the namespace."""
+        within = [known for known, offered in self.offered.items() if offered.name == name]
+        return within[0] if len(within) == 1 else name
 
 
 def read_items(items: Sequence[Any], read: Read) -> None:
@@ -37,10 +68,12 @@ def read_items(items: Sequence[Any], read: Read) -> None:
         where = f"input[{i}]"
         given = _kind(item, where, default="message")
         reader = _READERS.get(given)
-        if given == "additional_tools":  # where Codex puts its tools for some models
+        if given in _TOOLS_IN_ITEMS:
             read_tools(item.get("tools") or [], read, f"{where}.tools")
+        elif given in _HOSTED:
+            read.omissions.add("hosted-tools")
         elif reader is not None:
-            read.parts += reader(item, where)
+            read.parts += reader(item, where, read.omissions)
         else:
             raise BadRequest(
                 f"{where}: an item of type {given[:100]!r} is not supported; send {', '.join(_READERS)}.",
@@ -55,15 +88,15 @@ def read_tools(tools: Any, read: Read, where: str = "tools") -> None:
     for i, tool in enumerate(tools):
         at = f"{where}[{i}]"
         given = _kind(tool, at)
-        if given == "function":
-            read.tools.append(_function(tool, at))
-        elif given == "custom":
-            custom = validate(_Custom, tool, at)
-            read.custom.add(custom.name)
-            read.tools.append(_with_input(custom))
-        elif given not in _NOT_OFFERED:
+        if given == "namespace":
+            _add_namespace(validate(NamespaceTool, tool, at), read, at)
+        elif given in ("function", "custom"):
+            _add_tool(tool, read, at)
+        elif given in _NOT_OFFERED:
+            read.omissions.add(f"tool-{given.replace('_', '-')}")
+        else:
             raise BadRequest(
-                f"{at}: a tool of type {given[:100]!r} is not supported; send functions or custom tools.",
+                f"{at}: a tool of type {given[:100]!r} is not supported; send functions, custom tools or namespaces.",
                 field=f"{at}.type",
             )
 
@@ -71,62 +104,100 @@ def read_tools(tools: Any, read: Read, where: str = "tools") -> None:
 # ---------------------------------------------------------------- items
 
 
-class _Said(BaseModel):
+class MessageItem(BaseModel):
+    """A message."""
+
     model_config = _ITEM
     role: str
     content: Any
 
 
-class _Call(BaseModel):
+class CallItem(BaseModel):
+    """A call of a function."""
+
     model_config = _ITEM
     call_id: Name
     name: Name
     arguments: str
+    namespace: str | None = None
 
 
-class _CustomCall(BaseModel):
+class CustomCallItem(BaseModel):
+    """A call of a tool whose input is plain text."""
+
     model_config = _ITEM
     call_id: Name
     name: Name
     input: str
+    namespace: str | None = None
 
 
-class _Result(BaseModel):
+class ClientCallItem(BaseModel):
+    """A call of a tool of OpenAI's that clients run themselves, such as a shell."""
+
+    model_config = _ITEM
+    type: str
+    call_id: Name
+    action: dict[str, Any] = Field(default_factory=dict[str, Any])
+    operation: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class ResultItem(BaseModel):
+    """The result of a call."""
+
     model_config = _ITEM
     call_id: Name
-    output: Any
+    output: Any = None
 
 
-def _message(item: Mapping[str, Any], where: str) -> Iterator[Message]:
-    said = validate(_Said, item, where)
+def _message(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
+    said = validate(MessageItem, item, where)
     role = _ROLES.get(said.role)
     if role is None:
         raise BadRequest(f"{where}.role must be one of {', '.join(_ROLES)}.", field=f"{where}.role")
-    text = _text(said.content, f"{where}.content")
+    empty = said.content is None and role is Role.ASSISTANT
+    text = "" if empty else _text(said.content, f"{where}.content", omissions)
     if text or role is not Role.ASSISTANT:
         yield Message(role=role, text=text)
 
 
-def _call(item: Mapping[str, Any], where: str) -> Iterator[Message]:
-    call = validate(_Call, item, where)
-    called = ToolCall(id=call.call_id, name=call.name, arguments=call.arguments)
-    yield Message(role=Role.ASSISTANT, calls=(called,))
+def _call(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
+    call = validate(CallItem, item, where)
+    yield _calling(call.call_id, _full_name(call.namespace or "", call.name), call.arguments)
 
 
-def _custom_call(item: Mapping[str, Any], where: str) -> Iterator[Message]:
-    call = validate(_CustomCall, item, where)
-    called = ToolCall(id=call.call_id, name=call.name, arguments=json.dumps({"input": call.input}, ensure_ascii=False))
-    yield Message(role=Role.ASSISTANT, calls=(called,))
+def _custom_call(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
+    call = validate(CustomCallItem, item, where)
+    arguments = json.dumps({"input": call.input}, ensure_ascii=False)
+    yield _calling(call.call_id, _full_name(call.namespace or "", call.name), arguments)
 
 
-def _result(item: Mapping[str, Any], where: str) -> Iterator[Message]:
-    result = validate(_Result, item, where)
-    yield Message(role=Role.TOOL, text=_text(result.output, f"{where}.output"), answers=result.call_id)
+def _client_call(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
+    call = validate(ClientCallItem, item, where)
+    values = json.dumps(call.action or call.operation, ensure_ascii=False)
+    yield _calling(call.call_id, call.type.removesuffix("_call"), values)
 
 
-def _reasoning(item: Mapping[str, Any], where: str) -> Iterator[Message]:
-    """The reasoning's text, if it has any. Encrypted reasoning is another provider's and is dropped."""
-    parts = item.get("content") or item.get("summary") or []
+def _calling(id: str, name: str, arguments: str) -> Message:
+    return Message(role=Role.ASSISTANT, calls=(ToolCall(id=id, name=name, arguments=arguments),))
+
+
+def _result(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
+    result = validate(ResultItem, item, where)
+    text = "" if result.output is None else _text(result.output, f"{where}.output", omissions)
+    yield Message(role=Role.TOOL, text=text, answers=result.call_id)
+
+
+def _client_result(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
+    result = validate(ResultItem, item, where)
+    output = result.output
+    text = output if isinstance(output, str) else "" if output is None else json.dumps(output, ensure_ascii=False)
+    yield Message(role=Role.TOOL, text=text, answers=result.call_id)
+
+
+def _reasoning(item: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
+    """The reasoning's text, if it has any. Encrypted or summarised reasoning is another provider's and is dropped."""
+    parts = item.get("content") or []
     if not isinstance(parts, list):
         raise BadRequest(f"{where}.content must be a list of parts.", field=f"{where}.content")
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
@@ -134,17 +205,24 @@ def _reasoning(item: Mapping[str, Any], where: str) -> Iterator[Message]:
         yield Message(role=Role.ASSISTANT, reasoning="\n".join(texts))
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any], str], Iterator[Message]]] = {
+_TOOLS_IN_ITEMS = ("additional_tools", "tool_search_output")  # where Codex puts its tools for some models
+_READERS: dict[str, Callable[[Mapping[str, Any], str, Omissions], Iterator[Message]]] = {
     "message": _message,
     "function_call": _call,
     "function_call_output": _result,
     "custom_tool_call": _custom_call,
     "custom_tool_call_output": _result,
     "reasoning": _reasoning,
+    "local_shell_call": _client_call,
+    "local_shell_call_output": _client_result,
+    "shell_call": _client_call,
+    "shell_call_output": _client_result,
+    "apply_patch_call": _client_call,
+    "apply_patch_call_output": _client_result,
 }
 
 
-def _text(content: Any, where: str) -> str:
+def _text(content: Any, where: str, omissions: Omissions) -> str:
     """Text, or the texts of parts, concatenated."""
     if isinstance(content, str):
         return content
@@ -153,6 +231,9 @@ def _text(content: Any, where: str) -> str:
     texts: list[str] = []
     for i, part in enumerate(content):
         given = _kind(part, f"{where}[{i}]")
+        if given in MEDIA_TYPES:
+            texts.append(omissions.media(given))
+            continue
         text = part.get("refusal" if given == "refusal" else "text")
         if given not in (*_TEXTS, "refusal") or not isinstance(text, str):
             raise BadRequest(
@@ -173,38 +254,88 @@ def _kind(value: Any, where: str, default: str | None = None) -> str:
 # ---------------------------------------------------------------- tools
 
 
-class _Function(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class _OfferedTool(Fields):
+    """The fields that functions and custom tools share."""
+
     type: str
     name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    defer_loading: bool | None = None  # saves context by hiding the tool at first; here the tool is offered at once
-
-
-class _Custom(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    type: str
-    name: Name
-    description: str | None = None
-    format: dict[str, Any] | None = None
-    defer_loading: bool | None = None
-
-
-def _function(tool: Mapping[str, Any], where: str) -> Tool:
-    function = validate(_Function, tool, where)
-    return Tool(
-        name=function.name,
-        description=function.description or "",
-        parameters=function.parameters or {},
-        strict=bool(function.strict),
+    description: str = ""
+    defer_loading: _Hidden = None
+    allowed_callers: Annotated[Any, Only(["direct"], why="is not supported: only the model calls tools")] = None
+    async_: Annotated[Any, Only(False, why="is not supported: a call's result is waited for"), Field(alias="async")] = (
+        None
     )
 
 
-def _with_input(custom: _Custom) -> Tool:
-    """A plain-text tool as a function with one string parameter; its grammar is put into the description, not enforced."""
-    grammar = (custom.format or {}).get("definition")
-    told = [custom.description or "", f"The input follows this grammar:\n{grammar}" if grammar else ""]
+class FunctionTool(_OfferedTool):
+    """A function that the model may call."""
+
+    parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
+    strict: bool = False
+    output_schema: Annotated[Any, Ignored("describes what the tool returns, which only the client sees")] = None
+
+
+class CustomTool(_OfferedTool):
+    """A tool whose input is plain text. Its grammar is put into the description, not enforced."""
+
+    format: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class NamespaceTool(Fields):
+    """Functions and custom tools under a common name. The model knows each as NAMESPACE__NAME; its calls are told with both names."""
+
+    type: Literal["namespace"]
+    name: Name
+    tools: list[Any]
+    description: str = ""
+
+
+def _add_namespace(namespace: NamespaceTool, read: Read, where: str) -> None:
+    about = f"All tools of {namespace.name}: {namespace.description}" if namespace.description else ""
+    for i, tool in enumerate(namespace.tools):
+        at = f"{where}.tools[{i}]"
+        if _kind(tool, at) not in ("function", "custom"):
+            raise BadRequest(f"{at}.type must be 'function' or 'custom'.", field=f"{at}.type")
+        _add_tool(tool, read, at, namespace.name, about if i == 0 else "")
+
+
+def _add_tool(given: Mapping[str, Any], read: Read, where: str, namespace: str = "", about: str = "") -> None:
+    """Add a function or a custom tool, unless it was added before. `about` is added to its description."""
+    custom = given["type"] == "custom"
+    tool = (
+        _with_input(validate(CustomTool, given, where)) if custom else _function(validate(FunctionTool, given, where))
+    )
+    offered = Offered(tool.name, namespace, custom)
+    name = _full_name(namespace, tool.name)
+    known = read.offered.get(name)
+    if known not in (None, offered):
+        raise BadRequest(f"{where}.name: another tool is called {name[:200]!r} already.", field=f"{where}.name")
+    if known is not None and namespace:
+        return  # it came with the request and with an item
+    if len(read.tools) == MAX_TOOLS:
+        raise BadRequest(f"{where} is one tool too many; send at most {MAX_TOOLS} in all.", field=where)
+    read.offered[name] = offered
+    description = "\n\n".join(filter(None, [tool.description, about]))
+    read.tools.append(replace(tool, name=name, description=description))
+
+
+def _full_name(namespace: str, name: str) -> str:
+    """The name by which the model knows a tool of a namespace."""
+    return f"{namespace.removesuffix('__')}__{name}" if namespace else name
+
+
+def _function(function: FunctionTool) -> Tool:
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters,
+        strict=function.strict,
+    )
+
+
+def _with_input(custom: CustomTool) -> Tool:
+    """A plain-text tool as a function with one string parameter."""
+    grammar = custom.format.get("definition")
+    told = [custom.description, f"The input follows this grammar:\n{grammar}" if grammar else ""]
     parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     return Tool(name=custom.name, description="\n\n".join(filter(None, told)), parameters=parameters)

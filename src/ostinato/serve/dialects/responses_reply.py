@@ -6,14 +6,16 @@ A response is a list of items, each done before the next is added; agents run a 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.core.conversation import Piece, ToolCall
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Finish
-from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer
-from ostinato.serve.dialects.openai_reply import error_body, json_bytes
+from ostinato.serve.dialects.dialect import ContextExceeded, Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer
+from ostinato.serve.dialects.openai_reply import error_body as openai_error
+from ostinato.serve.dialects.openai_reply import json_bytes
+from ostinato.serve.dialects.responses_items import Offered
 
 _CODES = {429: "rate_limit_exceeded"}
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
@@ -46,13 +48,15 @@ class Responses(Writer):
 
     Args:
         heading: the answer's metadata.
-        custom: the names of the tools whose input is plain text.
+        offered: how the client knows the tools, by the names that the model knows them by.
         echo: the request's fields to repeat.
     """
 
-    def __init__(self, heading: Heading, custom: frozenset[str] = frozenset(), echo: Json = _NOTHING_ASKED) -> None:
+    def __init__(
+        self, heading: Heading, offered: Mapping[str, Offered] | None = None, echo: Json = _NOTHING_ASKED
+    ) -> None:
         self._heading = heading
-        self._custom = custom
+        self._offered = offered or {}
         self._echo = echo
         self._events = 0
         self._items: list[Json] = []  # done
@@ -76,7 +80,7 @@ class Responses(Writer):
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
         return "".join(map(self._piece, pieces))
 
-    def ending(self, index: int, finish: Finish, closing: tuple[Counts, Json] | None) -> str:
+    def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
         data = "" if self._items or self._open else self._begin("message")
         data += self._close()
         if closing is None:  # comes with the last answer, and there is only one
@@ -89,6 +93,13 @@ class Responses(Writer):
     def failed(self, error: Json) -> str:
         """The end of a stream that cannot be completed."""
         return self._event("response.failed", response=self._response("failed", None) | {"error": error})
+
+    def refused(self, error: ContextExceeded) -> str:
+        """The whole stream of a call whose prompt is too long: OpenAI's clients look for this error in the stream, not in a status."""
+        told = _error(error)
+        described: Json = {name: told[name] for name in ("code", "message", "param")}
+        begun = self.opening() + self._event("error", error=told, **described)
+        return begun + self.failed({name: told[name] for name in ("code", "message")})
 
     # ------------------------------------------------------------ events
 
@@ -134,7 +145,7 @@ class Responses(Writer):
         begun = item | {field: "", "status": "in_progress"}
         data = self._event("response.output_item.added", output_index=len(self._items), item=begun)
         data += self._event(f"response.{name}.delta", **place, delta=item[field])
-        named: Json = {"name": call.name} if field == "arguments" else {}
+        named: Json = {"name": item["name"]} if field == "arguments" else {}
         return data + self._event(f"response.{name}.done", **place, **named, **{field: item[field]}) + self._done(item)
 
     def _done(self, item: Json) -> str:
@@ -156,13 +167,15 @@ class Responses(Writer):
         return item | ({"role": "assistant"} if type == "message" else {"summary": []})
 
     def _call(self, call: ToolCall) -> Json:
-        if call.name not in self._custom:
+        known = self._offered.get(call.name, Offered(call.name))
+        if not known.custom:
             item: Json = {"type": "function_call", "id": self._id("function_call"), "arguments": call.arguments}
         else:
             given = (call.values() or {}).get("input")
             text = given if isinstance(given, str) else call.arguments
             item = {"type": "custom_tool_call", "id": self._id("custom_tool_call"), "input": text}
-        return item | {"call_id": call.id, "name": call.name, "status": "completed"}
+        within: Json = {"namespace": known.namespace} if known.namespace else {}
+        return item | {"call_id": call.id, "name": known.name, **within, "status": "completed"}
 
     def _response(self, status: str, counts: Counts | None) -> Json:
         heading = self._heading
@@ -203,13 +216,26 @@ def _usage(counts: Counts) -> Json:
     }
 
 
+def _error(error: OstinatoError) -> Json:
+    """An error as OpenAI describes it in this dialect."""
+    told: Json = openai_error(error)["error"]
+    if isinstance(error, ContextExceeded):
+        needs = f", and the answer needs {error.answer} at least" if error.answer else ""
+        told["message"] = (
+            "Your input exceeds the context window of this model. Please adjust your input and try again. "
+            f"It has {error.size}{needs}; this model's maximum context length is {error.context} tokens."
+        )
+    return told
+
+
+def error_body(error: OstinatoError) -> Json:
+    """An error in OpenAI's shape."""
+    return {"error": _error(error)}
+
+
 def error_event(error: OstinatoError) -> str:
     """An error as a stream's last event: a response that failed."""
-    code = (
-        "context_length_exceeded"
-        if error.code == "context_length_exceeded"
-        else _CODES.get(error.status, "server_error")
-    )
+    code = _CODES.get(error.status, "server_error")
     failed = Responses(Heading(id="", created=0.0, model="", choices=1, prompt_tokens=0, count_usage=True))
     return failed.failed({"code": code, "message": str(error)})
 

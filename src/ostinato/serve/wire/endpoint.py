@@ -88,7 +88,7 @@ class Endpoint:
         if exchange.status:  # only streams fail after their start: the error is the last event
             await exchange.write(self._errors.event(error).encode(), last=True)
         else:
-            await exchange.reply(error.status, json_bytes(self._errors.body(error)), _headers(error))
+            await exchange.reply(self._errors.status(error), json_bytes(self._errors.body(error)), _headers(error))
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

@@ -225,8 +225,9 @@ class ModelRelay:
     def _note(self, answer: PassedAnswer, data: bytes) -> bool:
         """Keep an answer that came whole. True if it is a turn."""
         said = read_agent_answer(self._config.dialect, data) if answer.status == 200 else None
-        said_no = "" if answer.status == 200 else data.decode("utf-8", "replace")[:500]
-        self.outgrown = said_no if any(words in said_no for words in _TOO_LONG) else ""
+        said_no = "" if said is not None else data.decode("utf-8", "replace")  # a stream tells errors, too
+        outgrown = (line for line in said_no.split("\n") if any(words in line for words in _TOO_LONG))
+        self.outgrown = next(outgrown, "")[:500]
         if said is None or not said.tokens:  # a grade must not go to a turn that has nothing to train on
             return False
         self._left -= said.tokens
