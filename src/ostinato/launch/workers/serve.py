@@ -84,6 +84,32 @@ async def _prepared(run: Run, say: Callable[[str], None]) -> Path:
         return await asyncio.to_thread(model_path, run.config, say)
 
 
+class Saying:
+    """Says where the gateway answers, and from when on with weights."""
+
+    def __init__(self, life: Life, address: Path) -> None:
+        self._life, self._address = life, address
+        self._url, self._live = "", False
+
+    def answering(self, url: str) -> None:
+        """The gateway answers at this URL."""
+        write_address(self._address, url)
+        self._url = url
+        self._life.pulse.ready = True
+        self._say()
+
+    def live(self) -> None:
+        """The live weights are loaded."""
+        self._live = True
+        self._say()
+
+    def _say(self) -> None:
+        if self._url:
+            doing = f"{SERVING} {self._url}" if self._live else f"waiting for weights to serve at {self._url}"
+            self._life.pulse.begin(doing)
+            logger.info("%s", doing)
+
+
 async def _run(
     run: Run, serving: Serving, listener: socket.socket, life: Life, page: RunPage | None, progress: Progress
 ) -> None:
@@ -95,29 +121,14 @@ async def _run(
         logger.log(logging.WARNING if serving.numerics.why else logging.INFO, "%s", serving.numerics)
         progress.computing(serving.numerics)
 
-    place, live = "", False
-
-    def say(url: str) -> None:
-        write_address(address, url)
-        nonlocal place
-        place = url
-        life.pulse.begin(f"{SERVING} {url}" if live else f"waiting for weights to serve on {url}")
-        life.pulse.ready = True
-        logger.info("answering on %s", url)
-
-    def on_live() -> None:
-        nonlocal live
-        live = True
-        if place:
-            life.pulse.begin(f"{SERVING} {place}")
-        logger.info("the live weights are loaded")
+    saying = Saying(life, address)
 
     config = run.config.serve
     connections = Connections(most=room_for_connections(), per_address=config.connections_per_address)
     numbers, learning, ledger = RunNumbers(run.home.workers), LearningNumbers(), open_ledger(run)
     for each in (numbers, learning):
         serving.gateway.state.metrics.registry.register(each)
-    following = Following(serving, run.log, progress, on_live)
+    following = Following(serving, run.log, progress, saying.live)
     life.pulse.trouble = following.trouble
     await engine.start()
     try:
@@ -137,7 +148,7 @@ async def _run(
                 serving.gateway,
                 listener,
                 life.stopping,
-                say,
+                saying.answering,
                 connections=connections,
                 unread_s=config.send_timeout_s,
                 keep_alive_s=config.keep_alive_s,
