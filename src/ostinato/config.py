@@ -258,7 +258,7 @@ def read_file(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         raise BadConfig(f"no configuration file at {path}; name one that is there, or none for the defaults") from None

@@ -12,6 +12,7 @@ from ostinato.app.storage import model_path
 from ostinato.config import Config
 from ostinato.core.conversation import Conversation
 from ostinato.core.errors import BadConfig, BadRequest
+from ostinato.core.lines import lines_of
 from ostinato.core.records import Turn
 from ostinato.core.weights import Learned
 from ostinato.serve.dialects.omissions import Omissions
@@ -34,7 +35,7 @@ def read_demonstrations(path: Path) -> list[Conversation]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise BadConfig(f"demonstrations {path}: larger than {MOST_BYTES} bytes; cut it into several")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = lines_of(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfig(f"demonstrations {path} cannot be read: {error}") from error
     found = [_read(f"demonstrations {path}, line {at}", line) for at, line in enumerate(lines, 1) if line.strip()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 from collections.abc import Callable
@@ -30,8 +31,10 @@ from ostinato.app.numerics import (
 from ostinato.app.storage import Run, home, open_cached_store, open_follower, store_place
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig, StorageFull, Unavailable
 from ostinato.core.memory import process_limit
 from ostinato.core.seams import Engine, Renderer
+from ostinato.release.alarms import note
 from ostinato.release.auto.folding import FoldedRouter
 from ostinato.serve.gateway import GatewayApp, Page, create_app
 from ostinato.weights.follow.drive import Kv, VllmFollower
@@ -42,6 +45,9 @@ if TYPE_CHECKING:  # a process that serves imports it on a thread
     from ostinato.model.renderer import HFRenderer
 
 _LOG = logging.getLogger(__name__)
+
+NO_CHAT = "model:chat"
+"""The name of the alarm that stands while the model has no chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,7 @@ async def open_serving(
     config = run.config
     check_lending(config)
     renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread, so that the worker can still be told to end
+    await check_chat(run, renderer, model)
     run.log.derive_text(spelling(renderer))
     vllm = config.engine.kind == "vllm"
     engine = await (_vllm(run, model, renderer) if vllm else _embedded(config, model, renderer))
@@ -98,6 +105,18 @@ async def open_serving(
     follower = Follower(open_cached_store(config), config.follow, journal_of(config))
     mode = None if vllm else await asyncio.to_thread(numerics_mode, config)
     return Serving(engine=engine, gateway=gateway, follower=follower, router=router, lending=lending, numerics=mode)
+
+
+async def check_chat(run: Run, renderer: HFRenderer, model: Path) -> None:
+    """Note in the log that a model without a chat template answers no chat. Raises BadConfig if rollouts need it to."""
+    why = f"{model} has no chat template, so only /v1/completions can be answered; put its chat_template.jinja beside tokenizer.json"
+    if not renderer.chats and run.config.learn.source != "people":
+        raise BadConfig(f"{why}: rollouts in simulated worlds (learn.source) are chats")
+    if not renderer.chats:
+        _LOG.warning("%s", why)
+    with contextlib.suppress(StorageFull, Unavailable):  # the next start notes it
+        said = "the model has a chat template" if renderer.chats else why
+        await note(run.log, NO_CHAT, raised=not renderer.chats, why=said, at=wall_clock())
 
 
 def journal_of(config: Config) -> Journal:

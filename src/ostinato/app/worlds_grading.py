@@ -16,6 +16,7 @@ from ostinato.worlds.grading.completion import CompletionGrader, Runs, read_comp
 from ostinato.worlds.grading.effort import EffortConfig
 from ostinato.worlds.grading.functions import FunctionGrader, FunctionGrading, read_data
 from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.grading.harbor import HarborGrader, read_harbor
 from ostinato.worlds.grading.judging import JudgedGrader, RubricJudge
 from ostinato.worlds.grading.patterns import PatternGrader, read_pattern
 from ostinato.worlds.grading.suites import PytestGrader, read_suite
@@ -26,7 +27,7 @@ from ostinato.worlds.sandbox.e2b.backend import PYTHON
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
 from ostinato.worlds.tasks.task import Task
 
-WORLD_GRADERS = ("function", "pattern", "pytest", "python_tests")
+WORLD_GRADERS = ("function", "pattern", "pytest", "python_tests", "harbor")
 """The names that tasks may use."""
 
 
@@ -35,6 +36,8 @@ def check_grading(task: Task) -> None:
     match task.grading.grader:
         case "function":
             read_data(FunctionGrading, task)
+        case "harbor":
+            read_harbor(task)
         case "pytest":
             read_suite(task)
         case "python_tests":
@@ -113,6 +116,7 @@ def open_graders(
     graders: dict[str, Grader] = {"function": FunctionGrader(apart), "pytest": PytestGrader(apart)}
     if judge is not None:
         graders = {name: JudgedGrader(grader, judge) for name, grader in graders.items()}
+    graders["harbor"] = HarborGrader(backend)
     graders["python_tests"] = CompletionGrader(runs)
     graders["pattern"] = PatternGrader()
     return WatchedGrader(graders, effort or EffortConfig(), alarm or _warn)

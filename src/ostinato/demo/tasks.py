@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.core.errors import BadConfig
+from ostinato.core.lines import lines_of, one_line
 from ostinato.demo.pools import POOLS
 from ostinato.demo.prompt import TaskPrompt
 
@@ -62,7 +63,7 @@ class Blank:
 def load(path: Path = FILE) -> list[Blank]:
     """The shipped tasks. Raises BadConfig if the file does not have the format that `build` writes."""
     try:
-        return [Blank(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [Blank(**json.loads(line)) for line in lines_of(path.read_text(encoding="utf-8-sig"))]
     except (OSError, TypeError, ValueError) as error:
         raise BadConfig(f"demo tasks {path}: {error}; reinstall, or run `python -m ostinato.demo.tasks`") from error
 
@@ -173,12 +174,12 @@ def build() -> str:
     """The text of `tasks.jsonl`."""
     tasks: list[Blank] = []
     family = ""
-    for line in TABLES.read_text(encoding="utf-8").splitlines():
+    for line in lines_of(TABLES.read_text(encoding="utf-8")):
         if line.startswith("# "):
             family = line[2:]
         elif line:
             tasks.append(parse(line, family))
-    return "".join(json.dumps(asdict(task), ensure_ascii=False) + "\n" for task in tasks)
+    return "".join(one_line(json.dumps(asdict(task), ensure_ascii=False)) + "\n" for task in tasks)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def load(path: Path) -> Suite:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise BadConfig(f"suite file {path} is larger than {MAX_FILE_BYTES} bytes; split it")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise BadConfig(f"suite file {path} cannot be read ({error.strerror}); check evaluate.suite") from error
     except UnicodeDecodeError as error:

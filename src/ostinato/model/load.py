@@ -89,6 +89,7 @@ def load_model(path: Path, dtype: torch.dtype, *, train: bool = False, backend: 
         )
     for name, stored, wanted in info["mismatched_keys"]:
         raise BadWeights(f"{path}: tensor {name!r} has shape {tuple(stored)}, and {tuple(wanted)} by config.json")
+    _check_tied(path, model)
     check_finite(weights_of(model))
     return _ready(model, train=train, backend=backend)
 
@@ -110,6 +111,16 @@ def build(path: Path, dtype: torch.dtype | None = None, backend: Backend = OWN) 
         return model
 
     return make
+
+
+def _check_tied(path: Path, model: Any) -> None:
+    """Refuse files that hold different values for tensors that config.json ties: the library then uses both, and no rebuilt model does."""
+    for tied, source in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+        if model.get_parameter_or_buffer(tied) is not model.get_parameter_or_buffer(source):
+            raise BadWeights(
+                f"{path}: config.json ties {tied!r} to {source!r}, and the files hold different values for them; set "
+                f'"tie_word_embeddings": false in config.json to use both, or take {tied!r} out of the files'
+            )
 
 
 def _silent(_: str) -> None: ...

@@ -77,6 +77,11 @@ class HFRenderer:
         self._shown = _showing(core, {token for token, id in self._control.items() if id in self._markers})
         self._ends = self._stop_ids.union(self._control[token] for token in self._template.ends)
 
+    @property
+    def chats(self) -> bool:
+        """False for a model without a chat template, which takes plain prompts alone."""
+        return bool(self._template.source)
+
     def chat(self, conversation: Conversation) -> list[int]:
         written = self._template.begun if conversation.continued else self._template.asking
         return self._encode_fenced(written(conversation))

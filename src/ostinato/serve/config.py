@@ -101,7 +101,8 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="Host names besides loopback's at which a server without keys answers, also to their web pages. "
+        description="Host names besides loopback's at which a server without keys answers, and whose web pages may read the answers "
+        "of any server. "
         "'*': any.",
     )
     control_share: float = Field(default=0.0, ge=0.0, le=1.0, description="Share of users on the frozen control arm.")

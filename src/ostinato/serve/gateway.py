@@ -43,8 +43,8 @@ from ostinato.serve.people_first import PeopleFirst
 from ostinato.serve.quotas import Quotas, in_force
 from ostinato.serve.tracing import Tracing
 from ostinato.serve.visits import OwnNameOnly, Visits
-from ostinato.serve.wire.endpoint import Endpoint, Handler, on_http_exception
-from ostinato.serve.wire.exchange import in_session
+from ostinato.serve.wire.endpoint import Endpoint, Handler, on_http_exception, preflight
+from ostinato.serve.wire.exchange import in_session, tidied
 from ostinato.serve.wire.origins import Origins
 from ostinato.serve.writes import Writes
 
@@ -145,7 +145,7 @@ class GatewayApp(Starlette):
                 *(Route(path, endpoint, methods=[method]) for (method, path), endpoint in self._endpoints.items()),
                 *(OwnNameOnly(route, self._origins) for route in pages),
             ],
-            exception_handlers={HTTPException: on_http_exception},
+            exception_handlers={HTTPException: partial(on_http_exception, self._origins)},
             lifespan=self._life,
         )
         self.state.metrics = parts.metrics
@@ -157,9 +157,11 @@ class GatewayApp(Starlette):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            if scope["path"].startswith("/s/"):
-                scope = in_session(scope)
+            scope = in_session(scope)
             endpoint = self._endpoints.get((scope["method"], scope["path"]))
+            if endpoint is None:
+                scope = tidied(scope)
+                endpoint = self._endpoints.get((scope["method"], scope["path"]))
             if endpoint is not None:
                 await endpoint(scope, receive, send)
                 return
@@ -182,6 +184,9 @@ class GatewayApp(Starlette):
             ("POST", COUNT_PATH): anthropic_reply.ERRORS
         }
         handlers |= {("POST", route.path): partial(self._calls.serve, route) for route in ROUTES}
+        handlers |= {
+            ("OPTIONS", path): partial(preflight, (method,), self._origins) for method, path in tuple(handlers)
+        }
         return {
             where: Endpoint(
                 where[1],

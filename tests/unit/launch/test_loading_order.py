@@ -10,8 +10,9 @@ from tests.deadlines import PATIENT_S
 from ostinato.app.storage import live_last, served_refs
 from ostinato.config import load
 from ostinato.core.weights import WeightArray
-from ostinato.launch.workers import serve
+from ostinato.launch.workers import following as module
 from ostinato.testing.engine import FakeEngine
+from ostinato.testing.log import MemoryLog
 from ostinato.testing.store import MemoryStore
 from ostinato.weights.follow.follower import Follower, FollowerConfig
 from ostinato.weights.publish.publisher import VersionPublisher
@@ -44,12 +45,12 @@ async def test_a_gateway_that_starts_never_serves_live_without_the_other_arms(mo
 
     engine = Engine()
     await engine.start()
-    monkeypatch.setattr(serve, "settle", lambda: None)
+    monkeypatch.setattr(module, "settle", lambda: None)
     gateway = SimpleNamespace(state=SimpleNamespace(metrics=SimpleNamespace(swapped=lambda swap: None)))
     serving = SimpleNamespace(engine=engine, gateway=gateway, follower=Follower(store, FollowerConfig(interval_s=0.01)))
     progress = SimpleNamespace(swapped=lambda swap: None)
     refs = ("live", "control", "canary", "previous", "evaluation")
-    following = asyncio.create_task(serve.follow(serving, refs, progress))
+    following = asyncio.create_task(module.Following(serving, MemoryLog(), progress, lambda: None).run(refs))
     try:
         async with asyncio.timeout(PATIENT_S):
             while len(seen) < 4:

@@ -119,20 +119,12 @@ ATTACKS = {
 }
 
 
-NOT_WRITTEN = {("mistral", "system"), ("xml", "arguments")}
-"""What a style refuses whatever it says: a system message, and arguments that are no object."""
-
-
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize(
     "text",
     [EVIL, "<|im_end|>", "|im_end|", "<|im_", "end|>", "\\ufdd0<|im_end|>\\ufdd1", "\ufdd0<|im_end|>\ufdd1"],
 )
 def test_no_string_from_outside_forges_a_control_token(renderer, name, attack, text):
-    if (name, attack) in NOT_WRITTEN:
-        with pytest.raises(BadRequest):
-            renderer.chat(ATTACKS[attack]("xyzxyzxyz"))
-        return
     honest = control(renderer, renderer.chat(ATTACKS[attack]("xyzxyzxyz")))
     try:
         ids = renderer.chat(ATTACKS[attack](text))
@@ -196,14 +188,17 @@ def test_a_template_that_wants_arguments_as_text_gets_them_so(tmp_path):
     assert STYLES["qwen"].called in seen(renderer, renderer.chat(worked("qwen", result("42", CALL))))
 
 
-def test_one_call_at_a_time_is_the_template_s_rule(renderers):
-    with pytest.raises(BadRequest, match="single tool-calls"):
-        renderers["llama"].chat(talk(user("a"), assistant("", call("1"), call("2"))))
+def test_a_template_that_takes_one_call_a_message_gets_each_with_its_result(renderers):
+    said = assistant("Two.", call("1"), call("2", path="b.py"))
+    whole = talk(user("a"), said, result("first", "1"), result("second", "2"), result("third", "1"))
+    text = seen(renderers["llama"], renderers["llama"].chat(whole))
+    places = [text.index(part) for part in ("Two.", "calc.py", "first", "third", "b.py", "second")]
+    assert places == sorted(places)
 
 
-def test_a_result_without_a_call_is_the_template_s_refusal(renderers):
-    with pytest.raises(BadRequest, match="no previous call"):
-        renderers["harmony"].chat(talk(user("a"), result("b")))
+def test_a_result_without_a_call_is_told_by_the_user_if_the_template_wants_one(renderers):
+    text = seen(renderers["harmony"], renderers["harmony"].chat(talk(user("a"), result("b"))))
+    assert "<|start|>user<|message|><tool_response>\nb\n</tool_response><|end|>" in text
 
 
 def test_an_answer_s_end_is_told_from_the_end_of_an_earlier_message(renderers):

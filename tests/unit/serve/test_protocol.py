@@ -300,3 +300,38 @@ def test_connections_are_counted_by_host_and_network():
         open_.leave(each)
     assert not open_._open
     assert all(Connections().enter("10.0.0.1") for _ in range(100))
+
+
+async def asked_in_1_0(path, body, *headers):
+    """The head and the body of the answer to an HTTP/1.0 request, read until the connection ends."""
+    async with listening() as (reader, writer):
+        data = json.dumps(body).encode()
+        head = [f"POST {path} HTTP/1.0", "content-type: application/json", "host: localhost", *headers]
+        writer.write("\r\n".join([*head, f"content-length: {len(data)}", "", ""]).encode() + data)
+        top, _, rest = (await reader.read()).partition(b"\r\n\r\n")
+        return top.lower(), rest
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions"])
+@pytest.mark.parametrize("headers", [(), ("connection: keep-alive",)])
+async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_the_connection(path, headers):
+    most = {"max_tokens": 8}
+    prompt = {"/v1/responses": {"input": "hi"}, "/v1/completions": {"prompt": "hi", **most}}
+    asked = prompt.get(path, {"messages": ASK["messages"], **most})
+    top, rest = await asked_in_1_0(path, {"model": "m", "stream": True, **asked}, *headers)
+    assert b" 200 " in top
+    assert b"chunked" not in top
+    assert b"connection: close" in top
+    assert rest.startswith((b"data: ", b"event: ", b": "))
+    assert rest.endswith(b"\n\n")
+    lines = rest.split(b"\n")
+    assert all(line == b"" or line.split(b":")[0] in (b"data", b"event", b"") for line in lines)
+
+
+async def test_a_whole_answer_and_an_error_over_http_1_0_keep_their_length():
+    for body, status in (ASK, b" 200 "), ({**ASK, "messages": 1}, b" 400 "):
+        top, rest = await asked_in_1_0("/v1/chat/completions", body)
+        assert status in top
+        assert b"chunked" not in top
+        assert f"content-length: {len(rest)}".encode() in top
+        json.loads(rest)

@@ -71,3 +71,39 @@ async def test_the_operator_may_decide_how_tokens_are_drawn():
         assert await sampled("sk-bolt-0123456789") == (1.0, 1.0, None), "nothing was changed"
         measuring = {"x-ostinato-key": ADMIN, "x-ostinato-slot": "live"}
         assert await sampled("sk-acme-0123456789", measuring, temperature=0.0) == (0.0, 1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "episode"),
+    [
+        ("//v1/chat/completions", None),
+        ("/v1//chat/completions", None),
+        ("/v1/chat/completions/", None),
+        ("//v1//chat///completions//", None),
+        ("/s/run-7//v1/chat/completions", "run-7"),
+        ("//s/run-7/v1//chat/completions/", "run-7"),
+    ],
+)
+async def test_doubled_and_trailing_slashes_change_nothing(path, episode):
+    async with world() as w:
+        status, _, body = await w.post(f"http://127.0.0.1{path}", ASK)
+        assert status == 200, body
+        assert episode in (None, body["ostinato"]["episode"])
+        assert (await w.http.get("http://127.0.0.1//v1/models/m/")).json()["id"] == "m"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["//evil.example/v1/models", "//evil.example", "///health", "//metrics", "/v1", "//v1//", "/\\evil.example"],
+)
+async def test_slashes_lead_to_no_other_place_and_no_other_site(path):
+    async with world(api_keys=("sk-0123456789abcdef",), admin_key=ADMIN) as w:
+        reply = await w.http.get(f"http://127.0.0.1{path}")
+        assert (reply.status_code, "location" in reply.headers) == (404, False), path
+
+
+async def test_slashes_do_not_pass_by_the_keys():
+    async with world(api_keys=("sk-0123456789abcdef",), admin_key=ADMIN) as w:
+        for path in ("//v1/models", "/v1/models/", "//v1//models/m/", "//s/x//v1/models"):
+            assert (await w.http.get(f"http://127.0.0.1{path}")).status_code == 401, path
+        assert (await w.post("http://127.0.0.1//v1//feedback/", {}))[0] == 401

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest
+from ostinato.core.lines import lines_of
 
 DAY_S = 86_400.0
 
@@ -65,7 +66,7 @@ def read_traffic(text: str, step_s: float) -> NDArray[np.float64]:
 
     Example: ``read_traffic("seconds,requests_per_second\n0,5\n60,7\n", 20.0)`` has three times 5 and three times 7
     """
-    rows = list(csv.reader(text.splitlines()))
+    rows = list(csv.reader(lines_of(text)))
     if not rows or [name.strip() for name in rows[0]] != ["seconds", "requests_per_second"]:
         raise BadRequest("line 1: the header is to be seconds,requests_per_second", field="seconds")
     times: list[float] = []

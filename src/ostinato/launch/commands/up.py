@@ -23,7 +23,7 @@ from ostinato.launch.placing.board import Board
 from ostinato.launch.placing.judging import Limits
 from ostinato.launch.placing.port import bind, url_of
 from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
-from ostinato.launch.placing.sign import LISTEN_FD
+from ostinato.launch.placing.sign import LISTEN_FD, SERVING
 from ostinato.launch.placing.supervision import Event, Supervisor
 from ostinato.launch.views.progress import last_lines, numerics_line
 from ostinato.launch.workers.stopping import until_stopped
@@ -67,6 +67,11 @@ class Launched:
         if not watched.worker.running:
             return f"down: {watched.reason}" if watched.reason else "starting"
         return "starting" if sign is None else sign.doing
+
+    def trouble(self, worker: str) -> str:
+        """What a worker is retrying, in words; "" if nothing."""
+        sign = next(each for each in self.supervisor.watched if each.worker.name == worker).worker.sign
+        return "" if sign is None or sign.trouble is None else sign.trouble
 
 
 def workers_of(config: Config) -> tuple[str, ...]:
@@ -208,16 +213,17 @@ async def _set(event: asyncio.Event) -> None:
 
 
 async def _announce(launched: Launched, config: Config, console: Console) -> None:
-    """Show what the serving worker does until it answers, however long that takes."""
-    shown, started, url = "", asyncio.get_running_loop().time(), None
+    """Show what the serving worker does until it can answer, however long that takes, and from then on what it cannot do."""
+    troubled, shown, started, url = "", "", asyncio.get_running_loop().time(), None
     with contextlib.suppress(OSError), console.status("starting") as status:
-        while (url := launched.address()) is None:
+        while (url := launched.address()) is None or not launched.doing("serve").startswith(SERVING):
             doing = launched.doing("serve")
             waited = asyncio.get_running_loop().time() - started
             status.update(f"serve: {doing} ({waited:.0f} s)")
             if doing != shown and not console.is_terminal:
                 _show(console, Text.assemble((f"{'serve':12}", "bold"), " ", doing))
             shown = doing
+            troubled = _show_trouble(launched, console, troubled)
             await asyncio.sleep(0.2)
     if url is not None:
         _show(console, f"\nserving [bold]{url}/v1[/]  model [bold]{config.model.served_as}[/]  (Ctrl-C stops)")
@@ -227,3 +233,14 @@ async def _announce(launched: Launched, config: Config, console: Console) -> Non
             _show(console, Text.assemble((f"{'serve':12}", "bold"), " ", words))
         if words := numerics_line(last_lines(launched.home.progress("serve"))):
             _show(console, Text.assemble((f"{'serve':12}", "bold"), " ", (words, "yellow")))
+    while True:
+        troubled = _show_trouble(launched, console, troubled)
+        await asyncio.sleep(1.0)
+
+
+def _show_trouble(launched: Launched, console: Console, known: str) -> str:
+    """Show what the serving worker cannot do, unless that is known. Returns it."""
+    trouble = launched.trouble("serve")
+    if trouble and trouble != known:
+        _show(console, Text.assemble((f"{'serve':12}", "bold"), " ", (trouble, "red")))
+    return trouble

@@ -20,6 +20,10 @@ LONGEST = {"doing": 400, "trouble": 1_000, "failed": 1_600}
 """The most bytes of each text as sent, so that a line stays below the size that a pipe writes atomically (4096 bytes)."""
 
 
+SERVING = "serving on"
+"""How the serving worker's activity begins once the live weights are loaded; its URL follows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
     """A worker's report on itself.

@@ -7,28 +7,28 @@ import contextlib
 import logging
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from ostinato.app.proving import open_ledger
 from ostinato.app.serving import Serving, journal_of, open_serving
-from ostinato.app.storage import Run, home, live_last, model_path, open_run, served_refs
+from ostinato.app.storage import Run, home, model_path, open_run, served_refs
 from ostinato.config import Config
 from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
 from ostinato.core.records import Arm
 from ostinato.core.seams import Engine
-from ostinato.core.weights import Snapshot
 from ostinato.launch.placing.address import remove_address, write_address
 from ostinato.launch.placing.port import bind, handed_down
+from ostinato.launch.placing.sign import SERVING
 from ostinato.launch.views.learning_numbers import LearningNumbers, watch_learning
 from ostinato.launch.views.numbers import RunNumbers, watch_alarms
 from ostinato.launch.views.page.opening import RunPage, open_page
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.descriptors import room_for_connections
+from ostinato.launch.workers.following import Following
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.listening import listen
 from ostinato.launch.workers.prepare import prepare
-from ostinato.launch.workers.settling import settle
 from ostinato.launch.workers.stopping import unless
 from ostinato.model.kernels.cache import announced
 from ostinato.record.lock import hold
@@ -52,8 +52,8 @@ class EngineFailed(OstinatoError):
 async def serve(config: Config, life: Life) -> None:
     """Serve until told to stop. The address is bound before the model is loaded.
 
-    Raises BadConfig for an open address without keys or an address that is taken, Conflict if the run is served already, EngineFailed if
-    the engine died or hangs.
+    Raises BadConfig for an open address without keys or an address that is taken, Conflict if the run is served already, BadWeights if
+    the live version can never be loaded and nothing else is served, EngineFailed if the engine died or hangs.
     """
     check_bind(config.listen.host, client_keys(config.serve.api_keys, config.serve.api_keys_file))
     with contextlib.ExitStack() as stack:
@@ -84,6 +84,32 @@ async def _prepared(run: Run, say: Callable[[str], None]) -> Path:
         return await asyncio.to_thread(model_path, run.config, say)
 
 
+class Saying:
+    """Says where the gateway answers, and from when on with weights."""
+
+    def __init__(self, life: Life, address: Path) -> None:
+        self._life, self._address = life, address
+        self._url, self._live = "", False
+
+    def answering(self, url: str) -> None:
+        """The gateway answers at this URL."""
+        write_address(self._address, url)
+        self._url = url
+        self._life.pulse.ready = True
+        self._say()
+
+    def live(self) -> None:
+        """The live weights are loaded."""
+        self._live = True
+        self._say()
+
+    def _say(self) -> None:
+        if self._url:
+            doing = f"{SERVING} {self._url}" if self._live else f"waiting for weights to serve at {self._url}"
+            self._life.pulse.begin(doing)
+            logger.info("%s", doing)
+
+
 async def _run(
     run: Run, serving: Serving, listener: socket.socket, life: Life, page: RunPage | None, progress: Progress
 ) -> None:
@@ -95,22 +121,20 @@ async def _run(
         logger.log(logging.WARNING if serving.numerics.why else logging.INFO, "%s", serving.numerics)
         progress.computing(serving.numerics)
 
-    def say(url: str) -> None:
-        write_address(address, url)
-        life.pulse.begin(f"serving on {url}")
-        life.pulse.ready = True
-        logger.info("serving on %s", url)
+    saying = Saying(life, address)
 
     config = run.config.serve
     connections = Connections(most=room_for_connections(), per_address=config.connections_per_address)
     numbers, learning, ledger = RunNumbers(run.home.workers), LearningNumbers(), open_ledger(run)
     for each in (numbers, learning):
         serving.gateway.state.metrics.registry.register(each)
+    following = Following(serving, run.log, progress, saying.live)
+    life.pulse.trouble = following.trouble
     await engine.start()
     try:
         async with asyncio.TaskGroup() as group:
             beside = [
-                group.create_task(follow(serving, served_refs(run.config), progress)),
+                group.create_task(following.run(served_refs(run.config))),
                 group.create_task(attend(engine, _longest_s(run.config))),
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
                 group.create_task(watch_learning(run.log, run.folds, ledger, learning)),
@@ -124,7 +148,7 @@ async def _run(
                 serving.gateway,
                 listener,
                 life.stopping,
-                say,
+                saying.answering,
                 connections=connections,
                 unread_s=config.send_timeout_s,
                 keep_alive_s=config.keep_alive_s,
@@ -137,22 +161,6 @@ async def _run(
         remove_address(address)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(engine.close(), _CLOSE_S)
-
-
-async def follow(serving: Serving, refs: Sequence[str], progress: Progress) -> None:
-    """Load whatever the refs point to, now and whenever they move."""
-    settled = False
-
-    async def load(slot: str, snapshot: Snapshot) -> None:
-        nonlocal settled
-        swap = await serving.engine.load(slot, snapshot)
-        if not settled:  # the first weights: no request was answered yet
-            settle()
-            settled = True
-        serving.gateway.state.metrics.swapped(swap)
-        progress.swapped(swap)
-
-    await serving.follower.watch(refs, load, at_start=live_last(refs))
 
 
 async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: float) -> None:

@@ -1,4 +1,4 @@
-"""A model's chat template over conversations: its support for tools is probed once, and its input is fenced."""
+"""A model's chat template over conversations: what it takes is probed once, conversations are fitted to that, and their texts fenced."""
 
 from __future__ import annotations
 
@@ -14,39 +14,65 @@ from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
+from ostinato.model.rendering.arrival import Given, absent, dropped
 from ostinato.model.rendering.fences import HOLE, Fences, encodable
-from ostinato.model.rendering.tool_text import as_text, function_schema, place_as_text
+from ostinato.model.rendering.fitting import REPAIRS, needed, repaired
+from ostinato.model.rendering.tool_text import as_text, function_schema
 
 Json = dict[str, Any]
-_PROBE = Conversation(
-    messages=(
-        Message(role=Role.USER, text="a"),
-        Message(
-            role=Role.ASSISTANT,
-            calls=(ToolCall(id="call_probe_0_0", name="probe_name", arguments='{"probe_key": "probe value"}'),),
+Form = Callable[[Conversation], Conversation]
+
+
+def _probe(arguments: str) -> Conversation:
+    """A question, a call with these arguments, and its result."""
+    call = ToolCall(id="call_probe_0_0", name="probe_name", arguments=arguments)
+    return Conversation(
+        messages=(
+            Message(role=Role.USER, text="a"),
+            Message(role=Role.ASSISTANT, calls=(call,)),
+            Message(role=Role.TOOL, text="probe result", answers="call_probe_0_0"),
         ),
-        Message(role=Role.TOOL, text="probe result", answers="call_probe_0_0"),
-    ),
-    tools=(
-        Tool(
-            name="probe_tool",
-            description="A probe.",
-            parameters={"type": "object", "properties": {"probe_property": {"type": "string"}}},
+        tools=(
+            Tool(
+                name="probe_tool",
+                description="A probe.",
+                parameters={"type": "object", "properties": {"probe_property": {"type": "string"}}},
+            ),
         ),
-    ),
-)
+    )
+
+
+_SHOWN = 60
+_PROBE = _probe('{"probe_key": "probe value"}')
+_BROKEN = _probe('{"probe_key": "probe va')
+
+
+class _Unfit(BadRequest):
+    """The template refuses a conversation in this form, or leaves out `text`, a part of it."""
+
+    def __init__(self, message: str, text: str = "") -> None:
+        super().__init__(message, field="messages")
+        self.text = text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Calls:
-    """The form in which a template takes calls: arguments as JSON text or as an object, ids as they are or as nine letters and digits."""
+    """The form in which a template takes calls: arguments as JSON text or as an object, ids as they are or as nine letters and digits.
+
+    `only_objects`: arguments that are no object are put into one.
+    """
 
     as_text: bool
     short_ids: bool
+    only_objects: bool = False
 
     def arguments(self, call: ToolCall) -> Json | str:
         values = None if self.as_text else call.values()
-        return call.arguments if values is None else values
+        if values is not None:
+            return values
+        if not self.only_objects:
+            return call.arguments
+        return {"raw": call.arguments} if call.arguments.strip() else {}
 
     def id(self, id: str) -> str:
         kept = not self.short_ids or (len(id) == 9 and id.isascii() and id.isalnum())
@@ -58,6 +84,9 @@ _STYLES = tuple(_Calls(as_text=text, short_ids=short) for text in (False, True) 
 
 class ChatTemplate:
     """Conversation -> text with fences, as one model's template writes it. Pure after loading.
+
+    A conversation that the template takes is rendered as it is. Another is repaired as the probes at loading say (`fitting`), then in
+    every known way, at last with its calls as text; it is refused if a text of it still does not arrive in the prompt.
 
     `knows_tools` is False for a template that leaves out tools, calls or results: it gets them as text. `opening` is the text that
     it puts after the assistant's role when the assistant is to speak, such as <think>. `ends` are the control tokens that it puts
@@ -73,6 +102,9 @@ class ChatTemplate:
         style = next(filter(self._writes_tools, _STYLES), None)
         self.knows_tools = style is not None
         self._style = style or _STYLES[0]
+        if self.knows_tools and not self._shows(_BROKEN):
+            self._style = replace(self._style, only_objects=True)
+        self._forms = self._find_forms()
         self.opening = self._find_opening()
         self.ends = self._find_ends()
 
@@ -86,19 +118,21 @@ class ChatTemplate:
 
     def asking(self, conversation: Conversation) -> str:
         """The conversation, followed by the prompt for the assistant's answer. Raises BadRequest."""
-        return self._render(self._settled(conversation), speak=True)
+        return self._fitting(conversation, lambda form: self._render(form(conversation), speak=True))
 
     def told(self, conversation: Conversation) -> str:
         """The conversation as it stands, without a prompt for an answer. Raises BadRequest."""
-        return self._render(self._settled(conversation), speak=False)
+        return self._fitting(conversation, lambda form: self._render(form(conversation), speak=False))
 
     def begun(self, conversation: Conversation) -> str:
         """The conversation with its last message open: it ends with the assistant's text, exactly as given.
 
         Raises BadRequest.
         """
+        return self._fitting(conversation, lambda form: self._begun(conversation, form))
+
+    def _begun(self, conversation: Conversation, form: Form) -> str:
         at = len(conversation.messages) - 1
-        settled = self._settled(conversation)
         last = conversation.messages[at]
         if last.role is not Role.ASSISTANT:
             raise BadRequest("only an assistant message can be continued", field=f"messages[{at}].role")
@@ -107,8 +141,9 @@ class ChatTemplate:
                 "a message with calls cannot be continued: leave its calls out, or add their results",
                 field=f"messages[{at}].tool_calls",
             )
-        head, _ = self._around(settled, len(settled.messages) - 1, speak=False)
-        text = head + self._fences.around(encodable(last.text, f"messages[{at}].content"))
+        fitted = form(conversation)
+        head, _ = self._around(fitted, len(fitted.messages) - 1, speak=False)
+        text = head + self._fences.around(encodable(fitted.messages[-1].text, f"messages[{at}].content"))
         if self._fences.written(text) != self._fences.written(head):
             raise _completed()
         return text
@@ -120,29 +155,63 @@ class ChatTemplate:
         """
         if not 0 < known <= len(conversation.messages) or conversation.messages[known - 1].role is not Role.ASSISTANT:
             raise BadRequest("a stored turn can only be followed after an assistant message", field="messages")
-        settled = self._settled(conversation)
-        at = known - 1 if self.knows_tools else place_as_text(conversation, known - 1)
-        if not settled.messages[at].calls:
-            return self._around(settled, at, speak=True)[1]
-        upto = replace(conversation, messages=conversation.messages[:known], continued=False)
-        whole = self._render(settled, speak=True)
+        return self._fitting(conversation, lambda form: self._after(conversation, known, ends, form))
+
+    def _after(self, conversation: Conversation, known: int, ends: Collection[str], form: Form) -> str:
+        fitted = form(conversation)
+        upto = form(replace(conversation, messages=conversation.messages[:known], continued=False))
+        at = len(upto.messages) - 1
+        if fitted.messages[: at + 1] != upto.messages:  # the answer was left out, or joined with what follows
+            raise _rewritten()
+        tail = self._tail(fitted, upto, ends)
+        given = [Given(m.text, self._fences.around(m.text), ".content") for m in fitted.messages[at + 1 :]]
+        if absent(given, tail):  # it was written before the answer
+            raise _rewritten()
+        return tail
+
+    def _tail(self, conversation: Conversation, upto: Conversation, ends: Collection[str]) -> str:
+        """What follows the text of the last message of `upto`, with which the conversation begins."""
+        at = len(upto.messages) - 1
+        if not conversation.messages[at].calls:
+            return self._around(conversation, at, speak=True)[1]
+        whole = self._render(conversation, speak=True)
         with suppress(BadRequest):  # some templates want a call before a result
-            tail = self._around(settled, at, speak=True)[1]
+            tail = self._around(conversation, at, speak=True)[1]
             if whole.endswith(tail):
                 return tail
         known_text = self._render(upto, speak=False)
         end = self._fences.last(known_text, ends)
         if end is None or known_text[end.end() :].strip() or not whole.startswith(known_text[: end.end()]):
-            raise BadRequest(
-                "the model's chat template writes these messages in another way once more follow", field="messages"
-            )
+            raise _rewritten()
         return whole[end.start() :]
 
-    def _settled(self, conversation: Conversation) -> Conversation:
-        """The conversation in the form that the template supports. Raises BadRequest."""
+    # ------------------------------------------------------------ fitting
+
+    def _find_forms(self) -> tuple[Form, ...]:
+        """The forms in which a conversation is tried, in order."""
+
+        def settled(conversation: Conversation) -> Conversation:
+            return conversation if self.knows_tools else as_text(conversation)
+
+        repairs = needed(settled, self._shows)
+        return (
+            lambda conversation: repaired(settled(conversation), repairs),
+            lambda conversation: repaired(settled(conversation), REPAIRS),
+            lambda conversation: repaired(as_text(conversation), REPAIRS),
+        )
+
+    def _fitting(self, conversation: Conversation, write: Callable[[Form], str]) -> str:
+        """What `write` makes of the first form that the template takes. Raises BadRequest."""
         if not conversation.messages:
             raise BadRequest("messages is empty: give at least one", field="messages")
-        return conversation if self.knows_tools else as_text(conversation)
+        first: _Unfit | None = None
+        for form in self._forms:
+            try:
+                return write(form)
+            except _Unfit as error:
+                first = first or error
+        assert first is not None
+        raise BadRequest(str(first), field=_place(conversation, first.text))
 
     # ------------------------------------------------------------ rendering
 
@@ -150,29 +219,44 @@ class ChatTemplate:
         """The template's output before and after the text of message `at`, whose calls are left out."""
         head, hole, tail = self._render(conversation, speak=speak, hole=at).rpartition(HOLE)
         if not hole:
-            raise BadRequest("the model's chat template leaves out this assistant message", field=f"messages[{at}]")
+            raise _Unfit("the model's chat template leaves out an assistant message")
         return head, tail
 
     def _render(self, conversation: Conversation, *, speak: bool, hole: int | None = None) -> str:
-        """Render; raise BadRequest if a text from outside forms a control token together with the text beside it."""
+        """Render; raise BadRequest if a text from outside does not arrive, or forms a control token together with the text beside it."""
         try:
-            seen: set[str] = set()
-            text = self._apply(conversation, hole, speak, seen, ())
+            given: list[Given] = []
+            text = self._apply(conversation, hole, speak, given)
             self._fences.check_intact(text)
             written = self._fences.written(text)
-            loose = self._fences.loose(seen, set(written))
-            if loose and self._fences.written(self._apply(conversation, hole, speak, set(), loose)) != written:
+            loose = self._fences.loose({item.text for item in given}, set(written))
+            if loose and self._fences.written(self._apply(conversation, hole, speak, [], loose)) != written:
                 raise _completed()
+            if missing := absent(given, text):
+                gone = dropped(missing, lambda marks: self._apply(conversation, hole, speak, [], marks=marks))
+                if gone:
+                    raise _Unfit(f"the model's chat template leaves out {_start(gone[0].text)}", gone[0].text)
         except RecursionError:
             raise BadRequest("tools or arguments are nested too deeply", field="messages") from None
         return text
 
     def _apply(
-        self, conversation: Conversation, hole: int | None, speak: bool, seen: set[str], loose: Collection[str]
+        self,
+        conversation: Conversation,
+        hole: int | None,
+        speak: bool,
+        given: list[Given],
+        loose: Collection[str] = (),
+        marks: Mapping[tuple[str, str], str] | None = None,
     ) -> str:
+        """Write the conversation; `given` receives its texts. Texts in `loose` get edges, and those in `marks` are replaced."""
+
         def fence(text: str, field: str) -> str:
-            seen.add(encodable(text, field))
-            return self._fences.around(text, edges=text in loose)
+            if marks and (text, field) in marks:
+                return marks[text, field]
+            fenced = self._fences.around(encodable(text, field), edges=text in loose)
+            given.append(Given(text, fenced, field))
+            return fenced
 
         tools: list[Json] = []
         for i, tool in enumerate(conversation.tools):
@@ -220,7 +304,7 @@ class ChatTemplate:
                 messages, tools=tools or None, tokenize=False, add_generation_prompt=speak
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise BadRequest(f"the model's chat template refuses these messages: {error}", field="messages") from error
+            raise _Unfit(f"the model's chat template refuses these messages: {error}") from error
         return cast("str", text)
 
     # ------------------------------------------------------------ what the template knows
@@ -235,6 +319,14 @@ class ChatTemplate:
             return False
         shown = ("probe_name", "probe_key", "probe value", "probe result")
         return "probe_tool" in told and all(text in used for text in shown) and "'probe_key'" not in used
+
+    def _shows(self, conversation: Conversation) -> bool:
+        """Whether all texts of the conversation are in what the template writes."""
+        try:
+            self._render(conversation, speak=True)
+        except BadRequest:
+            return False
+        return True
 
     def _find_opening(self) -> str:
         try:
@@ -277,6 +369,25 @@ def _fenced(value: Any, field: str, fence: Callable[[str, str], str]) -> Any:
     if isinstance(value, list | tuple):
         return [_fenced(item, field, fence) for item in value]
     return value
+
+
+def _start(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+
+def _place(conversation: Conversation, text: str) -> str:
+    """The field of the first message that holds this text."""
+    for i, message in enumerate(conversation.messages):
+        told = (message.text, *(part for call in message.calls for part in (call.name, call.arguments)))
+        if text and any(text in part for part in told):
+            return f"messages[{i}]"
+    return "messages"
+
+
+def _rewritten() -> BadRequest:
+    return BadRequest(
+        "the model's chat template writes these messages in another way once more follow", field="messages"
+    )
 
 
 def _completed() -> BadRequest:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
@@ -40,19 +39,11 @@ def as_text(conversation: Conversation) -> Conversation:
         if not is_result:
             messages.append(replace(message, text=spoken(message), calls=()))
         elif after_result:
-            messages[-1] = replace(messages[-1], text=f"{messages[-1].text}\n{_result(message)}")
+            messages[-1] = replace(messages[-1], text=f"{messages[-1].text}\n{answered(message)}")
         else:
-            messages.append(Message(role=Role.USER, text=_result(message)))
+            messages.append(Message(role=Role.USER, text=answered(message)))
         after_result = is_result
     return replace(conversation, messages=tuple(messages), tools=())
-
-
-def place_as_text(conversation: Conversation, place: int) -> int:
-    """The place, in the conversation that `as_text` returns, of the message at `place`, which must not be a tool's result."""
-    messages = conversation.messages
-    made = bool(conversation.tools) and messages[0].role is not Role.SYSTEM
-    results = [message.role is Role.TOOL for message in messages[:place]]
-    return made + place - sum(one and other for one, other in pairwise(results))
 
 
 def with_described_tools(conversation: Conversation) -> Sequence[Message]:
@@ -101,5 +92,6 @@ def _called(call: ToolCall) -> str:
     return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 
-def _result(message: Message) -> str:
+def answered(message: Message) -> str:
+    """A tool's message as text."""
     return f"<tool_response>\n{message.text}\n</tool_response>"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
+from ostinato.core.lines import lines_of
 from ostinato.core.records import Finish
 from ostinato.release.monitors.turn_text import SHELLS, CodeBlock, TurnText
 
@@ -270,7 +271,7 @@ def _opening(seen: TurnText) -> str:
 
 
 def _code_blocks(seen: TurnText) -> list[CodeBlock]:
-    written = (CodeBlock(language=_suffix(call.path), lines=tuple(call.written.splitlines())) for call in seen.edits)
+    written = (CodeBlock(language=_suffix(call.path), lines=tuple(lines_of(call.written))) for call in seen.edits)
     return [*seen.blocks, *written]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostinato.core.lines import lines_of
 from ostinato.core.records import Turn
 from ostinato.release.monitors.written_calls import WrittenCall, written_calls
 
@@ -69,7 +70,7 @@ def take_apart(turn: Turn, prompt: str | None = None) -> TurnText:
     """Parse a turn's first 40,000 characters. Never raises, whatever the text."""
     text = turn.text[:LONGEST]
     calls, broken, rest = written_calls(text)
-    lines = rest.splitlines()
+    lines = lines_of(rest)
     prose, blocks = _fenced(lines)
     edits = tuple(call for call in calls if call.name in EDITORS)
     is_patch = any(line.startswith(_PATCH) for line in lines)
@@ -82,7 +83,7 @@ def take_apart(turn: Turn, prompt: str | None = None) -> TurnText:
         calls=tuple(calls),
         edits=edits,
         broken_calls=broken,
-        code=(*code, *(line for call in edits for line in call.written.splitlines())),
+        code=(*code, *(line for call in edits for line in lines_of(call.written))),
         patched=tuple(_patched(lines)),
         is_patch=is_patch,
         has_edit=is_patch or bool(edits) or bool(code),

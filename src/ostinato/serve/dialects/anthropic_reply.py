@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ostinato.core.conversation import Piece, ToolCall
 from ostinato.core.errors import OstinatoError, Overloaded
+from ostinato.core.lines import json_line, one_line
 from ostinato.core.records import Finish
 from ostinato.serve.dialects.dialect import ContextExceeded, Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer
 
@@ -25,7 +26,7 @@ _ERROR_TYPES = {
 }
 _OVERLOADED = 529
 
-_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_text = json_line
 
 
 class Messages(Writer):
@@ -113,7 +114,7 @@ def _event(type: str, fields: str = "") -> str:
 
 def _tool_use(call: ToolCall, input: str) -> str:
     name = json.dumps(call.name)  # in ASCII, because a name that a model writes may hold an escaped lone surrogate
-    return f'{{"type":"tool_use","id":{_text(call.id)},"name":{name},"input":{input}}}'
+    return f'{{"type":"tool_use","id":{_text(call.id)},"name":{name},"input":{one_line(input)}}}'
 
 
 def _input(call: ToolCall) -> str:

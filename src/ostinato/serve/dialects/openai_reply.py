@@ -5,7 +5,6 @@ Log-probabilities are those of the distribution that the tokens were sampled fro
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ostinato.core.conversation import Piece, ToolCall
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError
+from ostinato.core.lines import json_line
 from ostinato.core.records import Finish
 from ostinato.core.seams import Renderer
 from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer, told_finish
@@ -20,7 +20,7 @@ from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, T
 DONE = "data: [DONE]\n\n"
 _FLOOR = -9999.0  # what OpenAI reports for a probability of zero: JSON has no infinity
 
-_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_text = json_line
 
 
 class _OpenAI(Writer):

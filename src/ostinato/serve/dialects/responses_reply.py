@@ -5,12 +5,12 @@ A response is a list of items, each done before the next is added; agents run a 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.core.conversation import Piece, ToolCall
 from ostinato.core.errors import OstinatoError
+from ostinato.core.lines import json_line
 from ostinato.core.records import Finish
 from ostinato.serve.dialects.dialect import ContextExceeded, Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer
 from ostinato.serve.dialects.openai_reply import error_body as openai_error
@@ -31,7 +31,7 @@ _NOTHING_ASKED: Json = {
 }
 """Fields that the official clients expect in every response."""
 
-_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_text = json_line
 
 
 @dataclass(slots=True)

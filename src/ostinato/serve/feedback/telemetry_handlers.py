@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -19,18 +18,11 @@ from ostinato.serve.feedback.otlp import Encoding, read_logs, read_spans
 from ostinato.serve.feedback.telemetry import Heard, read_events, read_traces
 from ostinato.serve.parts import Parts
 from ostinato.serve.wire.exchange import Exchange
+from ostinato.serve.wire.packing import UnsupportedMedia, unpacking
 from ostinato.serve.wire.watch import ClientGone
 
-_GZIP = 16 + zlib.MAX_WBITS
 _DRAIN_FACTOR = 16  # how far beyond the limit a refused body is read, so that the client can see the refusal
 _LENGTH_DIGITS = 20
-
-
-class UnsupportedMedia(BadRequest):
-    """A content type or encoding that is not supported here."""
-
-    status = 415
-    code = "unsupported_media_type"
 
 
 class Telemetry:
@@ -73,16 +65,16 @@ class Telemetry:
         tenant = self._parts.keys.identify(exchange.headers).tenant
         quotas, config = self._parts.quotas, self._parts.config
         quotas.expect_events(tenant)  # before the body is read
-        encoding, packed = _encoding(exchange.headers), _packed(exchange.headers)
         charge = partial(quotas.count_bytes, tenant)
         limit, wait_s = config.max_body_bytes, config.body_timeout_s
+        encoding, unpack = _encoding(exchange.headers), unpacking(exchange.headers, limit)
         try:
             async with asyncio.timeout(wait_s):
                 data = await _read(exchange, limit, charge)
         except TimeoutError:
             raise BadRequest(f"The body did not arrive within {wait_s:g} s; send it in one piece.") from None
-        if packed:
-            unpacked = unpack(data, limit)
+        if unpack is not None:
+            unpacked = await asyncio.to_thread(unpack, data)
             charge(max(0, len(unpacked) - len(data)))
             data = unpacked
         return tenant, encoding, data
@@ -90,20 +82,6 @@ class Telemetry:
     async def _store(self, signals: list[Signal]) -> None:
         for start in range(0, len(signals), MAX_EVENTS):
             await self._intake.take(signals[start : start + MAX_EVENTS])
-
-
-def unpack(data: bytes, limit: int) -> bytes:
-    """The content of a gzip file; at most `limit` + 1 bytes of it are ever held. Raises BadRequest, TooLarge."""
-    stream = zlib.decompressobj(_GZIP)
-    try:
-        content = stream.decompress(data, limit + 1)
-    except zlib.error:
-        raise BadRequest("The body is not gzip, as Content-Encoding says; send it so, or uncompressed.") from None
-    if len(content) > limit:
-        raise TooLarge(f"The body is longer than {limit} bytes when unpacked; export smaller batches.")
-    if not stream.eof or stream.unused_data:
-        raise BadRequest("The body is not one whole gzip file; it ends too early, or something follows.")
-    return content
 
 
 def _encoding(headers: Mapping[bytes, bytes]) -> Encoding:
@@ -114,15 +92,6 @@ def _encoding(headers: Mapping[bytes, bytes]) -> Encoding:
         raise UnsupportedMedia(
             f"Content-Type is {kind[:200] or 'missing'!r}; send '{Encoding.PROTOBUF}' or '{Encoding.JSON}'."
         ) from None
-
-
-def _packed(headers: Mapping[bytes, bytes]) -> bool:
-    encoding = headers.get(b"content-encoding", b"identity").strip().lower().decode("latin-1")
-    if encoding not in ("gzip", "identity"):
-        raise UnsupportedMedia(
-            f"Content-Encoding {encoding[:200]!r} is not taken; send 'gzip', or the body uncompressed."
-        )
-    return encoding == "gzip"
 
 
 async def _read(exchange: Exchange, limit: int, charge: Callable[[int], None]) -> bytes:

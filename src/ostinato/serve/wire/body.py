@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.json_shape import is_small, outside_strings, shape_of
+from ostinato.serve.wire.packing import unpacking
 
 MAX_NAMES = 40_000
 """The most fields in a body, of all its objects together: each takes about three times as long to build as a value in a list."""
@@ -40,22 +41,29 @@ async def read_json(
     Args:
         chunks: the body as it arrives.
         headers: the request's headers, lower-case names.
-        limit: most bytes taken.
+        limit: most bytes taken, compressed and uncompressed.
         depth: deepest nesting taken.
         values: most values taken, counted through all levels.
         timeout_s: longest wait for the whole body.
-        charge: called with the number of bytes, before they are read if Content-Length declares them; may raise.
+        charge: called with the number of bytes, before they are read if Content-Length declares them; may raise. What unpacking adds is
+            charged after it.
 
     Raises:
         TooLarge: more bytes than `limit` (no more than that are ever held) or more values than `values`.
-        BadRequest: not JSON, not UTF-8, too deep, compressed, or late.
+        UnsupportedMedia: compressed in an unknown way.
+        BadRequest: not JSON, not UTF-8, too deep, or late.
     """
     _check_headers(headers)
+    unpack = unpacking(headers, limit)
     try:
         async with asyncio.timeout(timeout_s):
             data = await _read(chunks, limit, _declared(headers), charge)
     except TimeoutError:
         raise BadRequest(f"The body did not arrive within {timeout_s:g} s; send it in one piece.") from None
+    if unpack is not None:
+        unpacked = await asyncio.to_thread(unpack, data)
+        charge(max(0, len(unpacked) - len(data)))
+        data = unpacked
     if len(data) <= _LONG_BYTES:
         return parse_json(data, depth=depth, values=values)
     return await asyncio.to_thread(parse_json, data, depth=depth, values=values)
@@ -99,9 +107,6 @@ def _check_headers(headers: Mapping[bytes, bytes]) -> None:
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
     if kind != "application/json":  # this also keeps a web page from posting here without a CORS preflight
         raise BadRequest(f"Content-Type is {kind or 'missing'!r}; send 'application/json'.")
-    encoding = headers.get(b"content-encoding", b"identity").lower().decode("latin-1")
-    if encoding != "identity":
-        raise BadRequest(f"Content-Encoding {encoding!r} is not taken; send the body uncompressed.")
 
 
 def _declared(headers: Mapping[bytes, bytes]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from ostinato.serve.dialects.dialect import ErrorShape
 from ostinato.serve.dialects.openai_reply import error_body, json_bytes
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.wire.exchange import Exchange, Headers
-from ostinato.serve.wire.origins import Origins
+from ostinato.serve.wire.origins import CrossSite, Origins
 from ostinato.serve.wire.watch import ClientGone
 
 _LOG = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class Endpoint:
         try:
             try:
                 self._origins.check(exchange.headers)
+                exchange.shared = self._origins.sharing(exchange.headers)
                 await self._handle(exchange)
             except OstinatoError as error:
                 await self._fail(exchange, error)
@@ -91,7 +92,18 @@ class Endpoint:
             await exchange.reply(self._errors.status(error), json_bytes(self._errors.body(error)), _headers(error))
 
 
-async def on_http_exception(request: Request, error: Exception) -> Response:
+async def preflight(methods: Collection[str], origins: Origins, exchange: Exchange) -> None:
+    """Answer a browser that asks whether a page may send a request with one of these methods."""
+    headers = exchange.headers
+    if b"origin" not in headers or b"access-control-request-method" not in headers:
+        raise MethodNotAllowed(f"OPTIONS is for pages that ask before a request; send {' or '.join(methods)}.")
+    if not exchange.shared:
+        raise CrossSite("Pages of this site may not read the answers; name the page's host in serve.allowed_hosts.")
+    await exchange.start(204, origins.preflight(headers, methods))
+    await exchange.write(b"", last=True)
+
+
+async def on_http_exception(origins: Origins, request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405 in OpenAI's shape."""
     failure: OstinatoError = NotFound(
         f"There is nothing at {request.url.path[:200]!r}; this server has OpenAI's /v1/chat/completions, /v1/responses, "
@@ -100,7 +112,9 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     )
     if isinstance(error, HTTPException) and error.status_code == 405:
         failure = MethodNotAllowed(f"{request.method} is not possible on {request.url.path[:200]}.")
-    return Response(json_bytes(error_body(failure)), failure.status, media_type="application/json")
+    response = Response(json_bytes(error_body(failure)), failure.status, media_type="application/json")
+    response.raw_headers += origins.sharing(dict(request.scope["headers"]))
+    return response
 
 
 def _headers(error: OstinatoError) -> Headers:

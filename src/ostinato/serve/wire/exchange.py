@@ -27,8 +27,20 @@ def in_session(scope: Scope) -> Scope:
 
     Example: ``in_session({"path": "/s/fix-login/v1/models"})["path"] == "/v1/models"``
     """
-    name, slash, rest = scope["path"].removeprefix("/s/").partition("/")
+    path: str = scope["path"]
+    if not path.startswith("/s/"):
+        return scope
+    name, slash, rest = path.removeprefix("/s/").partition("/")
     return {**scope, "path": f"/{rest}", _SESSION: name} if slash and rest.startswith("v1/") else scope
+
+
+def tidied(scope: Scope) -> Scope:
+    """A path below /v1 without doubled and trailing slashes, which clients make when they join a base URL and a path.
+
+    Example: ``tidied({"path": "//v1//models/"})["path"] == "/v1/models"``
+    """
+    path = "/" + "/".join(filter(None, scope["path"].split("/")))
+    return in_session({**scope, "path": path}) if path.startswith(("/v1/", "/s/")) else scope
 
 
 def _printable(name: str, value: str) -> str:
@@ -40,14 +52,15 @@ def _printable(name: str, value: str) -> str:
 class Exchange:
     """A request and its response, as handlers receive it. `status` is 0 until the response's head is sent; `said` is False until a part
     of the body other than a comment is sent; `watch` is set while a model call runs; `came_at` is when the request's head was read, by
-    `time.monotonic`; `received` is the body's length in bytes, so far.
+    `time.monotonic`; `received` is the length of the JSON body, unpacked; `shared` are headers of every answer, by which the page that
+    asked may read it.
 
     Example: ``await exchange.reply(200, json_bytes({"object": "list"}))``
     """
 
     __slots__ = (
         *("_config", "_send", "_session"),
-        *("came_at", "headers", "method", "path", "receive", "received", "said", "status", "watch"),
+        *("came_at", "headers", "method", "path", "receive", "received", "said", "shared", "status", "watch"),
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, config: ServeConfig) -> None:
@@ -60,6 +73,7 @@ class Exchange:
         self.came_at = time.monotonic()
         self.status = 0
         self.said = False
+        self.shared: Headers = []
         self.watch: Watch | None = None
         self._send = send
         self._config = config
@@ -83,6 +97,11 @@ class Exchange:
     async def json(self, charge: Callable[[int], None]) -> Any:
         """The body's JSON value; `charge` is called with its bytes as in `read_json`. Raises BadRequest, TooLarge, ClientGone."""
         config = self._config
+
+        def counted(size: int) -> None:
+            charge(size)
+            self.received += size
+
         return await read_json(
             self._body(),
             self.headers,
@@ -90,7 +109,7 @@ class Exchange:
             depth=config.max_depth,
             values=config.max_values,
             timeout_s=config.body_timeout_s,
-            charge=charge,
+            charge=counted,
         )
 
     async def reply(self, status: int, body: bytes, headers: Headers | None = None, kind: bytes = JSON) -> None:
@@ -102,7 +121,7 @@ class Exchange:
     async def start(self, status: int, headers: Headers) -> None:
         """Send the head of a response whose body follows in pieces."""
         self.status = status
-        await self._put({"type": "http.response.start", "status": status, "headers": headers})
+        await self._put({"type": "http.response.start", "status": status, "headers": [*headers, *self.shared]})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send a piece of the body. Raises ClientGone; for the last piece also if the client is already known to have left."""
@@ -120,7 +139,7 @@ class Exchange:
         async with asyncio.timeout(self._config.send_timeout_s):
             if not self.status:
                 self.status = 200
-                await self._send({"type": "http.response.start", "status": 200, "headers": head})
+                await self._send({"type": "http.response.start", "status": 200, "headers": [*head, *self.shared]})
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _put(self, message: Message) -> None:
@@ -143,5 +162,4 @@ class Exchange:
                 raise ClientGone
             more = message.get("more_body", False)
             if body := message.get("body", b""):
-                self.received += len(body)
                 yield body

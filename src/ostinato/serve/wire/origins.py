@@ -3,17 +3,25 @@
 A web page can make a browser send requests to this machine, and, by pointing its own name at 127.0.0.1, even read the responses
 (DNS rebinding). Both show in the headers: the page's host name is in Origin or Host. Requests through a reverse proxy also come from this
 machine, on behalf of anyone who can reach the proxy; most proxies say so in the headers.
+
+A page of this machine or of an allowed host may read the answers (CORS), on a server with keys, too; cookies count for nothing there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from ostinato.core.errors import OstinatoError
 from ostinato.serve.auth import is_loopback
 
+Headers = list[tuple[bytes, bytes]]
+
 _PROXIES = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
+_ORIGIN = re.compile(rb"[\x21-\x7e]{1,256}")
+_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2048}")  # of headers
+_PREFLIGHT_S = b"600"  # how long a browser may remember the answer
 
 
 class WrongHost(OstinatoError):
@@ -41,7 +49,7 @@ class Origins:
     """Checks where a request comes from, on a server without keys.
 
     Args:
-        checked: False if keys are required, since foreign pages do not have them.
+        checked: False if keys are required, since foreign pages do not have them; they may then not read the answers, either.
         allowed: host names besides loopback's; "*" allows any name, but still no proxy.
 
     Example: ``Origins(checked=True, allowed=("box.local",)).check({b"host": b"127.0.0.1:8321"})``
@@ -73,6 +81,37 @@ class Origins:
                 f"This server has no keys and takes no requests from pages of {origin[:200].decode('latin-1')!r}; "
                 "set serve.api_keys, or name the page's host in serve.allowed_hosts."
             )
+
+    def sharing(self, headers: Mapping[bytes, bytes]) -> Headers:
+        """The headers that let the page which sent a request read the answer; none for a request that no page sent, or that of a site
+        which is not allowed.
+        """
+        origin = headers.get(b"origin")
+        if origin is None or not _ORIGIN.fullmatch(origin) or (self._named and not self._is_ours(_name(origin))):
+            return []
+        try:
+            self.check(headers)
+        except OstinatoError:
+            return []
+        return [
+            (b"access-control-allow-origin", origin),
+            (b"access-control-expose-headers", b"*"),
+            (b"vary", b"Origin"),
+        ]
+
+    @staticmethod
+    def preflight(headers: Mapping[bytes, bytes], methods: Collection[str]) -> Headers:
+        """What a browser that asks before a request is told besides `sharing`: these methods, and the headers that it asks for."""
+        names = headers.get(b"access-control-request-headers", b"")
+        told = [
+            (b"access-control-allow-methods", ", ".join(methods).encode()),
+            (b"access-control-max-age", _PREFLIGHT_S),
+        ]
+        if _NAMES.fullmatch(names):
+            told.append((b"access-control-allow-headers", names))
+        if b"access-control-request-private-network" in headers:
+            told.append((b"access-control-allow-private-network", b"true"))
+        return told
 
     def _check_host(self, host: bytes) -> None:
         if not self._is_ours(_name(b"//" + host)):

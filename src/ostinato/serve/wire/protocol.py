@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from ostinato.serve.wire.connections import Connections
@@ -30,7 +31,7 @@ _TOO_SLOW = _refusal(b"408 Request Timeout", b"The head of a request must come w
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Closes connections that are held without need, in any of these cases:
+    """Answers HTTP/1.0 without chunks, which it does not have, and closes connections that are held without need, in any of these cases:
 
     - A request's head is longer than `MAX_HEAD_BYTES` or incomplete after `HEAD_S`. Trailers after a body count as a head, and a
       connection that sends nothing after it was opened counts as slow.
@@ -127,6 +128,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     # ------------------------------------------------------------ what goes
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        framed: Any = _Unframed(app, cycle) if cycle.scope["http_version"] == "1.0" else app
+        super()._start_asgi_task(cycle, framed)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         # the rest of the body cancels uvicorn's timer and starts no other
@@ -174,3 +179,24 @@ class BoundedHttp(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.transport.write(why)
             self.transport.close()
+
+
+class _Unframed:
+    """An app whose answers of unknown length end where the connection ends."""
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app, self._cycle = app, cycle
+        self._turn, self._unknown = asyncio.Lock(), False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def put(message: Message) -> None:
+            async with self._turn:  # the announced length is that of one piece
+                if message["type"] == "http.response.start":
+                    known = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                    self._cycle.chunked_encoding = None if known else False
+                    self._unknown = not known
+                elif self._unknown:
+                    self._cycle.expected_content_length = len(message.get("body", b""))
+                await send(message)
+
+        await self._app(scope, receive, put)

@@ -104,9 +104,9 @@ class Follower:
         for the first time in that of `at_start`, if given.
 
         A version that cannot be fetched or that `on_change` refuses (an OstinatoError or OSError) is reported through `on_error`,
-        once per distinct message, and retried; the other refs go on. Unverified weights are never delivered. With a journal, a
-        follower that starts and cannot fetch a ref's version delivers the version it had last, if that can be fetched. A journal that
-        cannot be written is also reported and retried, but delays nothing.
+        once per distinct message, and retried; the other refs go on. What `on_error` raises ends the watch. Unverified weights are never
+        delivered. With a journal, a follower that starts and cannot fetch a ref's version first delivers the version it had last, if that
+        can be fetched. A journal that cannot be written is also reported and retried, but delays nothing.
         """
         delivered: dict[str, str] = {}
         reported: dict[str, str] = {}
@@ -117,10 +117,10 @@ class Follower:
                     await self._deliver(ref, delivered, on_change)
                     reported.pop(ref, None)
                 except (OstinatoError, OSError) as error:
+                    await self._fall_back(ref, delivered, on_change)
                     if reported.get(ref) != str(error):
                         on_error(ref, error)
                     reported[ref] = str(error)
-                    await self._fall_back(ref, delivered, on_change)
             order = refs
             await asyncio.sleep(self._config.interval_s if interval_s is None else interval_s)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ostinato.core.errors import BadRequest, NotFound, Unavailable
+from ostinato.core.lines import lines_of
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.fidelity import look
 from ostinato.worlds.fidelity.observation import Observation, parse_observation
@@ -32,7 +33,7 @@ async def observe(sandbox: Sandbox, group: str, *, python: str = "python3") -> O
 def read_observations(path: Path) -> tuple[Observation, ...]:
     """Read a file of observations, one a line. Raises NotFound, or BadRequest with the number of a malformed line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = lines_of(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise NotFound(f"there is no file {path}; `ostinato worlds observe --help` says how it is made") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ostinato.core.conversation import Tool, ToolCall
 from ostinato.core.errors import BadConfig, BadRequest, StorageFull, TooLarge
+from ostinato.core.lines import whole_lines
 from ostinato.core.sandboxing import ExecResult
 from ostinato.core.seams import Sandbox
 
@@ -184,7 +185,7 @@ async def _read(sandbox: Sandbox, values: Mapping[str, Any]) -> str:
     text = (await sandbox.read(values["path"])).decode("utf-8", "replace")
     if "first" not in values and "last" not in values:
         return text
-    lines = text.splitlines(keepends=True)
+    lines = whole_lines(text)
     first, last = values.get("first", 1), values.get("last", len(lines))
     if not 1 <= first <= min(last, len(lines)):
         raise BadRequest(f"lines {first} to {last}: {values['path']} has lines 1 to {len(lines)}", field="first")

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from ostinato.core.errors import BadRequest
+from ostinato.core.lines import whole_lines
 from ostinato.core.records import PolicyVersion
 from ostinato.core.sandboxing import Change, ChangeKind
 from ostinato.worlds.grading.grade import Grade
@@ -179,7 +180,7 @@ def _diff(change: Change, before: bytes | None) -> str | None:
         return None
     if "\0" in old or "\0" in new:
         return None
-    was, now = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    was, now = whole_lines(old), whole_lines(new)
     # difflib may take time in proportion to their product
     if len(was) * len(now) > 1 << 22 or len(old) + len(new) > 1 << 20:
         return f"[{len(was)} lines became {len(now)}: too long to compare]"

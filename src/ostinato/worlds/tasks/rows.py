@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, V
 
 from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import BadConfig
+from ostinato.core.lines import one_line
 from ostinato.core.sandboxing import Limits, SandboxSpec
 from ostinato.worlds.tasks.places import check_inside, check_tree
 from ostinato.worlds.tasks.task import Grading, Split, Task
@@ -267,7 +268,7 @@ def task_of(row: TaskRow, layers: Mapping[str, Path]) -> Task:
 
 def line_of(row: TaskRow) -> str:
     """The row as a line; fields with their default values are left out."""
-    return json.dumps(row.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False)
+    return one_line(json.dumps(row.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False))
 
 
 def _message(row: MessageRow) -> Message:

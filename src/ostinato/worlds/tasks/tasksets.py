@@ -58,7 +58,7 @@ def load(path: Path) -> Taskset:
     """
     name, data = path.stem, read_plain(path, MOST_TASKSET_BYTES)
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadConfig(f"taskset file {path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
     rows: list[tuple[str, TaskRow]] = []

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ostinato.core.errors import BadConfig
+from ostinato.core.lines import lines_of
 
 Json = dict[str, Any]
 
@@ -44,14 +45,20 @@ def merged_json(text: str | None, settings: Json) -> str:
 
 def edited_json(text: str | None, change: Callable[[Json], Json]) -> str:
     """A JSON file after `change`, with its layout kept where possible. Raises BadConfig as `merged_json` does."""
-    there = _object(text) if text is not None and text.strip() else {}
+    mark, text = without_mark(text or "")
+    there = _object(text) if text.strip() else {}
     new = change(there)
-    if text is not None and new == there and text.strip():
-        return text
-    found = _INDENT.search(text or "")
-    newline = "\r\n" if text and "\r\n" in text else "\n"
+    if new == there and text.strip():
+        return mark + text
+    found = _INDENT.search(text)
+    newline = "\r\n" if "\r\n" in text else "\n"
     written = json.dumps(new, indent=found[1] if found else 2, ensure_ascii=False)
-    return f"{written}\n".replace("\n", newline)
+    return mark + f"{written}\n".replace("\n", newline)
+
+
+def without_mark(text: str) -> tuple[str, str]:
+    """A text's byte order mark, with which some editors begin a file, and the rest."""
+    return ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
 
 
 def _object(text: str) -> Json:
@@ -100,7 +107,7 @@ def _is_ours(entry: object) -> bool:
 def without_blocks(text: str) -> str:
     """A text without our marked blocks. Raises BadConfig for a marker without its counterpart."""
     left = _BLOCK.sub("", text)
-    for line in left.splitlines():
+    for line in lines_of(left):
         if _MARKER.fullmatch(line):
             raise BadConfig(f"it has the line {line!r} without its other end; take it out")
     return left
@@ -124,14 +131,15 @@ def with_block(text: str, name: str, lines: Sequence[str], *, first: bool = Fals
         if found[1] == name:
             return text[: found.start()] + block + text[found.end() :]
     if first:
-        return block + text
+        mark, rest = without_mark(text)
+        return mark + block + rest
     return text + (newline if block and text and not text.endswith("\n") else "") + block
 
 
 def toml_of(text: str) -> Json:
     """A TOML text's values. Raises BadConfig."""
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(without_mark(text)[1])
     except (ValueError, RecursionError) as error:
         raise BadConfig(f"it is no TOML ({error}); mend it") from error
 
@@ -139,7 +147,7 @@ def toml_of(text: str) -> Json:
 def yaml_keys(text: str) -> dict[str, int]:
     """The top-level keys of a YAML mapping in block style, with their line numbers from 1. Raises BadConfig for any other YAML."""
     keys: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines_of(without_mark(text)[1]), 1):
         found = _YAML_LINE.fullmatch(line)
         if found is None or (line == "---" and keys):
             raise BadConfig(f"line {number} is not of the form 'name: value'; mend it")
@@ -150,7 +158,7 @@ def yaml_keys(text: str) -> dict[str, int]:
 
 def check_env(text: str) -> None:
     """Raise BadConfig unless every line is ``NAME=value``, a comment or empty: an open quote would swallow our lines."""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines_of(without_mark(text)[1]), 1):
         if _ENV_LINE.fullmatch(line) is None:
             raise BadConfig(f"line {number} is not of the form NAME=value on one line; mend it")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 
+from ostinato.core.lines import lines_of
 from ostinato.launch.commands.connecting.agents import PLACEHOLDER
 from ostinato.launch.views.plain import plain
 
@@ -46,7 +47,7 @@ def _value(value: str) -> str:
 
 def diff(name: str, before: str | None, after: str | None, key: str | None) -> list[str]:
     """A unified diff of a file's change, with secrets masked; None: the file does not exist."""
-    old, new = ([] if text is None else text.splitlines() for text in (before, after))
+    old, new = ([] if text is None else lines_of(text) for text in (before, after))
     names = ("/dev/null" if before is None else name, "/dev/null" if after is None else name)
     lines = difflib.unified_diff(old, new, *names, lineterm="")
     return [plain(hidden(line, key)) for line in lines]

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.core.errors import BadRequest, NotFound
+from ostinato.core.lines import lines_of
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemMean
 from ostinato.evaluate.coverage import Attempt, covered, lost_coverage
@@ -48,7 +49,7 @@ def show_coverage(rollouts: Path, k: int, console: Console, *, machine: bool) ->
 def read_attempts(path: Path, split: str = HELD_OUT) -> list[Attempt]:
     """The graded rollouts of a split that a single known checkpoint made. Raises NotFound, BadRequest."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = lines_of(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise NotFound(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -15,6 +15,7 @@ from ostinato.app.worlds_grading import open_grading
 from ostinato.config import Config
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest, NotFound
+from ostinato.core.lines import lines_of
 from ostinato.core.sandboxing import Change, ChangeKind
 from ostinato.launch.views.plain import plain
 from ostinato.worlds.grading.grade import Grade
@@ -36,7 +37,7 @@ async def grade_rollouts(config: Config, file: Path, rollouts: Path, console: Co
     try:
         found: list[Any] = [json.loads(text)]
     except ValueError:
-        found = [_trajectory(rollouts, number, line) for number, line in enumerate(text.splitlines(), 1) if line]
+        found = [_trajectory(rollouts, number, line) for number, line in enumerate(lines_of(text), 1) if line]
     return await _graded(config, tasks, [rollout_of(each) for each in found], console)
 
 
@@ -114,7 +115,7 @@ def _task(tasks: Taskset, name: str) -> Task:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise NotFound(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:

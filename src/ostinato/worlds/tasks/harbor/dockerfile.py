@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ostinato.core.errors import BadConfig
+from ostinato.core.lines import lines_of
 from ostinato.worlds.tasks.places import check_inside
 
 _INERT = ("FROM", "LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "CMD", "ARG")
@@ -58,7 +59,7 @@ def read_dockerfile(text: str, context: Mapping[str, bytes], *, built: bool) -> 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
     began, joined = 0, ""
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(lines_of(text), start=1):
         if line.lstrip().startswith("#") or (not joined and not line.strip()):
             continue
         began = began if joined else number

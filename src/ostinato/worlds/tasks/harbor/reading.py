@@ -252,7 +252,7 @@ def _instruction(files: Mapping[str, bytes]) -> str:
 
 def _decoded(files: Mapping[str, bytes], path: str) -> str:
     try:
-        return files[path].decode()
+        return files[path].decode("utf-8-sig")
     except KeyError:
         raise BadConfig(f"{path} is missing") from None
     except UnicodeDecodeError as error:

@@ -21,6 +21,7 @@ from ostinato.app.worlds_rollouts import check_tasks, open_workshop
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, StorageFull
+from ostinato.core.lines import lines_of
 from ostinato.core.records import PolicyVersion
 from ostinato.launch.commands.worlds.measuring.figures import figures_json, show_figures
 from ostinato.launch.commands.worlds.measuring.weights import PlacedWeights, at_gateway, place_weights
@@ -93,7 +94,7 @@ async def _note(config: Config, tasks: Taskset, records: Sequence[Finished], k: 
         watch.take(record)
     with contextlib.suppress(FileNotFoundError), open_run(config) as run:
         await note_cheats(run.log, watch)
-        kept, _ = read_finished(run.home.finished.read_text(encoding="utf-8", errors="replace").splitlines())
+        kept, _ = read_finished(lines_of(run.home.finished.read_text(encoding="utf-8", errors="replace")))
         await note_coverage(run.log, (each for each in kept if each.taskset == tasks.hash), k)
 
 

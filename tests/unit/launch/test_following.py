@@ -1,0 +1,110 @@
+"""A version that cannot be loaded ends a gateway that has nothing to serve, and is an alarm in one that has."""
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tests.deadlines import PATIENT_S
+
+from ostinato.core.errors import BadWeights, Unavailable
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import PolicyVersion
+from ostinato.core.weights import Snapshot, WeightArray
+from ostinato.launch.workers import following as module
+from ostinato.launch.workers.following import Following
+from ostinato.testing.log import MemoryLog
+
+WHY = "the weights do not fit the model: missing none, extra lm_head.weight"
+V1 = PolicyVersion(number=1, hash="v1")
+WEIGHTS = {"w": WeightArray("F32", (1,), np.zeros(4, dtype=np.uint8))}
+
+
+class Follows:
+    """A follower whose refs move when the test says so; as the real one, it reports a refusal once and goes on."""
+
+    def __init__(self):
+        self.moves = asyncio.Queue()
+
+    async def watch(self, refs, on_change, on_error, at_start):
+        while True:
+            ref = await self.moves.get()
+            try:
+                await on_change(ref, Snapshot(policy=V1, weights=WEIGHTS))
+            except (BadWeights, Unavailable) as error:
+                on_error(ref, error)
+
+
+class World:
+    def __init__(self):
+        self.error, self.live, self.swaps = None, 0, []
+        self.log, self.follows = MemoryLog(), Follows()
+        metrics = SimpleNamespace(swapped=lambda swap: None)
+        gateway = SimpleNamespace(state=SimpleNamespace(metrics=metrics))
+        serving = SimpleNamespace(engine=self, follower=self.follows, gateway=gateway)
+        self.following = Following(serving, self.log, SimpleNamespace(swapped=self.swaps.append), self._lived)
+
+    def _lived(self):
+        self.live += 1
+
+    async def load(self, slot, snapshot):
+        if self.error is not None:
+            raise self.error
+        return slot
+
+    def move(self, ref, error=None):
+        self.error = error
+        self.follows.moves.put_nowait(ref)
+
+    def alarms(self):
+        return [(row.name, row.state, row.reason) for row in self.log.rows if isinstance(row, Alarm)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(module, "settle", lambda: None)
+
+
+async def eventually(condition):
+    async with asyncio.timeout(PATIENT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_first_version_that_can_never_be_loaded_ends_the_worker():
+    w = World()
+    w.move("live", BadWeights(WHY))
+    with pytest.raises(BadWeights, match=r"lm_head\.weight"):
+        await w.following.run(("live",))
+    assert w.live == 0
+
+
+@pytest.mark.parametrize("error", [BadWeights(WHY), Unavailable("the store is away")])
+async def test_a_later_version_that_cannot_be_loaded_is_an_alarm_until_one_can(error):
+    w = World()
+    running = asyncio.create_task(w.following.run(("live",)))
+    w.move("live")
+    await eventually(lambda: w.swaps)
+    assert (w.live, w.following.trouble()) == (1, None)
+    w.move("live", error)
+    await eventually(w.alarms)
+    assert w.alarms() == [("weights:live", AlarmState.RAISED, str(error))]
+    assert w.following.trouble() == f"live cannot be loaded: {error}"
+    w.move("live")
+    await eventually(lambda: len(w.alarms()) == 2)
+    assert w.alarms()[-1][1] is AlarmState.CLEARED
+    assert (w.live, w.following.trouble(), running.done()) == (1, None, False)
+    running.cancel()
+
+
+@pytest.mark.parametrize(("ref", "error"), [("canary", BadWeights(WHY)), ("live", Unavailable("the store is away"))])
+async def test_what_may_pass_or_is_not_live_does_not_end_the_worker(ref, error):
+    w = World()
+    running = asyncio.create_task(w.following.run(("live", "canary")))
+    w.move(ref, error)
+    await eventually(w.alarms)
+    w.move("live")
+    await eventually(lambda: w.live)
+    assert not running.done()
+    running.cancel()
