@@ -115,6 +115,47 @@ async def test_an_endless_head_is_cut_off():
         assert await flood(b"x-long: " + piece) < 10 * MAX_HEAD_BYTES
 
 
+@pytest.mark.parametrize("cut", [MAX_HEAD_BYTES - 2, 40_000, 2])
+async def test_a_long_head_is_refused_though_its_end_is_there_at_once(cut):
+    head = GET + b"x: " + b"y" * (MAX_HEAD_BYTES - len(GET) - 7) + b"\r\n\r\n"
+    async with listening() as (reader, writer):
+        writer.write(head[:cut])
+        await writer.drain()
+        await asyncio.sleep(0.05 if cut < len(head) else 0)
+        writer.write(head[cut:])
+        assert (await answer(reader))[0] in (200, 503), "as long as it may be"
+    async with listening() as (reader, writer):
+        writer.write(head.replace(b"y", b"y" * 6, 1) + b"z" * 10_000)
+        assert (await answer(reader))[0] == 431
+
+
+async def test_chunks_that_are_all_extension_are_cut_off():
+    chunk = b"1;" + b"x" * 15_000 + b"\r\ny\r\n"
+    async with listening() as (reader, writer):
+        writer.write(b"POST /v1/feedback HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
+        writer.write(b"transfer-encoding: chunked\r\n\r\n")
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 100 and not reader.at_eof():
+                writer.write(chunk)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+                sent += 1
+        assert sent < 50
+
+
+async def test_a_body_in_many_small_chunks_is_taken():
+    body = json.dumps(ASK).encode()
+    async with listening() as (reader, writer):
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
+        writer.write(b"transfer-encoding: chunked\r\n\r\n")
+        body += b" " * 20_000
+        for at in range(len(body)):
+            writer.write(b"1\r\n" + body[at : at + 1] + b"\r\n")
+        writer.write(b"0\r\n\r\n")
+        assert (await answer(reader))[0] == 200
+
+
 async def test_the_refusal_says_why():
     async with listening() as (reader, writer):
         writer.write(GET + b"x-long: " + b"y" * (MAX_HEAD_BYTES + 1000))

@@ -18,6 +18,7 @@ MAX_HEAD_BYTES = 65_536
 HEAD_S = 10.0
 UNREAD_S = 30.0
 MOST_PIPELINED = 64
+_MOST_FRAMING, _FRAMED = 65_536, 16  # bytes around a body, and more for each byte of it: the least chunk takes five
 _LEAST_READ_BYTES = 16_384  # a client that reads fewer in `UNREAD_S` counts as not reading
 
 
@@ -35,6 +36,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     - A request's head is longer than `MAX_HEAD_BYTES` or incomplete after `HEAD_S`. Trailers after a body count as a head, and a
       connection that sends nothing after it was opened counts as slow.
+    - The framing of a body takes many times as much as the body, as chunks with long extensions do.
     - A request was answered before its end, and the rest does not arrive within `HEAD_S`.
     - Written data stays unread for `unread_s` to twice that; only a reset frees such a connection.
     - More than `MOST_PIPELINED` requests wait for the response to an earlier one.
@@ -45,6 +47,8 @@ class BoundedHttp(HttpToolsProtocol):
     # a head, a body or a part of a body ended in the current data, so the remaining bytes cannot be many
     _passed = False
     _head_bytes = 0
+    _last = b""  # the last bytes that came
+    _raw = _body = 0  # bytes of the current request, and those of its body
     # deadline for a head, or for the rest of a request that was already answered
     _due: asyncio.TimerHandle | None = None
     _look: asyncio.TimerHandle | None = None
@@ -90,8 +94,16 @@ class BoundedHttp(HttpToolsProtocol):
     # ------------------------------------------------------------ what comes
 
     def data_received(self, data: bytes) -> None:
+        if self._in_head and self._head_bytes + len(data) > MAX_HEAD_BYTES and self._is_long_head(data):
+            self._refuse(_TOO_LONG)
+            return
         self._passed = False
+        self._raw += len(data)
+        self._last = data[-3:]
         super().data_received(data)
+        if self._raw > MAX_HEAD_BYTES + _MOST_FRAMING + _FRAMED * self._body:
+            self._refuse(b"")
+            return
         self._head_bytes = 0 if self._passed else self._head_bytes + len(data)
         if not self._head_bytes:
             return
@@ -99,6 +111,11 @@ class BoundedHttp(HttpToolsProtocol):
             self._wait()
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_TOO_LONG)
+
+    def _is_long_head(self, data: bytes) -> bool:
+        """Whether the head, which goes on in this data, is too long, even if it ends there."""
+        end = (self._last + data).find(b"\r\n\r\n")
+        return self._head_bytes + (len(data) if end < 0 else end - len(self._last)) > MAX_HEAD_BYTES
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # trailers after a body are ignored
@@ -115,10 +132,12 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._passed = True
+        self._body += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_head = True
+        self._raw = self._body = 0
         self._passed = True
         super().on_message_complete()
         # uvicorn's timer for the next head was cancelled when the rest of this request came
