@@ -224,7 +224,7 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     repeat_keys: int = Field(
         default=100_000,
         ge=0,
-        description="Idempotency keys remembered, to detect one that is reused with another body.",
+        description="Idempotency keys remembered, in equal shares for the tenants, to detect one that is reused with another body.",
     )
 
     @model_validator(mode="after")

@@ -145,7 +145,7 @@ class OwnNameOnly(BaseRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._origins.check(dict(scope["headers"]))
+            self._origins.check_page(dict(scope["headers"]), scope["path"])
         except OstinatoError as error:
             body = json_bytes(error_body(error))
             head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

@@ -149,3 +149,13 @@ async def test_the_official_clients_retries_make_one_turn(stream):
             )
         assert text == "answer 0"
         assert len(w.log.turns()) == 1
+
+
+async def test_the_keys_of_one_tenant_drive_out_none_of_anothers():
+    async with world(api_keys=("acme:sk-acme-0123456789", "bolt:sk-bolt-0123456789"), repeat_keys=6) as w:
+        acme = w.key("sk-acme-0123456789", **KEY)
+        assert (await w.chat(headers=acme))[0] == 200
+        for number in range(10):
+            bolt = w.key("sk-bolt-0123456789", **{"idempotency-key": f"k{number}"})
+            assert (await w.chat(headers=bolt))[0] == 200
+        assert (await w.chat(headers=acme, temperature=0.5))[0] == 422

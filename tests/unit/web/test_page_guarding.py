@@ -322,6 +322,16 @@ async def test_who_goes_while_signing_in_leaves_nothing_behind(caplog):
     assert not caplog.records
 
 
+async def test_without_keys_other_sites_open_the_first_page_and_load_none():
+    ways = [("cross-site", "navigate"), ("cross-site", "no-cors"), ("same-origin", "cors"), ("none", "navigate")]
+    async with page_world() as w:
+        for path, expected in (("/", [200, 403, 200, 200]), ("/turns?text=secret", [403, 403, 200, 200])):
+            got = [(await w.get(path, sec_fetch_site=site, sec_fetch_mode=mode)).status_code for site, mode in ways]
+            assert got == expected, path
+    async with page_world(api_keys=KEYS) as w:
+        assert (await w.get("/turns", ACME, sec_fetch_site="cross-site", sec_fetch_mode="navigate")).status_code == 200
+
+
 async def test_nobody_is_signed_in_from_another_sites_form():
     async with page_world(api_keys=KEYS) as w:
         for site in ("cross-site", "same-site", "none"):

@@ -3,11 +3,13 @@ import io
 import random
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 from tests.fakes.tiny_package import tiny_files, tiny_sdist
 
 from ostinato.core.errors import BadRequest, Corrupt, TooLarge
+from ostinato.worlds.building.sources import fetch
 from ostinato.worlds.building.sources import unpack as unpacking
 from ostinato.worlds.building.sources.fetch import installed, plain_requirement
 from ostinato.worlds.building.sources.package import is_test, read_tree
@@ -159,3 +161,17 @@ def test_a_wheel_installs_no_script_and_nothing_that_starts_by_itself():
 def test_tests_are_told_from_sources():
     assert all(map(is_test, ["tests/a.py", "pkg/tests/a.py", "pkg/test_a.py", "conftest.py", "a_test.py"]))
     assert not any(map(is_test, ["pkg/a.py", "pkg/contest.py", "latest/a.py"]))
+
+
+async def test_the_wheels_of_a_task_are_bounded_together(monkeypatch):
+    async def download(*words):
+        directory = Path(words[words.index("--dest") + 1])
+        for number in range(4):
+            with zipfile.ZipFile(directory / f"w{number}.whl", "w") as archive:
+                archive.writestr(f"module{number}.py", b"x" * 1_000)
+
+    monkeypatch.setattr(fetch, "_pip", download)
+    assert len(await fetch.fetch_wheels(["tabulate"])) == 4
+    monkeypatch.setattr(fetch, "MOST_BYTES", 3_500)
+    with pytest.raises(BadRequest, match="wheels of tabulate hold more than"):
+        await fetch.fetch_wheels(["tabulate"])

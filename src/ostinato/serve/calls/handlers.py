@@ -71,7 +71,7 @@ class Calls:
         self._previous = {tenant: Previous(config.previous_chars // len(tenants)) for tenant in tenants}
         self._overheard = overheard
         self._thread, self._compiling = parts.thread, FairThread()  # a slow grammar delays no prompt
-        self._repeats = Repeats(parts.log, remembered=config.repeat_keys)
+        self._repeats = Repeats(parts.log, remembered=config.repeat_keys // len(tenants))
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
 
     def restore(self, turn: Turn) -> None:

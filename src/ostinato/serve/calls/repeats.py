@@ -8,7 +8,7 @@ the next number.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class Repeats:
 
     Args:
         log: holds the earlier answers.
-        remembered: how many keys are remembered with their bodies.
+        remembered: how many of a tenant's keys are remembered with their bodies.
 
     Example::
 
@@ -66,7 +66,8 @@ class Repeats:
     def __init__(self, log: Log, *, remembered: int) -> None:
         self._log = log
         self._remembered = remembered
-        self._bodies: OrderedDict[str, str] = OrderedDict()  # digest of tenant and key -> digest of the body
+        # by tenant: digest of tenant and key -> digest of the body
+        self._bodies: defaultdict[str, OrderedDict[str, str]] = defaultdict(OrderedDict)
         self._open: dict[str, asyncio.Future[None]] = {}
 
     @asynccontextmanager
@@ -75,12 +76,13 @@ class Repeats:
         Raises KeyReused, Conflict.
         """
         name = _digest(_NAME_CHARS, tenant.encode(), key.encode())
-        if self._bodies.setdefault(name, shape) != shape:
+        bodies = self._bodies[tenant]
+        if bodies.setdefault(name, shape) != shape:
             raise KeyReused(
                 "This Idempotency-Key came before with another body; make a new key for each new call.",
                 field="Idempotency-Key",
             )
-        self._bodies.move_to_end(name)
+        bodies.move_to_end(name)
         while name in self._open:
             await asyncio.shield(self._open[name])
         ended = self._open[name] = asyncio.get_running_loop().create_future()
@@ -91,18 +93,19 @@ class Repeats:
         finally:
             # the try left nothing, so the key may be used with another body
             if not attempt.turns and not attempt.writes:
-                self._bodies.pop(name, None)
+                bodies.pop(name, None)
             self._release(name, ended, [write for write in attempt.writes if not write.done()])
-            while len(self._bodies) > self._remembered:
-                self._bodies.popitem(last=False)
+            while len(bodies) > self._remembered:
+                bodies.popitem(last=False)
 
     def restore(self, turn: Turn) -> None:
         """Remember the key of a call that was read from the log."""
         parts = turn.id.partition(":")[0].split("-")
         if len(parts) >= 3 and len(parts[1]) == _NAME_CHARS and self._remembered:
-            self._bodies[parts[1]] = parts[2]
-            if len(self._bodies) > self._remembered:
-                self._bodies.popitem(last=False)
+            bodies = self._bodies[turn.tenant]
+            bodies[parts[1]] = parts[2]
+            if len(bodies) > self._remembered:
+                bodies.popitem(last=False)
 
     async def _find(self, attempt: Try, n: int) -> list[Turn]:
         """Advance `attempt` to the try that was answered and return its turns, or to the first number without turns and return []."""

@@ -82,6 +82,13 @@ class Origins:
                 "set serve.api_keys, or name the page's host in serve.allowed_hosts."
             )
 
+    def check_page(self, headers: Mapping[bytes, bytes], path: str) -> None:
+        """As `check`, for a page of our own: without keys, another site may neither load it unseen nor open another one than the first."""
+        self.check(headers)
+        foreign = self._checked and headers.get(b"sec-fetch-site") == b"cross-site"
+        if foreign and not (path == "/" and headers.get(b"sec-fetch-mode") == b"navigate"):
+            raise CrossSite("This server has no keys, and another site asked for its page; open the page itself.")
+
     def sharing(self, headers: Mapping[bytes, bytes]) -> Headers:
         """The headers that let the page which sent a request read the answer; none for a request that no page sent, or that of a site
         which is not allowed.

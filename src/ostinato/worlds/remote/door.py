@@ -123,7 +123,7 @@ class Door:
             finally:
                 self._open[worker] -= 1
         except OstinatoError as error:
-            logger.info("worker %r: %s %s: %s", worker, request.method, request.path[:100], error)
+            logger.info("worker %r: %s %r: %s", worker, request.method, request.path[:100], error)
             return web.json_response({"error": {"message": str(error), "code": error.code}}, status=error.status)
         except (aiohttp.ClientError, web.RequestPayloadError, ConnectionError, TimeoutError):
             return web.json_response({"error": {"message": "the connection was lost", "code": "gone"}}, status=400)

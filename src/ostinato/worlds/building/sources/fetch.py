@@ -16,6 +16,8 @@ from ostinato.worlds.building.sources.unpack import check_sha256, unpack
 
 _PIP_SECONDS = 180.0
 _LINK = Path(__file__).with_name("pip_link.py")
+MOST_BYTES = 1 << 30
+"""Of all files of the wheels that a task asks for: they are held in memory."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?\s*([<>=!~]=?[^;@]*)?")
 
 
@@ -91,7 +93,7 @@ async def fetch_wheels(requirements: Sequence[str]) -> dict[str, bytes]:
     """The files that installing these puts into site-packages, scripts left out: path -> bytes. Wheels only; nothing is built or run.
 
     Raises:
-        BadRequest: a requirement is not a plain one.
+        BadRequest: a requirement is not a plain one, or the files of all wheels together have more than `MOST_BYTES`.
         Unavailable: pip found no wheels for them.
     """
     for each in requirements:
@@ -102,6 +104,11 @@ async def fetch_wheels(requirements: Sequence[str]) -> dict[str, bytes]:
         await _pip("-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", directory, *requirements)
         for wheel in sorted(Path(directory).iterdir()):
             files |= installed(unpack(wheel.read_bytes(), wheel.name))
+            if sum(map(len, files.values())) > MOST_BYTES:
+                raise BadRequest(
+                    f"the wheels of {', '.join(requirements)[:200]} hold more than {MOST_BYTES >> 20} MiB; ask for fewer",
+                    field="package",
+                )
     return files
 
 
