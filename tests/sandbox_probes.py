@@ -104,6 +104,19 @@ def option(level, name, value):
     return probe
 
 
+def larger_buffer(name):
+    """A socket's buffer becomes larger than the usual one."""
+
+    def probe():
+        with socket.socket() as end:
+            usual = end.getsockopt(socket.SOL_SOCKET, name)
+            # a program may ask for it, and is told that it was done
+            end.setsockopt(socket.SOL_SOCKET, name, 1 << 22)
+            return end.getsockopt(socket.SOL_SOCKET, name) > usual
+
+    return probe
+
+
 def connects(address):
     def probe():
         kind = socket.AF_UNIX if isinstance(address, str | bytes) else socket.AF_INET
@@ -254,6 +267,8 @@ PROBES = {name: (lambda args=args: reached(*args)) for name, args in CALLS.items
     "socket: mptcp": family(2, socket.SOCK_STREAM, 262), "socket: raw": family(2, socket.SOCK_RAW, 1),
     "socket: udplite": family(2, socket.SOCK_DGRAM, 136), "socket: sctp or refused by number": family(2, socket.SOCK_RAW, 132),
     "setsockopt: congestion control": option(6, 13, b"reno"), "setsockopt: buffer by force": option(1, 33, 1 << 20),
+    "setsockopt: a larger buffer to send": larger_buffer(socket.SO_SNDBUF),
+    "setsockopt: a larger buffer to receive": larger_buffer(socket.SO_RCVBUF),
     "network: the host's loopback": lambda: connects(("127.0.0.1", int(os.environ[MARK + "_PORT"])))(),
     "network: an abstract socket": lambda: connects("\0" + os.environ[MARK + "_ABSTRACT"])(),
     "network: a socket in the file system": lambda: connects(os.environ[MARK + "_SOCKET"])(),

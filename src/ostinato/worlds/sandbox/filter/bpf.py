@@ -14,6 +14,7 @@ from ostinato.worlds.sandbox.filter.calls import (
     ANSWERED,
     PLAIN,
     RULES,
+    SOCKET_HINTS,
     SOCKET_LEVEL,
     SOCKET_OPTIONS,
     TCP_LEVEL,
@@ -51,8 +52,13 @@ def _condition(argument: Argument) -> list[Instruction]:
 def _socket_options() -> list[Instruction]:
     """`setsockopt` by level and name: 26 is a filter at the socket level, but a harmless option at the IPv6 level."""
     code: list[Instruction] = []
-    for level, options in ((SOCKET_LEVEL, SOCKET_OPTIONS), (TCP_LEVEL, TCP_OPTIONS)):
-        names = _condition(Argument(index=2, values=options, among=False))
+    refused = [
+        (SOCKET_LEVEL, SOCKET_OPTIONS, errno.EPERM),
+        (SOCKET_LEVEL, SOCKET_HINTS, 0),
+        (TCP_LEVEL, TCP_OPTIONS, errno.EPERM),
+    ]
+    for level, options, error in refused:
+        names = _condition(Argument(index=2, values=options, among=False, error=error))
         code += [_argument(1), (EQUAL, 0, len(names), level), *names]
     return [*code, (RETURN, 0, 0, ALLOW)]
 

@@ -92,6 +92,8 @@ SOCKET_OPTIONS = (
     51,
     52,
 )
+SOCKET_HINTS = (7, 8)
+"""Sizes of a socket's buffers: answered with success and not changed, because what lies in them is the kernel's memory, not the box's."""
 TCP_OPTIONS = (13, 19, 31)  # congestion control by name (loads modules), repair, upper-layer protocol
 
 NAMES = sorted({*PLAIN, *ANSWERED, *RULES, "setsockopt"})
