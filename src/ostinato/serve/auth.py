@@ -54,29 +54,48 @@ class Keyring:
         self, api_keys: Sequence[SecretStr] = (), admin_keys: Sequence[SecretStr] = (), own: int | None = None
     ) -> None:
         self._mask = secrets.token_bytes(32)
-        self._tenants: dict[bytes, str] = {}
+        self._open = not api_keys
+        self._tenants = self._clients(api_keys, own)
+        self._known = frozenset({*self._tenants.values(), DEFAULT_TENANT})
+        self._admins = {self._digest(_strong(key.get_secret_value(), "serve.admin_key")) for key in admin_keys}
+        self._check_apart(self._tenants)
+
+    def renew(self, api_keys: Sequence[SecretStr], own: int | None = None) -> frozenset[str]:
+        """Replace the clients' keys from the next request on. Returns the tenants that are new: their keys open nothing before a restart,
+        because what is kept per tenant is made at the start. Raises BadConfig; then nothing has changed.
+        """
+        found = self._clients(api_keys, own)
+        self._check_apart(found)
+        self._tenants = {digest: tenant for digest, tenant in found.items() if tenant in self._known}
+        return frozenset(found.values()) - self._known
+
+    def _clients(self, api_keys: Sequence[SecretStr], own: int | None) -> dict[bytes, str]:
+        """Digest of each key -> its tenant. Raises BadConfig."""
+        found: dict[bytes, str] = {}
         for number, entry in enumerate(api_keys):
             name = f"serve.api_keys[{number}]"
             if own is not None and number >= own:
                 name = f"serve.api_keys_file, key {number - own + 1}"
             key, tenant = _split(entry.get_secret_value(), name)
             digest = self._digest(key)
-            if digest in self._tenants:
+            if digest in found:
                 raise BadConfig(f"{name} repeats an earlier key; give each client its own.")
-            self._tenants[digest] = tenant
-        self._admins = {self._digest(_strong(key.get_secret_value(), "serve.admin_key")) for key in admin_keys}
-        if self._admins & self._tenants.keys():
+            found[digest] = tenant
+        return found
+
+    def _check_apart(self, clients: Mapping[bytes, str]) -> None:
+        if self._admins & clients.keys():
             raise BadConfig("serve.admin_key is also an API key; clients would be operators. Choose another.")
 
     @property
     def open(self) -> bool:
         """True if no key is required."""
-        return not self._tenants
+        return self._open
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Every tenant that a request can belong to. An admin's own calls belong to the default tenant."""
-        return frozenset({*self._tenants.values(), DEFAULT_TENANT})
+        """Every tenant that a request can belong to, now or later. An admin's own calls belong to the default tenant."""
+        return self._known
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Principal:
         """The sender of a request with these headers (lower-case names). Raises Unauthorized."""

@@ -77,8 +77,8 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     )
     api_keys_file: Path | None = Field(
         default=None,
-        description="File with more keys like those of `serve.api_keys`, one per line (# begins a comment), read at "
-        "the start. It must give other users no permissions.",
+        description="File with more keys like those of `serve.api_keys`, one per line (# begins a comment). It is "
+        "read again when it changes; a new tenant needs a restart. It must give other users no permissions.",
     )
     user_keys: tuple[SecretStr, ...] = Field(
         default=(),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from ostinato.core.seams import Clock, Dealer, Engine, Log, Renderer
 from ostinato.core.visitors import Visitors
 from ostinato.serve.about import About
 from ostinato.serve.arms import Arms
-from ostinato.serve.auth import Keyring, client_keys
+from ostinato.serve.auth import Keyring
 from ostinato.serve.auto.deals import Deals
 from ostinato.serve.calls.handlers import Calls
 from ostinato.serve.calls.routes import ROUTES
@@ -37,6 +37,7 @@ from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.feedback.overheard import Overheard
 from ostinato.serve.feedback.telemetry_handlers import Telemetry
 from ostinato.serve.judge.judge import Judge
+from ostinato.serve.key_file import KeyFile
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.people_first import PeopleFirst
@@ -90,8 +91,8 @@ def create_app(
     """
     metrics = metrics or Metrics(engine)
     own = [] if config.admin_key is None else [config.admin_key]
-    clients = client_keys(config.api_keys, config.api_keys_file)
-    keys = Keyring(clients, [*own, *admin_keys], len(config.api_keys))
+    file = KeyFile(config)
+    keys = Keyring(file.keys, [*own, *admin_keys], len(config.api_keys))
     parts = Parts(
         engine=engine,
         renderer=renderer,
@@ -109,8 +110,15 @@ def create_app(
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
     )
-    visits = Visits(keys, clients, [*own, *admin_keys], clock, secure=config.secure_cookie)
-    return GatewayApp(parts, () if page is None else page(visits))
+    visits = Visits(keys, file.keys, [*own, *admin_keys], clock, secure=config.secure_cookie)
+
+    def renew(clients: Sequence[SecretStr]) -> frozenset[str]:
+        strange = keys.renew(clients, len(config.api_keys))
+        visits.renew(clients)
+        return strange
+
+    watched = None if config.api_keys_file is None else partial(file.watch, renew)
+    return GatewayApp(parts, () if page is None else page(visits), watched)
 
 
 def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals | None:
@@ -126,8 +134,14 @@ def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals
 class GatewayApp(Starlette):
     """A Starlette app whose plain paths bypass its middleware and routing: each endpoint answers every error itself."""
 
-    def __init__(self, parts: Parts, pages: Sequence[BaseRoute] = ()) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        pages: Sequence[BaseRoute] = (),
+        watched: Callable[[], Coroutine[None, None, None]] | None = None,
+    ) -> None:
         self._parts = parts
+        self._watched = watched  # beside the requests
         self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
@@ -208,7 +222,10 @@ class GatewayApp(Starlette):
             await deals.start()
         if self._judge is not None:
             await self._judge.start()
+        watching = None if self._watched is None else asyncio.create_task(self._watched())
         yield
+        if watching is not None:
+            watching.cancel()
         if self._judge is not None:
             await self._judge.close()
         await self._calls.close()

@@ -1,8 +1,8 @@
 """Browsers: a key is entered once, in a form, and exchanged for a cookie that does not contain the key.
 
 The cookie holds a digest of the key, its expiry time, and an HMAC under a secret derived from all keys: it survives a restart of the
-gateway and becomes invalid when any key changes. Browsers do not send it with other sites' requests (SameSite=Strict), but they do send
-it to every port of this host, which is why it is not the key itself.
+gateway and becomes invalid when any key changes, while the gateway runs or not. Browsers do not send it with other sites' requests
+(SameSite=Strict), but they do send it to every port of this host, which is why it is not the key itself.
 """
 
 from __future__ import annotations
@@ -53,9 +53,14 @@ class Visits:
         self._clock = clock
         self._secure = secure
         self._left = dict[str, int]()  # cookies of those who signed out, and until when they would be valid
+        self._admins = [key.get_secret_value() for key in admin_keys]
+        self.renew(api_keys)
+
+    def renew(self, api_keys: Sequence[SecretStr]) -> None:
+        """Replace the clients' keys. All cookies made before identify nobody any more."""
         entries = [entry.get_secret_value() for entry in api_keys]
         clients = [entry.partition(":")[2] or entry for entry in entries]
-        every = sorted(key.encode() for key in [*clients, *(key.get_secret_value() for key in admin_keys)])
+        every = sorted(key.encode() for key in [*clients, *self._admins])
         self._seal = hashlib.sha256(b"ostinato page\0" + b"\0".join(every)).digest()
         self._known = {self._name(key): key for key in every}
 
