@@ -50,8 +50,13 @@ class About:
         await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **body}))
 
     async def numbers(self, exchange: Exchange) -> None:
-        """`GET /metrics`, for Prometheus: all metrics for an operator or if no keys are configured, else only the tenant's own."""
+        """`GET /metrics`, for Prometheus: all metrics for an operator, with the metrics key, or if no keys are configured; else only the
+        tenant's own.
+        """
         keys = self._parts.keys
-        who = keys.identify(exchange.headers)
-        page = self._parts.metrics.page(None if who.admin or keys.open else who.tenant)
+        tenant = None
+        if not keys.may_scrape(exchange.headers):
+            who = keys.identify(exchange.headers)
+            tenant = None if who.admin or keys.open else who.tenant
+        page = self._parts.metrics.page(tenant)
         await exchange.reply(200, page, kind=_PROMETHEUS)

@@ -45,19 +45,29 @@ class Keyring:
         api_keys: entries "key" or "tenant:key"; empty means that everyone on this machine is let in.
         admin_keys: the operator's keys.
         own: how many of `api_keys` come from the configuration itself (the others from the file), for error messages. None: all.
+        metrics_key: reads the metrics and opens nothing else; None: there is none.
 
     Raises:
         BadConfig: a key is shorter than 16 characters, occurs twice, or its tenant's name is malformed.
     """
 
     def __init__(
-        self, api_keys: Sequence[SecretStr] = (), admin_keys: Sequence[SecretStr] = (), own: int | None = None
+        self,
+        api_keys: Sequence[SecretStr] = (),
+        admin_keys: Sequence[SecretStr] = (),
+        own: int | None = None,
+        metrics_key: SecretStr | None = None,
     ) -> None:
         self._mask = secrets.token_bytes(32)
         self._open = not api_keys
         self._tenants = self._clients(api_keys, own)
         self._known = frozenset({*self._tenants.values(), DEFAULT_TENANT})
         self._admins = {self._digest(_strong(key.get_secret_value(), "serve.admin_key")) for key in admin_keys}
+        self._scraper = b""
+        if metrics_key is not None:
+            self._scraper = self._digest(_strong(metrics_key.get_secret_value(), "serve.metrics_key"))
+            if self._scraper in self._admins:
+                raise BadConfig("serve.metrics_key is also serve.admin_key; choose another, which opens nothing else.")
         self._check_apart(self._tenants)
 
     def renew(self, api_keys: Sequence[SecretStr], own: int | None = None) -> frozenset[str]:
@@ -86,6 +96,8 @@ class Keyring:
     def _check_apart(self, clients: Mapping[bytes, str]) -> None:
         if self._admins & clients.keys():
             raise BadConfig("serve.admin_key is also an API key; clients would be operators. Choose another.")
+        if self._scraper in clients:
+            raise BadConfig("serve.metrics_key is also an API key; that client would see all metrics. Choose another.")
 
     @property
     def open(self) -> bool:
@@ -105,6 +117,10 @@ class Keyring:
         if tenant is None and not admin and not self.open:
             raise Unauthorized("Missing or wrong API key; send 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
         return Principal(tenant=tenant or DEFAULT_TENANT, admin=admin)
+
+    def may_scrape(self, headers: Mapping[bytes, bytes]) -> bool:
+        """True if these headers hold the key for the metrics."""
+        return any(self._digest(key) == self._scraper for key in _presented(headers))
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._mask, digest_size=32).digest()

@@ -87,6 +87,9 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     admin_key: SecretStr | None = Field(
         default=None, description="The operator's key: it lets a request name its weight slot and read all metrics."
     )
+    metrics_key: SecretStr | None = Field(
+        default=None, description="A key for Prometheus: it reads all of GET /metrics and opens nothing else."
+    )
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
         description="Host names besides loopback's at which a server without keys answers, also to their web pages. "

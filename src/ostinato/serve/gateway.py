@@ -92,7 +92,7 @@ def create_app(
     metrics = metrics or Metrics(engine)
     own = [] if config.admin_key is None else [config.admin_key]
     file = KeyFile(config)
-    keys = Keyring(file.keys, [*own, *admin_keys], len(config.api_keys))
+    keys = Keyring(file.keys, [*own, *admin_keys], len(config.api_keys), config.metrics_key)
     parts = Parts(
         engine=engine,
         renderer=renderer,

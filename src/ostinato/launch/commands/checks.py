@@ -49,7 +49,8 @@ def check_keys(config: Config) -> None:
     serve = config.serve
     found = client_keys(serve.api_keys, serve.api_keys_file)
     check_bind(config.listen.host, found)
-    Keyring(found, [] if serve.admin_key is None else [serve.admin_key], own=len(serve.api_keys))
+    admins = [] if serve.admin_key is None else [serve.admin_key]
+    Keyring(found, admins, own=len(serve.api_keys), metrics_key=serve.metrics_key)
     UserKeys(serve.user_keys)
 
 
