@@ -118,6 +118,14 @@ class Keyring:
             raise Unauthorized("Missing or wrong API key; send 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
         return Principal(tenant=tenant or DEFAULT_TENANT, admin=admin)
 
+    def knows(self, headers: Mapping[bytes, bytes]) -> bool:
+        """True if `identify` would name the sender of a request with these headers."""
+        try:
+            self.identify(headers)
+        except Unauthorized:
+            return False
+        return True
+
     def may_scrape(self, headers: Mapping[bytes, bytes]) -> bool:
         """True if these headers hold the key for the metrics."""
         return any(self._digest(key) == self._scraper for key in _presented(headers))

@@ -214,7 +214,7 @@ async def served(launched: Launched, status: Status, slots: tuple[str, ...]) -> 
 
 async def ready(place: Home, slots: tuple[str, ...]) -> str:
     """Wait until the run's gateway serves these slots. Returns its URL."""
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(headers={"X-Ostinato-Key": place.admin_key()}) as session:
         while True:
             url = await gateway(place)
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
