@@ -13,13 +13,15 @@ import re
 import secrets
 import stat
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import SecretStr
 
 from ostinato.core.errors import BadConfig, Unauthorized
+from ostinato.serve.config import ServeConfig
 
 MIN_KEY_CHARS = 16
 DEFAULT_TENANT = "default"
@@ -232,6 +234,20 @@ def check_bind(host: str, api_keys: Sequence[object]) -> None:
         f"listen.host is {host!r} but serve.api_keys is empty: anyone who can reach it could use and teach the model. "
         'Set a key, as in serve.api_keys = ["acme:sk-..."], name a file of keys in serve.api_keys_file, or listen on 127.0.0.1.'
     )
+
+
+def check_tenants(config: ServeConfig, known: Collection[str]) -> None:
+    """Raise BadConfig if `serve.tenant_quotas` or `serve.sampling` names a tenant that no key has: it would be without effect."""
+    for field, named in (
+        ("serve.tenant_quotas", {*config.tenant_quotas}),
+        ("serve.sampling", {*config.sampling} - {"*"}),
+    ):
+        for tenant in sorted(named - set(known)):
+            close = get_close_matches(tenant, sorted(known), n=1, cutoff=0.4)
+            near = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}."
+            raise BadConfig(
+                f"{field}: no key belongs to a tenant {tenant!r}; {near} Tenants stand before the ':' of their keys."
+            )
 
 
 def is_loopback(host: str) -> bool:

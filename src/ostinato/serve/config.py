@@ -140,7 +140,7 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     quota: QuotaConfig = Field(default_factory=QuotaConfig, description="Limits of each tenant.")
     tenant_quotas: dict[str, QuotaConfig] = Field(
         default_factory=dict[str, QuotaConfig],
-        description="Limits of particular tenants in place of `quota`, by tenant.",
+        description="Limits of particular tenants in place of `quota`, by tenant; each must have a key.",
     )
     sampling: dict[str, SamplingRule] = Field(
         default_factory=dict[str, SamplingRule],

@@ -25,7 +25,7 @@ from ostinato.core.seams import Clock, Dealer, Engine, Log, Renderer
 from ostinato.core.visitors import Visitors
 from ostinato.serve.about import About
 from ostinato.serve.arms import Arms
-from ostinato.serve.auth import Keyring
+from ostinato.serve.auth import Keyring, check_tenants
 from ostinato.serve.auto.deals import Deals
 from ostinato.serve.calls.handlers import Calls
 from ostinato.serve.calls.routes import ROUTES
@@ -86,13 +86,14 @@ def create_app(
         page: makes the routes of the page, behind the same keys and origin checks; None if there is no page.
 
     Raises:
-        BadConfig: weak or repeated keys, an unusable key file, a control share outside [0, 1], a missing key or dealer for Auto's arms,
-            or Auto under the model's own name.
+        BadConfig: weak or repeated keys, an unusable key file, settings of a tenant without a key, a control share outside [0, 1], a
+            missing key or dealer for Auto's arms, or Auto under the model's own name.
     """
     metrics = metrics or Metrics(engine)
     own = [] if config.admin_key is None else [config.admin_key]
     file = KeyFile(config)
     keys = Keyring(file.keys, [*own, *admin_keys], len(config.api_keys), config.metrics_key)
+    check_tenants(config, keys.tenants)
     parts = Parts(
         engine=engine,
         renderer=renderer,
