@@ -118,6 +118,11 @@ class Home:
         return self.root / "finished.jsonl"
 
     @property
+    def audit(self) -> Path:
+        """Who did what: the acts of operators, sign-ins, wrong keys."""
+        return self.root / "audit.jsonl"
+
+    @property
     def workers(self) -> Path:
         """The state of the workers, as `ostinato up` last wrote it."""
         return self.root / "workers.json"

@@ -113,12 +113,16 @@ class Keyring:
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Principal:
         """The sender of a request with these headers (lower-case names). Raises Unauthorized."""
-        digests = [self._digest(key) for key in _presented(headers)]
+        digests = [self._digest(key) for key in presented(headers)]
         admin = any(digest in self._admins for digest in digests)
         tenant = next((self._tenants[digest] for digest in digests if digest in self._tenants), None)
         if tenant is None and not admin and not self.open:
             raise Unauthorized("Missing or wrong API key; send 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
         return Principal(tenant=tenant or DEFAULT_TENANT, admin=admin)
+
+    def is_admin(self, key: bytes) -> bool:
+        """True for an operator's key."""
+        return self._digest(key) in self._admins
 
     def knows(self, headers: Mapping[bytes, bytes]) -> bool:
         """True if `identify` would name the sender of a request with these headers."""
@@ -130,7 +134,7 @@ class Keyring:
 
     def may_scrape(self, headers: Mapping[bytes, bytes]) -> bool:
         """True if these headers hold the key for the metrics."""
-        return any(self._digest(key) == self._scraper for key in _presented(headers))
+        return any(self._digest(key) == self._scraper for key in presented(headers))
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._mask, digest_size=32).digest()
@@ -278,7 +282,8 @@ def _strong(key: str, where: str) -> bytes:
     return key.encode()
 
 
-def _presented(headers: Mapping[bytes, bytes]) -> list[bytes]:
+def presented(headers: Mapping[bytes, bytes]) -> list[bytes]:
+    """The keys in a request's headers, right or wrong."""
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     bearer = token.strip() if scheme.lower() == b"bearer" else b""
     return [key for key in (bearer, headers.get(b"x-api-key"), headers.get(b"x-ostinato-key")) if key]

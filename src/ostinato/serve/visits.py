@@ -16,10 +16,11 @@ from pydantic import SecretStr
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
+from ostinato.core.audit import fingerprint
 from ostinato.core.errors import OstinatoError, Unauthorized
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor
-from ostinato.serve.auth import Keyring
+from ostinato.serve.auth import Keyring, presented
 from ostinato.serve.dialects.openai_reply import error_body, json_bytes
 from ostinato.serve.wire.origins import Origins
 
@@ -128,9 +129,10 @@ class Visits:
             who = self._keys.identify(headers)
         except Unauthorized:
             return None
+        key = next((fingerprint(each) for each in presented(headers) if not who.admin or self._keys.is_admin(each)), "")
         if who.admin:
-            return Visitor(tenant=None, operator=True)
-        return Visitor(tenant=None if self._keys.open else who.tenant, operator=False)
+            return Visitor(tenant=None, operator=True, key=key)
+        return Visitor(tenant=None if self._keys.open else who.tenant, operator=False, key=key)
 
     def _name(self, key: bytes) -> str:
         return hmac.new(self._seal, b"name\0" + key, hashlib.sha256).hexdigest()[:32]

@@ -22,6 +22,7 @@ ADMIN = "admin-0123456789abcdef"
 
 class World:
     def __init__(self, engine, log, config, renderer, admin_keys=(), dealer=None):
+        self.audited = []
         self.engine, self.log, self.renderer = engine, log, renderer
         self.now = 1000.0
         self._writers = []
@@ -34,6 +35,7 @@ class World:
             model_name="m",
             admin_keys=[SecretStr(key) for key in admin_keys],
             dealer=dealer,
+            audit=lambda act, **facts: self.audited.append((act, facts)),
         )
 
     async def post(self, path, body=None, *, data=None, headers=None):
