@@ -353,5 +353,6 @@ def _with_secrets(serve: ServeConfig) -> dict[str, Any]:
     plain["api_keys"] = [key.get_secret_value() for key in serve.api_keys]
     plain["user_keys"] = [key.get_secret_value() for key in serve.user_keys]
     plain["admin_key"] = serve.admin_key.get_secret_value() if serve.admin_key else None
+    plain["metrics_key"] = serve.metrics_key.get_secret_value() if serve.metrics_key else None
     plain["otlp"]["headers"] = {name: value.get_secret_value() for name, value in serve.otlp.headers.items()}
     return plain

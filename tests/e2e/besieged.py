@@ -203,7 +203,7 @@ class Siege:
             asker.http.close()
 
     def health(self) -> dict:
-        return httpx2.get(f"{self.url}/health", timeout=20).json()
+        return httpx2.get(f"{self.url}/health", headers={"x-api-key": self.home.admin_key()}, timeout=20).json()
 
     def rows(self, *kinds: type) -> list:
         """Every row of these kinds, in order."""

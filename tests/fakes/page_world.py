@@ -488,7 +488,8 @@ class PageWorld:
     def __init__(self, config, admin_keys=(ADMIN,), worlds=None):
         self.now = NOW
         self.facts, self.acts = WrittenFacts(), NotedActs()
-        self.pages = Pages(self.facts, worlds or no_worlds(), self.acts, lambda: self.now)
+        self.audited = []
+        self.pages = Pages(self.facts, worlds or no_worlds(), self.acts, lambda: self.now, self.audit)
         self.app = create_app(
             engine=FakeEngine(lambda request: "hello"),
             renderer=ByteRenderer(),
@@ -498,7 +499,11 @@ class PageWorld:
             model_name="m",
             admin_keys=[SecretStr(key) for key in admin_keys],
             page=self.pages.routes,
+            audit=self.audit,
         )
+
+    def audit(self, act, **facts):
+        self.audited.append((act, facts))
 
     async def get(self, path, key=None, **headers):
         return await self.http.get(path, headers=self._headers(key, headers))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ostinato.app.storage import Run
 from ostinato.core.errors import Corrupt, NotFound, OstinatoError, StorageFull, TooLarge, Unauthorized
+from ostinato.core.private import replace_text
 from ostinato.core.records import Batch
 from ostinato.record.rowlog import RowLog
 from ostinato.train.checkpoint import MANIFEST, adopt, files_of, partial_of, stored, sweep
@@ -130,10 +131,10 @@ class SharedCheckpoints:
         try:
             linked = _link(stored(self._place)[0], linking)
             batch = await self._batch_of(_step(linked.name))
-            (linked / _BATCH).write_text(batch)
+            replace_text(linked / _BATCH, batch)
             if self._signer is not None:
                 signature = self._signer.sign_checkpoint((linked / MANIFEST).read_bytes(), batch)
-                (linked / _SIGNATURE).write_text(signature.model_dump_json())
+                replace_text(linked / _SIGNATURE, signature.model_dump_json())
             await self._copies.send(linked)
             await self._delete_old()
             self.trouble = None
@@ -165,7 +166,8 @@ def _step(name: str) -> int:
 def _link(directory: Path, under: Path) -> Path:
     """Hard links to a checkpoint's files, which stay while newer checkpoints replace it."""
     shutil.rmtree(under, ignore_errors=True)
-    (linked := under / directory.name).mkdir(parents=True)
+    under.mkdir(mode=0o700, parents=True)
+    (linked := under / directory.name).mkdir(mode=0o700)
     for file in directory.iterdir():
         os.link(file, linked / file.name)
     return linked

@@ -4,10 +4,10 @@ reads it.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ostinato.core.errors import BadRequest
+from ostinato.core.private import replace_text
 from ostinato.engine.config import EngineConfig
 
 
@@ -26,7 +26,5 @@ def write_draining(path: Path, engine: EngineConfig, url: str, *, back: bool) ->
     if engine.kind != "vllm" or url not in known:
         raise BadRequest(f"{url} is none of engine.urls: {', '.join(sorted(known)) or 'there are none'}", field="url")
     left = (read_draining(path) - {url}) if back else read_draining(path) | {url}
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text("".join(f"{each}\n" for each in sorted(left)))
-    partial.replace(path)
+    replace_text(path, "".join(f"{each}\n" for each in sorted(left)))
     return left

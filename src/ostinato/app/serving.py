@@ -30,6 +30,7 @@ from ostinato.app.numerics import (
 )
 from ostinato.app.storage import Run, home, open_cached_store, open_follower, store_place
 from ostinato.config import Config
+from ostinato.core.audit import Audit, unaudited
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, StorageFull, Unavailable
 from ostinato.core.memory import process_limit
@@ -69,10 +70,12 @@ async def open_serving(
     model: Path,
     page: Callable[[Renderer], Page] | None = None,
     lent: Callable[[Lent], None] = lambda _: None,
+    audit: Audit = unaudited,
 ) -> Serving:
     """Build the engine and the gateway of a run, and record the engine's contract in the log. Raises BadConfig, Unavailable.
 
-    `page` makes the run's browser page, behind the gateway's keys; None: no page. `lent` receives the state of lending to rollouts.
+    `page` makes the run's browser page, behind the gateway's keys; None: no page. `lent` receives the state of lending to rollouts,
+    `audit` wrong keys and weights that an operator's key chose.
     """
     from ostinato.model.renderer import HFRenderer
 
@@ -100,6 +103,7 @@ async def open_serving(
         dealer=None if router is None else router.router,
         page=None if page is None else page(renderer),
         room=None if config.record.url else lambda: shutil.disk_usage(run.home.root).free,
+        audit=audit,
     )
     lending = _lending(config, engine, gateway, lent)
     follower = Follower(open_cached_store(config), config.follow, journal_of(config))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, NotFound, StorageFull
+from ostinato.core.private import make_private, replace_text
 from ostinato.core.records import Arm
 from ostinato.core.seams import Cursor
 from ostinato.record.config import RecordConfig
@@ -27,6 +31,8 @@ if TYPE_CHECKING:  # a process that only needs paths, such as the supervisor, mu
     from ostinato.record.rowlog import RowLog
     from ostinato.weights.follow.follower import Follower
     from ostinato.weights.store.interface import KeptStore, RefStore
+
+logger = logging.getLogger(__name__)
 
 EVALUATION_REF = "evaluation"
 MARK = "postgres"
@@ -112,6 +118,11 @@ class Home:
         return self.root / "finished.jsonl"
 
     @property
+    def audit(self) -> Path:
+        """Who did what: the acts of operators, sign-ins, wrong keys."""
+        return self.root / "audit.jsonl"
+
+    @property
     def workers(self) -> Path:
         """The state of the workers, as `ostinato up` last wrote it."""
         return self.root / "workers.json"
@@ -133,7 +144,7 @@ class Home:
         """The run's own key, made once. It lets the release worker name a weight slot.
 
         Several processes may ask at once, and any may be killed, so the file is written atomically. A file that a power cut or a person
-        left empty or truncated is replaced.
+        left empty or truncated is replaced. Raises BadConfig for one that everybody can read.
         """
         path = self.root / "admin.key"
         if key := _whole_key(path):
@@ -163,20 +174,42 @@ _KEY_BYTES = 32
 def _whole_key(path: Path) -> str | None:
     """The key in the file, unless there is none or it is damaged."""
     try:
-        key = path.read_text(errors="replace").strip()
+        with path.open(errors="replace") as file:
+            mode, key = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read().strip()
     except FileNotFoundError:
         return None
-    return key if re.fullmatch(r"[A-Za-z0-9_-]{43}", key) else None
+    if not re.fullmatch(r"[A-Za-z0-9_-]{43}", key):
+        return None
+    if mode & 0o007:
+        raise BadConfig(
+            f"everybody may use {path} (mode {mode:03o}), the run's operator key: delete it and a new one is made at the next start, "
+            f"or take that away: chmod 600 {path}"
+        )
+    return key
+
+
+_SUBDIRECTORIES = frozenset({"log", "logs", "folds", "weights", "checkpoints", "relay", "machine", ".cache"})
 
 
 def home(config: Config) -> Home:
-    """The run's directory, made if need be. Raises StorageFull."""
+    """The run's directory, made if need be, and closed to other users if it holds nothing but a run. Raises StorageFull."""
     place = config.run.directory
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        said = make_private(place, lambda: _is_only_a_run(place))
     except OSError as error:
         raise StorageFull(f"run.directory {place} cannot be made: {error.strerror}; name another place") from error
+    if said:
+        _warn_once(said)
     return Home(place)
+
+
+def _is_only_a_run(place: Path) -> bool:
+    return all(each.name in _SUBDIRECTORIES or not each.is_dir() for each in place.iterdir())
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    logger.warning("%s", line)
 
 
 def open_log(config: Config, token: FencingToken | None = None, patience: Patience | None = None) -> RowLog:
@@ -219,9 +252,7 @@ def _open_elsewhere(config: Config, place: Home, token: FencingToken | None, pat
                 "schema, or another run.directory"
             )
         if not known:
-            partial = place.elsewhere.with_name(f".{os.getpid()}.partial")
-            partial.write_text(f"{log.name}\n")
-            partial.replace(place.elsewhere)
+            replace_text(place.elsewhere, f"{log.name}\n")
     except BaseException:
         log.close()
         raise
@@ -324,7 +355,12 @@ def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
     from ostinato.weights.store.opening import open_url
 
     fence = unfenced if tenure is None else tenure.check
-    return open_url(config.weights, fence) if config.weights.url else DirectoryStore(home(config).weights, fence=fence)
+    if config.weights.url:
+        return open_url(config.weights, fence)
+    store = DirectoryStore(home(config).weights, fence=fence)
+    if said := make_private(store.root):  # an earlier version made it
+        _warn_once(said)
+    return store
 
 
 def store_place(config: Config, seen_as: str = "") -> dict[str, object]:

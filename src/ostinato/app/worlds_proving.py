@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from ostinato.app.storage import home
+from ostinato.app.storage import home, operator_key
 from ostinato.app.worlds_rollouts import check_tasks, open_harnesses, open_workshop, runs_code
 from ostinato.config import Config
 from ostinato.core.conversation import Role
@@ -118,4 +118,4 @@ def open_rollout_runner(config: Config, url: str, world: WorldSuite) -> RolloutR
     from ostinato.evaluate.trying.rollouts import RolloutRunner
 
     world_of = HeldOutWorld(config=config, url=url, tasks=world.tasks)
-    return RolloutRunner(world.suite, world_of, url, config.evaluate.runner)
+    return RolloutRunner(world.suite, world_of, url, operator_key(config), config.evaluate.runner)

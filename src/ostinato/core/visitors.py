@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visitor:
-    """A person with a browser. `tenant`: whose turns they see, None for everybody's; `operator`: they may ship and roll back.
+    """A person with a browser. `tenant`: whose turns they see, None for everybody's; `operator`: they may ship and roll back;
+    `key`: their key's fingerprint, for the audit trail.
 
     Example: ``Visitor(tenant="acme", operator=False)`` sees what acme's users were answered, and nothing of the run.
     """
 
     tenant: str | None
     operator: bool
+    key: str = field(default="", compare=False)
 
     @property
     def sees_all(self) -> bool:

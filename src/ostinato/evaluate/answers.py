@@ -15,6 +15,7 @@ from ostinato.core.errors import BadRequest, Corrupt, OstinatoError, Unauthorize
 from ostinato.core.records import PolicyVersion
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+_SAME_KEY = "the evaluation's admin key must equal serve.admin_key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,11 @@ def read_answers(raw: bytes, expected: int) -> tuple[list[Response], list[Policy
 
 
 def read_health(raw: bytes) -> Health:
-    """The body of `GET /health`. Raises Corrupt."""
+    """The body of `GET /health`. Raises Corrupt; Unauthorized if it is that for a stranger."""
     try:
         body = json.loads(raw)
+        if body.keys() == {"status"}:
+            raise Unauthorized(f"the gateway tells /health no versions; {_SAME_KEY}")
         slots = {name: _policy(slot["number"], slot["hash"]) for name, slot in body["slots"].items()}
         return Health(str(body["model"]), slots)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -69,7 +72,7 @@ def refusal(status: int, text: str, where: str) -> OstinatoError:
     if status in RETRIED:
         return Unavailable(message)
     if status in (401, 403):
-        return Unauthorized(message + "; the evaluation's admin key must equal serve.admin_key")
+        return Unauthorized(f"{message}; {_SAME_KEY}")
     return BadRequest(message)
 
 

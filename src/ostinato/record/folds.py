@@ -82,7 +82,7 @@ class FileFolds:
     def _write(self, path: Path, packed: bytes) -> None:
         partial = path.with_suffix(f".{os.getpid()}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(packed)
                 file.flush()

@@ -34,7 +34,7 @@ def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
     check_role(role)
     path = directory / f".{role}.lock"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise StorageFull(f"cannot create {path}: {error}; make the directory writable") from error

@@ -43,7 +43,7 @@ class About:
         await exchange.reply(200, json_bytes(card))
 
     async def health(self, exchange: Exchange) -> None:
-        """`GET /health`: 200 when calls can be answered, else 503 with the reason. Needs no key and tells nothing about users."""
+        """`GET /health`: 200 when calls can be answered, else 503. The model, the slots and the reason need a key, if there are any."""
         loaded = self._parts.engine.slots()
         slots = {name: {"number": policy.number, "hash": policy.hash} for name, policy in loaded.items()}
         status, body = "ready", {"model": self._parts.model, "slots": slots}
@@ -54,13 +54,19 @@ class About:
             body["reason"] = (
                 f"The log took no write ({failure}), so no call can be answered; the server's output says why."
             )
-        await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **body}))
+        told = body if self._parts.keys.knows(exchange.headers) else {}
+        await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **told}))
 
     async def numbers(self, exchange: Exchange) -> None:
-        """`GET /metrics`, for Prometheus: all metrics for an operator or if no keys are configured, else only the tenant's own."""
+        """`GET /metrics`, for Prometheus: all metrics for an operator, with the metrics key, or if no keys are configured; else only the
+        tenant's own.
+        """
         keys = self._parts.keys
-        who = keys.identify(exchange.headers)
-        page = self._parts.metrics.page(None if who.admin or keys.open else who.tenant)
+        tenant = None
+        if not keys.may_scrape(exchange.headers):
+            who = keys.identify(exchange.headers)
+            tenant = None if who.admin or keys.open else who.tenant
+        page = self._parts.metrics.page(tenant)
         await exchange.reply(200, page, kind=_PROMETHEUS)
 
 

@@ -13,13 +13,15 @@ import re
 import secrets
 import stat
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import SecretStr
 
 from ostinato.core.errors import BadConfig, Unauthorized
+from ostinato.serve.config import ServeConfig
 
 MIN_KEY_CHARS = 16
 DEFAULT_TENANT = "default"
@@ -45,47 +47,94 @@ class Keyring:
         api_keys: entries "key" or "tenant:key"; empty means that everyone on this machine is let in.
         admin_keys: the operator's keys.
         own: how many of `api_keys` come from the configuration itself (the others from the file), for error messages. None: all.
+        metrics_key: reads the metrics and opens nothing else; None: there is none.
 
     Raises:
         BadConfig: a key is shorter than 16 characters, occurs twice, or its tenant's name is malformed.
     """
 
     def __init__(
-        self, api_keys: Sequence[SecretStr] = (), admin_keys: Sequence[SecretStr] = (), own: int | None = None
+        self,
+        api_keys: Sequence[SecretStr] = (),
+        admin_keys: Sequence[SecretStr] = (),
+        own: int | None = None,
+        metrics_key: SecretStr | None = None,
     ) -> None:
         self._mask = secrets.token_bytes(32)
-        self._tenants: dict[bytes, str] = {}
+        self._open = not api_keys
+        self._tenants = self._clients(api_keys, own)
+        self._known = frozenset({*self._tenants.values(), DEFAULT_TENANT})
+        self._admins = {self._digest(_strong(key.get_secret_value(), "serve.admin_key")) for key in admin_keys}
+        self._scraper = b""
+        if metrics_key is not None:
+            self._scraper = self._digest(_strong(metrics_key.get_secret_value(), "serve.metrics_key"))
+            if self._scraper in self._admins:
+                raise BadConfig("serve.metrics_key is also serve.admin_key; choose another, which opens nothing else.")
+        self._check_apart(self._tenants)
+
+    def renew(self, api_keys: Sequence[SecretStr], own: int | None = None) -> frozenset[str]:
+        """Replace the clients' keys from the next request on. Returns the tenants that are new: their keys open nothing before a restart,
+        because what is kept per tenant is made at the start. Raises BadConfig; then nothing has changed.
+        """
+        found = self._clients(api_keys, own)
+        self._check_apart(found)
+        self._tenants = {digest: tenant for digest, tenant in found.items() if tenant in self._known}
+        return frozenset(found.values()) - self._known
+
+    def _clients(self, api_keys: Sequence[SecretStr], own: int | None) -> dict[bytes, str]:
+        """Digest of each key -> its tenant. Raises BadConfig."""
+        found: dict[bytes, str] = {}
         for number, entry in enumerate(api_keys):
             name = f"serve.api_keys[{number}]"
             if own is not None and number >= own:
                 name = f"serve.api_keys_file, key {number - own + 1}"
             key, tenant = _split(entry.get_secret_value(), name)
             digest = self._digest(key)
-            if digest in self._tenants:
+            if digest in found:
                 raise BadConfig(f"{name} repeats an earlier key; give each client its own.")
-            self._tenants[digest] = tenant
-        self._admins = {self._digest(_strong(key.get_secret_value(), "serve.admin_key")) for key in admin_keys}
-        if self._admins & self._tenants.keys():
+            found[digest] = tenant
+        return found
+
+    def _check_apart(self, clients: Mapping[bytes, str]) -> None:
+        if self._admins & clients.keys():
             raise BadConfig("serve.admin_key is also an API key; clients would be operators. Choose another.")
+        if self._scraper in clients:
+            raise BadConfig("serve.metrics_key is also an API key; that client would see all metrics. Choose another.")
 
     @property
     def open(self) -> bool:
         """True if no key is required."""
-        return not self._tenants
+        return self._open
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Every tenant that a request can belong to. An admin's own calls belong to the default tenant."""
-        return frozenset({*self._tenants.values(), DEFAULT_TENANT})
+        """Every tenant that a request can belong to, now or later. An admin's own calls belong to the default tenant."""
+        return self._known
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Principal:
         """The sender of a request with these headers (lower-case names). Raises Unauthorized."""
-        digests = [self._digest(key) for key in _presented(headers)]
+        digests = [self._digest(key) for key in presented(headers)]
         admin = any(digest in self._admins for digest in digests)
         tenant = next((self._tenants[digest] for digest in digests if digest in self._tenants), None)
         if tenant is None and not admin and not self.open:
             raise Unauthorized("Missing or wrong API key; send 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
         return Principal(tenant=tenant or DEFAULT_TENANT, admin=admin)
+
+    def is_admin(self, key: bytes) -> bool:
+        """True for an operator's key."""
+        return self._digest(key) in self._admins
+
+    def knows(self, headers: Mapping[bytes, bytes]) -> bool:
+        """True if `identify` would name the sender of a request with these headers."""
+        try:
+            self.identify(headers)
+        except Unauthorized:
+            return False
+        return True
+
+    def may_scrape(self, headers: Mapping[bytes, bytes]) -> bool:
+        """True if these headers hold the key for the metrics."""
+        return any(self._digest(key) == self._scraper for key in presented(headers))
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._mask, digest_size=32).digest()
@@ -191,6 +240,20 @@ def check_bind(host: str, api_keys: Sequence[object]) -> None:
     )
 
 
+def check_tenants(config: ServeConfig, known: Collection[str]) -> None:
+    """Raise BadConfig if `serve.tenant_quotas` or `serve.sampling` names a tenant that no key has: it would be without effect."""
+    for field, named in (
+        ("serve.tenant_quotas", {*config.tenant_quotas}),
+        ("serve.sampling", {*config.sampling} - {"*"}),
+    ):
+        for tenant in sorted(named - set(known)):
+            close = get_close_matches(tenant, sorted(known), n=1, cutoff=0.4)
+            near = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}."
+            raise BadConfig(
+                f"{field}: no key belongs to a tenant {tenant!r}; {near} Tenants stand before the ':' of their keys."
+            )
+
+
 def is_loopback(host: str) -> bool:
     """True for a loopback name or address (IPv6 with or without brackets).
 
@@ -219,7 +282,8 @@ def _strong(key: str, where: str) -> bytes:
     return key.encode()
 
 
-def _presented(headers: Mapping[bytes, bytes]) -> list[bytes]:
+def presented(headers: Mapping[bytes, bytes]) -> list[bytes]:
+    """The keys in a request's headers, right or wrong."""
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     bearer = token.strip() if scheme.lower() == b"bearer" else b""
     return [key for key in (bearer, headers.get(b"x-api-key"), headers.get(b"x-ostinato-key")) if key]

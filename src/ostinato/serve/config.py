@@ -89,8 +89,8 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     )
     api_keys_file: Path | None = Field(
         default=None,
-        description="File with more keys like those of `serve.api_keys`, one per line (# begins a comment), read at "
-        "the start. It must give other users no permissions.",
+        description="File with more keys like those of `serve.api_keys`, one per line (# begins a comment). It is "
+        "read again when it changes; a new tenant needs a restart. It must give other users no permissions.",
     )
     user_keys: tuple[SecretStr, ...] = Field(
         default=(),
@@ -98,6 +98,9 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     )
     admin_key: SecretStr | None = Field(
         default=None, description="The operator's key: it lets a request name its weight slot and read all metrics."
+    )
+    metrics_key: SecretStr | None = Field(
+        default=None, description="A key for Prometheus: it reads all of GET /metrics and opens nothing else."
     )
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
@@ -154,7 +157,7 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     )
     tenant_quotas: dict[str, QuotaConfig] = Field(
         default_factory=dict[str, QuotaConfig],
-        description="Limits of particular tenants in place of `quota`, by tenant.",
+        description="Limits of particular tenants in place of `quota`, by tenant; each must have a key.",
     )
     sampling: dict[str, SamplingRule] = Field(
         default_factory=dict[str, SamplingRule],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from ostinato.core.audit import Audit, unaudited
 from ostinato.core.dealing import Dealing
 from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.records import Turn
@@ -25,7 +26,7 @@ from ostinato.core.seams import Clock, Dealer, Engine, Log, Renderer
 from ostinato.core.visitors import Visitors
 from ostinato.serve.about import About
 from ostinato.serve.arms import Arms
-from ostinato.serve.auth import Keyring, client_keys
+from ostinato.serve.auth import Keyring, check_tenants
 from ostinato.serve.auto.deals import Deals
 from ostinato.serve.calls.handlers import Calls
 from ostinato.serve.calls.routes import ROUTES
@@ -37,6 +38,8 @@ from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.feedback.overheard import Overheard
 from ostinato.serve.feedback.telemetry_handlers import Telemetry
 from ostinato.serve.judge.judge import Judge
+from ostinato.serve.key_audit import KeyAudit
+from ostinato.serve.key_file import KeyFile
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.people_first import PeopleFirst
@@ -56,6 +59,10 @@ Page = Callable[[Visitors], Sequence[BaseRoute]]
 """Makes the routes of the page, given the gateway's `Visitors`, which identify the page's visitors."""
 
 
+Watched = Callable[[], Coroutine[None, None, None]]
+"""Runs beside the requests until it is cancelled."""
+
+
 def create_app(
     *,
     engine: Engine,
@@ -69,6 +76,7 @@ def create_app(
     dealer: Dealer | None = None,
     page: Page | None = None,
     room: Callable[[], int] | None = None,
+    audit: Audit = unaudited,
 ) -> GatewayApp:
     """The gateway as an ASGI app. Swaps are reported to `app.state.metrics` (`metrics.swapped`); `app.state.waits` measures how long
     people wait.
@@ -85,15 +93,14 @@ def create_app(
         dealer: draws among the arms of `config.auto`; needed if there are any.
         page: makes the routes of the page, behind the same keys and origin checks; None if there is no page.
         room: the free bytes on the log's disk; None if that is not known.
+        audit: records wrong keys, and weights that an operator's key chose.
 
     Raises:
-        BadConfig: weak or repeated keys, an unusable key file, a control share outside [0, 1], a missing key or dealer for Auto's arms,
-            or Auto under the model's own name.
+        BadConfig: weak or repeated keys, an unusable key file, settings of a tenant without a key, a control share outside [0, 1], a
+            missing key or dealer for Auto's arms, or Auto under the model's own name.
     """
     metrics = metrics or Metrics(engine)
-    own = [] if config.admin_key is None else [config.admin_key]
-    clients = client_keys(config.api_keys, config.api_keys_file)
-    keys = Keyring(clients, [*own, *admin_keys], len(config.api_keys))
+    keys, visits, watched = _authentication(config, admin_keys, clock)
     _LOG.info("Limits of each tenant: %s.", in_force(config, keys.tenants))
     parts = Parts(
         engine=engine,
@@ -113,8 +120,25 @@ def create_app(
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
     )
-    visits = Visits(keys, clients, [*own, *admin_keys], clock, secure=config.secure_cookie)
-    return GatewayApp(parts, () if page is None else page(visits))
+    return GatewayApp(parts, () if page is None else page(visits), watched, audit)
+
+
+def _authentication(
+    config: ServeConfig, admin_keys: Sequence[SecretStr], clock: Clock
+) -> tuple[Keyring, Visits, Watched | None]:
+    """The keys, the page's visitors, and what keeps both as the file of keys says, if there is one."""
+    admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
+    file = KeyFile(config)
+    keys = Keyring(file.keys, admins, len(config.api_keys), config.metrics_key)
+    check_tenants(config, keys.tenants)
+    visits = Visits(keys, file.keys, admins, clock, secure=config.secure_cookie)
+
+    def renew(clients: Sequence[SecretStr]) -> frozenset[str]:
+        strange = keys.renew(clients, len(config.api_keys))
+        visits.renew(clients)
+        return strange
+
+    return keys, visits, None if config.api_keys_file is None else partial(file.watch, renew)
 
 
 def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals | None:
@@ -130,8 +154,16 @@ def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals
 class GatewayApp(Starlette):
     """A Starlette app whose plain paths bypass its middleware and routing: each endpoint answers every error itself."""
 
-    def __init__(self, parts: Parts, pages: Sequence[BaseRoute] = ()) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        pages: Sequence[BaseRoute] = (),
+        watched: Watched | None = None,
+        audit: Audit = unaudited,
+    ) -> None:
         self._parts = parts
+        self._audit = KeyAudit(audit, parts.keys, parts.clock)
+        self._watched = watched
         self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
@@ -195,6 +227,7 @@ class GatewayApp(Starlette):
                 origins=self._origins,
                 metrics=self._parts.metrics,
                 config=self._parts.config,
+                answered=self._audit.answered,
             )
             for where, handle in handlers.items()
         }
@@ -217,7 +250,10 @@ class GatewayApp(Starlette):
             await deals.start()
         if self._judge is not None:
             await self._judge.start()
+        watching = None if self._watched is None else asyncio.create_task(self._watched())
         yield
+        if watching is not None:
+            watching.cancel()
         if self._judge is not None:
             await self._judge.close()
         await self._calls.close()

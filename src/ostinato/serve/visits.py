@@ -1,8 +1,8 @@
 """Browsers: a key is entered once, in a form, and exchanged for a cookie that does not contain the key.
 
 The cookie holds a digest of the key, its expiry time, and an HMAC under a secret derived from all keys: it survives a restart of the
-gateway and becomes invalid when any key changes. Browsers do not send it with other sites' requests (SameSite=Strict), but they do send
-it to every port of this host, which is why it is not the key itself.
+gateway and becomes invalid when any key changes, while the gateway runs or not. Browsers do not send it with other sites' requests
+(SameSite=Strict), but they do send it to every port of this host, which is why it is not the key itself.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from pydantic import SecretStr
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
+from ostinato.core.audit import fingerprint
 from ostinato.core.errors import OstinatoError, Unauthorized
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor
-from ostinato.serve.auth import Keyring
+from ostinato.serve.auth import Keyring, presented
 from ostinato.serve.dialects.openai_reply import error_body, json_bytes
 from ostinato.serve.wire.origins import Origins
 
@@ -53,9 +54,14 @@ class Visits:
         self._clock = clock
         self._secure = secure
         self._left = dict[str, int]()  # cookies of those who signed out, and until when they would be valid
+        self._admins = [key.get_secret_value() for key in admin_keys]
+        self.renew(api_keys)
+
+    def renew(self, api_keys: Sequence[SecretStr]) -> None:
+        """Replace the clients' keys. All cookies made before identify nobody any more."""
         entries = [entry.get_secret_value() for entry in api_keys]
         clients = [entry.partition(":")[2] or entry for entry in entries]
-        every = sorted(key.encode() for key in [*clients, *(key.get_secret_value() for key in admin_keys)])
+        every = sorted(key.encode() for key in [*clients, *self._admins])
         self._seal = hashlib.sha256(b"ostinato page\0" + b"\0".join(every)).digest()
         self._known = {self._name(key): key for key in every}
 
@@ -123,9 +129,10 @@ class Visits:
             who = self._keys.identify(headers)
         except Unauthorized:
             return None
+        key = next((fingerprint(each) for each in presented(headers) if not who.admin or self._keys.is_admin(each)), "")
         if who.admin:
-            return Visitor(tenant=None, operator=True)
-        return Visitor(tenant=None if self._keys.open else who.tenant, operator=False)
+            return Visitor(tenant=None, operator=True, key=key)
+        return Visitor(tenant=None if self._keys.open else who.tenant, operator=False, key=key)
 
     def _name(self, key: bytes) -> str:
         return hmac.new(self._seal, b"name\0" + key, hashlib.sha256).hexdigest()[:32]

@@ -28,6 +28,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from ostinato.core.errors import Corrupt, StorageFull
+from ostinato.core.private import private
 from ostinato.train.pieces import Joined, Part
 from ostinato.train.ranks import Alone, Ranks
 
@@ -101,9 +102,9 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks
     final = partial
     with _agreeing(ranks, partial, checkpoint.step):
         if ranks.rank == 0:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             sweep(directory)
-            partial.mkdir()
+            partial.mkdir(mode=0o700)
     files: dict[str, Any] = {}
     with _agreeing(ranks, partial, checkpoint.step):
         suffix = f"-{ranks.rank + 1:05d}-of-{ranks.count:05d}" if checkpoint.part is not None else ""
@@ -263,7 +264,7 @@ def _sync(directory: Path) -> None:
 
 
 def _write(path: Path, body: bytes) -> None:
-    with path.open("wb") as file:
+    with open(path, "wb", opener=private) as file:
         file.write(body)
         file.flush()
         os.fsync(file.fileno())
@@ -285,7 +286,7 @@ def _write_arrays(path: Path, arrays: Arrays) -> dict[str, Any]:
     text += b" " * (-len(text) % 8)
     digest = blake3(max_threads=1)
     size = 0
-    with path.open("wb", buffering=0) as file:
+    with open(path, "wb", buffering=0, opener=private) as file:
         for part in (len(text).to_bytes(8, "little"), text, *(_bytes(array) for array in arrays.values())):
             digest.update(part)
             size += len(part)

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 import aiohttp
+from tests.examinations.hosts.settings import ADMIN_KEY
 
 from ostinato.app.storage import open_run
 from ostinato.config import Config, load
@@ -89,7 +90,8 @@ async def acceptance(run: Any, began: float, ended: float) -> dict[str, Any]:
 async def slots(urls: list[str]) -> list[dict[str, str]]:
     """The versions that each gateway serves, by slot; empty for a gateway that does not answer."""
     found: list[dict[str, str]] = []
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+    headers = {"x-api-key": ADMIN_KEY}
+    async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=10)) as session:
         for url in urls:
             served: dict[str, str] = {}
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):

@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.app.storage import Home, home, open_store, operator_key
 from ostinato.config import load
-from ostinato.core.errors import StorageFull
+from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.weights.store.bucket import BucketStore
 from ostinato.weights.store.directory import DirectoryStore
 
@@ -93,3 +93,35 @@ def test_where_things_lie_is_told_without_loading_what_opens_them():
     program = f"import sys, ostinato.app.storage, ostinato.app.proving; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_key_that_everybody_may_read_is_refused_with_the_remedy(tmp_path):
+    key = Home(tmp_path).admin_key()
+    path = tmp_path / "admin.key"
+    path.chmod(0o604)
+    with pytest.raises(BadConfig, match=f"everybody may use {path}.*delete it.*chmod 600") as told:
+        Home(tmp_path).admin_key()
+    assert key not in str(told.value)
+    path.unlink()
+    assert Home(tmp_path).admin_key() != key
+
+
+def test_a_run_of_an_earlier_version_is_closed_to_other_users(tmp_path, caplog):
+    config = load(None, [f"run.directory={tmp_path / 'run'}"])
+    for directory in (tmp_path / "run", tmp_path / "run" / "weights", tmp_path / "run" / "logs"):
+        directory.mkdir(mode=0o755)
+    open_store(config)
+    for directory in (tmp_path / "run", tmp_path / "run" / "weights"):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert f"could enter {directory}" in caplog.text
+    caplog.clear()
+    open_store(config)
+    assert not caplog.records
+
+
+def test_a_directory_with_other_things_is_not_closed_to_their_users(tmp_path, caplog):
+    (tmp_path / "public_html").mkdir()
+    tmp_path.chmod(0o755)
+    home(load(None, [f"run.directory={tmp_path}"]))
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    assert "give the run a directory of its own" in caplog.text

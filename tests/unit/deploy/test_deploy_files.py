@@ -252,11 +252,12 @@ def test_a_worker_has_time_to_stop():
         assert group["template"]["spec"]["terminationGracePeriodSeconds"] > stop_s
 
 
-def test_prometheus_scrapes_the_gateway_s_port_with_the_operator_s_key():
+def test_prometheus_scrapes_the_gateway_s_port_with_a_key_for_nothing_else():
     (job,) = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())["scrape_configs"]
     assert job["static_configs"] == [{"targets": [f"ostinato:{load(DEPLOY / 'ostinato.toml').listen.port}"]}]
-    assert job["authorization"]["credentials_file"] == "/run/secrets/admin_key"
-    assert "admin_key" in COMPOSE["services"]["prometheus"]["secrets"]
+    assert job["authorization"]["credentials_file"] == "/run/secrets/metrics_key"
+    assert COMPOSE["services"]["prometheus"]["secrets"] == ["metrics_key"]
+    assert "--text=serve.metrics_key=/run/secrets/metrics_key" in COMPOSE["services"]["ostinato"]["entrypoint"]
 
 
 def test_every_file_stands_in_the_readme():

@@ -128,7 +128,11 @@ def test_whoever_reads_callers_keys_has_them_and_nobody_else():
         mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         for volume in spec["volumes"]:
             if "secret" in volume:
-                keys = [item["key"] for item in volume["secret"].get("items", ())] or ["api_keys", "admin_key"]
+                keys = [item["key"] for item in volume["secret"].get("items", ())] or [
+                    "api_keys",
+                    "admin_key",
+                    "metrics_key",
+                ]
                 assert f"{mounts[volume['name']]}/api_keys" == place
                 assert "api_keys" in keys
                 assert volume["secret"]["defaultMode"] & 0o007 == 0

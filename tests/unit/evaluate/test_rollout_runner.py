@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ostinato.core.errors import BadConfig, Conflict, Corrupt, Unavailable
+from ostinato.core.errors import BadConfig, Conflict, Corrupt, Unauthorized, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import Incumbent, Incumbents, Verdict
 from ostinato.evaluate.config import BarConfig, GateConfig, RunnerConfig
@@ -15,6 +15,7 @@ from ostinato.evaluate.evaluation import Evaluation
 from ostinato.evaluate.suites import Item, Message, build
 from ostinato.evaluate.trying.rollouts import RolloutRunner, WholeTry
 
+KEY = "admin-key"
 V7, V9, V11 = (PolicyVersion(number=n, hash=h) for n, h in ((7, "aa"), (9, "bb"), (11, "cc")))
 SUITE = build(
     "world letters",
@@ -58,7 +59,9 @@ class World:
 async def health():
     slots = {"evaluation": V9, "live": V7}
 
-    async def report(_):
+    async def report(request):
+        if request.headers.get("x-ostinato-key") != KEY:  # as a stranger is told
+            return web.json_response({"status": "ready"})
         body = {name: {"number": p.number, "hash": p.hash} for name, p in slots.items()}
         return web.json_response({"model": "smol", "slots": body})
 
@@ -70,11 +73,17 @@ async def health():
 
 def runner(world, url, **changes):
     config = {"retry_pause_s": 0.001, "concurrency": 4, "slot_timeout_s": 0.1} | changes
-    return RolloutRunner(SUITE, world, url, RunnerConfig(**config))
+    return RolloutRunner(SUITE, world, url, KEY, RunnerConfig(**config))
 
 
 def place(score):
     return score.item, score.draw
+
+
+async def test_a_gateway_with_another_key_is_named(health):
+    stranger = RolloutRunner(SUITE, World(lambda *_: 1.0), health, "another-key", RunnerConfig(retry_pause_s=0.001))
+    with pytest.raises(Unauthorized, match=r"must equal serve\.admin_key"):
+        await stranger.run("candidate", V7, range(1))
 
 
 async def test_a_draw_means_the_same_randomness_whoever_is_asked_and_whatever_is_known(health):

@@ -53,6 +53,8 @@ async def test_settings_of_a_log_in_postgres_are_looked_at_first(settings, more,
         (["serve.api_keys=['acme:short']"], r"serve.api_keys\[0\] is too weak"),
         (["serve.user_keys=['short']"], r"serve.user_keys\[0\] is too weak"),
         (["serve.admin_key=short"], "serve.admin_key is too weak"),
+        (["serve.metrics_key=short"], "serve.metrics_key is too weak"),
+        (["serve.tenant_quotas={defalt={burst=1}}"], "did you mean 'default'"),
     ],
 )
 async def test_keys_that_the_gateway_would_refuse_are_refused_before_it_loads_a_model(settings, more, message):

@@ -22,6 +22,7 @@ ADMIN = "admin-0123456789abcdef"
 
 class World:
     def __init__(self, engine, log, config, renderer, admin_keys=(), dealer=None):
+        self.audited = []
         self.engine, self.log, self.renderer = engine, log, renderer
         self.now = 1000.0
         self.room = 10**12  # bytes on the log's disk
@@ -36,6 +37,7 @@ class World:
             admin_keys=[SecretStr(key) for key in admin_keys],
             dealer=dealer,
             room=lambda: self.room,
+            audit=lambda act, **facts: self.audited.append((act, facts)),
         )
 
     async def post(self, path, body=None, *, data=None, headers=None):

@@ -80,3 +80,27 @@ async def test_rows_that_cannot_be_stored_are_no_fault_of_the_log():
         assert (await w.post("/v1/feedback", EVENT))[0] == 400
         w.log.append = MemoryLog().append
         assert (await health(w))[0] == 200
+
+
+KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
+SETTINGS = {
+    "api_keys": [f"acme:{KEY}"],
+    "admin_key": "admin-0123456789abcdef",
+    "metrics_key": "scraper-0123456789abcdef",
+}
+
+
+@pytest.mark.parametrize("key", [None, OTHER, SETTINGS["metrics_key"]])
+async def test_a_stranger_is_told_the_status_alone(key):
+    async with world(**SETTINGS) as w:
+        assert await w.get("/health", w.key(key)) == (200, '{"status":"ready"}')
+        w.log.full = True
+        assert (await w.chat(headers=w.key(KEY)))[0] == 507
+        assert await w.get("/health", w.key(key)) == (503, '{"status":"failing"}')
+
+
+@pytest.mark.parametrize("key", [KEY, SETTINGS["admin_key"]])
+async def test_whoever_has_a_key_is_told_the_model_and_its_versions(key):
+    async with world(**SETTINGS) as w:
+        told = json.loads((await w.get("/health", w.key(key)))[1])
+        assert told == {"status": "ready", "model": "m", "slots": {"live": {"number": 0, "hash": "fake0"}}}

@@ -1,14 +1,17 @@
 """Keys of clients that lie in a file: who may read it, what stands in it, and that nothing is let in by a file that is not right."""
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
-from gateway_world import world
+from gateway_world import ADMIN, ASK, world
 from pydantic import SecretStr
 
 from ostinato.core.errors import BadConfig
 from ostinato.serve.auth import Keyring, client_keys
+from ostinato.serve.visits import Visits
+from ostinato.testing.engine import FakeEngine
 
 KEY, OTHER = "acme:0123456789abcdef", "bolt:fedcba9876543210"
 
@@ -96,3 +99,92 @@ async def test_the_gateway_lets_in_who_has_a_key_of_the_file_and_nobody_else(wri
         for key, status in ((KEY.partition(":")[2], 200), (OTHER.partition(":")[2], 401)):
             assert (await w.chat(headers=w.key(key)))[0] == status
         assert [turn.tenant for turn in w.log.turns()] == ["acme"]
+
+
+LOOKED_S = 5.0
+"""Within this a change of the file has its effect."""
+
+
+async def status_of(w, entry):
+    return (await w.chat(headers=w.key(entry.partition(":")[2])))[0]
+
+
+async def until(w, entry, status):
+    async with asyncio.timeout(LOOKED_S):
+        while await status_of(w, entry) != status:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_removed_key_opens_nothing_within_seconds_while_its_stream_goes_on(written):
+    engine = FakeEngine(lambda request: "hello again", delay_s=0.4)
+    async with world(engine=engine, real=True, api_keys=[OTHER], api_keys_file=written(KEY)) as w:
+        headers = w.key(KEY.partition(":")[2])
+        body = {**ASK, "stream": True}
+        async with w.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as stream:
+            assert stream.status_code == 200
+            written("acme:another-0123456789")
+            assert w.engine.running == 1
+            async with asyncio.timeout(LOOKED_S):
+                while (await w.get("/v1/models", headers))[0] != 401:
+                    await asyncio.sleep(0.05)
+            assert w.engine.running == 1
+            said = await stream.aread()
+        assert said.endswith(b"data: [DONE]\n\n")
+        assert [await status_of(w, each) for each in (KEY, "acme:another-0123456789", OTHER)] == [401, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "why"),
+    [
+        ("", 0o600, "holds no key"),
+        ("acme:short", 0o600, "too weak"),
+        (f"{OTHER}\n{OTHER}", 0o600, "repeats"),
+        (OTHER, 0o644, "everybody may use"),
+    ],
+)
+async def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(written, caplog, text, mode, why):
+    async with world(api_keys_file=written(KEY)) as w:
+        written(text, mode)
+        async with asyncio.timeout(LOOKED_S):
+            while why not in caplog.text:
+                await asyncio.sleep(0.05)
+        assert [await status_of(w, each) for each in (KEY, OTHER)] == [200, 401]
+        assert sum(record.levelname == "ERROR" for record in caplog.records) == 1
+        assert OTHER.partition(":")[2] not in caplog.text
+        written(f"{KEY}\nacme:another-0123456789")
+        await until(w, "acme:another-0123456789", 200)
+
+
+async def test_a_file_that_is_gone_changes_nothing(written, caplog):
+    path = written(KEY)
+    async with world(api_keys_file=path) as w:
+        path.unlink()
+        async with asyncio.timeout(LOOKED_S):
+            while "cannot be read" not in caplog.text:
+                await asyncio.sleep(0.05)
+        assert await status_of(w, KEY) == 200
+
+
+async def test_keys_of_new_tenants_wait_for_a_restart_and_the_log_says_so(written, caplog):
+    async with world(api_keys_file=written(KEY)) as w:
+        written(f"{OTHER}\n")  # none but new ones: that must not open the gateway to everybody
+        await until(w, KEY, 401)
+        assert await status_of(w, OTHER) == 401
+        assert (await w.chat())[0] == 401
+        assert "new tenants (bolt) are refused until the gateway is restarted" in caplog.text
+
+
+async def test_the_pages_cookies_end_with_their_keys(written):
+    now = 1000.0
+    own = [SecretStr(ADMIN)]
+    keys = Keyring([SecretStr(KEY), SecretStr(OTHER)], own)
+    visits = Visits(keys, [SecretStr(KEY), SecretStr(OTHER)], own, lambda: now)
+    cookie = visits.cookie(OTHER.partition(":")[2])
+    headers = {b"cookie": f"ostinato={cookie}".encode()}
+    assert visits.visitor(headers).tenant == "bolt"
+    keys.renew([SecretStr(KEY)])
+    assert visits.visitor(headers) is None, "between the two as well"
+    visits.renew([SecretStr(KEY)])
+    assert visits.visitor(headers) is None
+    assert visits.cookie(OTHER.partition(":")[2]) is None
+    assert visits.cookie(ADMIN) is not None

@@ -6,6 +6,7 @@ import json
 import pytest
 from gateway_world import ADMIN, ASK, V0, V1, eventually, world
 
+from ostinato.core.errors import BadConfig
 from ostinato.core.records import Reward
 from ostinato.testing.engine import FakeEngine
 
@@ -159,3 +160,23 @@ async def test_a_slot_of_weights_is_no_tenants_to_name():
         status, _, body = await w.chat(headers=w.key(EVIL, **{"x-ostinato-slot": "candidate"}))
         assert (status, body["error"]["type"]) == (401, "authentication_error")
         assert json.dumps(body).count(ADMIN) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"tenant_quotas": {"acne": {"calls_per_s": 1}}}, r"serve\.tenant_quotas: .* 'acne'; did you mean 'acme'\?"),
+        ({"sampling": {"bold": {"temperature": 1.0}}}, r"serve\.sampling: .* 'bold'; did you mean 'bolt'\?"),
+        ({"sampling": {"zzz": {}}}, r"'zzz'; known are acme, bolt, default\."),
+        ({"tenant_quotas": {"*": {}}}, r"serve\.tenant_quotas: .* '\*'"),
+    ],
+)
+async def test_settings_of_a_tenant_without_a_key_are_refused(settings, why):
+    with pytest.raises(BadConfig, match=why):
+        async with world(api_keys=["acme:0123456789abcdef", "bolt:fedcba9876543210"], **settings):
+            pass
+
+
+async def test_settings_of_all_and_of_the_default_tenant_need_no_key():
+    async with world(sampling={"*": {"temperature": 1.0}}, tenant_quotas={"default": {"calls_per_s": 1}}):
+        pass

@@ -1,10 +1,15 @@
+import asyncio
 import errno
+import fcntl
 import os
+import stat
+import time
+from pathlib import Path
 
 import pytest
 from tests.fakes.faults import FaultyDisk
 
-from ostinato.core.errors import Corrupt, StorageFull, TooLarge
+from ostinato.core.errors import Corrupt, StorageFull, TooLarge, Unavailable
 from ostinato.weights.store import directory as module
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.version.content import hash_of
@@ -193,3 +198,74 @@ async def test_an_object_of_somebody_else_is_written_anew(tmp_path):
     aged(tmp_path / "objects" / name[:2] / name[2:], 5000)
     assert await store.put(b"data") == name
     assert (await listed(store))[name].age_s < 60
+
+
+async def test_a_lock_that_another_process_holds_is_an_error_with_its_pid_and_no_hang(tmp_path):
+    store = DirectoryStore(tmp_path / "weights", lock_wait_s=0.2)
+    await store.move_ref("live", None, ONE)
+    path = store.root / "refs.lock"
+    with path.open("r+b") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        began = time.monotonic()
+        with pytest.raises(Unavailable) as told:
+            await store.move_ref("live", ONE, TWO)
+        with pytest.raises(Unavailable):
+            await store.delete_ref("live", ONE)
+        assert time.monotonic() - began < 5
+        assert str(path) in str(told.value)
+        if Path("/proc/locks").exists():
+            assert f"process {os.getpid()}" in str(told.value)
+    await store.move_ref("live", ONE, TWO)
+
+
+@pytest.mark.parametrize("name", ["ages.lock", "tmp.lock"])
+async def test_no_lock_can_stop_a_write_for_ever(tmp_path, name):
+    store = DirectoryStore(tmp_path / "weights", lock_wait_s=0.1)
+    await store.put(b"old")
+    with (store.root / name).open("r+b") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable, match=name):
+            await store.put(b"new")
+        with pytest.raises(Unavailable, match=name):
+            await store.move_ref("live", None, ONE)
+    assert not list((store.root / "tmp").iterdir())
+    assert await store.get(await store.put(b"new")) == b"new"
+
+
+async def test_a_lock_is_waited_for(tmp_path):
+    store = DirectoryStore(tmp_path / "weights")
+    await store.move_ref("live", None, ONE)
+    other = (store.root / "refs.lock").open("r+b")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    asyncio.get_running_loop().call_later(0.1, other.close)
+    await store.move_ref("live", ONE, TWO)
+    assert await store.read_ref("live") == TWO
+
+
+async def test_a_new_store_is_its_owners_alone_and_its_locks_always_are(tmp_path):
+    root = tmp_path / "weights"
+    store = DirectoryStore(root)
+    await store.move_ref("some/ref", None, await store.put(b"data"))
+    await store.delete(await store.put(b"more"))
+    assert {path.name for path in root.glob("*.lock")} == {"refs.lock", "ages.lock", "tmp.lock"}
+    assert [path for path in (root, *root.rglob("*")) if path.stat().st_mode & 0o077] == []
+
+    for path in root.glob("*.lock"):
+        path.chmod(0o644)  # as earlier versions made them
+    await store.move_ref("other", None, ONE)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (root / "refs.lock", root / "ages.lock")} == {0o600}
+
+
+async def test_a_store_in_a_directory_that_others_may_read_stays_readable(tmp_path):
+    root = tmp_path / "shared"
+    root.mkdir(mode=0o755)
+    before = os.umask(0o022)
+    try:
+        store = DirectoryStore(root)
+        await store.move_ref("live", None, hash := await store.put(b"data"))
+    finally:
+        os.umask(before)
+    for path in (root / "refs" / "live", root / "objects" / hash[:2] / hash[2:]):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
+    assert stat.S_IMODE((root / "refs.lock").stat().st_mode) == 0o600

@@ -52,10 +52,13 @@ class TaskWorld(Protocol):
 class RolloutRunner:
     """One suite of tasks, one world, one gateway. Implements `Runner`."""
 
-    def __init__(self, suite: Suite, world: TaskWorld, base_url: str, config: RunnerConfig) -> None:
+    def __init__(
+        self, suite: Suite, world: TaskWorld, base_url: str, admin_key: str | None, config: RunnerConfig
+    ) -> None:
         self.suite = suite
         self._world = world
         self._health = base_url.rstrip("/").removesuffix("/v1") + "/health"
+        self._headers = {} if admin_key is None else {"X-Ostinato-Key": admin_key}
         self._config = config
 
     async def run(
@@ -85,7 +88,7 @@ class RolloutRunner:
 
     async def _ready(self, slot: str, policy: PolicyVersion) -> None:
         timeout = aiohttp.ClientTimeout(total=self._config.request_timeout_s)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
             await patiently(
                 self._config, f"GET {self._health}", lambda: served_model(session, self._health, slot, policy)
             )

@@ -11,7 +11,7 @@ from ostinato.app.storage import open_run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.launch.commands.log import existing
-from ostinato.launch.commands.release import login
+from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.plain import plain
 from ostinato.launch.views.spans import ago
 from ostinato.release.monitors.accepting import accept, acceptable, standing
@@ -41,7 +41,7 @@ async def show_alarms(config: Config, console: Console) -> None:
 
 async def accept_alarm(config: Config, name: str, reason: str, actor: str | None, console: Console) -> None:
     """Accept what an alarm found as intended, which ends the alarm. Raises NotFound and BadRequest as `accept` does."""
-    existing(config)
-    with open_run(config) as run:
+    place = existing(config)
+    with audited(place, "accept alarm", name=name, actor=actor or login()), open_run(config) as run:
         row = await accept(run.log, name, reason, actor or login(), wall_clock())
     console.print(Text(f"{row.name} ended; it is not raised again for a finding of this size"))

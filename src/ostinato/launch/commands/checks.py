@@ -18,7 +18,7 @@ from ostinato.config import Config, read_file
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.core.memory import free_memory
 from ostinato.core.places import expanded
-from ostinato.serve.auth import Keyring, UserKeys, check_bind, client_keys
+from ostinato.serve.auth import Keyring, UserKeys, check_bind, check_tenants, client_keys
 from ostinato.worlds.sandbox import SingleRuns
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -45,11 +45,13 @@ async def check_start(config: Config, *, on_ray: bool = False) -> None:
 
 
 def check_keys(config: Config) -> None:
-    """Raise BadConfig for keys that a gateway would refuse, or an address on which it may not listen without keys."""
+    """Raise BadConfig for keys or tenants that a gateway would refuse, or an address on which it may not listen without keys."""
     serve = config.serve
     found = client_keys(serve.api_keys, serve.api_keys_file)
     check_bind(config.listen.host, found)
-    Keyring(found, [] if serve.admin_key is None else [serve.admin_key], own=len(serve.api_keys))
+    admins = [] if serve.admin_key is None else [serve.admin_key]
+    keys = Keyring(found, admins, own=len(serve.api_keys), metrics_key=serve.metrics_key)
+    check_tenants(serve, keys.tenants)
     UserKeys(serve.user_keys)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ostinato.app.storage import copy_rows_of, log_elsewhere, named_log
+from ostinato.app.storage import Home, copy_rows_of, log_elsewhere, named_log
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, NotFound
+from ostinato.launch.views.audit import audited, login
 from ostinato.record.config import RecordConfig
 
 
@@ -31,5 +32,7 @@ async def copy_between(config: Config, source: str, target: str, console: Consol
         def show(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total)
 
-        newest = await copy_rows_of(config, one, other, show)
+        place = Home(one.parent) if isinstance(one, Path) else Home(config.run.directory)
+        with audited(place, "log copy", actor=login(), target=str(other) if isinstance(other, Path) else "Postgres"):
+            newest = await copy_rows_of(config, one, other, show)
     console.print(f"copied: the newest row is {newest}", highlight=False)

@@ -22,6 +22,7 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, SandboxRefused
 from ostinato.core.places import INSIDE_RUN
+from ostinato.core.private import replace_text
 from ostinato.core.seams import Log
 from ostinato.demo.users import UserStats
 from ostinato.launch.commands.checks import check_start
@@ -157,7 +158,7 @@ def empty(place: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-    (place / DEMO_MARKER).write_text("made by `ostinato demo`; emptied by the next one\n")
+    replace_text(place / DEMO_MARKER, "made by `ostinato demo`; emptied by the next one\n")
 
 
 def is_kept(path: Path) -> bool:
@@ -213,7 +214,7 @@ async def served(launched: Launched, status: Status, slots: tuple[str, ...]) -> 
 
 async def ready(place: Home, slots: tuple[str, ...]) -> str:
     """Wait until the run's gateway serves these slots. Returns its URL."""
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(headers={"X-Ostinato-Key": place.admin_key()}) as session:
         while True:
             url = await gateway(place)
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):

@@ -14,6 +14,7 @@ from ostinato.core.errors import NotFound
 from ostinato.core.notices import Alarm, Stamp
 from ostinato.core.records import Batch, Delivered, Holdback, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Log
+from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.plain import plain
 from ostinato.reward.functions import parts_of
 
@@ -117,8 +118,11 @@ async def print_log(config: Config, kind: str, last: int, console: Console) -> N
 
 async def forget(config: Config, tenant: str, user: str | None, console: Console) -> None:
     """Make unreadable what one user of a tenant wrote, or everybody of the tenant. Raises NotFound, BadConfig."""
-    existing(config)
-    with open_log(config) as log:
+    place = existing(config)
+    with (
+        audited(place, "forget", tenant=tenant, whose="everybody's" if user is None else "one user's", actor=login()),
+        open_log(config) as log,
+    ):
         newest = await log.forget(tenant, user)
     who = f"everybody of {tenant}" if user is None else f"{user} of {tenant}"
     if user is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import re
 
 from rich.console import Console
@@ -16,6 +15,7 @@ from ostinato.core.seams import Log
 from ostinato.evaluate.statistics import suite_mean
 from ostinato.launch.commands.weights.versions import find_version
 from ostinato.launch.placing.address import read_address
+from ostinato.launch.views.audit import audited, login
 
 
 async def evaluate_slot(config: Config, slot: str, draws: int, console: Console) -> None:
@@ -43,31 +43,31 @@ async def evaluate_slot(config: Config, slot: str, draws: int, console: Console)
 
 async def ship(config: Config, version: str, reason: str, actor: str | None, console: Console) -> None:
     """Release a published version to users without judging it. Raises NotFound, and BadRequest for a version that is live already."""
-    policy = (await find_version(config, version)).policy
-    with open_run(config) as run:
+    with audited(home(config), "ship", version=version, actor=actor or login()), open_run(config) as run:
+        policy = (await find_version(config, version)).policy
         event = await open_releases(run).ship(policy, reason, actor=actor or login())
     _say_live(config, event, console)
 
 
 async def approve(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
     """Release the version that waits for approval. Raises NotFound if none waits or another does, Conflict if live is moved meanwhile."""
-    policy = None if version is None else (await find_version(config, version)).policy
-    with open_run(config) as run:
+    with audited(home(config), "approve", version=version or "", actor=actor or login()), open_run(config) as run:
+        policy = None if version is None else (await find_version(config, version)).policy
         event = await open_releases(run).approve(policy, reason, actor=actor or login())
     _say_live(config, event, console)
 
 
 async def refuse(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
     """Block the version that waits for approval. Raises NotFound as `approve` does."""
-    policy = None if version is None else (await find_version(config, version)).policy
-    with open_run(config) as run:
+    with audited(home(config), "refuse", version=version or "", actor=actor or login()), open_run(config) as run:
+        policy = None if version is None else (await find_version(config, version)).policy
         event = await open_releases(run).refuse(policy, reason, actor=actor or login())
     console.print(f"{event.policy} never ships by itself; live is still {event.previous}", highlight=False)
 
 
 async def roll_back(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
     """Move `live` back. Raises NotFound for a version that was never released."""
-    with open_run(config) as run:
+    with audited(home(config), "roll back", version=version or "", actor=actor or login()), open_run(config) as run:
         target = None if version is None else await _released(run.log, version)
         event = await open_releases(run).rollback(target, reason, actor=actor or login())
     console.print(
@@ -81,14 +81,6 @@ def _say_live(config: Config, event: ReleaseEvent, console: Console) -> None:
         "`ostinato rollback` takes it back",
         highlight=False,
     )
-
-
-def login() -> str:
-    """The name of the user who runs the command, for the ledger."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # in a container the user may have no name
-        return "command line"
 
 
 async def _released(log: Log, name: str) -> PolicyVersion:

@@ -11,6 +11,7 @@ from ostinato.app.storage import home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadRequest, NotFound
+from ostinato.core.private import replace_text
 from ostinato.launch.placing.board import STALE_S, placed_from_elsewhere, read_board
 
 MOST = 1000
@@ -42,9 +43,7 @@ def scale_rollouts(config: Config, number: int, console: Console) -> None:
 
 def write_wish(path: Path, number: int) -> None:
     """Record how many rollout workers are wanted from now on. Written atomically."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps({"rollout": number}) + "\n")
-    partial.replace(path)
+    replace_text(path, json.dumps({"rollout": number}) + "\n")
 
 
 def read_wish(path: Path) -> int | None:

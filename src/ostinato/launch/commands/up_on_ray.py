@@ -207,7 +207,7 @@ class Crew:
         worlds = self.config.worlds.model_copy(update={"seed": self.config.worlds.seed + before})
         settings = self.config.model_copy(update={"run": run, "worlds": worlds})
         if kind != "serve":  # only the gateway authenticates callers
-            callers = {"api_keys": (), "api_keys_file": None, "user_keys": (), "admin_key": None}
+            callers = {"api_keys": (), "api_keys_file": None, "user_keys": (), "admin_key": None, "metrics_key": None}
             settings = settings.model_copy(update={"serve": settings.serve.model_copy(update=callers)})
         order = Order(
             name=name,

@@ -7,14 +7,14 @@ import os
 import urllib.parse
 from pathlib import Path
 
+from ostinato.core.private import replace_text
+
 _ANY = {"0.0.0.0", "::", "[::]"}
 
 
 def write_address(path: Path, url: str) -> None:
     """Record that this process serves at `url`. The file is written atomically."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(f"{url}\n{_mark(os.getpid())}\n")
-    partial.replace(path)
+    replace_text(path, f"{url}\n{_mark(os.getpid())}\n")
 
 
 def read_address(path: Path, writer: int | None = None) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.core.clock import wall_clock
+from ostinato.core.private import replace_text
 from ostinato.launch.placing.supervision import Watched
 
 EVERY_S = 2.0
@@ -83,10 +84,8 @@ class Board:
 
     def write(self, ended: str | None = None) -> None:
         """Write the present state. If the disk is full only the board is lost."""
-        partial = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
         with contextlib.suppress(OSError):
-            partial.write_text(board_text(self._crew, ended))
-            partial.replace(self._path)
+            replace_text(self._path, board_text(self._crew, ended))
 
 
 def board_text(crew: Sequence[Watched], ended: str | None = None) -> str:

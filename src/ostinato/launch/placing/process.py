@@ -9,9 +9,11 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
+from ostinato.core.private import private
 from ostinato.launch.placing.sign import PARENT, PULSE_FD, Sign, read_sign
 
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -62,12 +64,12 @@ class WorkerProcess:
 
     async def start(self) -> None:
         """Start the process in its own group, so that a Ctrl-C at the terminal reaches only the supervisor."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         loop = asyncio.get_running_loop()
         ours, theirs = os.pipe()
         os.set_blocking(ours, False)
         try:
-            with self.log.open("ab") as output:
+            with FileIO(self.log, "a", opener=private) as output:
                 self._output_from = output.tell()
                 self.process = await spawn(
                     *self.argv,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
+from ostinato.core.private import private
 from ostinato.core.weights import Learned, Swap
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Progress:
     def append(self, line: str) -> None:
         """Append `line`, which has no line break, as it is."""
         try:
-            with self._path.open("a", encoding="utf-8") as file:
+            with open(self._path, "a", encoding="utf-8", opener=private) as file:
                 torn, self._torn = self._torn and file.tell() > 0, True
                 file.write("\n" * torn + line + "\n")
                 full = file.tell() > self._most_bytes

@@ -20,6 +20,7 @@ from ostinato.app.storage import Run, home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
+from ostinato.core.private import private
 from ostinato.launch.views import summary
 from ostinato.launch.views.progress import Progress, kept_bytes, older
 from ostinato.launch.workers.acting import act
@@ -157,7 +158,8 @@ def set_aside(path: Path, most_bytes: int) -> bool:
     if path.stem.endswith(".1") or path.stat().st_size <= most_bytes:
         return False
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    shutil.copyfile(path, partial)
+    with path.open("rb") as output, open(partial, "wb", opener=private) as kept:
+        shutil.copyfileobj(output, kept)
     partial.replace(older(path))
     os.truncate(path, 0)
     return True

@@ -20,6 +20,7 @@ from ostinato.core.seams import Engine
 from ostinato.launch.placing.address import remove_address, write_address
 from ostinato.launch.placing.port import bind, handed_down
 from ostinato.launch.placing.sign import SERVING
+from ostinato.launch.views.audit import AuditFile
 from ostinato.launch.views.learning_numbers import LearningNumbers, watch_learning
 from ostinato.launch.views.numbers import RunNumbers, watch_alarms
 from ostinato.launch.views.page.opening import RunPage, open_page
@@ -63,10 +64,11 @@ async def serve(config: Config, life: Life) -> None:
         starting = life.starting(config)
         path = await unless(life.stopping, _prepared(run, starting))
         starting("loading the model")
-        page = stack.enter_context(open_page(run)) if config.serve.page else None
+        audit = AuditFile(run.home.audit)
+        page = stack.enter_context(open_page(run, audit)) if config.serve.page else None
         progress = Progress(run.home.progress("serve"), kept_bytes(run.config))
         with announced(starting):
-            serving = await unless(life.stopping, open_serving(run, path, page and page.routes, progress.lent))
+            serving = await unless(life.stopping, open_serving(run, path, page and page.routes, progress.lent, audit))
         await _run(run, serving, listener, life, page, progress)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -43,6 +43,7 @@ class Endpoint:
         origins: checks where requests come from.
         metrics: counts the status.
         config: the timeouts.
+        answered: called with each request's scope, headers and status.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Endpoint:
         origins: Origins,
         metrics: Metrics,
         config: ServeConfig,
+        answered: Callable[[Scope, Mapping[bytes, bytes], int], None],
     ) -> None:
         self._route = route
         self._handle = handle
@@ -61,6 +63,7 @@ class Endpoint:
         self._origins = origins
         self._metrics = metrics
         self._config = config
+        self._answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._config)
@@ -84,6 +87,7 @@ class Endpoint:
             pass
         finally:
             self._metrics.answered(self._route, status)
+            self._answered(scope, exchange.headers, status)
 
     async def _fail(self, exchange: Exchange, error: OstinatoError) -> None:
         if exchange.status:  # only streams fail after their start: the error is the last event

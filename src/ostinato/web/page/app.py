@@ -12,6 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
+from ostinato.core.audit import Audit, unaudited
 from ostinato.core.errors import NotFound, OstinatoError, Unauthorized
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor, Visitors
@@ -43,10 +44,11 @@ class Forbidden(OstinatoError):
 class Pages:
     """The page of one run: `routes` for a gateway that knows its visitors, `close` before the gateway ends, and `end` after it."""
 
-    def __init__(self, facts: Facts, worlds: WorldFacts, acts: Acts, clock: Clock) -> None:
+    def __init__(self, facts: Facts, worlds: WorldFacts, acts: Acts, clock: Clock, audit: Audit = unaudited) -> None:
         self._threads = Threads()
         self._views = Views(facts, worlds, self._threads.ask)
         self._acts = acts
+        self._audit = audit
         self._files = Files()
         self._templates = Templates(self._files)
         self._live = live.Live(clock)
@@ -80,18 +82,18 @@ class Pages:
             ("/worlds/tasks/{id:path}", "task"),
             ("/playground", "playground"),
         ]
-        acts: list[tuple[str, Handler]] = [
-            ("/releases/{root}/ship", self._ship),
-            ("/releases/{root}/approve", self._approve),
-            ("/releases/{root}/refuse", self._refuse),
-            ("/rollback", self._roll_back),
-            ("/monitors/{name:path}/accept", self._accept),
-            ("/playground", self._ask),
-            ("/playground/feedback", self._rate),
+        acts: list[tuple[str, str, Handler]] = [
+            ("/releases/{root}/ship", "ship", self._ship),
+            ("/releases/{root}/approve", "approve", self._approve),
+            ("/releases/{root}/refuse", "refuse", self._refuse),
+            ("/rollback", "roll back", self._roll_back),
+            ("/monitors/{name:path}/accept", "accept alarm", self._accept),
+            ("/playground", "ask in the playground", self._ask),
+            ("/playground/feedback", "rate in the playground", self._rate),
         ]
         return [
             *(Route(path, self._seen(self._shower(name), name), methods=["GET"]) for path, name in shown),
-            *(Route(path, self._done(act), methods=["POST"]) for path, act in acts),
+            *(Route(path, self._done(act, name), methods=["POST"]) for path, name, act in acts),
             Route("/events", self._seen(self._events, "turns"), methods=["GET"]),
             Route("/sign-in", self._by_anybody(self._sign_in_form), methods=["GET"]),
             Route("/sign-in", self._by_anybody(self._sign_in), methods=["POST"]),
@@ -123,9 +125,14 @@ class Pages:
 
         return answer
 
-    def _done(self, act: Handler) -> Callable[[Request], Awaitable[Response]]:
+    def _done(self, act: Handler, name: str) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             visitor = self._visitor(request)
+            reply = await admitted(request, visitor)
+            self._record(request, name, reply, visitor)
+            return reply
+
+        async def admitted(request: Request, visitor: Visitor | None) -> Response:
             try:
                 check_form(request.headers)
                 if visitor is None:
@@ -137,6 +144,18 @@ class Pages:
             return await self._guarded(lambda: act(request, visitor), request, visitor)
 
         return answer
+
+    def _record(self, request: Request, act: str, reply: Response, visitor: Visitor | None) -> None:
+        if visitor is None and act != "wrong key":  # nobody: nothing was done, and anybody could repeat it without end
+            return
+        self._audit(
+            act,
+            result="done" if reply.status_code < 400 else f"refused ({reply.status_code})",
+            key="" if visitor is None else visitor.key,
+            tenant="" if visitor is None else visitor.tenant or "",
+            address="" if request.client is None else request.client.host,
+            **{name: str(value) for name, value in request.path_params.items()},
+        )
 
     def _visitor(self, request: Request) -> Visitor | None:
         assert self._visitors is not None
@@ -273,8 +292,13 @@ class Pages:
         back = own_path(words(fields, "back"))
         if cookie is None:
             facts = {"visitor": None, "run": None, "tabs": (), "state": None, "tab": "", "wrong": True, "back": back}
-            return self._html("sign_in.html", facts, 401)
+            refused = self._html("sign_in.html", facts, 401)
+            self._record(request, "wrong key", refused, None)
+            return refused
         reply = RedirectResponse(back, 303, headers=dict(HEADERS))
+        self._record(
+            request, "sign in", reply, self._visitors.visitor({b"x-ostinato-key": words(fields, "key").encode()})
+        )
         name, lasts, secure = self._cookie_name(request), self._visitors.cookie_s, self._is_secure(request)
         reply.set_cookie(name, cookie, max_age=lasts, httponly=True, samesite="strict", secure=secure, path="/")
         return reply

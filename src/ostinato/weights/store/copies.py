@@ -12,12 +12,14 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
 import obstore
 
 from ostinato.core.errors import Corrupt, NotFound, TooLarge
+from ostinato.core.private import private
 from ostinato.weights.store.config import BucketConfig
 from ostinato.weights.store.disk import storage_refusals
 from ostinato.weights.store.location import again, connect, directory_of, in_directory, refusals
@@ -90,7 +92,7 @@ class Copies:
         if odd := [file for file, size in files.items() if found.get(file) != size]:
             raise Corrupt(f"{self._path(name, odd[0])} has {found.get(odd[0], 0)} bytes, not {files[odd[0]]}")
         with storage_refusals(f"making {into}"):
-            into.mkdir(parents=True)
+            into.mkdir(mode=0o700, parents=True)
         for file, size in files.items():
             await self._fetch_file(self._path(name, file), size, into / file)
 
@@ -133,7 +135,7 @@ class Copies:
 
     async def _fetch_file(self, path: str, size: int, target: Path) -> None:
         part = self._config.part_bytes
-        with storage_refusals(f"writing {target}"), target.open("xb", buffering=0) as file:
+        with storage_refusals(f"writing {target}"), FileIO(target, "x", opener=private) as file:
 
             async def fetch(start: int) -> None:
                 async with self._gate:

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge
-from ostinato.weights.store.disk import Disk, Files, stamp_of, storage_refusals
+from ostinato.weights.store.disk import LOCK_WAIT_S, Disk, Files, stamp_of, storage_refusals
 from ostinato.weights.store.interface import Fence, ListedObject, ListedRef, check_range, unfenced
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
 
@@ -37,15 +37,19 @@ class DirectoryStore:
 
     `fence` is called under the lock on the refs: a fence that waits delays every other mover, and no ref moves in between.
 
-    Raises (all methods): StorageFull when the disk refuses a write (nothing of the call is kept); BadRequest for a hash or ref
-    name of the wrong form.
+    A store is made for its owner alone (0700). In a directory that exists, new files give other users what the directory gives them.
+
+    Raises (all methods): StorageFull when the disk refuses a write (nothing of the call is kept); Unavailable when another process
+    holds a lock for `lock_wait_s` seconds; BadRequest for a hash or ref name of the wrong form.
     """
 
-    def __init__(self, root: Path, disk: Disk | None = None, fence: Fence = unfenced) -> None:
+    def __init__(
+        self, root: Path, disk: Disk | None = None, fence: Fence = unfenced, *, lock_wait_s: float = LOCK_WAIT_S
+    ) -> None:
         self._root, self._fence = root, fence
-        self._files = Files(root, disk or Disk())
+        self._files = Files(root, disk or Disk(), lock_wait_s)
         with storage_refusals(f"making the store in {root}"):
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in ("objects", "refs", "tmp"):
                 self._files.directory(root / name)
             self._files.clear_leftovers()

@@ -1,6 +1,9 @@
 """Durable files in a directory that many processes share: temporary file, fsync, rename, fsync of the directory.
 
 A process killed at any instant leaves whole files. Locks are held by open files, so a killed process releases them.
+
+A new file or directory gives nobody more than the directory that it is made in. Lock files are their owner's alone, because whoever can
+open one can hold it.
 """
 
 from __future__ import annotations
@@ -10,12 +13,18 @@ import errno
 import fcntl
 import itertools
 import os
+import stat
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
-from ostinato.core.errors import StorageFull
+from ostinato.core.errors import StorageFull, Unavailable
 
+LOCK_WAIT_S: Final = 10.0
+"""How long a call waits for a lock before it raises Unavailable."""
+
+_RETRY_S: Final = 0.01
 _REFUSED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS})
 
 
@@ -24,7 +33,7 @@ class Disk:
 
     def create(self, path: Path) -> int:
         """A new file, open for writing; it must not exist."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _mode(path.parent) & 0o666)
 
     def write(self, fd: int, data: memoryview) -> int:
         """Write some of `data`; returns how much."""
@@ -40,7 +49,7 @@ class Disk:
 
     def mkdir(self, path: Path) -> None:
         """Make one directory; it may exist."""
-        path.mkdir(exist_ok=True)
+        path.mkdir(mode=_mode(path.parent), exist_ok=True)
 
     def touch(self, path: Path) -> None:
         """Set the file's time to now, on the clock of its file system."""
@@ -52,10 +61,14 @@ class Disk:
 
 
 class Files:
-    """Files under `root` that are written whole or not at all. `root` must hold `tmp/`."""
+    """Files under `root` that are written whole or not at all. `root` must hold `tmp/`.
 
-    def __init__(self, root: Path, disk: Disk) -> None:
+    Raises (all methods that write): Unavailable if another process holds a lock for longer than `lock_wait_s` seconds.
+    """
+
+    def __init__(self, root: Path, disk: Disk, lock_wait_s: float = LOCK_WAIT_S) -> None:
         self._root = root
+        self._lock_wait_s = lock_wait_s
         self.disk = disk
         self._serial = itertools.count()
 
@@ -74,7 +87,7 @@ class Files:
                     os.close(fd)
                 with self.locked("ages.lock", fcntl.LOCK_SH):
                     self.disk.rename(temporary, path)
-            except OSError:
+            except (OSError, Unavailable):
                 with contextlib.suppress(OSError):
                     temporary.unlink()
                 raise
@@ -129,13 +142,34 @@ class Files:
 
     @contextlib.contextmanager
     def locked(self, name: str, how: int) -> Generator[None]:
-        """Hold a lock between processes: `how` is LOCK_SH or LOCK_EX, with LOCK_NB to not wait."""
-        fd = os.open(self._root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Hold a lock between processes: `how` is LOCK_SH or LOCK_EX, with LOCK_NB to not wait.
+
+        Raises Unavailable, naming the holder, if the lock stays taken; BlockingIOError at once with LOCK_NB.
+        """
+        path = self._root / name
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, how)
+            _make_private(fd)
+            self._acquire(fd, path, how)
             yield
         finally:
             os.close(fd)  # releases the lock
+
+    def _acquire(self, fd: int, path: Path, how: int) -> None:
+        deadline = time.monotonic() + self._lock_wait_s
+        while True:
+            try:
+                fcntl.flock(fd, how | fcntl.LOCK_NB)
+                return
+            except BlockingIOError as error:
+                if how & fcntl.LOCK_NB:
+                    raise
+                if time.monotonic() >= deadline:
+                    raise Unavailable(
+                        f"{path} was locked for {self._lock_wait_s:g} s by {_holder(fd)}; nothing was changed. End that process if "
+                        "it hangs, and try again"
+                    ) from error
+            time.sleep(_RETRY_S)
 
     def clear_leftovers(self) -> None:
         """Delete files that killed writers left in tmp/, if no writer is active in any process."""
@@ -145,6 +179,32 @@ class Files:
 
     def _temporary(self) -> Path:
         return self._root / "tmp" / f"{os.getpid()}-{id(self):x}-{next(self._serial)}"
+
+
+def _mode(directory: Path) -> int:
+    return stat.S_IMODE(directory.stat().st_mode) & 0o777
+
+
+def _make_private(fd: int) -> None:
+    """Take a lock file of an earlier version from other users."""
+    seen = os.fstat(fd)
+    if seen.st_mode & 0o077 and seen.st_uid == os.getuid():
+        os.fchmod(fd, 0o600)
+
+
+def _holder(fd: int) -> str:
+    """Who holds a lock on this open file, for people."""
+    seen = os.fstat(fd)
+    name = f"{os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x}:{seen.st_ino}"
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:  # not Linux, or a system that hides it
+        lines = []
+    # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:5694139 0 EOF"; one that waits has "->" as its second word
+    held = (line.split() for line in lines)
+    pids = sorted({int(words[4]) for words in held if len(words) > 5 and words[1] == "FLOCK" and words[5] == name})
+    known = [str(pid) for pid in pids if pid > 0]  # others are outside this container
+    return f"process {' and '.join(known)}" if known else "another process"
 
 
 def stamp_of(stat: os.stat_result) -> str:

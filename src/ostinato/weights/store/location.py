@@ -21,6 +21,8 @@ _T = TypeVar("_T")
 def connect(config: BucketConfig) -> Any:
     """Obstore's client for the bucket or directory at `weights.url`. Raises BadConfig."""
     if in_directory(config.url):
+        with contextlib.suppress(OSError):  # the client says what is wrong
+            directory_of(config.url).mkdir(mode=0o700, parents=True, exist_ok=True)
         return LocalStore(directory_of(config.url), mkdir=True, automatic_cleanup=True)
     # naming an http:// endpoint allows it
     plain = any(value.startswith("http://") for value in config.options.values())

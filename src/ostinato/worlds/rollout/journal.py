@@ -9,10 +9,12 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ostinato.core.errors import Corrupt, StorageFull
+from ostinato.core.private import private
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +44,13 @@ class EventFile:
 
     def __init__(self, path: Path, token: str, most_bytes: int = MOST_BYTES) -> None:
         self._path, self._most, self._rewrite_at = path, most_bytes, most_bytes
-        self._file = path.open("ab", buffering=0)
+        self._file = _appending(path)
         self.token = token
 
     @classmethod
     def open(cls, path: Path, most_bytes: int = MOST_BYTES) -> tuple[EventFile, list[dict[str, Any]]]:
         """Open the file, or create it. Returns it and its events. Raises Corrupt, StorageFull."""
-        path.touch(mode=0o644)
+        path.touch(mode=0o600)
         _beside(path).unlink(missing_ok=True)  # left behind by a kill
         with path.open("r+b") as file:
             events, whole = _read(path, file)
@@ -116,6 +118,10 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.new")
 
 
+def _appending(path: Path) -> FileIO:
+    return FileIO(path, "a", opener=private)
+
+
 def _line(event: Mapping[str, Any]) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode() + b"\n"
 
@@ -124,12 +130,11 @@ def _hash(lines: bytes) -> str:
     return hashlib.blake2b(lines, digest_size=16).hexdigest()
 
 
-def _written(path: Path, data: bytes) -> Any:
+def _written(path: Path, data: bytes) -> FileIO:
     """A new file that holds this, synced to disk and open for appending. Raises OSError, with nothing left open."""
     path.unlink(missing_ok=True)
-    file = path.open("ab", buffering=0)
+    file = _appending(path)
     try:
-        os.fchmod(file.fileno(), 0o644)
         if file.write(data) != len(data):
             raise OSError("cut short")
         os.fsync(file.fileno())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ from ostinato import __version__
 from ostinato.app.storage import Home
 from ostinato.config import write_private
 from ostinato.core.errors import BadConfig
+from ostinato.core.private import replace_text
 from ostinato.launch.placing.address import reachable, read_address, write_address
 from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
 
@@ -108,7 +108,7 @@ class NodeKeeper:
             )
         wanted = Order(**order)
         self._home = Home(Path(wanted.home))
-        self._home.root.mkdir(parents=True, exist_ok=True)
+        self._home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if wanted.admin_key:
             write_private(self._home.root / "admin.key", wanted.admin_key)
         settings = self._home.config
@@ -157,10 +157,7 @@ class NodeKeeper:
     async def put(self, name: str, text: str) -> None:
         if name not in (self._home.workers.name, self._home.draining.name):
             raise ValueError(f"{name} is no file that the gateway reads")
-        path = self._home.root / name
-        partial = path.with_name(f"{name}.{os.getpid()}.partial")
-        partial.write_text(text)
-        partial.replace(path)
+        replace_text(self._home.root / name, text)
 
     async def stop(self, grace_s: float) -> bool:
         return await self._started()[0].stop(grace_s)

@@ -41,7 +41,7 @@ class PageIndex:
     @property
     def _db(self) -> Any:
         if self._opened is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._opened = open_index(self.path)
             if not self.words:
                 self._opened.execute("INSERT INTO words(words) VALUES ('delete-all')")

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Generator
 
 from ostinato.app.storage import Run, open_log
+from ostinato.core.audit import Audit
 from ostinato.core.clock import wall_clock
 from ostinato.core.seams import Renderer
 from ostinato.launch.views.page.acts import RunActs
@@ -20,8 +21,8 @@ from ostinato.web.page.app import Pages
 class RunPage:
     """The page in the serving worker: its routes, the task that keeps its index up to date, and its closing."""
 
-    def __init__(self, run: Run, log: RowLog) -> None:
-        self._run, self._log = run, log
+    def __init__(self, run: Run, log: RowLog, audit: Audit) -> None:
+        self._run, self._log, self._audit = run, log, audit
         self._facts: RunFacts | None = None
         self._worlds: RunWorlds | None = None
         self._pages: Pages | None = None
@@ -37,7 +38,7 @@ class RunPage:
             readers=renderer.reader,
             shipped=self._facts.shipped,
         )
-        self._pages = Pages(self._facts, self._worlds, RunActs(self._run), wall_clock)
+        self._pages = Pages(self._facts, self._worlds, RunActs(self._run), wall_clock, self._audit)
         return self._pages.routes
 
     async def keep(self, stopping: asyncio.Event) -> None:
@@ -67,10 +68,10 @@ class RunPage:
 
 
 @contextlib.contextmanager
-def open_page(run: Run) -> Generator[RunPage]:
-    """The page of a run, with a log connection of its own."""
+def open_page(run: Run, audit: Audit) -> Generator[RunPage]:
+    """The page of a run, with a log connection of its own. `audit` receives what is done on it."""
     with open_log(run.config) as log:
-        page = RunPage(run, log)
+        page = RunPage(run, log, audit)
         try:
             yield page
         finally:
