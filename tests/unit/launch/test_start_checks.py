@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,7 +14,7 @@ from ostinato.config import load
 from ostinato.config import save as save_config
 from ostinato.core.errors import BadConfig, SandboxRefused
 from ostinato.launch.commands import checks, demo, doctor
-from ostinato.launch.commands.checks import check_model, check_same_model, check_start
+from ostinato.launch.commands.checks import check_model, check_same_model, check_start, network_warning
 from ostinato.launch.commands.demo import check_emptied, choose, empty
 from ostinato.launch.commands.up import up
 from ostinato.launch.commands.worlds.train import train_in_world
@@ -210,3 +211,28 @@ async def test_a_world_without_a_sandbox_is_refused_before_its_run_starts(no_san
     with pytest.raises(SandboxRefused, match="unshare the user namespace"):
         await check_start(settings("learn.source=worlds", f"worlds.file='{file}'"))
     await check_start(settings())  # a run that learns from people needs none
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("/home/ann/run", "nfs4"),
+        ("/home/ann/my runs/one", ""),
+        ("/mnt/share/run", "cifs"),
+        ("/srv/run", ""),
+        ("/tmp", ""),
+    ],
+)
+def test_a_run_on_another_machines_disk_is_warned_of(tmp_path, place, kind):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+        "22 21 0:40 / /home rw - nfs4 server:/home rw\n"
+        "23 22 8:2 / /home/ann/my\\040runs rw - ext4 /dev/sdb rw\n"
+        "24 21 0:41 / /mnt/share rw shared:7 - cifs //server/share rw\n"
+        "25 21 0:42 / /tmp rw - nfs server:/tmp rw\n"
+        "26 21 0:43 / /tmp rw - tmpfs tmpfs rw\n"
+    )
+    said = network_warning(Path(place), mounts)
+    assert f"({kind})" in said if kind else not said
+    assert not network_warning(Path(place), tmp_path / "missing")

@@ -21,6 +21,7 @@ from ostinato.core.places import expanded
 from ostinato.serve.auth import Keyring, UserKeys, check_bind, check_tenants, client_keys
 from ostinato.worlds.sandbox import SingleRuns
 
+_NETWORK = frozenset({"9p", "cifs", "fuse.sshfs", "nfs", "nfs4", "smb3", "smbfs"})
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -111,6 +112,29 @@ def check_place(config: Config) -> Path:
                 f"run.directory {place}: {folder} cannot be written; change its owner or name another place"
             )
     return found
+
+
+def network_warning(directory: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """A sentence for a run's directory on another machine's disk, where the log's locks and memory maps may fail; "" for other places.
+
+    `mounts`: the mounts as Linux lists them. A place that cannot be found there counts as this machine's.
+    """
+    try:
+        lines = mounts.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    place, kind, depth = directory.absolute(), "", -1
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = Path(before.split()[4].encode().decode("unicode_escape"))  # blanks are written as \040
+        if place.is_relative_to(point) and len(point.parts) >= depth:  # of mounts at one point the last is seen
+            kind, depth = after.split()[0], len(point.parts)
+    if kind not in _NETWORK:
+        return ""
+    return (
+        f"{place} is on a network file system ({kind}), where SQLite's files are not safe: put run.directory on a local disk, or the "
+        "log into Postgres (record.url)"
+    )
 
 
 def _check_name(field: str, place: Path) -> None:

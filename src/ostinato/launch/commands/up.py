@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ostinato.app.storage import Home, home
 from ostinato.config import Config, save
-from ostinato.launch.commands.checks import check_same_model, check_start
+from ostinato.launch.commands.checks import check_same_model, check_start, network_warning
 from ostinato.launch.commands.computing.sharing import check_sharing
 from ostinato.launch.placing.address import read_address, remove_address
 from ostinato.launch.placing.board import Board
@@ -170,6 +170,8 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
         _show(console, Text.assemble((f"{worker:12}", "bold"), " ", what))
 
     with hold(home(config).root, "up"):
+        if not config.record.url and (words := network_warning(config.run.directory)):
+            say("log", words)
         if not config.evaluate.suite:
             say(
                 "release",

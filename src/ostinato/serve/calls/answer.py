@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import Any
 
 from ostinato.core.conversation import Message, Piece
@@ -114,6 +113,11 @@ class Answer:
         while not capture.complete:
             await self._next()
         await self._store(*range(len(capture.choices)))
+        few = capture.tokens * (1 + capture.call.tops) <= _AT_ONCE_TOKENS
+        body = self._body() if few else await asyncio.to_thread(self._body)
+        await self._exchange.reply(200, body, self._headers())
+
+    def _body(self) -> bytes:
         answers = [
             Whole(
                 message=reading.message(),
@@ -121,12 +125,9 @@ class Answer:
                 finish=choice.finish or Finish.ERROR,
                 stop=self._stop_of(choice),
             )
-            for choice, reading in zip(capture.choices, self._readings, strict=True)
+            for choice, reading in zip(self._capture.choices, self._readings, strict=True)
         ]
-        body = partial(self._writer.body, answers, self._counts(), self._ostinato())
-        said = self._capture.tokens * (1 + self._capture.call.tops)
-        written = body() if said <= _AT_ONCE_TOKENS else await asyncio.to_thread(body)
-        await self._exchange.reply(200, written, self._headers())
+        return self._writer.body(answers, self._counts(), self._ostinato())
 
     # ------------------------------------------------------------ as a stream
 
