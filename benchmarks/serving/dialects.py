@@ -25,7 +25,7 @@ from ostinato.model.load import resolve
 from ostinato.model.renderer import HFRenderer
 from ostinato.serve.calls.reading import Reading
 from ostinato.serve.calls.routes import ROUTES
-from ostinato.serve.calls.sessions import Scope, Sessions
+from ostinato.serve.calls.sessions import Scope, Sessions, chain_of
 from ostinato.serve.dialects.dialect import Counts, Heading, Tokens, Whole
 from ostinato.serve.wire.body import parse_json
 
@@ -82,7 +82,7 @@ SHAPES: dict[str, Shape] = {
 def one_call(number: int, route: Any, sessions: Sessions, renderer: HFRenderer, data: bytes) -> tuple[bytes, Turn]:
     """Process one call. Returns the body of its answer, and its turn."""
     request = route.parse(parse_json(data, depth=64, values=1_000_000))
-    question = sessions.look(SCOPE, request.conversation)
+    question = sessions.look(SCOPE, request.conversation, chain_of(SCOPE, request.conversation))
     prompt = sessions.render(question)
     ids = (*_sampled(renderer), min(renderer.stop_ids()))
     turn = Turn(
