@@ -42,9 +42,7 @@ class QuotaConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
 
-SHARED = QuotaConfig(
-    calls_per_s=50.0, burst=200.0, open_samples=64, events_per_s=500.0, bytes_per_s=2.0 * 2**20, mb_per_day=20_000.0
-)
+SHARED = QuotaConfig(calls_per_s=50.0, burst=200.0, open_samples=64, events_per_s=500.0, mb_per_day=20_000.0)
 """What each of several tenants may take of a server by default: what a product's people or a team's agents need."""
 
 
@@ -90,7 +88,8 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     api_keys_file: Path | None = Field(
         default=None,
         description="File with more keys like those of `serve.api_keys`, one per line (# begins a comment). It is "
-        "read again when it changes; a new tenant needs a restart. It must give other users no permissions.",
+        "read again when it changes; a new tenant needs a restart, and while the file is missing or unusable the old "
+        "keys go on. It must give other users no permissions.",
     )
     user_keys: tuple[SecretStr, ...] = Field(
         default=(),
@@ -153,7 +152,7 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     quota: QuotaConfig | None = Field(
         default=None,
         description="Limits of each tenant. Left out: wide ones, or where the keys name several tenants, 50 calls per second, 200 at "
-        "once, 64 samples in progress, 500 events and 2 MiB per second and 20,000 MB per day for each of them.",
+        "once, 64 samples in progress, 500 events per second and 20,000 MB per day for each of them.",
     )
     tenant_quotas: dict[str, QuotaConfig] = Field(
         default_factory=dict[str, QuotaConfig],

@@ -142,12 +142,14 @@ class Quotas:
     def count_bytes(self, tenant: str, size: int) -> None:
         """Charge a request body of `size` bytes. Raises QuotaExceeded."""
         account, now = self._tenants[tenant], self._clock()
+        if account.stored is not None and (wait_s := account.stored.wait(size, now)):
+            limit = f"{account.quota.mb_per_day:g} MB of request bodies a day (serve.quota.mb_per_day)"
+            raise self._exceeded(tenant, f"more than {limit}; what was used comes back over the day.", wait_s)
         if wait_s := account.bytes.take(size, now):
             limit = f"{account.quota.bytes_per_s:g} bytes a second (serve.quota.bytes_per_s)"
             raise self._exceeded(tenant, f"more than {limit}.", wait_s)
-        if account.stored is not None and (wait_s := account.stored.take(size, now)):
-            limit = f"{account.quota.mb_per_day:g} MB of request bodies a day (serve.quota.mb_per_day)"
-            raise self._exceeded(tenant, f"more than {limit}; what was used comes back over the day.", wait_s)
+        if account.stored is not None:
+            account.stored.take(size, now)
 
     def expect_events(self, tenant: str) -> None:
         """Check for room before feedback whose number of events is not known yet. Raises QuotaExceeded if not even one event may come."""

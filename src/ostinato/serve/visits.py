@@ -27,6 +27,7 @@ from ostinato.serve.wire.origins import Origins
 COOKIES = ("ostinato", "__Host-ostinato")
 """Names of the cookie: browsers take the second over HTTPS only."""
 _COOKIE_S = 12 * 3600
+_MOST_COOKIES = 8  # of these names that are looked at in one request
 _TOKEN = re.compile(r"(\d{1,12})\.([0-9a-f]{32})\.([0-9a-f]{64})")
 
 
@@ -74,12 +75,9 @@ class Visits:
         """From now on the cookie in these headers identifies nobody, until a restart at most. There is one a second for each key, so
         there cannot be many.
         """
-        found = self._cookie_in(headers)
-        if found is None:
-            return
         now = self._clock()
         self._left = {mac: until for mac, until in self._left.items() if until >= now}
-        self._left[found[3]] = int(found[1])
+        self._left |= {found[3]: int(found[1]) for found in self._cookies_in(headers)}
 
     @property
     def cookie_s(self) -> int:
@@ -106,17 +104,22 @@ class Visits:
         return self._visitor(given) if given else None
 
     def _by_cookie(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
-        found = self._cookie_in(headers)
-        key = None if found is None or found[3] in self._left else self._known.get(found[2])
+        found = next((each for each in self._cookies_in(headers) if each[3] not in self._left), None)
+        key = None if found is None else self._known.get(found[2])
         return None if key is None else self._named(key)
 
-    def _cookie_in(self, headers: Mapping[bytes, bytes]) -> re.Match[str] | None:
-        """The parts of the cookie that this gateway made and that has not expired."""
+    def _cookies_in(self, headers: Mapping[bytes, bytes]) -> list[re.Match[str]]:
+        """The parts of the cookies that this gateway made and that have not expired. Others of the same names may come before them: any
+        site of this host may set one.
+        """
+        names = COOKIES[1:] if self._secure else COOKIES
         sent = (each.strip().partition("=") for each in headers.get(b"cookie", b"").decode("latin-1").split(";"))
-        found = next((each for name, _, value in sent if name in COOKIES and (each := _TOKEN.fullmatch(value))), None)
-        if found is None or float(found[1]) < self._clock():
-            return None
-        return found if hmac.compare_digest(self._mac(int(found[1]), found[2]), found[3]) else None
+        found = [each for name, _, value in sent if name in names and (each := _TOKEN.fullmatch(value))][:_MOST_COOKIES]
+        return [each for each in found if self._is_ours(each)]
+
+    def _is_ours(self, found: re.Match[str]) -> bool:
+        made = self._mac(int(found[1]), found[2])
+        return float(found[1]) >= self._clock() and hmac.compare_digest(made, found[3])
 
     def _named(self, key: bytes) -> Visitor | None:
         """The visitor that a key belongs to; None if it is not a known key."""

@@ -3,6 +3,7 @@
 import gzip
 import json
 import time
+import tracemalloc
 import zlib
 
 import pytest
@@ -77,3 +78,18 @@ async def test_a_tenant_pays_for_what_is_unpacked():
                 "/v1/chat/completions", data=gzip.compress(body), headers={"content-encoding": "gzip"}
             )
             assert (status != 429) is expected
+
+
+def test_a_zstd_frame_that_lies_about_its_length_is_not_unpacked():
+    """A thousand blocks of 128 KiB of one byte each, in a frame that declares 1.5 MB."""
+    head = (0xFD2FB528).to_bytes(4, "little") + bytes([0b10000000, 0b00111000]) + (1_500_000).to_bytes(4, "little")
+    block = ((128 * 1024) << 3 | 0b010).to_bytes(3, "little") + b"x"
+    last = (1 << 3 | 0b011).to_bytes(3, "little") + b"x"
+    lying = head + 1_000 * block + last
+    assert zstandard.frame_content_size(lying) == 1_500_000
+    tracemalloc.start()
+    with pytest.raises((TooLarge, BadRequest)):
+        unpacking({b"content-encoding": b"zstd"}, 2 * 2**20)(lying)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 * 2**20

@@ -70,7 +70,7 @@ def test_several_tenants_share_a_server_by_default_and_one_has_it_to_itself():
     assert [quota_of(own, name, several).burst for name in several] == [7, 9, 9]
     said = in_force(ServeConfig(tenant_quotas={"zoo": wide}), ("acme", "bolt", "core", "dune", "zoo", "default"))
     assert said.startswith(
-        "acme, bolt, core and 1 more: 50 calls a second (200 at once), 64 samples in progress, 500 events and 2 MiB"
+        "acme, bolt, core and 1 more: 50 calls a second (200 at once), 64 samples in progress, 500 events and 8 MiB"
     )
     assert "20,000 MB a day; default, zoo: 5,000 calls a second" in said
 

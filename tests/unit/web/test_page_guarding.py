@@ -290,6 +290,24 @@ async def test_behind_a_proxy_the_cookie_is_for_https_only():
         assert "secure" in (await w.post("/sign-out", {}, cookie=cookie)).headers["set-cookie"].lower()
 
 
+async def test_cookies_of_the_same_names_hide_none_and_sign_out_ends_all():
+    async with page_world(api_keys=KEYS, secure_cookie=True) as w:
+        cookie = (await w.post("/sign-in", {"key": ACME})).headers["set-cookie"].partition(";")[0]
+        w.now += 1
+        w.http.cookies.clear()
+        token = cookie.partition("=")[2]
+        forged = f"{token[:-1]}{'0' if token[-1] != '0' else '1'}"
+        other = (await w.post("/sign-in", {"key": ACME})).headers["set-cookie"].partition(";")[0]
+        w.http.cookies.clear()
+        assert (await w.get("/turns", cookie=f"ostinato={token}")).status_code == 303, "not the name for HTTPS"
+        for before in (f"ostinato={token}", f"__Host-ostinato={forged}"):
+            assert (await w.get("/turns", cookie=f"{before}; {cookie}")).status_code == 200
+        gone = await w.post("/sign-out", {}, cookie=f"{cookie}; {other}")
+        assert len(gone.headers.get_list("set-cookie")) == 2
+        for each in (cookie, other):
+            assert (await w.get("/turns", cookie=each)).status_code == 303
+
+
 async def test_a_form_that_does_not_come_is_not_waited_for(monkeypatch):
     monkeypatch.setattr("ostinato.web.page.asking.FORM_S", 0.05)
 

@@ -23,16 +23,21 @@ class Given(NamedTuple):
 def absent(given: Iterable[Given], written: str) -> list[Given]:
     """The texts, of messages and of calls, that are not in what was written, as they are or as JSON; outer white space does not count.
 
-    The first `MOST` of them: each is looked for in all that was written. Reasoning is left out: templates drop that of earlier answers on
+    At most `MOST` of them, and texts are looked for only until the search has gone over all that was written `MOST` times: in a prompt
+    that holds the texts in their order it goes over it once. Reasoning is left out: templates drop that of earlier answers on
     purpose.
     """
     missing: list[Given] = []
-    place = 0
+    place, searched = 0, 0
     for item in given:
+        if searched > MOST * len(written):
+            return missing
         text = item.fenced.strip()
         if not text or not item.field.endswith(_CHECKED):
             continue
+        before = place
         end = _end(text, written, place) or _end(json.dumps(text, ensure_ascii=False)[1:-1], written, place)
+        searched += end - before if end is not None and end > before else 2 * len(written)
         if end is None:
             missing.append(item)
             if len(missing) == MOST:

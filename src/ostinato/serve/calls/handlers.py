@@ -104,7 +104,8 @@ class Calls:
     async def _ask_chat(self, asked: Asked, request: ConversationRequest) -> Question:
         tenant, previous = asked.caller.tenant, self._previous[asked.caller.tenant]
         conversation = previous.conversation(request)
-        rough = asked.exchange.received // PER_PARSED + PART_CHARS * conversation.parts
+        said = max(asked.exchange.received, sum(message.chars for message in conversation.messages))
+        rough = said // PER_PARSED + PART_CHARS * conversation.parts
         chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
         self._check_length(chars, asked.route.field)
         sessions = self._sessions[tenant]

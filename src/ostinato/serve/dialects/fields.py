@@ -109,7 +109,7 @@ def validate(model: type[_Body], body: Any, where: str = "") -> _Body:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        found, fields = dict[str, str](), list(model.model_fields)
+        found, fields = dict[str, str](), [field.alias or name for name, field in model.model_fields.items()]
         for each in error.errors(include_url=False, include_context=False, include_input=False):
             field = _path(each["loc"], where)
             if field not in found:  # the first of a union's reasons

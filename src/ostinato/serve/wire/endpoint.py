@@ -87,7 +87,7 @@ class Endpoint:
             pass
         finally:
             self._metrics.answered(self._route, status)
-            self._answered(scope, exchange.headers, status)
+            self._answered(scope, exchange.headers, exchange.status or status)
 
     async def _fail(self, exchange: Exchange, error: OstinatoError) -> None:
         if exchange.status:  # only streams fail after their start: the error is the last event

@@ -308,8 +308,9 @@ class Pages:
         check_form(request.headers)
         self._visitors.leave(dict(request.scope["headers"]))
         reply = RedirectResponse("/", 303, headers=dict(HEADERS))
-        name, secure = self._cookie_name(request), self._is_secure(request)
-        reply.delete_cookie(name, path="/", httponly=True, samesite="strict", secure=secure)
+        secure = self._is_secure(request)
+        for name in {COOKIE, self._cookie_name(request)}:  # the first may be left from before the proxy spoke HTTPS
+            reply.delete_cookie(name, path="/", httponly=True, samesite="strict", secure=secure)
         return reply
 
     def _is_secure(self, request: Request) -> bool:
