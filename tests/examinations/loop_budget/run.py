@@ -23,6 +23,7 @@ from typing import Any
 from tests.fakes.loop_steps import loop_steps
 from tests.fakes.worst_bodies import bodies
 
+from ostinato.launch.workers.settling import settle
 from ostinato.model.renderer import HFRenderer
 from ostinato.serve.config import QuotaConfig, ServeConfig
 from ostinato.serve.gateway import create_app
@@ -81,6 +82,7 @@ async def examine(args: argparse.Namespace) -> list[dict[str, Any]]:
             clock=lambda: 1_000.0,
             model_name="m",
         )
+        settle()  # as the serving worker does
         async with serving(app) as url:
             for path, name, body in bodies():
                 if args.only not in f"{path} {name}":
