@@ -24,9 +24,9 @@ from ostinato.core.report import Report, Verdict
 from ostinato.core.weights import Learned
 from ostinato.launch.commands.auto import show_auto
 from ostinato.launch.views.progress import Progress
-from ostinato.launch.workers.following import Following
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.serve import follow_trial
+from ostinato.launch.workers.weight_loader import WeightLoader
 from ostinato.model.load import load_model
 from ostinato.model.tensors import weights_of
 from ostinato.release.auto.estimating import prospect
@@ -103,7 +103,7 @@ async def served(config):
         path = await prepare(run, lambda _: None)
         parts = await open_serving(run, path)
         await parts.engine.start()
-        following = Following(parts, run.log, Progress(run.home.progress("serve")), lambda: None)
+        following = WeightLoader(parts, run.log, Progress(run.home.progress("serve")), lambda: None)
         beside = [
             asyncio.create_task(following.run(("live", "canary", "previous"))),
             asyncio.create_task(follow_trial(open_ledger(run), parts.gateway, 0.0)),

@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 from ostinato.serve.quotas import QuotaExceeded
 
-AT_ONCE_CHARS = (
-    4_000  # are tokenised in a millisecond or two, less than a round trip to a thread takes on a busy machine
-)
+AT_ONCE_CHARS = 4_000
+"""Are tokenised in a millisecond or two, less than a round trip to a thread takes on a busy machine."""
 PER_PARSED = 4
 """Bytes that are parsed or hashed in the time that a tokenizer takes for one."""
 LONG = AT_ONCE_CHARS + 1

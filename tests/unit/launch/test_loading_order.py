@@ -10,7 +10,7 @@ from tests.deadlines import PATIENT_S
 from ostinato.app.storage import live_last, served_refs
 from ostinato.config import load
 from ostinato.core.weights import WeightArray
-from ostinato.launch.workers import following as module
+from ostinato.launch.workers import weight_loader as module
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.store import MemoryStore
@@ -50,7 +50,7 @@ async def test_a_gateway_that_starts_never_serves_live_without_the_other_arms(mo
     serving = SimpleNamespace(engine=engine, gateway=gateway, follower=Follower(store, FollowerConfig(interval_s=0.01)))
     progress = SimpleNamespace(swapped=lambda swap: None)
     refs = ("live", "control", "canary", "previous", "evaluation")
-    following = asyncio.create_task(module.Following(serving, MemoryLog(), progress, lambda: None).run(refs))
+    following = asyncio.create_task(module.WeightLoader(serving, MemoryLog(), progress, lambda: None).run(refs))
     try:
         async with asyncio.timeout(PATIENT_S):
             while len(seen) < 4:

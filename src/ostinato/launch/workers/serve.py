@@ -26,11 +26,11 @@ from ostinato.launch.views.numbers import RunNumbers, watch_alarms
 from ostinato.launch.views.page.opening import RunPage, open_page
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.descriptors import room_for_connections
-from ostinato.launch.workers.following import Following
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.listening import listen
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.stopping import unless
+from ostinato.launch.workers.weight_loader import WeightLoader
 from ostinato.model.kernels.cache import announced
 from ostinato.record.lock import hold
 from ostinato.release.ledger import ReleaseLedger
@@ -130,7 +130,7 @@ async def _run(
     numbers, learning, ledger = RunNumbers(run.home.workers), LearningNumbers(), open_ledger(run)
     for each in (numbers, learning):
         serving.gateway.state.metrics.registry.register(each)
-    following = Following(serving, run.log, progress, saying.live)
+    following = WeightLoader(serving, run.log, progress, saying.live)
     life.pulse.trouble = following.trouble
     await engine.start()
     try:

@@ -16,7 +16,7 @@ from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from ostinato.core.errors import BadRequest
 from ostinato.model.rendering.arrival import Given, absent, dropped
 from ostinato.model.rendering.fences import HOLE, Fences, encodable
-from ostinato.model.rendering.fitting import REPAIRS, needed, repaired
+from ostinato.model.rendering.repairs import REPAIRS, needed, repaired
 from ostinato.model.rendering.tool_text import as_text, function_schema
 
 Json = dict[str, Any]
@@ -85,7 +85,7 @@ _STYLES = tuple(_Calls(as_text=text, short_ids=short) for text in (False, True) 
 class ChatTemplate:
     """Conversation -> text with fences, as one model's template writes it. Pure after loading.
 
-    A conversation that the template takes is rendered as it is. Another is repaired as the probes at loading say (`fitting`), then in
+    A conversation that the template takes is rendered as it is. Another is repaired as the probes at loading say (`repairs`), then in
     every known way, at last with its calls as text; it is refused if a text of it still does not arrive in the prompt.
 
     `knows_tools` is False for a template that leaves out tools, calls or results: it gets them as text. `opening` is the text that

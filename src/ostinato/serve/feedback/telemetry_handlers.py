@@ -17,8 +17,8 @@ from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.feedback.otlp import Encoding, read_logs, read_spans
 from ostinato.serve.feedback.telemetry import Heard, read_events, read_traces
 from ostinato.serve.parts import Parts
+from ostinato.serve.wire.content_encoding import UnsupportedMedia, unpacking
 from ostinato.serve.wire.exchange import Exchange
-from ostinato.serve.wire.packing import UnsupportedMedia, unpacking
 from ostinato.serve.wire.watch import ClientGone
 
 _DRAIN_FACTOR = 16  # how far beyond the limit a refused body is read, so that the client can see the refusal

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.json_shape import is_small, outside_strings, shape_of
-from ostinato.serve.wire.packing import unpacking
+from ostinato.serve.wire.content_encoding import unpacking
 
 MAX_NAMES = 40_000
 """The most fields in a body, of all its objects together: each takes about three times as long to build as a value in a list."""

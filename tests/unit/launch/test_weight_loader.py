@@ -11,8 +11,8 @@ from ostinato.core.errors import BadWeights, Unavailable
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Snapshot, WeightArray
-from ostinato.launch.workers import following as module
-from ostinato.launch.workers.following import Following
+from ostinato.launch.workers import weight_loader as module
+from ostinato.launch.workers.weight_loader import WeightLoader
 from ostinato.testing.log import MemoryLog
 
 WHY = "the weights do not fit the model: missing none, extra lm_head.weight"
@@ -42,7 +42,7 @@ class World:
         metrics = SimpleNamespace(swapped=lambda swap: None)
         gateway = SimpleNamespace(state=SimpleNamespace(metrics=metrics))
         serving = SimpleNamespace(engine=self, follower=self.follows, gateway=gateway)
-        self.following = Following(serving, self.log, SimpleNamespace(swapped=self.swaps.append), self._lived)
+        self.following = WeightLoader(serving, self.log, SimpleNamespace(swapped=self.swaps.append), self._lived)
 
     def _lived(self):
         self.live += 1

@@ -24,7 +24,7 @@ ALARM = "weights:{ref}"
 """The name of the alarm that stands while the version of a ref cannot be loaded."""
 
 
-class Following:
+class WeightLoader:
     """Loads whatever the refs point to, now and whenever they move.
 
     Args:
