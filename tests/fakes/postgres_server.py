@@ -60,16 +60,17 @@ class PostgresServer:
         self.url = f"postgresql://{self.owner}@/postgres?host={self.directory}"
         self._run("initdb", "-D", "data", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
 
-    def start(self) -> None:
-        """Start the server and wait until it accepts clients. After a kill it recovers first."""
+    def start(self, **more: str) -> None:
+        """Start the server, with more settings, and wait until it accepts clients. After a kill it recovers first."""
         settings = {"listen_addresses": "", "unix_socket_directories": str(self.directory), "max_connections": "60"}
         settings["dynamic_shared_memory_type"] = "mmap"  # so that a kill leaves nothing behind outside of the directory
-        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        options = [part for name, value in (settings | more).items() for part in ("-c", f"{name}={value}")]
         log = (self.directory / "log").open("ab")
         command = [self._bin / "postgres", "-D", "data", *options]
         self._process = subprocess.Popen(command, cwd=self.directory, stdout=log, stderr=log, **self._user)
         log.close()
-        while self._run("pg_isready", "-q", "-h", str(self.directory), check=False):
+        reached = ("-h", str(self.directory), "-p", more.get("port", "5432"))
+        while self._run("pg_isready", "-q", *reached, check=False):
             if self._process.poll() is not None:
                 raise RuntimeError((self.directory / "log").read_text()[-3000:])
 

@@ -33,6 +33,11 @@ class RecordConfig(BaseModel, frozen=True, extra="forbid"):
         description="Environment variable that holds the password for record.url. Empty: no password, or libpq's own "
         "sources.",
     )
+    allow_unverified: bool = Field(
+        default=False,
+        description="Accept a Postgres on another host whose certificate is not checked. Only for a network that nobody "
+        "else can reach; otherwise add ?sslmode=verify-full to record.url.",
+    )
     namespace: str = Field(
         default="ostinato",
         description="Database schema of this run's log; each run needs its own. Names that begin with pg_ are "

@@ -76,6 +76,7 @@ def words(lab: Lab, host: Host, plan: Plan) -> list[str]:
         f"serve.admin_key='{ADMIN_KEY}'",
         f"record.url='postgresql://loop@{lab['log'].address}/loop'",
         "record.password_env='LOG_PASSWORD'",
+        "record.allow_unverified=true",
         f"record.lease_s={plan.lease_s}",
         "weights.url='s3://weights/run'",
         f"weights.options={{aws_endpoint='http://{lab['bucket'].address}:{BUCKET_PORT}', aws_region='us-east-1'}}",

@@ -164,7 +164,7 @@ LEND = [*VLLM, "learn.source=worlds", "compute.lend.most=1", "compute.lend.carri
 
 def test_a_run_that_can_lend():
     check_lending(load(None, LEND))
-    check_lending(load(None, [*LEND, "record.url='postgresql://a@b/c'", "compute.lend.only_gateway=true"]))
+    check_lending(load(None, [*LEND, "record.url='postgresql:///c'", "compute.lend.only_gateway=true"]))
     check_lending(load())
 
 
@@ -175,7 +175,7 @@ def test_a_run_that_can_lend():
         (["compute.lend.most=2"], "has 2 servers, .* raise engine.replicas.live to 3, or lend at most 1"),
         (["engine.replicas={}"], "has 1 server, .* raise engine.replicas.live to 2$"),
         (["learn.source=people"], 'no rollouts to lend to; set it to "worlds" or "both"'),
-        (["record.url='postgresql://a@b/c'"], "set compute.lend.only_gateway = true"),
+        (["record.url='postgresql:///c'"], "set compute.lend.only_gateway = true"),
         (["compute.lend.carries=0"], "set carries to .*, or most = 0"),
         (["compute.lend.lend_below=0.8"], "lend_below must lie below return_above"),
     ],

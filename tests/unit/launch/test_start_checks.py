@@ -23,7 +23,7 @@ from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 from ostinato.worlds.sandbox.protocol import refusal
 from ostinato.worlds.tasks.tasksets import save
 
-URL = "record.url='postgresql://ann@db/loop'"
+URL = "record.url='postgresql://ann@db/loop?sslmode=verify-full'"
 
 
 @pytest.fixture

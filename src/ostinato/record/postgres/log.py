@@ -38,7 +38,7 @@ class PostgresLog(RowLog):
 
     Example::
 
-        with PostgresLog.open(RecordConfig(url="postgresql://ann@db.example/loop")) as log:
+        with PostgresLog.open(RecordConfig(url="postgresql://ann@db.example/loop?sslmode=verify-full")) as log:
             await log.append(turn, signal)
     """
 

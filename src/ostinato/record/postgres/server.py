@@ -37,7 +37,12 @@ _PASSING = frozenset(
 )
 """SQLSTATEs that are worth a retry: serialization failure, deadlock, lock or statement timeout, a server that stops or starts or became a
 standby, too long a pause within a transaction, too many clients."""
-_OURS = re.compile(r"does not exist|authentication failed|no password|pg_hba\.conf|not permitted|invalid (?!response)")
+_OURS = re.compile(
+    r"does not exist|authentication failed|no password|pg_hba\.conf|not permitted|invalid (?!response)|certificate|signature failure"
+    r"|does not support SSL"
+)
+_VERIFIED = ("verify-full", "verify-ca")
+_LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1|/.*|@.*|")  # paths are sockets of this host's, @ its abstract ones
 _LET_IN: set[str] = set()  # servers that let this process in before: a refusal is then theirs, and may pass
 
 _END_SILENT: LiteralString = (
@@ -57,7 +62,7 @@ T = TypeVar("T")
 class Server:
     """The location of a log. `name` is for messages and holds no password. `token` is the role's fencing token, checked with each write.
 
-    Example: ``Server.of(RecordConfig(url="postgresql://ann@db.example/loop"))``
+    Example: ``Server.of(RecordConfig(url="postgresql://ann@db.example/loop?sslmode=verify-full"))``
     """
 
     name: str
@@ -68,7 +73,11 @@ class Server:
 
     @classmethod
     def of(cls, config: RecordConfig, environment: Mapping[str, str] = os.environ) -> Server:
-        """The server of these settings. Raises BadConfig for an invalid URL, a URL with a password, or a variable that is not set."""
+        """The server of these settings.
+
+        Raises BadConfig for an invalid URL, a URL with a password, a variable that is not set, or another host whose certificate would
+        not be checked.
+        """
         try:
             found = conninfo_to_dict(config.url)
         except psycopg.ProgrammingError:  # its message may repeat the URL
@@ -77,6 +86,8 @@ class Server:
             raise BadConfig(
                 "record.url holds a password; name the environment variable that does in record.password_env"
             )
+        if not config.allow_unverified:
+            _check_verified(found, environment)
         host, port, database = (found.get(key) for key in ("host", "port", "dbname"))
         name = f"postgresql://{host or ''}{f':{port}' if port else ''}/{database or ''} (schema {config.namespace})"
         wait = max(2, round(config.append_s))
@@ -228,6 +239,20 @@ def digest_of(kind: Kind, identity: Identity) -> UUID:
     # a part that contains the separator could make two identities equal; JSON escapes it
     plain = json.dumps(parts, ensure_ascii=False) if any("\0" in part for part in parts) else "\0".join(parts)
     return UUID(bytes=blake2b(plain.encode(), digest_size=16).digest())
+
+
+def _check_verified(found: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """Raise BadConfig if a host beyond this machine could be impersonated. What the URL leaves out, libpq takes from PG* variables."""
+    named = found.get("service") or environment.get("PGSERVICE")  # its file may name any host
+    hosts = found.get("hostaddr") or found.get("host") or environment.get("PGHOSTADDR") or environment.get("PGHOST", "")
+    local = not named and all(_LOOPBACK.fullmatch(host) for host in hosts.split(","))
+    mode = found.get("sslmode") or environment.get("PGSSLMODE", "")
+    if not local and mode not in _VERIFIED:
+        raise BadConfig(
+            f"record.url leads to another host, and sslmode={mode or 'prefer'} does not check who answers there: what people wrote could "
+            "be read on the way. Add ?sslmode=verify-full&sslrootcert=FILE (or sslrootcert=system) to it, or set "
+            "record.allow_unverified = true if nobody else can reach the network between"
+        )
 
 
 def _line(error: Exception) -> str:

@@ -322,7 +322,7 @@ def test_a_url_that_leads_nowhere(postgres_server, url, error, said):
 
 
 def test_the_password_comes_from_the_environment_and_is_told_to_nobody():
-    config = RecordConfig(url="postgresql://ann@db.example/loop", password_env="LOOP_PASSWORD")
+    config = RecordConfig(url="postgresql://ann@db.example/loop?sslmode=verify-full", password_env="LOOP_PASSWORD")
     server = Server.of(config, {"LOOP_PASSWORD": "pa55word"})
     assert server.parameters["password"] == "pa55word"
     assert "pa55word" not in server.name + str(config) + repr(server)
