@@ -20,6 +20,7 @@ from tests.fakes.deploy_files import (
 from ostinato.config import Config, load
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.up import WORKERS
+from ostinato.worlds.remote.config import DoorConfig
 
 
 def test_the_configuration_of_the_cluster_has_no_unknown_key(tmp_path):
@@ -95,22 +96,74 @@ def test_all_pods_run_as_somebody_without_rights_and_take_secrets_by_reference()
             assert f'password_env = "{container["env"][0]["name"]}"' in config
 
 
+ROLLOUTS = of_kind("Deployment")["spec"]
+
+
+def test_pods_that_run_generated_code_hold_no_secret_but_their_own_certificate():
+    pod = ROLLOUTS["template"]["spec"]
+    assert not [*values(pod, "secretKeyRef"), *values(pod, "envFrom"), *values(pod, "env")]
+    assert [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume] == ["ostinato-rollouts"]
+    assert pod["automountServiceAccountToken"] is False
+    (container,) = pod["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    unconfined = [each for each in (*GROUPS, ROLLOUTS) if "Unconfined" in json.dumps(each)]
+    assert unconfined == [ROLLOUTS]
+    reached = {
+        port["port"]
+        for rule in of_kind("NetworkPolicy", "ostinato-rollouts")["spec"]["egress"]
+        for port in rule["ports"]
+    }
+    assert reached == {53, 8443}
+
+
+def test_those_pods_are_no_part_of_the_cluster_whose_ports_run_anything():
+    cluster = of_kind("NetworkPolicy", "ostinato-cluster")["spec"]["podSelector"]["matchLabels"]
+    labels = ROLLOUTS["template"]["metadata"]["labels"]
+    assert not cluster.items() <= labels.items()
+
+
+def test_the_pods_are_told_the_door_that_the_service_leads_to():
+    (container,) = ROLLOUTS["template"]["spec"]["containers"]
+    words = dict(each.removeprefix("--").split("=", 1) for each in container["args"])
+    door = of_kind("Service", "ostinato-door")
+    assert words["connect"] == f"https://{door['metadata']['name']}:{door['spec']['ports'][0]['port']}"
+    (group,) = (group for group in GROUPS if group["groupName"] == "door")
+    (port,) = group["template"]["spec"]["containers"][0]["ports"]
+    assert {"name": "door", "containerPort": door["spec"]["ports"][0]["port"]} == port
+    assert DoorConfig().port == port["containerPort"]
+
+
+def test_the_door_s_settings_that_are_commented_out_are_right(tmp_path):
+    lines = IN_CLUSTER.replace("# source =", "source =").splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("# [worlds.door]"))
+    lines[start : start + 5] = [line.removeprefix("# ") for line in lines[start : start + 5]]
+    path, _ = separated("\n".join(lines), tmp_path)
+    config = load(path)
+    assert config.learn.source == "both"
+    assert config.worlds.door.certificate == "/run/secrets/door/tls.crt"
+
+
+def test_no_worker_of_the_cluster_has_a_token_of_kubernetes():
+    """The head needs one: the autoscaler beside it asks for pods."""
+    for group in GROUPS[1:]:
+        assert group["template"]["spec"]["automountServiceAccountToken"] is False, group["groupName"]
+
+
 def test_mounts_and_selectors_name_what_there_is():
-    labels = [group["template"]["metadata"]["labels"] for group in GROUPS]
-    service = of_kind("Service")
-    selectors = [service["spec"]["selector"]]
+    labels = [group["template"]["metadata"]["labels"] for group in [*GROUPS, ROLLOUTS]]
+    selectors = [each["spec"]["selector"] for each in OBJECTS if each["kind"] == "Service"]
     selectors += [each["spec"]["selector"]["matchLabels"] for each in OBJECTS if each["kind"] == "PodDisruptionBudget"]
     selectors += [each["spec"]["podSelector"]["matchLabels"] for each in OBJECTS if each["kind"] == "NetworkPolicy"]
-    assert len(selectors) == 7
+    assert len(selectors) == 10
     for selector in selectors:
         assert any(selector.items() <= label.items() for label in labels), selector
-    for group in GROUPS:
+    for group in [*GROUPS, ROLLOUTS]:
         spec = group["template"]["spec"]
         for container in spec["containers"]:
             mounted = {mount["name"] for mount in container["volumeMounts"]}
-            assert mounted == {volume["name"] for volume in spec["volumes"]}, group["groupName"]
+            assert mounted == {volume["name"] for volume in spec["volumes"]}, mounted
         for volume in spec["volumes"]:
-            if "configMap" in volume:
+            if volume["name"] == "config":
                 assert volume["configMap"]["name"] == of_kind("ConfigMap")["metadata"]["name"]
             if "persistentVolumeClaim" in volume:
                 claim = volume["persistentVolumeClaim"]["claimName"]
@@ -127,7 +180,7 @@ def test_whoever_reads_callers_keys_has_them_and_nobody_else():
         (container,) = spec["containers"]
         mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         for volume in spec["volumes"]:
-            if "secret" in volume:
+            if volume["name"] == "keys":
                 keys = [item["key"] for item in volume["secret"].get("items", ())] or [
                     "api_keys",
                     "admin_key",
@@ -176,7 +229,7 @@ def test_a_pod_has_the_time_that_ray_drains_it_and_a_worker_takes_to_end():
 
 
 def test_the_way_in_ends_at_the_gateway_s_port_under_tls():
-    ingress, service = of_kind("Ingress"), of_kind("Service")
+    ingress, service = of_kind("Ingress"), of_kind("Service", "ostinato-gateway")
     (rule,) = ingress["spec"]["rules"]
     (tls,) = ingress["spec"]["tls"]
     assert tls["hosts"] == [rule["host"]]
@@ -204,7 +257,7 @@ def test_kubernetes_own_schemas_are_kept():
     validate = importlib.import_module("kubernetes_validate").validate
     pods = [
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": group["template"]["spec"]}
-        for group in GROUPS
+        for group in [*GROUPS, ROLLOUTS]
     ]
     for each in [*OBJECTS, *pods]:
         if each["kind"] not in ("RayJob", "Kustomization"):
