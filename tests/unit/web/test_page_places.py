@@ -173,6 +173,19 @@ async def test_a_tenant_that_asks_for_many_pages_at_once_is_told_to_come_again_a
         assert (await w.get(path, ACME)).status_code == 200
 
 
+async def test_a_tenant_that_loads_pages_without_end_is_slowed_and_the_others_are_not():
+    async with page_world(api_keys=KEYS) as w:
+        codes = [(await w.get("/turns", ACME)).status_code for _ in range(int(admitting.PAGES_AT_ONCE) + 1)]
+        assert codes == [200] * int(admitting.PAGES_AT_ONCE) + [429]
+        late = await w.get("/turns", ACME)
+        assert (late.status_code, late.headers["retry-after"]) == (429, "1")
+        assert "2 pages a second" in late.text
+        assert [(await w.get("/turns", key)).status_code for key in (BOLT, ADMIN)] == [200, 200]
+        w.now += 1.0
+        codes = [(await w.get("/turns", ACME)).status_code for _ in range(3)]
+        assert codes == [200, 200, 429]
+
+
 async def test_open_pages_of_a_tenant_wait_for_each_other_and_leave_when_they_are_gone():
     async with page_world(api_keys=KEYS) as w, asyncio.timeout(PATIENT_S):
         asked = Asked(w)

@@ -7,25 +7,34 @@ import contextlib
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator
 
+from ostinato.core.bucket import Bucket
 from ostinato.core.errors import OstinatoError
+from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor
 
 MOST_ASKED = 4
 """How many pages of one tenant may wait or be answered at a time."""
+PAGES_PER_S, PAGES_AT_ONCE = 2.0, 60.0
+"""How many pages one tenant may load per second in the long run, and after a pause."""
 
 
 class TooManyQuestions(OstinatoError):
-    """A tenant asks for more pages at once than it may. `retry_after_s` says when to try again."""
+    """A tenant asks for more pages than it may. `retry_after_s` says when to try again."""
 
     status = 429
     code = "too_many_questions"
-    retry_after_s = 1.0
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Admission:
     """Tenants' questions are answered one at a time, in order of arrival; a visitor who sees the whole run is admitted at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rates = dict[Visitor, Bucket]()
         self._asked: Counter[Visitor] = Counter()
         self._one = asyncio.Lock()
         self._streams: defaultdict[Visitor, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -40,6 +49,7 @@ class Admission:
             raise TooManyQuestions(
                 f"{MOST_ASKED} pages are already being loaded with this key; load this one again once they have arrived."
             )
+        self._charge(visitor)
         self._asked[visitor] += 1
         try:
             async with self._one:
@@ -55,3 +65,12 @@ class Admission:
             return
         async with self._streams[visitor], self._one:
             yield
+
+    def _charge(self, visitor: Visitor) -> None:
+        now = self._clock()
+        rate = self._rates.setdefault(visitor, Bucket(rate=PAGES_PER_S, size=PAGES_AT_ONCE, now=now))
+        if wait_s := rate.take(1.0, now):
+            raise TooManyQuestions(
+                f"More than {PAGES_PER_S:g} pages a second were loaded with this key; load this one again in a moment.",
+                wait_s,
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ class Pages:
         self._files = Files()
         self._templates = Templates(self._files)
         self._live = live.Live(clock)
-        self._admission = Admission()
+        self._admission = Admission(clock)
         self._visitors: Visitors | None = None
 
     def close(self) -> None:
@@ -185,7 +186,7 @@ class Pages:
         facts = {**frame, "tab": "", "title": "That did not work", "message": str(error), "status": error.status}
         reply = self._html("failed.html", facts, error.status)
         if isinstance(error, TooManyQuestions):
-            reply.headers["retry-after"] = f"{error.retry_after_s:.0f}"
+            reply.headers["retry-after"] = str(math.ceil(error.retry_after_s))
         return reply
 
     def _html(self, template: str, facts: Mapping[str, Any], status: int = 200) -> Response:
