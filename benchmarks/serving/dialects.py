@@ -26,7 +26,9 @@ from ostinato.model.renderer import HFRenderer
 from ostinato.serve.calls.reading import Reading
 from ostinato.serve.calls.routes import ROUTES
 from ostinato.serve.calls.sessions import Scope, Sessions, chain_of
+from ostinato.serve.config import ServeConfig
 from ostinato.serve.dialects.dialect import Counts, Heading, Tokens, Whole
+from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.wire.body import parse_json
 
 SIZES = (3_000, 80_000)
@@ -79,9 +81,19 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-def one_call(number: int, route: Any, sessions: Sessions, renderer: HFRenderer, data: bytes) -> tuple[bytes, Turn]:
+class Known:
+    """What a gateway keeps of a tenant's conversations, with its default bounds."""
+
+    def __init__(self, renderer: HFRenderer) -> None:
+        config = ServeConfig()
+        self.items = ReadItems(config.history_bytes)
+        self.sessions = Sessions(renderer, budget=10_000_000)
+
+
+def one_call(number: int, route: Any, known: Known, renderer: HFRenderer, data: bytes) -> tuple[bytes, Turn]:
     """Process one call. Returns the body of its answer, and its turn."""
-    request = route.parse(parse_json(data, depth=64, values=1_000_000))
+    sessions = known.sessions
+    request = route.parse(parse_json(data, depth=64, values=1_000_000), known.items)
     question = sessions.look(SCOPE, request.conversation, chain_of(SCOPE, request.conversation))
     prompt = sessions.render(question)
     ids = (*_sampled(renderer), min(renderer.stop_ids()))
@@ -121,13 +133,13 @@ def measure(path: str, size: int, repeats: int, renderer: HFRenderer) -> dict[st
     seconds: list[float] = []
     number, reused = 0, 0
     while len(seconds) < repeats:
-        sessions = Sessions(renderer, budget=10_000_000)
+        known = Known(renderer)
         history: list[dict[str, Any]] = [{"role": "user", "content": LINE}]
         data = json.dumps(make(history)).encode()
         while len(data) < max(1.25 * size, size + 1000):
             number += 1
             began = time.perf_counter()
-            answer, turn = one_call(number, route, sessions, renderer, data)
+            answer, turn = one_call(number, route, known, renderer, data)
             took = time.perf_counter() - began
             if len(data) >= size:
                 seconds.append(took)

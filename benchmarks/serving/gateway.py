@@ -1,4 +1,4 @@
-"""The cost of the gateway: our gateway, a bare Starlette server and LiteLLM's proxy, one core each, with the same one-token calls.
+"""The cost of the gateway: our gateway, a bare Starlette server and LiteLLM's proxy, one core each, with the same calls.
 
     python -m benchmarks.peers litellm
     python -m benchmarks.serving.gateway [--repeats 5] [--seconds 5] [--directory DIR] [--contenders echo gateway gateway-memory litellm]
@@ -6,17 +6,19 @@
 
 Every server is pinned to one core and the load to another. Latency: one connection, one call after the other. Throughput: 32
 connections. Rounds alternate, an idle server is stopped (SIGSTOP), and figures are medians over rounds. No model is computed: our
-engine returns its token at once, and LiteLLM a mocked answer. Ours writes each turn to its log on disk before the answer ends; the
+engine answers a letter at once, and LiteLLM a mocked text. Ours writes each turn to its log on disk before the answer ends; the
 others keep nothing. With one connection each of our calls waits for the disk, so the time of an fdatasync is measured first and
 printed too. --directory chooses the disk (/dev/shm is no disk). Writes benchmarks/results/gateway.json.
 
-With --messages the calls are an agent's, in Anthropic's dialect, with a body of that many bytes: tools, calls and results. LiteLLM
-translates them to OpenAI's dialect and back; ours renders them with a byte tokenizer.
+With --messages the calls are agents', in Anthropic's dialect, with bodies of that many bytes: tools, calls and results. Each connection is
+an agent whose conversation goes on for 40 calls, each with the answer and a new message of 300 bytes added, before it begins another one.
+LiteLLM translates them to OpenAI's dialect and back; ours renders them with a byte tokenizer, so that 80 KB are 80,000 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -25,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,17 +36,18 @@ from urllib.request import Request, urlopen
 import uvloop
 from benchmarks.contender import PEERS, RESULTS, machine
 from benchmarks.serving.dialects import ARGUMENTS, LINE, messages_body
-from benchmarks.serving.load import load, request
+from benchmarks.serving.load import Source, load, request
 from benchmarks.serving.servers import KEY
 
 NAMES = ("echo", "gateway", "gateway-memory", "litellm")
 FIRST_PORT = 18_400
 CONNECTIONS = 32
 WARM_UP_S = 2.0
+CALLS_EACH = 40
 ASK = {
     "model": "m",
     "user": "u42",
-    "max_tokens": 1,
+    "max_tokens": 2,
     "messages": [
         {"role": "system", "content": "You complete code."},
         {"role": "user", "content": "Write a function that says hello to Ann."},
@@ -59,17 +62,43 @@ LITELLM = {
 }
 
 
-def question(messages: int) -> tuple[str, dict[str, Any]]:
-    """The path and body of a call: a chat, or an agent's call in Anthropic's dialect with a body of at least `messages` bytes."""
-    if not messages:
-        return "/v1/chat/completions", ASK
-    history: list[dict[str, Any]] = [{"role": "user", "content": LINE}]
-    while len(json.dumps(messages_body(history))) < messages:
-        use = {"type": "tool_use", "id": f"toolu_{len(history)}", "name": "write", "input": ARGUMENTS}
-        history.append({"role": "assistant", "content": [{"type": "text", "text": "Let me write it."}, use]})
+def chats(stream: bool) -> Source:
+    """One chat again and again."""
+    data = request("/v1/chat/completions", json.dumps(ASK | {"stream": stream}).encode(), KEY)
+    return lambda connection: itertools.repeat(data)
+
+
+def agents(size: int, stream: bool) -> Source:
+    """Conversations of agents that begin with a body of at least `size` bytes."""
+
+    def calls(connection: int) -> Iterator[bytes]:
+        for number in itertools.count():
+            name = f"{connection} {number} {time.time_ns()}"
+            body = messages_body(history(name, size)) | {"max_tokens": 2, "stream": stream}
+            written = json.dumps(body | {"metadata": {"user_id": f"u{connection}"}, "messages": body.pop("messages")})
+            open_end = written.removesuffix("]}").encode()
+            for step in range(CALLS_EACH):
+                yield request("/v1/messages", open_end + b"]}", KEY)
+                more = ({"role": "assistant", "content": "h"}, {"role": "user", "content": f"{step}: {LINE * 4}"})
+                open_end += b"".join(b", " + json.dumps(message).encode() for message in more)
+
+    return calls
+
+
+def history(name: str, size: int) -> list[dict[str, Any]]:
+    """Messages that make a body of at least `size` bytes, different for each name."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"{name}\n{LINE}"}]
+    length = len(json.dumps(messages_body(messages)))
+    while length < size:
+        use = {"type": "tool_use", "id": f"toolu_{len(messages)}", "name": "write", "input": ARGUMENTS}
         result = {"type": "tool_result", "tool_use_id": use["id"], "content": "written\n" + LINE}
-        history.append({"role": "user", "content": [result]})
-    return "/v1/messages", messages_body(history) | {"max_tokens": 1}
+        more = [
+            {"role": "assistant", "content": [{"type": "text", "text": "Let me write it."}, use]},
+            {"role": "user", "content": [result]},
+        ]
+        messages += more
+        length += len(json.dumps(more))
+    return messages
 
 
 def command(name: str, port: int, directory: Path) -> list[str]:
@@ -130,19 +159,16 @@ def wait(name: str, process: subprocess.Popen[bytes], port: int, output: Path) -
 def measure(
     process: subprocess.Popen[bytes],
     port: int,
-    asked: tuple[str, dict[str, Any]],
+    source: Source,
     *,
-    stream: bool,
     connections: int,
     seconds: float,
 ) -> dict[str, Any]:
-    path, body = asked
-    data = request(path, json.dumps(body | {"stream": stream}).encode(), KEY)
     os.killpg(process.pid, signal.SIGCONT)
     try:
-        uvloop.run(load(port, data, connections=connections, seconds=WARM_UP_S if connections > 1 else 0.5))
+        uvloop.run(load(port, source, connections=connections, seconds=WARM_UP_S if connections > 1 else 0.5))
         began = cpu_seconds(process.pid)
-        tally = uvloop.run(load(port, data, connections=connections, seconds=seconds))
+        tally = uvloop.run(load(port, source, connections=connections, seconds=seconds))
         used = cpu_seconds(process.pid) - began
     finally:
         os.killpg(process.pid, signal.SIGSTOP)
@@ -244,8 +270,8 @@ def _rounds(
             with running(name, port, args.server_core, directory / f"{name}-{number}") as process:
                 for stream, connections in kinds:
                     kind = f"{name}, {'streamed' if stream else 'at once'}, {connections} open"
-                    asked = question(args.messages)
-                    got = measure(process, port, asked, stream=stream, connections=connections, seconds=args.seconds)
+                    source = agents(args.messages, stream) if args.messages else chats(stream)
+                    got = measure(process, port, source, connections=connections, seconds=args.seconds)
                     taken.setdefault(kind, []).append(got)
                     print(f"round {number + 1}: {kind}: {got['calls_per_s']:.0f} calls/s", file=sys.stderr)
 

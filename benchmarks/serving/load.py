@@ -1,13 +1,15 @@
 """Closed-loop HTTP load: several connections, each of which sends its next call as soon as the last is answered.
 
-Requests are built in advance and answers are only delimited, not parsed, because one core must be faster than any server on the other.
+Answers are only delimited, not parsed, because one core must be faster than any server on the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 
@@ -20,6 +22,10 @@ def request(path: str, body: bytes, key: str) -> bytes:
     return head.encode() + body
 
 
+Source = Callable[[int], Iterator[bytes]]
+"""The endless requests of a connection, given its number."""
+
+
 @dataclass(slots=True)
 class Tally:
     """The results of one load: seconds of each answered call, and the number of failed calls."""
@@ -30,10 +36,10 @@ class Tally:
 
 
 class _Connection(asyncio.Protocol):
-    """Sends a request, waits for the end of the answer, and repeats until the time is over."""
+    """Sends a request, waits for the end of the answer, and goes on with the next one until the time is over."""
 
-    def __init__(self, data: bytes, ends: float, tally: Tally) -> None:
-        self._data, self._ends, self._tally = data, ends, tally
+    def __init__(self, requests: Iterator[bytes], ends: float, tally: Tally) -> None:
+        self._requests, self._ends, self._tally = requests, ends, tally
         self._answer = b""
         self._sent = 0.0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -63,8 +69,9 @@ class _Connection(asyncio.Protocol):
 
     def _send(self) -> None:
         self._answer = b""
+        data = next(self._requests)
         self._sent = time.perf_counter()
-        self._transport.write(self._data)
+        self._transport.write(data)
 
 
 def _complete(answer: bytes) -> bool:
@@ -77,14 +84,14 @@ def _complete(answer: bytes) -> bool:
     return len(body) >= int(head[at + 15 :].partition(b"\r\n")[0])
 
 
-async def load(port: int, data: bytes, *, connections: int, seconds: float) -> Tally:
+async def load(port: int, source: Source, *, connections: int, seconds: float) -> Tally:
     """Send load to a server for `seconds`."""
     loop = asyncio.get_running_loop()
     tally = Tally()
     ends = time.perf_counter() + seconds
     opened = [
-        await loop.create_connection(lambda: _Connection(data, ends, tally), "127.0.0.1", port)
-        for _ in range(connections)
+        await loop.create_connection(partial(_Connection, source(number), ends, tally), "127.0.0.1", port)
+        for number in range(connections)
     ]
     await asyncio.gather(*(protocol.done for _, protocol in opened))
     return tally

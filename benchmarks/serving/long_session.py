@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contender import RESULTS, machine
-from benchmarks.serving.dialects import LINE, SHAPES, one_call
+from benchmarks.serving.dialects import LINE, SHAPES, Known, one_call
 
 from ostinato.core.records import Turn
 from ostinato.model.load import resolve
 from ostinato.model.renderer import HFRenderer
 from ostinato.serve.calls.routes import ROUTES
-from ostinato.serve.calls.sessions import Sessions
 from ostinato.serve.wire.body import parse_json
 from ostinato.train.batch.packing import TokenTurn, microbatches, pack
 from ostinato.train.config import TrainConfig
@@ -46,7 +45,7 @@ def session(path: str, count: int, renderer: HFRenderer) -> dict[str, Any]:
     """Milliseconds of a call and of parsing its JSON by fifths of the session, its tokens, and the tokens that training computes."""
     route = next(route for route in ROUTES if route.path == path)
     make, more = SHAPES[path]
-    sessions = Sessions(renderer, budget=10_000_000)
+    known = Known(renderer)
     history: list[dict[str, Any]] = [{"role": "user", "content": LINE}]
     turns: list[Turn] = []
     taken: list[tuple[float, float]] = []
@@ -56,7 +55,7 @@ def session(path: str, count: int, renderer: HFRenderer) -> dict[str, Any]:
         began = time.perf_counter()
         parse_json(data, depth=64, values=1_000_000)
         read = time.perf_counter()
-        answer, turn = one_call(number, route, sessions, renderer, data)
+        answer, turn = one_call(number, route, known, renderer, data)
         taken.append((time.perf_counter() - read, read - began))
         turns.append(turn)
         history += more(json.loads(answer))

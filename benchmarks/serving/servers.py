@@ -1,6 +1,6 @@
 """The servers that `gateway.py` measures, one process each: `python -m benchmarks.serving.servers NAME PORT DIRECTORY`.
 
-`echo`: bare Starlette, the minimum for a Python server of this kind. `gateway`: ours, with an engine that returns one token at once, and
+`echo`: bare Starlette, the minimum for a Python server of this kind. `gateway`: ours, with an engine that returns a letter at once, and
 the real log on disk. `gateway-memory`: the same with a log in memory.
 """
 
@@ -28,7 +28,7 @@ from ostinato.record.log import SqlLog
 from ostinato.serve.config import QuotaConfig, ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.serve.wire.protocol import BoundedHttp
-from ostinato.testing.engine import FakeEngine
+from ostinato.testing.engine import STOP_ID, FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
 
@@ -37,11 +37,12 @@ _CONTEXT = 1 << 20
 _POLICY = PolicyVersion(number=0, hash="fake0")
 
 
-class OneToken(FakeEngine):
-    """Answers at once with one token."""
+class OneLetter(FakeEngine):
+    """Answers at once with one letter and the end token."""
 
     async def generate(self, request: Generate) -> AsyncIterator[Chunk]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        yield Chunk(index=0, ids=(104,), logprobs=(-0.1,), policy=_POLICY, text="h", finish=Finish.LENGTH, seed=1)
+        ids, logprobs = (ord("h"), STOP_ID), (-0.1, -0.1)
+        yield Chunk(index=0, ids=ids, logprobs=logprobs, policy=_POLICY, text="h", finish=Finish.STOP, seed=1)
 
     def slots(self) -> dict[str, PolicyVersion]:
         return {"live": _POLICY}
@@ -85,7 +86,7 @@ def gateway(log: Any) -> Starlette:
         quota=QuotaConfig(calls_per_s=1e6, burst=1e6, bytes_per_s=1e12),
     )
     return create_app(
-        engine=OneToken(context=_CONTEXT),
+        engine=OneLetter(context=_CONTEXT),
         renderer=ByteRenderer(context=_CONTEXT),
         log=log,
         config=config,

@@ -6,11 +6,13 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from ostinato.core.json_shape import shape_of
+from ostinato.core.normal_form import digest, normal
 
 PART_CHARS = 32
 MAX_VALUES, MAX_DEPTH = 20_000, 64
@@ -42,24 +44,15 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    _read: list[dict[str, Any] | None] = field(
-        default_factory=list[dict[str, Any] | None], init=False, repr=False, compare=False
-    )
 
     def values(self) -> dict[str, Any] | None:
-        """The arguments, which must not be changed; None if the text is not a JSON object, or one of more than `MAX_VALUES` values or
-        `MAX_DEPTH` levels. Parsed once.
+        """The arguments, parsed anew; None if the text is not a JSON object, or one of more than `MAX_VALUES` values or `MAX_DEPTH`
+        levels. Keep the text instead: what is parsed takes many times its memory.
         """
-        if not self._read:
-            values = None
-            with contextlib.suppress(ValueError, RecursionError):
-                values = json.loads(self.arguments) if self._is_bounded() else None
-            self._read.append(values if isinstance(values, dict) else None)
-        return self._read[0]
-
-    def unread(self) -> ToolCall:
-        """The same call without its parsed arguments, which take many times the memory of their text."""
-        return replace(self)
+        values = None
+        with contextlib.suppress(ValueError, RecursionError):
+            values = json.loads(self.arguments) if self._is_bounded() else None
+        return values if isinstance(values, dict) else None
 
     def _is_bounded(self) -> bool:
         if len(self.arguments) <= MAX_VALUES and self.arguments.count("[") + self.arguments.count("{") <= MAX_DEPTH:
@@ -68,7 +61,7 @@ class ToolCall:
         return shape.depth <= MAX_DEPTH and shape.values < MAX_VALUES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Message:
     """A message of one side. Only an assistant has `reasoning` and `calls`; `answers` is the id of the call that a tool's message answers.
 
@@ -89,6 +82,11 @@ class Message:
         """The message's length in characters."""
         called = sum(len(call.name) + len(call.arguments) for call in self.calls)
         return len(self.text) + len(self.reasoning) + called
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A hash of what must be equal for two messages to count as the same (`normal_form`)."""
+        return digest(b"", *normal(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

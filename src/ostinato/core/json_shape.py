@@ -49,15 +49,14 @@ def outside_strings(data: bytes) -> NDArray[np.uint8]:
         return text
     quotes = text == _QUOTE
     if b"\\" in data:
-        quotes &= ~_escaped(text)
+        escaped = _escaped(text)
+        quotes[escaped[escaped < len(text)]] = False
     return text[np.cumsum(quotes, dtype=np.int32) & 1 == 0]
 
 
-def _escaped(text: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which bytes follow an odd number of backslashes."""
-    place = np.arange(len(text), dtype=np.int32)
-    # the last byte that is not a backslash
-    other = np.maximum.accumulate(np.where(text == _BACKSLASH, np.int32(-1), place))
-    escaped = np.zeros(len(text), dtype=np.bool_)
-    escaped[1:] = (place[:-1] - other[:-1]) & 1 == 1
-    return escaped
+def _escaped(text: NDArray[np.uint8]) -> NDArray[np.intp]:
+    """The places of bytes that follow an odd number of backslashes, among them the text's end."""
+    slashes = np.flatnonzero(text == _BACKSLASH)
+    number = np.arange(len(slashes))
+    first = np.maximum.accumulate(np.where(np.diff(slashes, prepend=-2) != 1, number, 0))  # of the run that each is in
+    return slashes[(number - first) & 1 == 0] + 1

@@ -202,6 +202,11 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     session_tokens: int = Field(
         default=4_000_000, ge=0, description="Tokens of past turns kept in memory, so that follow-ups reuse their ids."
     )
+    history_bytes: int = Field(
+        default=64_000_000,
+        ge=0,
+        description="Bytes of messages kept in memory as they were read, because each request of a conversation repeats those before.",
+    )
     previous_chars: int = Field(
         default=64_000_000,
         ge=0,

@@ -51,7 +51,7 @@ class ByteRenderer:
         return Reader(HERMES, tools=conversation.tools, turn=turn, opening="")
 
     def encode(self, text: str) -> list[int]:
-        return list(text.encode().replace(_PAIR, bytes([MERGED])))
+        return list(_encoded(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         text = bytes(token for token in ids if token < STOP_ID and token not in _ROLES.values())
@@ -66,5 +66,13 @@ class ByteRenderer:
         return frozenset({STOP_ID})
 
     def _written(self, messages: Sequence[Message], *, continued: bool) -> list[int]:
-        ids = [token for each in messages for token in (_ROLES[each.role], *self.encode(spoken(each)), STOP_ID)]
+        ids = list[int]()
+        for each in messages:
+            ids.append(_ROLES[each.role])
+            ids += _encoded(spoken(each))
+            ids.append(STOP_ID)
         return ids[:-1] if continued else [*ids, _ROLES[Role.ASSISTANT]]
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode().replace(_PAIR, bytes([MERGED]))

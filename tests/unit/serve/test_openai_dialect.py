@@ -10,7 +10,7 @@ from ostinato.core.records import Finish
 from ostinato.serve.dialects.dialect import Counts, Heading, Tokens, Whole
 from ostinato.serve.dialects.openai import parse_chat, parse_completion
 from ostinato.serve.dialects.openai_reply import Chat, Completion
-from ostinato.serve.wire.body import parse_json, read_json
+from ostinato.serve.wire.body import parse_json, read_body
 from ostinato.testing.renderer import ByteRenderer
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -199,7 +199,7 @@ async def test_a_refused_body_is_never_held():
     tracemalloc.start()
     head = {b"content-type": b"application/json"}
     with pytest.raises(TooLarge, match="2000000"):
-        await read_json(flood(), head, limit=2_000_000, depth=64, values=1_000, timeout_s=5, charge=charged.append)
+        await read_body(flood(), head, limit=2_000_000, timeout_s=5, charge=charged.append)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8_000_000

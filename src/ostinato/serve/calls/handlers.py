@@ -38,6 +38,7 @@ from ostinato.serve.calls.sender import Caller, Senders
 from ostinato.serve.calls.sessions import Prompt, Scope, Sessions, chain_of
 from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.dialect import ContextExceeded, ConversationRequest, Heading, Request
+from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.dialects.openai import CompletionRequest
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import LONG, PER_PARSED, FairThread
@@ -67,6 +68,7 @@ class Calls:
         self._draws = Draws(parts)
         self._senders = Senders(parts.engine, config, parts.clock, parts.arms)
         budget = config.session_tokens // len(tenants)
+        self._items = {tenant: ReadItems(config.history_bytes // len(tenants)) for tenant in tenants}
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
         self._previous = {tenant: Previous(config.previous_chars // len(tenants)) for tenant in tenants}
         self._overheard = overheard
@@ -104,11 +106,13 @@ class Calls:
     async def _ask_chat(self, asked: Asked, request: ConversationRequest) -> Question:
         tenant, previous = asked.caller.tenant, self._previous[asked.caller.tenant]
         conversation = previous.conversation(request)
-        said = max(asked.exchange.received, sum(message.chars for message in conversation.messages))
+        said = asked.exchange.received
+        if conversation is not request.conversation:  # it goes on from an answer that is kept
+            said += sum(message.chars for message in conversation.messages)
         rough = said // PER_PARSED + PART_CHARS * conversation.parts
+        sessions = self._sessions[tenant]
         chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
         self._check_length(chars, asked.route.field)
-        sessions = self._sessions[tenant]
         question = sessions.look(asked.scope, conversation, chain)
         purpose = purpose_of(asked.exchange.headers, conversation)
         cost = chars + PART_CHARS * conversation.parts
@@ -161,8 +165,8 @@ class Calls:
         who = self._parts.keys.identify(exchange.headers)
         quotas = self._parts.quotas
         quotas.count_call(who.tenant)  # before the body is read
-        body = await exchange.json(partial(quotas.count_bytes, who.tenant))
-        request = await self._parsed(who.tenant, exchange, partial(route.parse, body))
+        data = await exchange.body(partial(quotas.count_bytes, who.tenant))
+        body, request = await self._parsed(who.tenant, exchange, data, route.parse)
         caller = self._senders.caller(exchange, who, request.asker)
         if caller.slot is None:
             with self._parts.people.person() as person:
@@ -209,8 +213,8 @@ class Calls:
         who = self._parts.keys.identify(exchange.headers)
         quotas = self._parts.quotas
         quotas.count_call(who.tenant)
-        body = await exchange.json(partial(quotas.count_bytes, who.tenant))
-        conversation = await self._parsed(who.tenant, exchange, partial(parse_count, body))
+        data = await exchange.body(partial(quotas.count_bytes, who.tenant))
+        _, conversation = await self._parsed(who.tenant, exchange, data, parse_count)
         rough = exchange.received // PER_PARSED + PART_CHARS * conversation.parts
         chars = await self._thread.run(who.tenant, rough, lambda: conversation.chars)
         self._check_length(chars, "messages")
@@ -218,9 +222,16 @@ class Calls:
         ids = await self._thread.run(who.tenant, chars + PART_CHARS * conversation.parts, work)
         await exchange.reply(200, json_bytes({"input_tokens": len(ids)}))
 
-    async def _parsed(self, tenant: str, exchange: Exchange, parse: Callable[[], _T]) -> _T:
-        """What a dialect reads in a body. Raises BadRequest."""
-        return await self._thread.run(tenant, exchange.received // PER_PARSED, parse)
+    async def _parsed(
+        self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ReadItems], _T]
+    ) -> tuple[dict[str, Any], _T]:
+        """A body's JSON, and what a dialect reads in it. Raises BadRequest, TooLarge."""
+
+        def read() -> tuple[dict[str, Any], _T]:
+            body = exchange.parsed(data)
+            return body, parse(body, self._items[tenant])
+
+        return await self._thread.run(tenant, exchange.received // PER_PARSED, read)
 
     async def _once(self, asked: Asked) -> None:
         """Answer, from the log if the call is a repeat."""

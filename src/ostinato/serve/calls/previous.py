@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ostinato.core.conversation import Conversation, Message
 from ostinato.core.errors import BadRequest
@@ -66,7 +66,7 @@ class Previous:
         if not isinstance(request, ResponsesRequest) or request.store is False or not turn.finish.trainable:
             return
         id = turn.id.rpartition(":")[0]
-        kept = _Kept(request.previous_response_id, tuple(map(_unread, (*request.read.parts, answer))))
+        kept = _Kept(request.previous_response_id, (*request.read.parts, answer))
         self._held += kept.cost - (self._kept[id].cost if id in self._kept else 0)
         self._kept[id] = kept
         while self._held > self._budget:
@@ -85,7 +85,3 @@ class Previous:
                 )
             yield at
             at = kept.before
-
-
-def _unread(message: Message) -> Message:
-    return replace(message, calls=tuple(call.unread() for call in message.calls)) if message.calls else message

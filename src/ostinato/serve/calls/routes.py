@@ -9,6 +9,7 @@ from typing import Any
 from ostinato.core.seams import Renderer
 from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply, responses, responses_reply
 from ostinato.serve.dialects.dialect import ContextExceeded, ErrorShape, Heading, Request, Writer
+from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.dialects.openai import parse_chat, parse_completion
 
 
@@ -20,7 +21,7 @@ class CallRoute:
         path: the URL's path.
         kind: prefix of its answers' ids.
         field: the request's field that holds the prompt, for errors.
-        parse: parses a JSON body into a request; raises BadRequest naming the field.
+        parse: parses a JSON body into a request, given the items of the tenant's earlier ones; raises BadRequest naming the field.
         writer: makes the writer that shapes the answer. The renderer gives the tokens' text, if log-probabilities are wanted.
         errors: the dialect's shape of errors.
         overflow: makes the stream that answers a streamed request whose prompt is too long; None: the answer is an HTTP error.
@@ -30,7 +31,7 @@ class CallRoute:
     path: str
     kind: str
     field: str
-    parse: Callable[[Any], Request]
+    parse: Callable[[Any, ReadItems], Request]
     writer: Callable[[Any, Heading, Renderer | None], Writer]
     errors: ErrorShape
     overflow: Callable[[Any, Heading, ContextExceeded], str] | None = None

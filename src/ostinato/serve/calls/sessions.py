@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
 from ostinato.core.conversation import Conversation, Message, Role, calling_turn
 from ostinato.core.errors import BadRequest
+from ostinato.core.normal_form import digest, tools_digest
 from ostinato.core.records import Branch, Purpose, Turn
 from ostinato.core.seams import Renderer
 from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.calls.branches import Questions, branch_of
-from ostinato.serve.calls.history import digest, normal, tools_digest
 from ostinato.serve.calls.reading import Reading
 
 AUTO = "auto"  # the arm of all scopes in which Auto deals, so that a conversation is found whichever of Auto's arms answered
@@ -91,6 +92,7 @@ class Question:
     entry: _Entry | None
     again: bool = False  # it was asked before
     begun: bool = False  # its episode has turns already
+    packed: array[int] | None = None  # the prompt's ids, if it was rendered whole
     warmed: list[tuple[bytes, _Entry]] = field(default_factory=list[tuple[bytes, _Entry]])
 
     @property
@@ -180,16 +182,21 @@ class Sessions:
         entry, asked, conversation = question.entry, question.scope.episode, question.conversation
         episode = asked or (entry.episode if entry is not None else None)
         if conversation.continued:
-            ids = tuple(self._renderer.chat(conversation))
+            ids = self._whole(question)
             extends = entry is not None and entry.known and tuple(entry.ids) == ids[: entry.length]
             parent = entry.turn if entry is not None and extends else None
             return Prompt(ids=ids, parent=parent, episode=episode, branch=_branch(question, follows=extends))
         following = None if entry is None else self._follow(entry, conversation, question.known)
         if entry is None or following is None:
-            ids = tuple(self._renderer.chat(conversation))
-            return Prompt(ids=ids, episode=episode, branch=_branch(question, follows=False))
+            return Prompt(ids=self._whole(question), episode=episode, branch=_branch(question, follows=False))
         branch = _branch(question, follows=True)
         return Prompt(ids=tuple(following), parent=entry.turn, episode=episode, branch=branch)
+
+    def _whole(self, question: Question) -> tuple[int, ...]:
+        """The ids of a conversation that continues no turn. They are packed here, since `remember` has the event loop to itself."""
+        ids = self._renderer.chat(question.conversation)
+        question.packed = array("i", ids)
+        return tuple(ids)
 
     def remember(self, question: Question, turn: Turn, answer: Message, *, seen: bool = True) -> None:
         """Index a turn that answered this question; `seen`: the client was told all of it."""
@@ -198,7 +205,8 @@ class Sessions:
         question.warmed.clear()
         if turn.finish.trainable:
             whole = replace(answer, text=question.prefill + answer.text)
-            self._put(digest(question.before, *normal(whole)), self._entry(turn, question.entry, seen=seen))
+            entry = self._entry(turn, question.entry, packed=question.packed, seen=seen)
+            self._put(_next(question.before, whole.digest), entry)
 
     def restore(self, turn: Turn) -> None:
         """Index a turn that was read from the log."""
@@ -239,13 +247,13 @@ class Sessions:
                 upto = _first(conversation, spoken[position + 1])
                 ids = self._follow(entry, upto, i + 1) or self._renderer.chat(upto)
 
-    def _match(self, cold: list[_Entry], ids: list[int] | None, conversation: Conversation) -> _Entry | None:
+    def _match(self, cold: list[_Entry], ids: Iterable[int] | None, conversation: Conversation) -> _Entry | None:
         """The newest turn whose prompt has these ids and whose answer is the last message, or the last message's end after a prefill."""
         last = conversation.messages[-1]
-        said, guesses, prompt = normal(last), 0, None if ids is None else array("i", ids)
+        guesses, prompt = 0, None if ids is None else array("i", ids)
         for entry in reversed(cold):
             if prompt is not None and entry.asks(prompt):
-                if normal(self._read(conversation, entry)) == said:
+                if self._read(conversation, entry).digest == last.digest:
                     return entry
                 continue
             if last.calls or not entry.text or not last.text.endswith(entry.text) or guesses == _GUESSES:
@@ -264,7 +272,7 @@ class Sessions:
 
     # ------------------------------------------------------------ ids
 
-    def _follow(self, entry: _Entry, conversation: Conversation, known: int) -> list[int] | None:
+    def _follow(self, entry: _Entry, conversation: Conversation, known: int) -> array[int] | None:
         """The turn's ids and the new messages' ids; None if the client did not see all of the turn's ids, or its end token is unclear."""
         if known >= len(conversation.messages) or not entry.known:
             return None
@@ -272,10 +280,8 @@ class Sessions:
             rest = self._renderer.follow_up(conversation, known)
         except BadRequest:  # the template cannot render the messages after this one alone
             return None
-        if entry.ended:
-            return [*entry.ids, *rest]
-        closing = self._closing(conversation, known, rest)
-        return None if closing is None else [*entry.ids, *closing, *rest]
+        closing = [] if entry.ended else self._closing(conversation, known, rest)
+        return None if closing is None else entry.ids + array("i", [*closing, *rest])
 
     def _closing(self, conversation: Conversation, known: int, rest: list[int]) -> list[int] | None:
         """The end token that the template puts between the assistant's text and the ids of `follow_up`; None if it puts anything else."""
@@ -287,21 +293,30 @@ class Sessions:
         fits = whole[: len(opened)] == opened and whole[len(whole) - len(rest) :] == rest
         return closing if fits and len(closing) == 1 and closing[0] in self._stop_ids else None
 
-    def _entry(self, turn: Turn, before: _Entry | None, text: str = "", *, seen: bool = True) -> _Entry:
-        """An entry for a turn. It extends the run of the turn that it continues, unless another turn has already extended that run."""
+    def _entry(
+        self, turn: Turn, before: _Entry | None, text: str = "", *, packed: array[int] | None = None, seen: bool = True
+    ) -> _Entry:
+        """An entry for a turn. It extends the run of the turn that it continues, unless another turn has already extended that run.
+
+        `packed`: the ids of its prompt, if the caller has them.
+        """
         ended = bool(turn.sampled_ids) and turn.sampled_ids[-1] in self._stop_ids
-        ids = turn.prompt_ids + turn.sampled_ids
-        if before is not None and turn.parent == before.turn and before.length == len(before.run.ids):
-            run = before.run
-            run.ids.extend(ids[before.length :])
-            self._held += len(ids) - before.length if run.users else 0
+        length = len(turn.prompt_ids) + len(turn.sampled_ids)
+        if before is None or turn.parent != before.turn:
+            run = _Run((packed or array("i", turn.prompt_ids)) + array("i", turn.sampled_ids))
         else:
-            run = _Run(array("i", ids))
+            new = array("i", turn.prompt_ids[before.length :] + turn.sampled_ids)
+            if before.length == len(before.run.ids):
+                run = before.run
+                run.ids.extend(new)
+                self._held += len(new) if run.users else 0
+            else:
+                run = _Run(before.ids + new)
         return _Entry(
             turn=turn.id,
             episode=turn.episode,
             run=run,
-            length=len(ids),
+            length=length,
             ended=ended,
             # not known: the client has not seen a stop string or a second call, or an outside model made the turn, so it has no ids
             known=seen and bool(turn.sampled_ids) and (ended or turn.finish.cut),
@@ -387,10 +402,15 @@ def chain_of(scope: Scope, conversation: Conversation) -> list[bytes]:
     last = digest(_place(scope.tenant, scope.user, scope.arm), tools_digest(conversation.tools))
     hashes = [last]
     for message in conversation.messages:
-        last = digest(last, *normal(message))
+        last = _next(last, message.digest)
         hashes.append(last)
     return hashes
 
 
 def _place(tenant: str, user: str, arm: str) -> bytes:
     return digest(b"", tenant, user, arm)
+
+
+def _next(before: bytes, message: bytes) -> bytes:
+    """The hash of a conversation that goes on with a message, from both hashes, which have the same fixed length."""
+    return blake2b(before + message, digest_size=16).digest()

@@ -17,8 +17,8 @@ from ostinato.core.conversation import Conversation, Role
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.anthropic_messages import read_messages, read_tools
 from ostinato.serve.dialects.demands import AUTO, NONE, REQUIRED, demanded
-from ostinato.serve.dialects.extensions import Extensions
 from ostinato.serve.dialects.fields import MAX_MESSAGES, Name, OneAnswer, User, check_stops, printable, validate
+from ostinato.serve.dialects.items import ReadItems, WithItems
 from ostinato.serve.dialects.omissions import Omissions
 from ostinato.serve.dialects.rules import Fields, Ignored, Only
 
@@ -75,7 +75,7 @@ class ToolChoice(Fields):
         return self
 
 
-class _Asked(Extensions):
+class _Asked(WithItems):
     """The fields that determine the prompt, and those that change nothing."""
 
     model: Name
@@ -111,7 +111,7 @@ class _Asked(Extensions):
     def _read(self) -> tuple[Conversation, Sequence[str]]:
         """The conversation, and what is left out of it."""
         omissions = Omissions()
-        messages = read_messages(self.messages, self.system, omissions)
+        messages = read_messages(self.messages, self.system, omissions, self._items)
         continued = messages[-1].role is Role.ASSISTANT
         if continued and (messages[-1].calls or messages[-1].reasoning):
             where = f"messages[{len(self.messages) - 1}]"
@@ -195,16 +195,16 @@ class MessagesRequest(_Asked, OneAnswer):
         return None if self.metadata is None else self.metadata.user_id
 
 
-def parse_messages(body: Any) -> MessagesRequest:
-    """A request for an answer. Raises BadRequest naming the field."""
-    request = validate(MessagesRequest, body)
+def parse_messages(body: Any, items: ReadItems | None = None) -> MessagesRequest:
+    """A request for an answer. `items`: those of earlier requests. Raises BadRequest naming the field."""
+    request = validate(MessagesRequest, body).reading(items)
     _ = request.conversation  # so that errors in messages are raised here
     return request
 
 
-def parse_count(body: Any) -> Conversation:
-    """A conversation whose tokens are to be counted. Raises BadRequest naming the field."""
-    return validate(CountRequest, body).conversation
+def parse_count(body: Any, items: ReadItems | None = None) -> Conversation:
+    """A conversation whose tokens are to be counted. `items`: those of earlier requests. Raises BadRequest naming the field."""
+    return validate(CountRequest, body).reading(items).conversation
 
 
 def _identities(user_id: str | None) -> dict[str, str]:

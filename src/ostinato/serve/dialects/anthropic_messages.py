@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.fields import Name, validate
+from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.dialects.joining import joined
 from ostinato.serve.dialects.omissions import Omissions
 from ostinato.serve.dialects.rules import Fields, Ignored, Only
@@ -43,10 +44,14 @@ _Hidden = Annotated[Any, Ignored("saves context by hiding a tool at first; here 
 
 
 def read_messages(
-    messages: Sequence[Mapping[str, Any]], system: str | list[dict[str, Any]] | None, omissions: Omissions
+    messages: Sequence[Mapping[str, Any]],
+    system: str | list[dict[str, Any]] | None,
+    omissions: Omissions,
+    items: ReadItems | None = None,
 ) -> tuple[Message, ...]:
     """The messages, preceded by the system's text. `omissions` is told what is left out of them. Raises BadRequest naming the field."""
-    parts = [part for i, said in enumerate(messages) for part in _said(said, f"messages[{i}]", omissions)]
+    known = items or ReadItems()
+    parts = [part for i, said in enumerate(messages) for part in known.read(_read, said, f"messages[{i}]", omissions)]
     if not parts:
         raise BadRequest("messages holds nothing to answer; send a user's message.", field="messages")
     if text := "" if system is None else _texts(system, "system", ("text",), omissions):
@@ -149,6 +154,10 @@ class DocumentBlock(_Block):
     title: str = ""
     context: str = ""
     citations: Annotated[Any, Ignored("answers hold no citations")] = None
+
+
+def _read(message: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
+    return joined(_said(message, where, omissions))
 
 
 def _said(message: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:

@@ -18,6 +18,7 @@ from ostinato.core.records import Sampling
 from ostinato.serve.dialects.demands import ANY_OBJECT, AUTO, NONE, REQUIRED, demanded
 from ostinato.serve.dialects.extensions import Extensions
 from ostinato.serve.dialects.fields import MAX_MESSAGES, Name, User, check_stops, validate
+from ostinato.serve.dialects.items import ReadItems, WithItems
 from ostinato.serve.dialects.omissions import Omissions
 from ostinato.serve.dialects.openai_messages import read_messages, read_tools
 from ostinato.serve.dialects.rules import Fields, Ignored, Only, too_wide
@@ -146,7 +147,7 @@ class ResponseFormat(Fields):
         return ANY_OBJECT if self.type == "json_object" else None
 
 
-class ChatRequest(_Request):
+class ChatRequest(_Request, WithItems):
     """`POST /v1/chat/completions`. `continue_final_message` continues the last (assistant) message, as in vLLM."""
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -185,7 +186,7 @@ class ChatRequest(_Request):
             omissions=omissions,
         )
         conversation = Conversation(
-            messages=read_messages(self.messages, omissions),
+            messages=read_messages(self.messages, omissions, self._items),
             tools=tools,
             continued=self.continue_final_message,
             demand=demand,
@@ -263,9 +264,9 @@ class CompletionRequest(_Request):
         return self.logprobs or 0
 
 
-def parse_chat(body: Any) -> ChatRequest:
-    """A chat request. Raises BadRequest naming the field."""
-    request = validate(ChatRequest, body)
+def parse_chat(body: Any, items: ReadItems | None = None) -> ChatRequest:
+    """A chat request. `items`: those of earlier requests. Raises BadRequest naming the field."""
+    request = validate(ChatRequest, body).reading(items)
     last = len(request.messages) - 1
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
@@ -283,6 +284,6 @@ def parse_chat(body: Any) -> ChatRequest:
     return request
 
 
-def parse_completion(body: Any) -> CompletionRequest:
+def parse_completion(body: Any, items: ReadItems | None = None) -> CompletionRequest:
     """A completion request. Raises BadRequest naming the field."""
     return validate(CompletionRequest, body)

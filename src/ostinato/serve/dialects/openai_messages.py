@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.fields import validate
+from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.dialects.omissions import MEDIA_TYPES, Omissions
 from ostinato.serve.dialects.rules import Fields, Ignored, Only
 
@@ -99,10 +100,14 @@ class ChatFunction(Fields):
     output_schema: Annotated[Any, Ignored("describes what the tool returns, which only the client sees")] = None
 
 
-def read_messages(messages: Sequence[Mapping[str, Any]], omissions: Omissions | None = None) -> tuple[Message, ...]:
-    """The messages; `omissions` is told what is left out of them. Raises BadRequest naming the field."""
-    told = omissions or Omissions()
-    return tuple(_message(message, f"messages[{i}]", told) for i, message in enumerate(messages))
+def read_messages(
+    messages: Sequence[Mapping[str, Any]], omissions: Omissions | None = None, items: ReadItems | None = None
+) -> tuple[Message, ...]:
+    """The messages; `omissions` is told what is left out. `items`: those of earlier requests. Raises BadRequest naming the field."""
+    told, known = omissions or Omissions(), items or ReadItems()
+    return tuple(
+        part for i, message in enumerate(messages) for part in known.read(_read, message, f"messages[{i}]", told)
+    )
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
@@ -110,6 +115,10 @@ def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
     if len(tools) > MAX_TOOLS:
         raise BadRequest(f"tools holds {len(tools)} tools; send at most {MAX_TOOLS}.", field="tools")
     return tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools))
+
+
+def _read(given: Mapping[str, Any], where: str, omissions: Omissions) -> tuple[Message]:
+    return (_message(given, where, omissions),)
 
 
 def _message(given: Mapping[str, Any], where: str, omissions: Omissions) -> Message:

@@ -16,6 +16,7 @@ from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.demands import ANY_OBJECT, AUTO, NONE, REQUIRED, demanded
 from ostinato.serve.dialects.fields import MAX_MESSAGES, Name, OneAnswer, User, validate
+from ostinato.serve.dialects.items import ReadItems, WithItems
 from ostinato.serve.dialects.joining import joined
 from ostinato.serve.dialects.responses_items import Offered, Read, read_items, read_tools
 from ostinato.serve.dialects.rules import Fields, Ignored, Only
@@ -55,7 +56,7 @@ class Text(Fields):
     verbosity: Annotated[str | None, Ignored("the model decides by itself how much to write")] = None
 
 
-class ResponsesRequest(OneAnswer):
+class ResponsesRequest(OneAnswer, WithItems):
     """`POST /v1/responses`."""
 
     model: Name
@@ -115,7 +116,7 @@ class ResponsesRequest(OneAnswer):
         else:
             if len(self.input) > MAX_MESSAGES:
                 raise BadRequest(f"input holds {len(self.input)} items; send at most {MAX_MESSAGES}.", field="input")
-            read_items(self.input, read)
+            read_items(self.input, read, self._items)
         return read
 
     @cached_property
@@ -189,8 +190,8 @@ class ResponsesRequest(OneAnswer):
         return self.max_output_tokens
 
 
-def parse_responses(body: Any) -> ResponsesRequest:
-    """A request for an answer. Raises BadRequest naming the field."""
-    request = validate(ResponsesRequest, body)
+def parse_responses(body: Any, items: ReadItems | None = None) -> ResponsesRequest:
+    """A request for an answer. `items`: those of earlier requests. Raises BadRequest naming the field."""
+    request = validate(ResponsesRequest, body).reading(items)
     _ = request.conversation  # so that errors in items are raised here
     return request

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.fields import Name, validate
+from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.dialects.omissions import MEDIA_TYPES, Omissions
 from ostinato.serve.dialects.rules import Fields, Ignored, Only
 
@@ -62,9 +63,10 @@ class Read:
         return within[0] if len(within) == 1 else name
 
 
-def read_items(items: Sequence[Any], read: Read) -> None:
-    """Add the messages of the input items, and their tools. Raises BadRequest naming the field."""
-    for i, item in enumerate(items):
+def read_items(given_items: Sequence[Any], read: Read, items: ReadItems | None = None) -> None:
+    """Add the messages of the input items, and their tools. `items`: those of earlier requests. Raises BadRequest naming the field."""
+    known = items or ReadItems()
+    for i, item in enumerate(given_items):
         where = f"input[{i}]"
         given = _kind(item, where, default="message")
         reader = _READERS.get(given)
@@ -73,7 +75,7 @@ def read_items(items: Sequence[Any], read: Read) -> None:
         elif given in _HOSTED:
             read.omissions.add("hosted-tools")
         elif reader is not None:
-            read.parts += reader(item, where, read.omissions)
+            read.parts += known.read(reader, item, where, read.omissions)
         else:
             raise BadRequest(
                 f"{where}: an item of type {given[:100]!r} is not supported; send {', '.join(_READERS)}.",

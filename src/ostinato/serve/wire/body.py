@@ -21,37 +21,34 @@ MAX_NAMES = 40_000
 """The most fields in a body, of all its objects together: each takes about three times as long to build as a value in a list."""
 _DRAIN_FACTOR = 16  # how far beyond the limit a refused body is read, so that the client can see the refusal
 _LENGTH_DIGITS = 20
-_LONG_BYTES = 65_536  # in longer bodies very long numbers take noticeable time, so each number's length is checked
+LONG_BYTES = 65_536
+"""Longer bodies take noticeable time, very long numbers in them most, so that each number's length is checked."""
 _MAX_DIGITS = 100
 _ZERO = ord("0")
 
 
-async def read_json(
+async def read_body(
     chunks: AsyncIterator[bytes],
     headers: Mapping[bytes, bytes],
     *,
     limit: int,
-    depth: int,
-    values: int,
     timeout_s: float,
     charge: Callable[[int], None],
-) -> Any:
-    """The JSON value of a request body.
+) -> bytes:
+    """A request body of JSON, unpacked.
 
     Args:
         chunks: the body as it arrives.
         headers: the request's headers, lower-case names.
         limit: most bytes taken, compressed and uncompressed.
-        depth: deepest nesting taken.
-        values: most values taken, counted through all levels.
         timeout_s: longest wait for the whole body.
         charge: called with the number of bytes, before they are read if Content-Length declares them; may raise. What unpacking adds is
             charged after it.
 
     Raises:
-        TooLarge: more bytes than `limit` (no more than that are ever held) or more values than `values`.
+        TooLarge: more bytes than `limit` (no more than that are ever held).
         UnsupportedMedia: compressed in an unknown way.
-        BadRequest: not JSON, not UTF-8, too deep, or late.
+        BadRequest: said to be no JSON, or late.
     """
     _check_headers(headers)
     unpack = unpacking(headers, limit)
@@ -64,15 +61,16 @@ async def read_json(
         unpacked = await asyncio.to_thread(unpack, data)
         charge(max(0, len(unpacked) - len(data)))
         data = unpacked
-    if len(data) <= _LONG_BYTES:
-        return parse_json(data, depth=depth, values=values)
-    return await asyncio.to_thread(parse_json, data, depth=depth, values=values)
+    return data
 
 
 def parse_json(data: bytes, *, depth: int, values: int) -> Any:
-    """The value of a JSON text. Raises BadRequest, which says where the text is malformed, and TooLarge."""
+    """The value of a JSON text of at most `depth` levels and `values` values, counted through all levels.
+
+    Raises BadRequest, which says where the text is malformed, and TooLarge.
+    """
     _check_shape(data, depth, values)
-    if len(data) > _LONG_BYTES:
+    if len(data) > LONG_BYTES:
         _check_digits(data)
     try:
         return msgspec.json.decode(data)

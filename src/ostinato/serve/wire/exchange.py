@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ostinato.core.errors import BadRequest
 from ostinato.serve.config import ServeConfig
-from ostinato.serve.wire.body import read_json
+from ostinato.serve.wire.body import LONG_BYTES, parse_json, read_body
 from ostinato.serve.wire.watch import ClientGone, Watch
 
 MAX_HEADER_CHARS = 512
@@ -95,19 +95,26 @@ class Exchange:
         return None if self._session is None else _printable("The session in the address", self._session)
 
     async def json(self, charge: Callable[[int], None]) -> Any:
-        """The body's JSON value; `charge` is called with its bytes as in `read_json`. Raises BadRequest, TooLarge, ClientGone."""
+        """The body's JSON value; `charge` is called with its bytes as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
+        data = await self.body(charge)
+        return self.parsed(data) if len(data) <= LONG_BYTES else await asyncio.to_thread(self.parsed, data)
+
+    def parsed(self, data: bytes) -> Any:
+        """The JSON value of a body. Raises BadRequest, TooLarge."""
+        return parse_json(data, depth=self._config.max_depth, values=self._config.max_values)
+
+    async def body(self, charge: Callable[[int], None]) -> bytes:
+        """The body as JSON text; `charge` is called with its bytes as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
         config = self._config
 
         def counted(size: int) -> None:
             charge(size)
             self.received += size
 
-        return await read_json(
+        return await read_body(
             self._body(),
             self.headers,
             limit=config.max_body_bytes,
-            depth=config.max_depth,
-            values=config.max_values,
             timeout_s=config.body_timeout_s,
             charge=counted,
         )

@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ostinato.core.conversation import Message, Role, Tool, ToolCall
+if TYPE_CHECKING:
+    from ostinato.core.conversation import Message, Tool, ToolCall
 
 _UNSAID = (None, False)  # values of a call's arguments that mean the same as no argument
 
 
 def normal(message: Message) -> tuple[str, ...]:
     """The parts of a message that must be equal for two messages to count as the same."""
-    if message.role is Role.TOOL:
+    if message.role == "tool":
         return (message.role, message.answers, message.text)
-    if message.role is not Role.ASSISTANT:
+    if message.role != "assistant":
         return (message.role, message.text)
     calls = [part for call in message.calls for part in (call.id, call.name, _arguments(call))]
     return (message.role, message.text.strip(), *calls)

@@ -1,0 +1,61 @@
+"""Reads a conversation's items (messages, calls, results), each once: agents send the whole history with every request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+import msgspec
+from pydantic import PrivateAttr
+
+from ostinato.core.conversation import Message
+from ostinato.serve.dialects.extensions import Extensions
+from ostinato.serve.dialects.omissions import Omissions
+from ostinato.serve.memo import Memo
+
+ItemReader = Callable[[Any, str, Omissions], Iterable[Message]]
+"""Reads an item of JSON: `(item, where, omissions) -> its messages`. Raises BadRequest naming the field, which begins with `where`. What it
+returns must not depend on `where`.
+"""
+_OVERHEAD = 1_000  # of an entry besides its text, which is held as JSON and as messages, in bytes
+_ENCODER = msgspec.json.Encoder()
+
+
+class ReadItems:
+    """The items of one tenant's earlier requests. Thread-safe.
+
+    Args:
+        budget: about how many bytes of items are kept at most.
+
+    Example: ``items.read(read_message, {"role": "user", "content": "hi"}, "messages[0]", omissions)``
+    """
+
+    def __init__(self, budget: int = 0) -> None:
+        self._keeps = budget > 0
+        self._memo = Memo[tuple[ItemReader, bytes], tuple[Sequence[Message], Sequence[str]]](budget)
+
+    def read(self, reader: ItemReader, item: Any, where: str, omissions: Omissions) -> Sequence[Message]:
+        """The item's messages, read now or earlier; `omissions` is told what is left out of them. Raises BadRequest."""
+        if not self._keeps:
+            return tuple(reader(item, where, omissions))
+        written = _ENCODER.encode(item)
+        key = (reader, written)
+        found = self._memo.get(key)
+        if found is None:
+            own = Omissions()
+            found = (tuple(reader(item, where, own)), tuple(own.words))
+            self._memo.put(key, found, cost=2 * len(written) + _OVERHEAD)
+        for word in found[1]:
+            omissions.add(word)
+        return found[0]
+
+
+class WithItems(Extensions):
+    """Base of the requests that hold a conversation's items."""
+
+    _items: ReadItems | None = PrivateAttr(default=None)
+
+    def reading(self, items: ReadItems | None) -> Self:
+        """This request, which reads through `items` what it has in common with earlier ones."""
+        self._items = items
+        return self

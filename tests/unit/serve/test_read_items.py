@@ -1,0 +1,146 @@
+"""What a request repeats of a conversation is read once, and reads the same as if it were new."""
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.core.conversation import Message, Role
+from ostinato.core.errors import BadRequest
+from ostinato.serve.dialects import anthropic, openai, responses
+from ostinato.serve.dialects.items import ReadItems
+from ostinato.serve.dialects.omissions import Omissions
+from ostinato.serve.memo import Memo
+
+USE = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"b": 1.0, "a": "é"}}
+MESSAGES = [
+    {"role": "user", "content": [{"type": "text", "text": "Look."}, {"type": "image", "source": {}}]},
+    {"role": "assistant", "content": [{"type": "thinking", "thinking": "So."}, {"type": "text", "text": "I do."}, USE]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "seen"}]},
+]
+CHAT = [
+    {"role": "user", "content": [{"type": "text", "text": "Look."}, {"type": "image_url", "image_url": {"url": "x"}}]},
+    {
+        "role": "assistant",
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "seen"},
+]
+INPUT = [
+    {"role": "user", "content": "Look."},
+    {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "seen"},
+    {"type": "web_search_call"},
+]
+BODIES = {
+    "messages": (anthropic.parse_messages, {"model": "m", "max_tokens": 9, "messages": MESSAGES}, "messages"),
+    "chat": (openai.parse_chat, {"model": "m", "messages": CHAT}, "messages"),
+    "responses": (responses.parse_responses, {"model": "m", "input": INPUT}, "input"),
+}
+
+
+class Counting:
+    """A reader of items that counts what it reads."""
+
+    def __init__(self):
+        self.read = 0
+
+    def __call__(self, item, where, omissions):
+        self.read += 1
+        omissions.add("image")
+        return [Message(role=Role.USER, text=item["text"])]
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_request_is_read_the_same_from_what_is_known(name):
+    parse, body, _ = BODIES[name]
+    items = ReadItems(1_000_000)
+    plain, first, again = parse(body), parse(body, items), parse(body, items)
+    assert first.conversation == plain.conversation == again.conversation
+    assert first.omitted == plain.omitted == again.omitted
+    assert [message.digest for message in again.conversation.messages] == [
+        message.digest for message in plain.conversation.messages
+    ]
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_wrong_item_is_named_by_its_place_each_time(name):
+    parse, body, field = BODIES[name]
+    items = ReadItems(1_000_000)
+    for place in (1, 3):
+        wrong = body | {field: [*[body[field][0]] * place, {"role": "nobody", "content": "?"}]}
+        with pytest.raises(BadRequest) as found:
+            parse(wrong, items)
+        assert found.value.field.startswith(f"{field}[{place}]")
+
+
+def test_an_item_is_read_once_by_each_reader():
+    items, reader, other = ReadItems(1_000_000), Counting(), Counting()
+    for _ in range(3):
+        omissions = Omissions()
+        (message,) = items.read(reader, {"text": "hi"}, "messages[0]", omissions)
+        assert message.text == "hi"
+        assert omissions.words == ["image"]
+    items.read(other, {"text": "hi"}, "messages[0]", Omissions())
+    assert (reader.read, other.read) == (1, 1)
+
+
+@pytest.mark.parametrize("pair", [(1, True), (1, 1.0), (0, False), ("1", 1), (None, False), ([], {}), (0.0, -0.0)])
+def test_items_that_only_python_calls_equal_are_two(pair):
+    items, reader = ReadItems(1_000_000), Counting()
+    for value in pair:
+        items.read(reader, {"text": "hi", "n": value}, "messages[0]", Omissions())
+    assert reader.read == 2
+
+
+def test_nothing_is_kept_without_a_budget():
+    items, reader = ReadItems(), Counting()
+    for _ in range(2):
+        items.read(reader, {"text": "hi"}, "messages[0]", Omissions())
+    assert reader.read == 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), max_size=60))
+def test_a_memo_holds_the_most_recently_used_within_its_budget(steps):
+    memo, kept = Memo[int, int](20), dict[int, tuple[int, int]]()
+    for number, (key, cost) in enumerate(steps):
+        if cost % 2:
+            expected = kept.pop(key, None)
+            if expected is not None:
+                kept[key] = expected
+            assert memo.get(key) == (None if expected is None else expected[0])
+            continue
+        memo.put(key, number, cost=cost)
+        kept.pop(key, None)
+        kept[key] = (number, cost)
+        while sum(each for _, each in kept.values()) > 20:
+            del kept[next(iter(kept))]
+    assert {key: memo.get(key) for key in range(10)} == {key: kept.get(key, (None, 0))[0] for key in range(10)}
+
+
+def test_what_costs_more_than_everything_may_is_not_kept_and_drops_nothing():
+    memo = Memo[str, int](10)
+    memo.put("a", 1, cost=10)
+    memo.put("b", 2, cost=11)
+    assert (memo.get("a"), memo.get("b")) == (1, None)
+
+
+def test_threads_may_share_a_memo():
+    memo, wrong = Memo[int, int](50), []
+
+    def use(start):
+        for number in range(3_000):
+            key = (start + number) % 30
+            found = memo.get(key)
+            if found is None:
+                memo.put(key, key, cost=5)
+            elif found != key:
+                wrong.append(found)
+
+    threads = [threading.Thread(target=use, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
