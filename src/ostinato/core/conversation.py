@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -10,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from ostinato.core.json_shape import shape_of
 from ostinato.core.normal_form import digest, normal
@@ -49,9 +50,10 @@ class ToolCall:
         """The arguments, parsed anew; None if the text is not a JSON object, or one of more than `MAX_VALUES` values or `MAX_DEPTH`
         levels. Keep the text instead: what is parsed takes many times its memory.
         """
-        values = None
-        with contextlib.suppress(ValueError, RecursionError):
-            values = json.loads(self.arguments) if self._is_bounded() else None
+        try:
+            values = msgspec.json.decode(self.arguments) if self._is_bounded() else None
+        except ValueError:
+            return None
         return values if isinstance(values, dict) else None
 
     def _is_bounded(self) -> bool:

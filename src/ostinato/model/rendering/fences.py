@@ -32,7 +32,8 @@ class Fences:
 
     def around(self, text: str, *, edges: bool = False) -> str:
         """The text with its control tokens fenced; with `edges` no neighbouring text can complete a control token."""
-        fenced = self._token.sub(f"{_OPEN}\\g<0>{_CLOSE}", text.translate(_DROPPED))
+        bare = text if text.isascii() else text.translate(_DROPPED)
+        fenced = self._token.sub(f"{_OPEN}\\g<0>{_CLOSE}", bare)
         return f"{_EDGE}{fenced}{_EDGE}" if edges else fenced
 
     def written(self, text: str) -> list[str]:

@@ -37,7 +37,7 @@ def as_text(conversation: Conversation) -> Conversation:
     for message in with_described_tools(conversation):
         is_result = message.role is Role.TOOL
         if not is_result:
-            messages.append(replace(message, text=spoken(message), calls=()))
+            messages.append(replace(message, text=spoken(message), calls=()) if message.calls else message)
         elif after_result:
             messages[-1] = replace(messages[-1], text=f"{messages[-1].text}\n{answered(message)}")
         else:
