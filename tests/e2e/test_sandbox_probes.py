@@ -76,6 +76,48 @@ async def test_none_fires_in_a_box(target):
         await backend.close()
 
 
+FILL = "import p; print(p.much_in_sockets())"
+
+
+def test_sockets_can_hold_much_memory_where_nothing_counts_it():
+    result = subprocess.run(
+        [sys.executable, "-c", "from sandbox_probes import much_in_sockets; print(much_in_sockets())"],
+        cwd=SCRIPT.parent,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    assert result.stdout == b"True\n"
+
+
+@pytest.mark.parametrize("groups", [True, False])
+async def test_what_sockets_hold_counts_as_the_boxes_memory(groups):
+    backend = Boxes(groups=groups)
+    try:
+        spec = SandboxSpec(files={"p.py": SCRIPT.read_bytes()}, limits=LIMITS)
+        box = await backend.start(spec)
+        result = await box.exec(["python3", "-c", FILL], timeout=60)
+        assert result.stdout in (b"", b"False\n"), "the whole box, or those that held most, were ended"
+        again = await box.exec(["python3", "-c", IDLE], timeout=60)
+        assert again.stdout == b"16 processes share 20 pairs\n", "which the same limit allows"
+        watched = any("a watch, not the kernel" in text for text in (await backend.isolation()).missing)
+        assert watched or groups
+    finally:
+        await backend.close()
+
+
+IDLE = """
+import os, socket, time
+pairs = [socket.socketpair() for _ in range(20)]
+children = [os.fork() for _ in range(1)]
+while children[-1] and len(children) < 15:
+    children.append(os.fork())
+if not children[-1]:
+    time.sleep(0.5)
+    os._exit(0)
+ended = [os.waitpid(child, 0)[1] == 0 for child in children]
+print(1 + sum(ended), "processes share", len(pairs), "pairs")
+"""
+
 GVISORS_OWN = {
     "view: sys", "view: proc of the kernel", "view: sysctl", "view: memory devices", "write: own oom score", "write: own maps",
     "limit: timers", "limit: priority",

@@ -20,7 +20,7 @@ from ostinato.worlds.harness.rollout import Harness
 from ostinato.worlds.remote.door import Door
 from ostinato.worlds.remote.link import FarOutcomes
 from ostinato.worlds.remote.owners import OwnTurns
-from ostinato.worlds.remote.trust import door_context, worker_context
+from ostinato.worlds.remote.trust import RefusedSerials, door_context, worker_context
 from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import most_steps_behind
@@ -167,6 +167,8 @@ async def open_door(run: Run, url: str, listener: socket.socket) -> AsyncGenerat
             listener,
             context,
             names=config.names,
+            refused=RefusedSerials(config.refused),
+            connections=config.connections,
             calls=config.calls,
             body_bytes=config.body_bytes,
         )

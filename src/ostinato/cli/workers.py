@@ -139,7 +139,7 @@ def rollout(
 
 
 def housekeeping(common: Common | None = None) -> None:
-    """Regularly delete what nothing needs and rotate long logs (a worker of `up`)."""
+    """Regularly delete what nothing needs (a worker of `up`)."""
     run_worker("housekeeping", (common or Common()).starting(), expendable=300)
 
 
@@ -151,6 +151,7 @@ def run_worker(
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
 ) -> None:
     """Run the worker of this name. It gives signs of life first, then loads its code, which may take long on a slow disk."""
+    from ostinato.launch.views.progress import kept_bytes
     from ostinato.launch.workers.life import Life, live
 
     async def work(life: Life) -> None:
@@ -158,4 +159,4 @@ def run_worker(
         main_loop = getattr(importlib.import_module(f"ostinato.launch.workers.{name}"), name)
         await main_loop(config, life)
 
-    live(work, expendable=expendable, loop_factory=loop_factory)
+    live(work, expendable=expendable, output_bytes=kept_bytes(config), loop_factory=loop_factory)

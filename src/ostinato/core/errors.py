@@ -3,6 +3,7 @@
 OstinatoError
 ├── BadRequest          a client's input cannot be used (HTTP 400)
 │   ├── TooLarge        too many bytes or tokens (HTTP 413)
+│   ├── GrammarTooComplex  a form that cannot be enforced to its end (HTTP 400)
 │   └── NotFound        no such model, turn or ref (HTTP 404)
 ├── Unauthorized        missing or wrong key (HTTP 401)
 ├── Unavailable         cannot be done now; try again (HTTP 503)
@@ -53,6 +54,23 @@ class NotFound(BadRequest, LookupError):
 
     status = 404
     code = "not_found"
+
+
+class GrammarTooComplex(BadRequest):
+    """The grammar of the demanded form compiled, but reached the limits on the cost of one token while an answer was sampled.
+
+    Args:
+        field: the fields of the request that may hold the grammar.
+    """
+
+    code = "grammar_too_complex"
+
+    def __init__(self, field: str) -> None:
+        super().__init__(
+            f"The form that {field} demands takes too much work at one token to be enforced to the answer's end. Simplify its patterns: "
+            "fewer and smaller repetitions ({n,m}, minLength, maxLength), fewer alternatives.",
+            field=field,
+        )
 
 
 class Unauthorized(OstinatoError):

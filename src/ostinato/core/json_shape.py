@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ostinato.core.errors import BadRequest, TooLarge
+
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
+_ZERO = ord("0")
+MAX_NAMES = 40_000
+"""The most fields in a text, of all its objects together: each takes about three times as long to build as a value in a list."""
+LONG_BYTES = 65_536
+"""Longer texts take noticeable time to parse, so that is done on a thread, and each number's length is checked."""
+_MAX_DIGITS = 100
 _STEP = np.zeros(256, dtype=np.int8)
 _STEP[list(b"[{")] = 1
 _STEP[list(b"]}")] = -1
@@ -42,6 +50,23 @@ def is_small(data: bytes, *, depth: int, values: int, names: int) -> bool:
     return opened <= depth and opened + data.count(b",") < values and data.count(b":") <= names
 
 
+def check_json(data: bytes, *, depth: int, values: int) -> None:
+    """Refuse JSON that would be costly to parse: raise BadRequest if it is too deep or has very long numbers, TooLarge if it has too many
+    values or fields.
+    """
+    if len(data) > LONG_BYTES:
+        _check_digits(data)
+    if is_small(data, depth=depth, values=values, names=MAX_NAMES):
+        return
+    shape = shape_of(data)
+    if shape.depth > depth:
+        raise BadRequest(f"The body nests deeper than {depth} levels.")
+    if shape.values >= values:
+        raise TooLarge(f"The body holds more than {values} values; send less at once.")
+    if shape.names > MAX_NAMES:
+        raise TooLarge(f"The objects in the body have more than {MAX_NAMES} fields together; send less at once.")
+
+
 def outside_strings(data: bytes) -> NDArray[np.uint8]:
     """The bytes outside JSON strings, including the closing quotes."""
     text = np.frombuffer(data, dtype=np.uint8)
@@ -60,3 +85,21 @@ def _escaped(text: NDArray[np.uint8]) -> NDArray[np.intp]:
     number = np.arange(len(slashes))
     first = np.maximum.accumulate(np.where(np.diff(slashes, prepend=-2) != 1, number, 0))  # of the run that each is in
     return slashes[(number - first) & 1 == 0] + 1
+
+
+def _check_digits(data: bytes) -> None:
+    """Refuse numbers of more than `_MAX_DIGITS` digits, before a parser spends its time on them."""
+    half = _MAX_DIGITS // 2
+    # each such number covers a block of half its digits
+    if not _has_block(np.frombuffer(data, dtype=np.uint8), half):
+        return
+    digits = outside_strings(data) - _ZERO < 10
+    ends = np.flatnonzero(~np.concatenate(([False], digits, [False])))
+    if int(np.diff(ends).max()) > _MAX_DIGITS + 1:
+        raise BadRequest("The body holds a number with too many digits.")
+
+
+def _has_block(text: NDArray[np.uint8], size: int) -> bool:
+    """True if one of the text's blocks of `size` bytes is digits only."""
+    whole = len(text) // size * size
+    return bool((text[:whole].reshape(-1, size) - _ZERO < 10).all(axis=1).any())

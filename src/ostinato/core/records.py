@@ -30,7 +30,7 @@ class PolicyVersion:
 
 
 class Finish(StrEnum):
-    """Why a turn ended. Turns with the last two reasons cannot be trained on: the policy is not responsible for how they ended."""
+    """Why a turn ended. Turns with the last three reasons cannot be trained on: the policy is not responsible for how they ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -38,11 +38,12 @@ class Finish(StrEnum):
     DEADLINE = "deadline"  # its rollout ran out of time; clients are told `LENGTH`
     ABORT = "abort"  # the client went away, or the operator cancelled
     ERROR = "error"  # the engine failed
+    GRAMMAR = "grammar"  # the demanded form is too complex to be enforced to the end: the client's fault, and no arm's
 
     @property
     def trainable(self) -> bool:
         """True if the policy itself ended the turn, or ran out of a token or time budget."""
-        return self not in (Finish.ABORT, Finish.ERROR)
+        return self not in (Finish.ABORT, Finish.ERROR, Finish.GRAMMAR)
 
     @property
     def cut(self) -> bool:

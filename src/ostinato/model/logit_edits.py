@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -46,11 +47,14 @@ class LogitEditor:
     Args:
         sampling: the requested sampling.
         matcher: of its grammar, at the beginning; None without a grammar.
+        failed: called when the matcher fails.
     """
 
-    def __init__(self, sampling: Sampling, matcher: LLMatcher | None) -> None:
+    def __init__(
+        self, sampling: Sampling, matcher: LLMatcher | None, failed: Callable[[], None] = lambda: None
+    ) -> None:
         self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
-        self._matcher = matcher
+        self._matcher, self._failed = matcher, failed
         self._failure = ""
         self._places: dict[int, int] = {}  # by token, in the arrays
         self._ids, self._values = np.empty(16, np.int64), np.zeros(16, np.float32)
@@ -67,7 +71,7 @@ class LogitEditor:
             return cls(sampling, None)
         if grammars is None:
             raise BadRequest("this engine cannot hold an answer to a form; send tool_choice 'auto' and no format")
-        return cls(sampling, grammars.matcher(sampling.grammar))
+        return cls(sampling, grammars.matcher(sampling.grammar), partial(grammars.forget, sampling.grammar))
 
     def copy(self) -> LogitEditor:
         """An independent editor at the same place in the answer."""
@@ -94,6 +98,7 @@ class LogitEditor:
         # a matcher that failed while it made the mask still accepts an end token
         if matcher.is_error() or not matcher.consume_token(token):
             self._failure = matcher.get_error() or "the grammar does not allow the token"
+            self._failed()
         return self._failure
 
     def _add(self, token: int, value: float) -> None:

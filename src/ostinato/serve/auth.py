@@ -140,6 +140,11 @@ class Keyring:
         return hashlib.blake2b(key, key=self._mask, digest_size=32).digest()
 
 
+def key_holders(api_keys: Sequence[SecretStr]) -> frozenset[str]:
+    """The tenants that have a key. Raises BadConfig."""
+    return frozenset(_split(key.get_secret_value(), "serve.api_keys")[1] for key in api_keys)
+
+
 def client_keys(api_keys: Sequence[SecretStr], file: Path | None) -> tuple[SecretStr, ...]:
     """All client keys: those of the configuration, then those of the file, one per line. The file is read again at each call.
 

@@ -52,7 +52,7 @@ class Metrics:
             "auto_passed_on", "Calls that an arm of Auto could not answer and another was asked.", registry, "arm"
         )
         self._delivered = _tenants("delivered_turns", "Turns whose whole answer was handed over.", registry)
-        self._refused = _tenants("refusals", "Calls refused by a quota or a bound, by reason.", registry, "reason")
+        self._refused = _tenants("refusals", "Calls refused by a quota or a limit, by reason.", registry, "reason")
         self._feedback = _tenants("feedback", "Feedback events by status.", registry, "status")
         self._named = _tenants("feedback_signals", "Accepted signals by name.", registry, "name")
         self._words = _tenants(
@@ -107,7 +107,7 @@ class Metrics:
         self._delivered.inc(tenant, by=turns)
 
     def refused(self, tenant: str, reason: str) -> None:
-        """A call was refused before it began."""
+        """A call was refused: before it began, or because its form cannot be enforced."""
         self._refused.inc(tenant, reason)
 
     def store_error(self) -> None:

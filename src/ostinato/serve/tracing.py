@@ -15,12 +15,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from ostinato.core.records import Finish
 from ostinato.core.seams import Clock
 from ostinato.serve.calls.capture import Capture
 from ostinato.serve.config import OtlpConfig
 
-_FAILED = (Finish.ERROR, Finish.ABORT)
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -53,7 +51,7 @@ class Tracing:
             start_time=_nanoseconds(call.started_at),
             attributes=_attributes(capture, model),
         )
-        if any(choice.finish in _FAILED or choice.finish is None for choice in capture.choices):
+        if any(choice.finish is None or not choice.finish.trainable for choice in capture.choices):
             span.set_status(Status(StatusCode.ERROR))
         span.end(_nanoseconds(self._clock()))
 

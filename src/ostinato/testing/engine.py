@@ -59,7 +59,7 @@ class FakeEngine:
         slots: slot name -> policy version loaded at the start (default: live at version 0).
         context: prompt and answer together may have this many tokens.
 
-    Controls: `fail_after = k` ends each stream with `Finish.ERROR` after k tokens; `down = True` makes `generate` raise
+    Controls: `fail_after = k` ends each stream with `failure` (`Finish.ERROR`) after k tokens; `down = True` makes `generate` raise
     `Unavailable`. Observations: `requests` (all seen), `running` (open samples), `cancelled` (streams closed before their end).
 
     Example::
@@ -83,7 +83,7 @@ class FakeEngine:
         self.script = script or default_script
         self.delay_s = delay_s
         self.context = context
-        self.fail_after = fail_after
+        self.fail_after, self.failure = fail_after, Finish.ERROR
         self.down = False
         self.requests: list[Generate] = []
         self.running = 0
@@ -202,7 +202,7 @@ class FakeEngine:
         shown = 0
         for count, token in enumerate(ids, 1):
             if self.fail_after is not None and count > self.fail_after:
-                return [*steps, (None, "", Finish.ERROR)]
+                return [*steps, (None, "", self.failure)]
             text = decode(ids[:count])
             cut = min((at for at in map(text.find, sampling.stop) if at >= 0), default=-1)
             finish: Finish | None = None

@@ -1,5 +1,6 @@
 """Answers whose logits were edited: in form, and the same numbers in engine and trainer, to the bit."""
 
+import asyncio
 import json
 import math
 from dataclasses import replace
@@ -164,6 +165,31 @@ def test_the_gradient_is_that_of_the_edited_distribution(tmp_path):
         (found * coefficients).sum().backward()
         torch.testing.assert_close(weight.grad, gradient, atol=1e-5, rtol=1e-5)
         weight.grad = None
+
+
+def form(pattern):
+    schema = {"type": "string", "pattern": pattern}
+    return Conversation(messages=ASKED.messages, demand=Demand(schema=schema))
+
+
+async def test_a_grammar_that_grows_too_complex_ends_its_own_samples_and_no_others(tmp_path):
+    async with tiny_engine(tmp_path) as tiny:
+        grows = tiny.renderer.grammar(form("^[a-z]{6}((a?){300}a{300}|b)$"))
+        plain = Sampling(max_tokens=40, seed=5)
+        sampling = Sampling(max_tokens=40, seed=5, grammar=tiny.renderer.grammar(ASKED))
+        alone = await turns_of(tiny, plain) + await turns_of(tiny, sampling)
+        failing = [turns_of(tiny, Sampling(max_tokens=40, seed=0, grammar=grows), n=2) for _ in range(2)]
+        free, formed, *failed = await asyncio.gather(turns_of(tiny, plain), turns_of(tiny, sampling), *failing)
+        assert free + formed == alone, "the neighbours have the same tokens and log-probabilities as without it"
+        for turn in (turn for turns in failed for turn in turns):
+            assert turn.finish is Finish.GRAMMAR
+            assert not turn.finish.trainable
+            assert 258 not in turn.sampled_ids, "the end token that a failed matcher still allows was not sampled"
+        biased = Sampling(max_tokens=40, seed=1, grammar=grows, logit_bias=((*tiny.renderer.encode("b"), 50.0),))
+        (later,) = await turns_of(tiny, biased)
+        assert (later.finish, later.text) == (Finish.STOP, '"bbbbbbb"'), (
+            "an answer that stays clear of the limits ends as usual"
+        )
 
 
 async def test_an_engine_without_grammars_refuses_one_before_any_token(tmp_path):

@@ -18,7 +18,7 @@ from ostinato.launch.views.disk import disk_use
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.views.summary import FOLD, keep, summarise
 from ostinato.launch.workers import housekeeping
-from ostinato.launch.workers.housekeeping import Rounds, remove_leftovers, set_aside
+from ostinato.launch.workers.housekeeping import Rounds, remove_leftovers
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.pulse import Pulse
 from ostinato.reward.reading import Reading
@@ -39,7 +39,6 @@ def settings(tmp_path):
         "collect.grace_hours=0",
         "collect.keep=3",
         "collect.releases=2",
-        "housekeeping.log_mb=0.01",
         "housekeeping.every_s=0.05",
         "publish.anchor_every=4",
     ]
@@ -57,7 +56,7 @@ def life():
 
 
 class Busy:
-    """A run at work: each step a version, now and then a release, and workers that talk."""
+    """A run at work: each step a version, and now and then a release."""
 
     def __init__(self, run) -> None:
         self._run, self._publisher = run, VersionPublisher(run.store, run.config.publish)
@@ -80,10 +79,6 @@ class Busy:
                 )
                 await self._run.log.append(event)
             self.base = done.policy
-            log = self._run.home.worker_log("serve")
-            log.parent.mkdir(exist_ok=True)
-            with log.open("a") as file:
-                file.write("a line that a worker writes\n" * 100)
             self.step += 1
 
 
@@ -92,7 +87,7 @@ async def test_the_disk_of_a_run_that_goes_on_stays_bounded(run, life):
     for _ in range(8):
         await busy.work(5)
         await rounds.tidy()
-        sizes.append(sum(disk_use(path) for path in (run.home.weights, run.home.root / "logs")))
+        sizes.append(disk_use(run.home.weights))
     assert max(sizes[4:]) < 1.5 * max(sizes[:3]), sizes
     assert life.pulse.trouble() is None
     assert (await verify(run.store)).problems == []
@@ -104,7 +99,6 @@ async def test_the_disk_of_a_run_that_goes_on_stays_bounded(run, life):
     said = [line["said"] for line in last_lines(run.home.progress("housekeeping"))]
     assert len(said) == 8
     assert "deleted" in said[-1]["weights"]
-    assert "serve.log" in said[-1]["logs"]
 
 
 async def test_what_a_restarted_trainer_takes_again_stays(run, life):
@@ -178,6 +172,10 @@ async def test_a_chore_that_fails_is_trouble_until_it_succeeds_and_the_others_go
     busy, rounds = Busy(run), Rounds(run, life)
     await busy.work(10)
 
+    left = run.home.root / "config.json.77.partial"
+    left.touch()
+    os.utime(left, (1, 1))
+
     async def away(_):
         raise Unavailable("the bucket is away")
 
@@ -185,7 +183,7 @@ async def test_a_chore_that_fails_is_trouble_until_it_succeeds_and_the_others_go
         patched.setattr(housekeeping, "collect_weights", away)
         await rounds.tidy()
         assert life.pulse.trouble() == "weights: the bucket is away"
-        assert run.home.worker_log("serve").stat().st_size == 0
+        assert not left.exists()
         assert last_lines(run.home.progress("housekeeping"))[-1]["failing"] == ["weights"]
     await rounds.tidy()
     assert life.pulse.trouble() is None
@@ -214,24 +212,6 @@ async def test_the_worker_keeps_the_summary_that_status_starts_from(run, life, s
     cursor, state = await run.folds.load(FOLD)
     assert cursor == run.log.newest()
     assert state["actions"] == {"shipped": 2}
-
-
-def test_a_long_log_is_set_aside_once_and_its_writer_goes_on(tmp_path):
-    path = tmp_path / "serve.log"
-    with path.open("ab") as writer:  # as a worker's output: opened to append, and never again
-        writer.write(b"old\n" * 100)
-        writer.flush()
-        assert not set_aside(path, 400)
-        assert set_aside(path, 399)
-        writer.write(b"new\n")
-        writer.flush()
-        assert path.read_bytes() == b"new\n"
-        assert (tmp_path / "serve.1.log").read_bytes() == b"old\n" * 100
-        writer.write(b"x" * 500)
-        writer.flush()
-        assert set_aside(path, 399)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["serve.1.log", "serve.log"]
-    assert not set_aside(tmp_path / "serve.1.log", 1), "the older part is not set aside again"
 
 
 def test_only_what_killed_writers_left_is_removed(tmp_path):

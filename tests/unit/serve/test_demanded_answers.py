@@ -9,7 +9,7 @@ from tests.unit.serve.gateway_world import events, world
 from ostinato.core.conversation import Demand
 from ostinato.core.errors import BadRequest
 from ostinato.core.generation import Capabilities
-from ostinato.core.records import Turn
+from ostinato.core.records import Finish, Turn
 from ostinato.serve.dialects.anthropic import parse_messages
 from ostinato.serve.dialects.openai import parse_chat
 from ostinato.serve.dialects.responses import parse_responses
@@ -173,6 +173,90 @@ async def test_a_schema_that_cannot_be_kept_is_a_bad_request_and_no_turn(tmp_pat
         status, _, body = await w.chat(response_format=hostile, stream=stream)
         assert (status, "cannot be held to" in body["error"]["message"]) == (400, True)
         assert [row for row in w.log.rows if isinstance(row, Turn)] == []
+
+
+GROWS = {"type": "string", "pattern": "^(a?){300}a{300}$"}
+GROWING = [
+    (
+        "/v1/chat/completions",
+        CHAT | {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": GROWS}}},
+        "response_format",
+    ),
+    (
+        "/v1/chat/completions",
+        CHAT
+        | {
+            "tools": [
+                {"type": "function", "function": {"name": "a", "parameters": {**PATH, "properties": {"path": GROWS}}}}
+            ],
+            "tool_choice": "required",
+        },
+        "tools",
+    ),
+    ("/v1/messages", MESSAGES | {"output_format": {"type": "json_schema", "schema": GROWS}}, "output_config.format"),
+    (
+        "/v1/responses",
+        RESPONSES | {"text": {"format": {"type": "json_schema", "name": "x", "schema": GROWS}}},
+        "text.format",
+    ),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body", "field"), GROWING)
+async def test_a_form_too_complex_to_be_enforced_is_the_clients_error(tmp_path, path, body, field, stream):
+    async with tiny_engine(tmp_path, context=2048) as tiny, world(engine=tiny.engine, renderer=tiny.renderer) as w:
+        for _ in range(2):
+            status, _, reply = await w.post(path, body | {"stream": stream})
+            if isinstance(reply, bytes):  # the tool's name was said before its arguments failed
+                assert (status, field) == (200, "tools")
+                reply = events(reply)[-1]
+            else:
+                assert status == 400
+            error = reply["error"]
+            assert error["type"] == "invalid_request_error"
+            assert f"The form that {field} demands" in error["message"]
+            assert "Simplify its patterns" in error["message"]
+            if path != "/v1/messages":  # Anthropic's errors have no codes
+                assert (error["code"], error["param"]) == ("grammar_too_complex", field)
+        _, metrics = await w.get("/metrics")
+        assert 'ostinato_refusals_total{reason="grammar_too_complex",tenant="default"} 2.0' in metrics
+        assert 'finish="error"' not in metrics
+        assert 'status="500"' not in metrics
+        assert all(turn.finish is Finish.GRAMMAR for turn in w.log.turns())
+
+
+@pytest.mark.parametrize(("path", "body", "field"), [GROWING[0], GROWING[2], GROWING[3]])
+async def test_in_a_stream_that_has_begun_a_too_complex_form_is_the_last_event(path, body, field):
+    engine = FakeEngine(lambda request: "hello", fail_after=2)
+    engine.failure = Finish.GRAMMAR
+    async with world(engine=engine) as w:
+        status, _, raw = await w.post(path, body | {"stream": True})
+        last = json.loads(raw.rpartition(b"data: ")[2])
+        error = last["response"]["error"] if "response" in last else last["error"]
+        assert status == 200
+        assert f"The form that {field} demands" in error["message"]
+        assert error.get("code", "grammar_too_complex") == "grammar_too_complex"
+        assert b"[DONE]" not in raw
+        (turn,) = w.log.turns()
+        assert (turn.finish, len(turn.sampled_ids)) == (Finish.GRAMMAR, 2)
+
+
+async def test_all_choices_of_a_call_end_with_the_one_whose_form_is_too_complex():
+    engine = FakeEngine(lambda request: "hello", fail_after=2)
+    engine.failure = Finish.GRAMMAR
+    async with world(engine=engine) as w:
+        status, _, body = await w.chat(n=3, response_format=JSON_SCHEMA)
+        assert (status, body["error"]["code"]) == (400, "grammar_too_complex")
+        assert [turn.finish for turn in w.log.turns()] == [Finish.GRAMMAR] * 3
+
+
+async def test_a_neighbours_stream_goes_on_beside_a_form_that_is_too_complex(tmp_path):
+    async with tiny_engine(tmp_path, context=2048) as tiny, world(engine=tiny.engine, renderer=tiny.renderer) as w:
+        ask = {"max_tokens": 60, "seed": 7, "stream": True}
+        answers = await asyncio.gather(w.chat(**ask), w.post(*GROWING[0][:2]), w.post(*GROWING[0][:2]))
+        assert [status for status, *_ in answers] == [200, 400, 400]
+        assert events(answers[0][2])[-1] == b"[DONE]"
 
 
 async def test_an_engine_that_follows_no_grammar_says_so():

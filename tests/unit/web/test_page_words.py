@@ -57,6 +57,7 @@ async def test_what_people_wrote_stays_text_on_every_page(payload):
             RUN,
             alarms=(facts.alarm_line,),
             releasing=(payload,),
+            unproven=payload,
             held={payload: 3},
             workers=(a_worker("train", payload, trouble=payload, last_end=payload),),
         )
@@ -237,3 +238,10 @@ async def test_only_open_pages_have_events():
 )
 def test_who_signs_in_comes_back_to_a_path_of_the_page_and_nowhere_else(text, host, path):
     assert own_path(text, host) == path
+
+
+async def test_users_who_are_only_declared_are_warned_of_beside_the_loop():
+    async with page_world() as w:
+        assert "only declared" not in (await w.get("/")).text
+        w.facts.run = replace(RUN, unproven="users are only declared")
+        assert "users are only declared" in (await w.get("/")).text

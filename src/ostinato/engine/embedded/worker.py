@@ -314,15 +314,17 @@ class EngineThread(threading.Thread):
                 self._spoiled(sample)
 
     def _take(self, sample: Generation, token: int, logprob: float, tops: Tops) -> None:
+        if sample.editor is not None and (why := sample.editor.take(token)):  # fed the end token too, if it is allowed
+            # the compiler's message quotes the whole grammar, which is the client's text
+            _LOG.warning("request %s: its grammar cannot go on: %.120s", sample.request.id, why.partition("\n")[0])
+            # only tokens that the mask allows are drawn, so it is the grammar that has reached its limits; this token means nothing
+            self._emit(sample, (), (), "", Finish.GRAMMAR)
+            return
         sample.ids.append(token)
         self.counters["tokens"] += 1
         stream = self._streams[sample].texts[sample.index]
         last = sample.sampled == sample.request.sampling.max_tokens
         text, finish = shown(stream, token, self._stop_ids, last=last)
-        if sample.editor is not None and (why := sample.editor.take(token)):  # fed the end token too, if it is allowed
-            # the compiler's message quotes the whole grammar, which is the client's text
-            _LOG.warning("request %s: its grammar cannot go on: %.120s", sample.request.id, why.partition("\n")[0])
-            finish = Finish.ERROR
         self._emit(sample, (token,), (logprob,), text, finish, (tops,) if tops else ())
 
     def _spoiled(self, sample: Generation) -> None:

@@ -22,6 +22,7 @@ from ostinato.launch.views.observe import DEMO_MARKER
 from ostinato.launch.views.overview import Overview, overview, workers
 from ostinato.launch.views.progress import last_lines, numerics_line
 from ostinato.launch.views.status_json import as_json
+from ostinato.launch.views.tenants import unproven_users
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.reward.accounting import Accounting, account
 from ostinato.weights.version.content import VERSIONS
@@ -88,6 +89,7 @@ async def _look(config: Config, place: Home, seen: summary.Summary, ledger: Stat
         refs=refs,
         disk={name: disk_use(path) for name, path in held.items()},
         free=shutil.disk_usage(place.root).free,
+        unproven=unproven_users(config),
     )
 
 

@@ -26,6 +26,7 @@ from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
 from ostinato.launch.placing.sign import LISTEN_FD, SERVING
 from ostinato.launch.placing.supervision import Event, Supervisor
 from ostinato.launch.views.progress import last_lines, numerics_line
+from ostinato.launch.views.tenants import unproven_users
 from ostinato.launch.workers.stopping import until_stopped
 from ostinato.record.lock import hold
 from ostinato.serve.auth import Keyring, client_keys
@@ -177,6 +178,8 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
                 "release",
                 "no suite (evaluate.suite): it learns, and nothing ships by itself; `ostinato ship` does it by hand",
             )
+        if words := unproven_users(config):
+            _show(console, Text.assemble((f"{'train':12}", "bold"), " ", (words, "bold yellow")))
         async with _launching(config, say, on) as launched:
             stopping = until_stopped()  # after the launch: Ray sets handlers, too
             if launched.url:

@@ -13,7 +13,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
+from ostinato.core.clock import wall_clock
 from ostinato.core.private import private
+from ostinato.launch.placing.output import OUTPUT, older
 from ostinato.launch.placing.sign import PARENT, PULSE_FD, Sign, read_sign
 
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -61,12 +63,14 @@ class WorkerProcess:
     _pipe: int = -1
     _rest: bytes = b""
     _output_from: int = 0
+    _started_at: float = 0.0
 
     async def start(self) -> None:
         """Start the process in its own group, so that a Ctrl-C at the terminal reaches only the supervisor."""
         self.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         loop = asyncio.get_running_loop()
         ours, theirs = os.pipe()
+        self._started_at = wall_clock()
         os.set_blocking(ours, False)
         try:
             with FileIO(self.log, "a", opener=private) as output:
@@ -77,7 +81,7 @@ class WorkerProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=asyncio.subprocess.STDOUT,
-                    env={**os.environ, **self.env, PARENT: str(os.getpid()), PULSE_FD: str(theirs)},
+                    env={**os.environ, **self.env, **self._own(theirs)},
                     pass_fds=(theirs, *self.fds),
                     start_new_session=True,
                 )
@@ -88,6 +92,10 @@ class WorkerProcess:
             os.close(theirs)
         self.sign, self.heard, self._pipe, self._rest = None, loop.time(), ours, b""
         loop.add_reader(ours, self._listen)
+
+    def _own(self, pulse: int) -> dict[str, str]:
+        """The environment variables by which a worker knows its supervisor."""
+        return {PARENT: str(os.getpid()), PULSE_FD: str(pulse), OUTPUT: str(self.log.absolute())}
 
     @property
     def running(self) -> bool:
@@ -137,14 +145,12 @@ class WorkerProcess:
 
     def last_line(self) -> str:
         """The last line of this process's output, in case the process could not say why it ended."""
-        try:
-            with self.log.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(self._output_from, size - _TAIL) if self._output_from <= size else max(0, size - _TAIL))
-                lines = file.read().decode("utf-8", "replace").splitlines()
-        except OSError:
-            return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        before = older(self.log)  # its output was rotated just before its end
+        with contextlib.suppress(OSError):
+            if line := _last_line(self.log, self._output_from):
+                return line
+            return _last_line(before) if before.stat().st_mtime >= self._started_at else ""
+        return ""
 
     def _listen(self) -> None:
         """Read and parse what is on the pipe."""
@@ -169,6 +175,15 @@ class WorkerProcess:
             asyncio.get_running_loop().remove_reader(self._pipe)
             os.close(self._pipe)
             self._pipe = -1
+
+
+def _last_line(path: Path, start: int = 0) -> str:
+    """A file's last line that is not blank, after `start` bytes, unless it has been truncated since; "" if there is none."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start if start <= size else 0, size - _TAIL))
+        lines = file.read(_TAIL).decode("utf-8", "replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def own_command(*words: str) -> tuple[str, ...]:

@@ -45,7 +45,8 @@ class Overview:
     """A run's current state. `lines` are the newest progress lines by worker, `disk` the bytes used by each kind of data, `free` the
     bytes left. `ledger` is the release ledger's folded state, `rules` the release worker's settings.
 
-    `who` is the heading of the arms: people, or the demo's programs.
+    `who` is the heading of the arms: people, or the demo's programs. `unproven`: the warning that users are only declared, "" if none is
+    due.
     """
 
     directory: str
@@ -61,6 +62,7 @@ class Overview:
     refs: Mapping[str, str]
     disk: Mapping[str, int]
     free: int
+    unproven: str = ""
 
 
 def overview(run: Overview) -> list[RenderableType]:
@@ -71,6 +73,7 @@ def overview(run: Overview) -> list[RenderableType]:
         Text.assemble(("alarm ", "bold red"), f"{name}: {reason} ({ago(run.now - at)} ago)")
         for name, (reason, at) in sorted(run.summary.alarms.items())
     ]
+    parts += [Text(run.unproven, "yellow")] if run.unproven else []
     parts += [*_arms(run), *_learning(run)]
     parts += [
         release_line(each.action, each.number, each.reason, each.actor)

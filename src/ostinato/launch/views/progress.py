@@ -15,6 +15,7 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.private import private
 from ostinato.core.weights import Learned, Swap
+from ostinato.launch.placing.output import KEPT_BYTES, older
 
 if TYPE_CHECKING:
     from ostinato.app.lending import Lent
@@ -25,17 +26,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-KEPT_BYTES = 16 << 20
-
-
 def kept_bytes(config: Config) -> int:
     """The bytes that a progress file may reach before it is rotated."""
     return int(1e6 * config.housekeeping.log_mb)
-
-
-def older(path: Path) -> Path:
-    """The path of the rotated file. Example: train.jsonl -> train.1.jsonl"""
-    return path.with_suffix(f".1{path.suffix}")
 
 
 class Progress:

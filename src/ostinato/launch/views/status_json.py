@@ -30,6 +30,7 @@ def as_json(run: Overview) -> dict[str, Any]:
         "workers": [asdict(worker) for worker in board.workers] if board else [],
         "alarms": {name: {"reason": reason, "since": since} for name, (reason, since) in sorted(seen.alarms.items())},
         "arms": {row.arm: asdict(row.point) | {"newest_version": row.newest} for row in arm_rows(run)},
+        "unproven_users": run.unproven or None,
         "steps": seen.step,
         "tokens": seen.tokens,
         "signals": seen.signals,

@@ -1,7 +1,7 @@
 """The housekeeping worker: bounds the run's disk use while it goes on, and saves the summary that `ostinato status` starts from.
 
-Each round deletes the versions that nothing needs, drops rows of the log past their retention, rotates long output files and removes
-partial files that killed writers left. A chore that fails is retried in the next round; the others go on. The worker may be killed at
+Each round deletes the versions that nothing needs, drops rows of the log past their retention and removes partial files that
+killed writers left. A chore that fails is retried in the next round; the others go on. The worker may be killed at
 any instant.
 """
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -20,9 +18,8 @@ from ostinato.app.storage import Run, home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
-from ostinato.core.private import private
 from ostinato.launch.views import summary
-from ostinato.launch.views.progress import Progress, kept_bytes, older
+from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.acting import act
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.prepare import prepared
@@ -54,7 +51,6 @@ async def _tidy_here(config: Config) -> None:
     """Tidy this machine's disk until cancelled, even while another machine's worker has the role and does the rest."""
     while True:
         with contextlib.suppress(OSError):  # tried again in the next round
-            shorten_logs(config)
             remove_leftovers(home(config).root, wall_clock() - LEFT_S)
         await asyncio.sleep(config.housekeeping.every_s)
 
@@ -102,7 +98,7 @@ class Rounds:
     async def tidy(self) -> None:
         """Run one round."""
         started = wall_clock()
-        chores: list[tuple[str, Callable[[], Awaitable[str]]]] = [("logs", self._logs), ("leftovers", self._leftovers)]
+        chores: list[tuple[str, Callable[[], Awaitable[str]]]] = [("leftovers", self._leftovers)]
         if self._run.config.housekeeping.collect:
             chores.append(("weights", self._weights))
         if self._run.config.record.retain_days is not None:
@@ -135,34 +131,9 @@ class Rounds:
         dropped = await drop_old_rows(self._run, 0 if kept is None else kept[0])
         return f"dropped {dropped} old segments of the log" if dropped else ""
 
-    async def _logs(self) -> str:
-        moved = shorten_logs(self._run.config)
-        return f"set aside {', '.join(moved)}" if moved else ""
-
     async def _leftovers(self) -> str:
         gone = remove_leftovers(self._run.home.root, wall_clock() - LEFT_S)
         return f"removed {', '.join(gone)}" if gone else ""
-
-
-def shorten_logs(config: Config) -> list[str]:
-    """Rotate the workers' output files that are too long. Returns their names. Raises OSError."""
-    logs = (home(config).root / "logs").glob("*.log")
-    return [path.name for path in logs if set_aside(path, kept_bytes(config))]
-
-
-def set_aside(path: Path, most_bytes: int) -> bool:
-    """If a worker's output exceeds `most_bytes`, move it to the older part and go on with an empty file. True if so.
-
-    The file is copied and truncated, because the worker goes on writing to it; a line that it writes in that moment is lost.
-    """
-    if path.stem.endswith(".1") or path.stat().st_size <= most_bytes:
-        return False
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with path.open("rb") as output, open(partial, "wb", opener=private) as kept:
-        shutil.copyfileobj(output, kept)
-    partial.replace(older(path))
-    os.truncate(path, 0)
-    return True
 
 
 def remove_leftovers(root: Path, before: float) -> list[str]:

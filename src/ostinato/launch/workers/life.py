@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadWeights, LeaseLost, OstinatoError, StorageFull, Unauthorized, Unavailable
 from ostinato.core.memory import address_space_limited, free_memory, in_gib, is_short, process_limit
+from ostinato.launch.placing.output import KEPT_BYTES, rotation
 from ostinato.launch.placing.sign import Sign
 from ostinato.launch.workers.pulse import Pulse, Sender, supervised
 from ostinato.launch.workers.stopping import Stopped, die_with_parent, until_stopped
@@ -50,11 +51,14 @@ def live(
     work: Callable[[Life], Coroutine[Any, Any, None]],
     *,
     expendable: int = 0,
+    output_bytes: int = KEPT_BYTES,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
 ) -> NoReturn:
     """Run a worker's main loop and end the process: code 0 when told to end, 2 for an expected error, 1 for a defect.
 
     `expendable`, 0 to 1000, is its `oom_score_adj`: the higher, the sooner the kernel kills it when the machine runs out of memory.
+
+    `output_bytes`: its output file is rotated beyond that size, if it is the supervisor's and not a file of the caller's own.
 
     `loop_factory` makes its event loop.
 
@@ -63,6 +67,8 @@ def live(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     die_with_parent()
     _offer_to_die(expendable)
+    if (rotating := rotation(output_bytes)) is not None:
+        rotating.start()
     loop = loop_factory()
     asyncio.set_event_loop(loop)
     pulse, pipe = Pulse(), supervised()
@@ -76,6 +82,8 @@ def live(
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
+    if rotating is not None:
+        rotating.look()  # at what it printed last
     os._exit(code)
 
 

@@ -53,6 +53,11 @@ class Grammars:
                 self._kept.popitem(last=False)
             return made.deep_copy()
 
+    def forget(self, grammar: str) -> None:
+        """Drop a grammar of which a matcher has failed: all its copies share one lexer, and fail with it from then on."""
+        with self._lock:
+            self._kept.pop(grammar, None)
+
     def compiled(self, grammar: str) -> LLMatcher:
         """A matcher that is not cached. Raises BadRequest."""
         check_text(grammar)

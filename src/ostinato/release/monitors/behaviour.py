@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.core.records import Arm, Finish, ReleaseEvent, Turn
+from ostinato.core.records import Arm, ReleaseEvent, Turn
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.detection.detector import Detector, Shifted, thresholds
 from ostinato.release.monitors.detection.expecting import JUDGED, Expecting, Role
@@ -82,7 +82,7 @@ class Behaviour:
 
     def turn(self, turn: Turn) -> Iterator[Alarm]:
         """Take in a turn; yields the alarms that it raises or clears, without ids."""
-        if not turn.arm.people or turn.redacted or turn.finish in (Finish.ABORT, Finish.ERROR):
+        if not turn.arm.people or turn.redacted or not turn.finish.trainable:
             return
         if not self._expecting.uses(turn.arm.value):
             return

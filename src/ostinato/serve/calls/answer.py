@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from ostinato.core.conversation import Message, Piece
-from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.errors import BadRequest, GrammarTooComplex, Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Finish, PolicyVersion, Purpose, Turn
 from ostinato.serve.calls.capture import Capture, Choice, EngineFailed, StoreSlow, stop_string
@@ -84,6 +84,7 @@ class Answer:
         Raises:
             ClientGone: nobody is left to answer; the engine's work is stopped.
             EngineFailed, StoreSlow, StorageFull: the answer cannot be completed.
+            GrammarTooComplex: the answer's form cannot be enforced to its end.
         """
         capture = self._capture
         try:
@@ -97,10 +98,14 @@ class Answer:
             late = isinstance(self._watch.reason, EngineFailed)
             await capture.close(Finish.ERROR if late else Finish.ABORT, self._config.store_timeout_s)
             raise
-        except (BadRequest, Unavailable):
+        except (BadRequest, Unavailable) as error:
+            finish = Finish.ERROR
+            if isinstance(error, GrammarTooComplex):  # a call's other choices end with the one whose form cannot go on
+                finish = Finish.GRAMMAR
+                self._metrics.refused(capture.call.tenant, error.code)
             # refused before any token: nothing was served, so there is no turn; but a draw of Auto is logged whatever its outcome
             if capture.tokens or capture.call.auto is not None:
-                await capture.close(Finish.ERROR, self._config.store_timeout_s)
+                await capture.close(finish, self._config.store_timeout_s)
             raise
         except Exception:
             await capture.close(Finish.ERROR, self._config.store_timeout_s)

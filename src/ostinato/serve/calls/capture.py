@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from ostinato.core.errors import OstinatoError, Unavailable
+from ostinato.core.errors import GrammarTooComplex, OstinatoError, Unavailable
 from ostinato.core.generation import Chunk, Generate, Tops, Usage
 from ostinato.core.records import Arm, Branch, Finish, Pick, PolicyVersion, Purpose, Sampling, Span, Turn
 from ostinato.core.seams import Clock, Log
@@ -56,6 +56,7 @@ class Call:
     purpose: Purpose = Purpose.TASK
     branch: Branch = Branch.NONE
     until: float | None = None  # deadline for the end of sampling, by `time.monotonic`
+    form: str = ""  # the fields of the request that hold the answer's demanded form, for errors
 
     def request(self) -> Generate:
         """The call as a request to the engine. Raises DeadlinePassed."""
@@ -179,6 +180,7 @@ class Capture:
         Raises:
             EngineFailed: the chunk cannot belong to this call or reports a failure of the engine.
             DeadlinePassed: the deadline passed before any token was sampled.
+            GrammarTooComplex: the demanded form cannot be enforced to the end.
         """
         if not 0 <= chunk.index < len(self.choices) or len(chunk.ids) != len(chunk.logprobs):
             raise EngineFailed("The engine sent a chunk that does not fit the request; report this as a fault.")
@@ -200,6 +202,8 @@ class Capture:
         self._open -= 1
         if chunk.finish is Finish.DEADLINE and not self.tokens:
             raise DeadlinePassed
+        if chunk.finish is Finish.GRAMMAR:
+            raise GrammarTooComplex(self.call.form)
         if not chunk.finish.trainable:
             raise EngineFailed(f"The engine ended the answer early ({chunk.finish}); send the request again.")
 

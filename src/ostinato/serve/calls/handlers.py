@@ -413,6 +413,7 @@ class Calls:
             purpose=question.purpose,
             branch=prompt.branch,
             until=caller.until,
+            form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
         )
         return call, deal
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.core.conversation import Demand
 from ostinato.core.seams import Renderer
 from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply, responses, responses_reply
 from ostinato.serve.dialects.dialect import ContextExceeded, ErrorShape, Heading, Request, Writer
@@ -21,6 +22,7 @@ class CallRoute:
         path: the URL's path.
         kind: prefix of its answers' ids.
         field: the request's field that holds the prompt, for errors.
+        form: the request's field that holds the schema of the answer's text, for errors; "" if the dialect has none.
         parse: parses a JSON body into a request, given the items of the tenant's earlier ones; raises BadRequest naming the field.
         writer: makes the writer that shapes the answer. The renderer gives the tokens' text, if log-probabilities are wanted.
         errors: the dialect's shape of errors.
@@ -36,6 +38,16 @@ class CallRoute:
     errors: ErrorShape
     overflow: Callable[[Any, Heading, ContextExceeded], str] | None = None
     default_tokens: int | None = None
+    form: str = ""
+
+    def form_fields(self, demand: Demand | None) -> str:
+        """The fields of a request that may hold the grammar of this demand.
+
+        Example: ``"response_format"``, ``"tools"``, or both if the answer may be either.
+        """
+        if demand is None:
+            return ""
+        return " or ".join([self.form] * (demand.schema is not None) + ["tools"] * bool(demand.calls))
 
 
 ROUTES = (
@@ -43,6 +55,7 @@ ROUTES = (
         path="/v1/chat/completions",
         kind="chatcmpl",
         field="messages",
+        form="response_format",
         parse=parse_chat,
         writer=lambda request, heading, renderer: openai_reply.Chat(heading, renderer),
         errors=openai_reply.ERRORS,
@@ -51,6 +64,7 @@ ROUTES = (
         path="/v1/messages",
         kind="msg",
         field="messages",
+        form="output_config.format",
         parse=anthropic.parse_messages,
         writer=lambda request, heading, renderer: anthropic_reply.Messages(heading),
         errors=anthropic_reply.ERRORS,
@@ -59,6 +73,7 @@ ROUTES = (
         path="/v1/responses",
         kind="resp",
         field="input",
+        form="text.format",
         parse=responses.parse_responses,
         writer=lambda request, heading, renderer: responses_reply.Responses(heading, request.offered, request.repeated),
         errors=responses_reply.ERRORS,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.core.conversation import Piece, ToolCall
-from ostinato.core.errors import OstinatoError
+from ostinato.core.errors import GrammarTooComplex, OstinatoError
 from ostinato.core.lines import json_line
 from ostinato.core.records import Finish
 from ostinato.serve.dialects.dialect import ContextExceeded, Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer
@@ -235,7 +235,7 @@ def error_body(error: OstinatoError) -> Json:
 
 def error_event(error: OstinatoError) -> str:
     """An error as a stream's last event: a response that failed."""
-    code = _CODES.get(error.status, "server_error")
+    code = error.code if isinstance(error, GrammarTooComplex) else _CODES.get(error.status, "server_error")
     failed = Responses(Heading(id="", created=0.0, model="", choices=1, prompt_tokens=0, count_usage=True))
     return failed.failed({"code": code, "message": str(error)})
 

@@ -10,21 +10,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest, TooLarge
-from ostinato.core.json_shape import is_small, outside_strings, shape_of
+from ostinato.core.json_shape import check_json
 from ostinato.serve.wire.content_encoding import unpacking
 
-MAX_NAMES = 40_000
-"""The most fields in a body, of all its objects together: each takes about three times as long to build as a value in a list."""
 _DRAIN_FACTOR = 16  # how far beyond the limit a refused body is read, so that the client can see the refusal
 _LENGTH_DIGITS = 20
-LONG_BYTES = 65_536
-"""Longer bodies take noticeable time, very long numbers in them most, so that each number's length is checked."""
-_MAX_DIGITS = 100
-_ZERO = ord("0")
 
 
 async def read_body(
@@ -69,9 +61,7 @@ def parse_json(data: bytes, *, depth: int, values: int) -> Any:
 
     Raises BadRequest, which says where the text is malformed, and TooLarge.
     """
-    _check_shape(data, depth, values)
-    if len(data) > LONG_BYTES:
-        _check_digits(data)
+    check_json(data, depth=depth, values=values)
     try:
         return msgspec.json.decode(data)
     except UnicodeDecodeError as error:
@@ -132,34 +122,3 @@ async def _read(chunks: AsyncIterator[bytes], limit: int, declared: int, charge:
     if size > limit:
         raise TooLarge(f"The body is longer than {limit} bytes; send less at once.")
     return bytes(held)
-
-
-def _check_shape(data: bytes, depth: int, values: int) -> None:
-    """Refuse JSON that is too deep or has too many values before a parser builds it."""
-    if is_small(data, depth=depth, values=values, names=MAX_NAMES):
-        return
-    shape = shape_of(data)
-    if shape.depth > depth:
-        raise BadRequest(f"The body nests deeper than {depth} levels.")
-    if shape.values >= values:
-        raise TooLarge(f"The body holds more than {values} values; send less at once.")
-    if shape.names > MAX_NAMES:
-        raise TooLarge(f"The objects in the body have more than {MAX_NAMES} fields together; send less at once.")
-
-
-def _check_digits(data: bytes) -> None:
-    """Refuse numbers of more than `_MAX_DIGITS` digits, before a parser spends its time on them."""
-    half = _MAX_DIGITS // 2
-    # each such number covers a block of half its digits
-    if not _has_block(np.frombuffer(data, dtype=np.uint8), half):
-        return
-    digits = outside_strings(data) - _ZERO < 10
-    ends = np.flatnonzero(~np.concatenate(([False], digits, [False])))
-    if int(np.diff(ends).max()) > _MAX_DIGITS + 1:
-        raise BadRequest("The body holds a number with too many digits.")
-
-
-def _has_block(text: NDArray[np.uint8], size: int) -> bool:
-    """True if one of the text's blocks of `size` bytes is digits only."""
-    whole = len(text) // size * size
-    return bool((text[:whole].reshape(-1, size) - _ZERO < 10).all(axis=1).any())

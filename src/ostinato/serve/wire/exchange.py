@@ -10,8 +10,9 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from ostinato.core.errors import BadRequest
+from ostinato.core.json_shape import LONG_BYTES
 from ostinato.serve.config import ServeConfig
-from ostinato.serve.wire.body import LONG_BYTES, parse_json, read_body
+from ostinato.serve.wire.body import parse_json, read_body
 from ostinato.serve.wire.watch import ClientGone, Watch
 
 MAX_HEADER_CHARS = 512

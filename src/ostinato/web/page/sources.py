@@ -84,7 +84,7 @@ class RunNow:
     the arms beside live. `pace` is turns a second over the last minute. `batch` is how many turns a step takes, `step` the newest
     step, and `step_line` its progress line. `held` counts turns by the reason why nothing was learned from them. `rated_since` is when
     the oldest turn behind `arms` was served, `rated_end` the end of the last window of `curves`. `releasing` are sentences on what waits
-    for approval, and on how many releases the traffic can carry.
+    for approval, and on how many releases the traffic can carry. `unproven` is the warning that users are only declared, "" if none is due.
     """
 
     at: float
@@ -114,6 +114,7 @@ class RunNow:
     rated_end: float | None
     alarms: tuple[AlarmLine, ...]
     releasing: tuple[str, ...] = ()
+    unproven: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

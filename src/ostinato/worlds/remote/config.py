@@ -19,6 +19,12 @@ class DoorConfig(BaseModel, frozen=True, extra="forbid"):
     names: tuple[str, ...] = Field(
         default=(), description="Common names of the certificates of workers that may connect. Empty: all signed ones."
     )
+    refused: str = Field(
+        default="",
+        description="File of the serial numbers of certificates that are refused though validly signed, one a line, in hexadecimal as "
+        "`openssl x509 -serial` prints them; `#` begins a comment. It is read again within a second of a change. Empty: none.",
+    )
+    connections: int = Field(default=256, ge=1, description="Open connections per worker; more are closed at once.")
     calls: int = Field(default=64, ge=1, description="Concurrent requests per worker; more get 429.")
     body_bytes: int = Field(default=2 << 20, ge=1024, description="Longest request, in bytes; longer ones get 413.")
 

@@ -6,35 +6,38 @@ Data flow: worker --mutual TLS--> door --the run's key--> gateway. The outcomes 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 import ssl
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
 from ostinato.core.errors import BadRequest, OstinatoError, TooLarge, Unauthorized
+from ostinato.core.json_shape import LONG_BYTES, check_json
 from ostinato.core.records import Arm
 from ostinato.core.verdicts import GRADED
-from ostinato.worlds.harness.agents.relay import HangsUp
 from ostinato.worlds.harness.gateway import Calls
+from ostinato.worlds.remote.arrivals import Arrivals, Certificate
 from ostinato.worlds.remote.owners import OwnTurns
 from ostinato.worlds.remote.rules import DIALECTS, call_body, call_headers, own_verdicts, targets
-from ostinato.worlds.remote.trust import common_name
+from ostinato.worlds.remote.trust import RefusedSerials, common_name, serial_of
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_Given = TypeVar("_Given")
 
 OUTCOMES = "/v1/worlds/outcomes"
 _COUNTING = "/v1/messages/count_tokens"
-_CONNECTIONS = 1024
 _GRADED = 100_000  # rollouts whose grade is remembered
 _MEMBERS, _GROUPS = 512, 2_000  # most rollouts of a group; most groups that are counted
-_HANDSHAKE_S = 10.0
 _BODY_S = 30.0
+_DEPTH, _VALUES = 64, 100_000  # of a body's JSON, as the gateway takes it by default
 _READ_S = 20.0  # for a worker to receive one piece of an answer
 _SHOWN = ("Content-Type", "request-id", "x-request-id", "x-ostinato-turn", "x-ostinato-purpose", "idempotent-replayed")
 
@@ -62,6 +65,8 @@ class Door:
         listener: a bound socket.
         context: TLS that demands certificates (`door_context`).
         names: the workers that may connect; empty: all with a valid certificate.
+        refused: the certificates that are refused all the same.
+        connections: most open connections of one worker.
         calls: most concurrent requests of one worker.
         body_bytes: most bytes of one request's body.
 
@@ -79,35 +84,43 @@ class Door:
         context: ssl.SSLContext,
         *,
         names: Collection[str] = (),
+        refused: RefusedSerials | None = None,
+        connections: int = 256,
         calls: int = 64,
         body_bytes: int = 2 << 20,
     ) -> None:
         self._gateway, self._turns = gateway, turns
         self._listener, self._context = listener, context
         self._names, self._calls, self._body_bytes = frozenset(names), calls, body_bytes
+        self._refused, self._connections = refused or RefusedSerials(), connections
         self._open = Counter[str]()
         self._members: OrderedDict[str, set[int]] = OrderedDict()  # group -> hashes of its episodes' names
         self._graded: OrderedDict[str, str] = OrderedDict()
         self._telling: dict[str, asyncio.Lock] = {}
-        self._server: web.Server | None = None
-        self._listening: asyncio.Server | None = None
+        self._leaving = AsyncExitStack()
 
     async def __aenter__(self) -> Door:
-        self._server = web.Server(self._handle, access_log=None)
-        self._listening = await asyncio.get_running_loop().create_server(
-            self._connection, sock=self._listener, ssl=self._context, ssl_handshake_timeout=_HANDSHAKE_S
-        )
+        server = web.Server(self._handle, access_log=None)
+        arrivals = Arrivals(server, self._context, self._counted_as, per_name=self._connections)
+        listening = await asyncio.get_running_loop().create_server(arrivals, sock=self._listener)
+        watching = asyncio.create_task(self._refused.watch())
+        self._leaving.callback(watching.cancel)
+        self._leaving.push_async_callback(server.shutdown, 1.0)
+        self._leaving.push_async_callback(arrivals.close)
+        self._leaving.callback(listening.close)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        assert self._listening is not None
-        assert self._server is not None
-        self._listening.close()
-        await self._server.shutdown(1.0)
+        await self._leaving.aclose()
 
-    def _connection(self) -> asyncio.Protocol:
-        assert self._server is not None
-        return HangsUp() if len(self._server.connections) >= _CONNECTIONS else self._server()
+    def _counted_as(self, certificate: Certificate) -> str | None:
+        """The name under which a connection is counted; None closes it. A name that may not come in is told so by each request."""
+        if (serial := serial_of(certificate)) in self._refused:
+            logger.warning(
+                "the certificate %s of %r is refused (worlds.door.refused)", serial, common_name(certificate)
+            )
+            return None
+        return common_name(certificate) or ""
 
     # ------------------------------------------------------------ one request
 
@@ -130,8 +143,10 @@ class Door:
 
     def _worker(self, request: web.BaseRequest) -> str:
         """The worker's name from its certificate. Raises Unauthorized."""
-        transport = request.transport
-        name = None if transport is None else common_name(transport.get_extra_info("peercert"))
+        certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
+        name = common_name(certificate)
+        if serial_of(certificate) in self._refused:  # since this connection was made
+            raise Unauthorized(f"the certificate of {name!r} is refused; see worlds.door.refused")
         if name is None or (self._names and name not in self._names):
             raise Unauthorized(f"no worker {name!r} may come in; see worlds.door.names")
         return name
@@ -155,10 +170,7 @@ class Door:
                 data += part
                 if len(data) > self._body_bytes:
                     raise TooLarge(f"a request has at most {self._body_bytes} bytes (worlds.door.body_bytes)")
-        try:
-            return json.loads(bytes(data))
-        except (ValueError, RecursionError):
-            raise BadRequest("the body must be JSON") from None
+        return await _off_loop(len(data), _parsed, bytes(data))
 
     async def _health(self) -> dict[str, Any]:
         health = await self._gateway.call("GET", "/health")
@@ -215,10 +227,7 @@ class Door:
         named, temperature = await self._gateway.named(), self._gateway.temperature
         asked = call_body(worker, request.path, await self._body(request), model=named, temperature=temperature)
         self._count_member(headers.get("X-Ostinato-Group", ""), hash(headers["X-Ostinato-Episode"]))
-        try:
-            body = json.dumps(asked).encode()
-        except (ValueError, RecursionError):
-            raise BadRequest("the body is nested too deep") from None
+        body = await _off_loop(request.content.total_bytes, msgspec.json.encode, asked)
         async with self._gateway.streamed(request.path, body, headers) as answer:
             shown = {name: answer.headers[name] for name in _SHOWN if name in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=shown)
@@ -233,3 +242,17 @@ class Door:
                     request.transport.abort()
                 raise
         return response
+
+
+def _parsed(data: bytes) -> Any:
+    """The value of a body. Raises BadRequest, TooLarge."""
+    check_json(data, depth=_DEPTH, values=_VALUES)
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadRequest(f"the body must be JSON: {error}") from None
+
+
+async def _off_loop(size: int, work: Callable[[_Given], _T], given: _Given) -> _T:
+    """`work(given)`, on a thread if the body has so many bytes that it would hold up the event loop."""
+    return work(given) if size <= LONG_BYTES else await asyncio.to_thread(work, given)

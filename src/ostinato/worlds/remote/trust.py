@@ -1,15 +1,19 @@
-"""Mutual TLS: each side presents a certificate and verifies the other's."""
+"""Mutual TLS: each side presents a certificate and verifies the other's, and the door refuses those that were revoked."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ostinato.core.errors import BadConfig
 
+logger = logging.getLogger(__name__)
+_SERIAL = re.compile(r"[0-9A-Fa-f:]{1,128}")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -31,6 +35,69 @@ def common_name(certificate: Mapping[str, Any] | None) -> str | None:
     subject = (certificate or {}).get("subject", ())
     names = [value for part in subject for key, value in part if key == "commonName"]
     return names[0] if len(names) == 1 and _NAME.fullmatch(names[0]) else None
+
+
+def serial_of(certificate: Mapping[str, Any] | None) -> str:
+    """The serial number of a verified certificate, in hexadecimal; "" if there is none."""
+    return str((certificate or {}).get("serialNumber", ""))
+
+
+class RefusedSerials:
+    """The serial numbers in `worlds.door.refused`, read again when the file changes: a revocation list without a restart.
+
+    Raises BadConfig naming the line that is no serial number, or the file that cannot be read.
+
+    Example: ``"0A1B" in RefusedSerials("refused.txt")``
+    """
+
+    def __init__(self, file: str = "") -> None:
+        self._file = Path(file).expanduser() if file else None
+        self._stamp = self._seen()
+        self._serials = self._read()
+
+    def __contains__(self, serial: str) -> bool:
+        return _plain(serial) in self._serials
+
+    async def watch(self, look_s: float = 1.0) -> NoReturn:
+        """Look at the file every `look_s` seconds until cancelled. A file that cannot be used changes nothing and is told in the log."""
+        while True:
+            await asyncio.sleep(look_s)
+            stamp = await asyncio.to_thread(self._seen)
+            if stamp != self._stamp:
+                self._stamp = stamp
+                try:
+                    self._serials = await asyncio.to_thread(self._read)
+                    logger.info("worlds.door.refused has changed: %d certificates are refused", len(self._serials))
+                except BadConfig as error:
+                    logger.error("the refused certificates stay as they were: %s", error)
+
+    def _seen(self) -> tuple[int, ...] | None:
+        if self._file is None:
+            return None
+        try:
+            seen = self._file.stat()
+        except OSError:
+            return None
+        return seen.st_mtime_ns, seen.st_size, seen.st_ino
+
+    def _read(self) -> frozenset[str]:
+        if self._file is None:
+            return frozenset()
+        try:
+            lines = self._file.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadConfig(f"worlds.door.refused: {self._file} cannot be read: {error}") from error
+        serials = [line.partition("#")[0].strip().removeprefix("serial=") for line in lines]
+        for number, serial in enumerate(serials, 1):
+            if serial and not _SERIAL.fullmatch(serial):
+                raise BadConfig(
+                    f"worlds.door.refused: line {number} of {self._file} is no serial number in hexadecimal"
+                )
+        return frozenset(_plain(serial) for serial in serials if serial)
+
+
+def _plain(serial: str) -> str:
+    return serial.replace(":", "").lstrip("0").upper()
 
 
 def _filled(context: ssl.SSLContext, certificate: str, key: str, authority: str, where: str) -> ssl.SSLContext:

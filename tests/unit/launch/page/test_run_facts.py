@@ -44,6 +44,7 @@ async def test_an_empty_run_has_dashes_and_no_zeros_that_nobody_measured(seen):
     assert (run.pace, run.last, run.arms, run.oldest_wait, run.refs) == (None, None, (), None, {})
     assert (run.served, run.waiting, run.batch, run.balanced) == (0, 0, 32, True)
     assert run.troubles == ("`ostinato up` is not running: a worker that exits is not restarted.",)
+    assert run.unproven == ""
     assert (await seen.facts.weights()).published == ()
     assert (await seen.facts.learning()).series == ()
     await seen.fill()
@@ -51,6 +52,15 @@ async def test_an_empty_run_has_dashes_and_no_zeros_that_nobody_measured(seen):
     assert (await seen.facts.releases(None)).rows == ()
     assert await seen.facts.turn("none", None) is None
     assert await seen.facts.release("0" * 10) is None
+
+
+async def test_several_tenants_whose_users_nobody_proves_are_warned_of(tmp_path):
+    keys = '["acme:ka-0123456789abcdef", "bolt:kb-0123456789abcdef"]'
+    config = load(None, [f"run.directory={tmp_path / 'run'}", f"serve.api_keys={keys}"])
+    with open_run(config) as run, open_log(config) as log:
+        made = Observed(run, log)
+        assert "reward.users" in (await made.facts.now()).unproven
+        made.facts.close()
 
 
 async def test_the_facts_of_a_run_are_its_logs(seen):

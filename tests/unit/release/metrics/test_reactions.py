@@ -29,6 +29,8 @@ def test_a_turn_that_was_cut_before_its_first_token_counts_for_its_arm(finish):
         {"auto": Pick(arm="large", odds={"large": 1.0})},
         {"spans": (ONE, OTHER)},
         {"spans": ()},
+        {"finish": Finish.GRAMMAR},
+        {"finish": Finish.GRAMMAR, "spans": ()},
     ],
 )
 def test_what_compares_no_versions_is_left_out(other):

@@ -22,6 +22,7 @@ from ostinato.launch.views.page.windows import windows
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.views.releasing import releasing
 from ostinato.launch.views.summary import Summary
+from ostinato.launch.views.tenants import unproven_users
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.reward.accounting import Accounting, of_ledger
@@ -127,6 +128,7 @@ class Running:
             rated_since=drawn.start,
             rated_end=drawn.end,
             alarms=alarms(seen),
+            unproven=unproven_users(config),
             releasing=tuple(releasing(self._ledger.state, config.release, paces, now)),
         )
 

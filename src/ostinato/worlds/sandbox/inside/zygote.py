@@ -176,7 +176,9 @@ def find_out(settings: Settings, given: dict[str, Any], grouped: bool, groups: C
     if not settings.time_namespace:
         missing.append("no time namespaces (Linux 5.6): programs see how long the host has been up")
     if groups is None or groups.memory is None:
-        missing.append("no memory cgroup that can be written: a watch, not the kernel, keeps the memory limit")
+        missing.append(
+            "no memory cgroup that can be written: a watch, not the kernel, keeps the memory limit, which a burst may pass"
+        )
     if given["gives_way"] and (groups is None or not groups.shares):
         tail = "" if grouped else ", nor automatic groups"
         missing.append(

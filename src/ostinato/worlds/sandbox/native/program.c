@@ -9,7 +9,7 @@ SEEN int body_fds[MOST_FDS], body_count;
 static struct { pid_t pid; uint32_t id, flags, reason; uint64_t begun, allowed, deadline, kills; } running[MOST_RUNNING];
 static int alone = 1; /* nothing was started that could still run in the background */
 
-static uint64_t now(void) {
+uint64_t now(void) {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);
     return (uint64_t)at.tv_sec * 1000000000 + (uint64_t)at.tv_nsec;

@@ -120,6 +120,7 @@ int run_request(const struct request *request, char *text, const char *end, int 
 void end_all(void);
 void end_by_id(uint32_t id);
 void reap_box(void);
+uint64_t now(void);
 int watch(void);
 /* serve.c */
 int serve_box(void);

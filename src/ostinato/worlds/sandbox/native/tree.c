@@ -2,6 +2,9 @@
 #include "sandbox.h"
 
 #define MOST_PROCESSES 4096
+#define SOCKET_BYTES (2 * 212992) /* both of a socket's buffers at the kernel's default size, which the filter lets nobody raise */
+#define PIPE_BYTES 65536
+#define MOST_QUEUES (1 << 16) /* sockets and pipes that are told apart; a power of two */
 
 static struct { pid_t pid, parent; int marked; } known[MOST_PROCESSES];
 
@@ -119,10 +122,60 @@ static uint64_t field(const char *text, const char *name) {
     return at ? strtoull(at + strlen(name), NULL, 10) : 0;
 }
 
+static uint64_t queues[MOST_QUEUES];
+static int queue_count;
+
+/* True for a socket or pipe that was not met since `queue_count` was reset: programs share theirs with the children that they fork. */
+static int is_new(uint64_t inode) {
+    if (queue_count >= MOST_QUEUES / 2) return 1;
+    for (uint64_t at = inode * 0x9E3779B97F4A7C15 >> 48;; at = (at + 1) % MOST_QUEUES) {
+        if (queues[at] == inode) return 0;
+        if (!queues[at]) return queues[at] = inode, ++queue_count;
+    }
+}
+
+/* What the kernel may hold for a process in sockets and pipes. Nothing says how full they are, so each counts as full. */
+static uint64_t queue_bytes(pid_t pid) {
+    char path[48], space[8192], link[64];
+    uint64_t bytes = 0;
+    snprintf(path, sizeof path, "%d/fd", pid);
+    int directory = openat(box.proc, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (ssize_t size; directory >= 0 && (size = syscall(SYS_getdents64, directory, space, sizeof space)) > 0;)
+        for (ssize_t at = 0; at < size;) {
+            struct entry *entry = (struct entry *)(space + at);
+            ssize_t length = readlinkat(directory, entry->name, link, sizeof link - 1);
+            link[length > 0 ? length : 0] = 0;
+            if (!strncmp(link, "socket:[", 8) && is_new(strtoull(link + 8, NULL, 10))) bytes += SOCKET_BYTES;
+            if (!strncmp(link, "pipe:[", 6) && is_new(strtoull(link + 6, NULL, 10))) bytes += PIPE_BYTES;
+            at += entry->length;
+        }
+    if (directory >= 0) close(directory);
+    return bytes;
+}
+
+/* Add what the kernel holds for each process, and return the sum; 0 between two looks. A look takes a tenth of the time at most, however
+   many files the programs open. */
+static uint64_t add_queues(const pid_t *pids, uint64_t *bytes, int count) {
+    static uint64_t next;
+    uint64_t begun = now(), sum = 0;
+    if (begun < next) return 0;
+    if (queue_count) memset(queues, 0, sizeof queues);
+    queue_count = 0;
+    for (int i = 0; i < count; i++) {
+        uint64_t held = queue_bytes(pids[i]);
+        bytes[i] += held;
+        sum += held;
+    }
+    uint64_t ended = now();
+    next = ended + 9 * (ended - begun);
+    return sum;
+}
+
 static uint64_t watch_kills;
 
-/* Where no cgroup does it: keep the programs' memory plus the contents of the box's tmpfs below the limit, by killing the largest
-   processes first, as the kernel would. Shared memory counts once for each process that maps it. */
+/* Where no cgroup does it: keep the programs' memory, their sockets and pipes and the contents of the box's tmpfs below the limit, by
+   killing the largest processes first, as the kernel would. Shared memory counts once for each process that maps it. What is on its way
+   in a socket and open nowhere is not seen, nor what a program takes and gives back between two looks. */
 void keep_memory(void) {
     static pid_t pids[MOST_PROCESSES];
     static uint64_t bytes[MOST_PROCESSES];
@@ -135,6 +188,7 @@ void keep_memory(void) {
         if (read_small(pids[i], "status", text, sizeof text) > 0) bytes[i] = (field(text, "RssAnon:") + field(text, "RssShmem:")) << 10;
         used += bytes[i];
     }
+    used += add_queues(pids, bytes, count);
     while (used > box.start.memory && count > 0) {
         int largest = 0;
         for (int i = 1; i < count; i++)

@@ -12,6 +12,7 @@ from ostinato.app.storage import Home
 from ostinato.config import Config
 from ostinato.core.records import Turn
 from ostinato.core.seams import Log
+from ostinato.launch.placing.output import older
 from ostinato.launch.views.page.worlds.counting import Counted, Kind, counted, counts_of, solved_share, version_points
 from ostinato.launch.views.page.worlds.ended import MOST_KEPT, EndedRollout, EndedRollouts, record_of
 from ostinato.launch.views.page.worlds.growing import Growing
@@ -19,7 +20,7 @@ from ostinato.launch.views.page.worlds.record import changes_of, figures_of, tur
 from ostinato.launch.views.page.worlds.tasks import TasksetFile
 from ostinato.launch.views.page.worlds.underway import UnderWay
 from ostinato.launch.views.page.worlds.wording import Pieces, Readers, steps_of
-from ostinato.launch.views.progress import last_lines, older
+from ostinato.launch.views.progress import last_lines
 from ostinato.web.page.sources import PAGE_ROWS, LedgerEvent
 from ostinato.web.page.threads import Threads
 from ostinato.web.page.worlds.sources import (

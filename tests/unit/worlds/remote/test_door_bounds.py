@@ -1,0 +1,165 @@
+"""What one worker, or somebody without a certificate, can take of the door: connections, handshakes, bodies; and who is shut out."""
+
+import asyncio
+import contextlib
+import json
+import ssl
+import threading
+from pathlib import Path
+
+import aiohttp
+import pytest
+from cryptography import x509
+from tests.unit.worlds.remote.test_door import CHAT, OWN, site
+
+from ostinato.core.errors import BadConfig
+from ostinato.worlds.remote import arrivals, door
+from ostinato.worlds.remote.trust import RefusedSerials, worker_context
+from ostinato.worlds.rollout.gateway import WorldGateway
+
+
+def port_of(at):
+    return int(at.url.rpartition(":")[2])
+
+
+def papers(at, name):
+    signed = at.authority.sign(name)
+    return signed, worker_context(signed.certificate, signed.key, at.authority.file)
+
+
+async def health(at, context):
+    async with WorldGateway(at.url, "", timeout_s=20.0, context=context) as gateway:
+        return (await at.says(gateway, "GET", "/health"))[0]
+
+
+async def closes(reader):
+    """True once the other side has closed the connection."""
+    async with asyncio.timeout(5):
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            return await reader.read(1) == b""
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "words"),
+    [
+        (b"[" * 65 + b"]" * 65, 400, "deeper than 64"),
+        (json.dumps(CHAT | {"stop": ["x"] * 100_000}).encode(), 413, "more than 100000 values"),
+        (json.dumps(CHAT | {"metadata": {str(n): 1 for n in range(40_001)}}).encode(), 413, "more than 40000 fields"),
+        (b"[" + b" " * 70_000 + b"9" * 200 + b"]", 400, "too many digits"),
+        (b"{", 400, "must be JSON"),
+        (b"[NaN]", 400, "must be JSON"),
+    ],
+)
+async def test_a_body_is_bounded_before_it_is_built(tmp_path, text, status, words):
+    async with site(tmp_path) as at, at.worker() as gateway:
+        for path in ("/v1/chat/completions", "/v1/feedback"):
+            found, said = await at.says(gateway, "POST", path, text, OWN)
+            assert (found, words in said) == (status, True), said
+    assert at.log.turns() == []
+
+
+async def test_a_long_body_is_read_off_the_loop(tmp_path, monkeypatch):
+    parsed, threads = door._parsed, []
+
+    def noted(data):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return parsed(data)
+
+    monkeypatch.setattr(door, "_parsed", noted)
+    long = CHAT | {"messages": [{"role": "user", "content": "x" * 70_000}]}
+    async with site(tmp_path) as at, at.worker() as gateway:
+        for body in (CHAT, long):
+            await at.says(gateway, "POST", "/v1/chat/completions", body, OWN)
+    assert threads == [True, False]
+
+
+async def test_idle_connections_of_one_name_leave_room_for_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrivals, "CONNECTIONS", 9)
+    async with site(tmp_path, connections=4) as at:
+        _, acme = papers(at, "acme")
+        held = [await asyncio.open_connection("127.0.0.1", port_of(at), ssl=acme) for _ in range(12)]
+        ends = [asyncio.ensure_future(closes(reader)) for reader, _ in held]
+        done, idle = await asyncio.wait(ends, timeout=2)
+        assert (len(done), len(idle)) == (8, 4)
+        assert await health(at, papers(at, "eve")[1]) == 200
+        for end in idle:
+            end.cancel()
+        for _, writer in held:
+            writer.transport.abort()
+        async with asyncio.timeout(5):
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    if await health(at, acme) == 200:
+                        break
+                await asyncio.sleep(0.02)
+
+
+async def test_who_never_ends_a_handshake_keeps_nobody_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrivals, "HANDSHAKES", 4)
+    async with site(tmp_path) as at:
+        silent = [await asyncio.open_connection("127.0.0.1", port_of(at)) for _ in range(20)]
+        assert await health(at, papers(at, "acme")[1]) == 200
+        for reader, _ in silent[:16]:
+            assert await closes(reader), "the oldest handshakes gave way"
+        for _, writer in silent:
+            writer.transport.abort()
+
+
+async def test_a_handshake_has_a_deadline_and_a_failed_one_is_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrivals, "HANDSHAKE_S", 0.2)
+    made = []
+    monkeypatch.setattr(
+        door, "Arrivals", lambda *words, **more: made.append(arrivals.Arrivals(*words, **more)) or made[0]
+    )
+    async with site(tmp_path) as at:
+        reader, silent = await asyncio.open_connection("127.0.0.1", port_of(at))
+        assert await closes(reader)
+        silent.close()
+        reader, wrong = await asyncio.open_connection("127.0.0.1", port_of(at))
+        wrong.write(b"GET / HTTP/1.1\r\n\r\n" * 10)
+        await closes(reader)
+        wrong.transport.abort()
+        async with asyncio.timeout(5):
+            while made[0]._handshakes:
+                await asyncio.sleep(0.01)
+        assert await health(at, papers(at, "acme")[1]) == 200
+
+
+async def test_a_certificate_is_refused_without_a_restart(tmp_path):
+    listed = tmp_path / "refused.txt"
+    listed.write_text("# none yet\n")
+    async with site(tmp_path, refused=RefusedSerials(str(listed))) as at:
+        lost, context = papers(at, "acme")
+        _, renewed = papers(at, "acme")
+        serial = x509.load_pem_x509_certificate(Path(lost.certificate).read_bytes()).serial_number
+        async with WorldGateway(at.url, "", timeout_s=20.0, context=context) as gateway:
+            assert (await at.says(gateway, "GET", "/health"))[0] == 200
+            listed.write_text(f"serial=00{serial:X}  # stolen\n")
+            async with asyncio.timeout(5):
+                while (answer := await at.says(gateway, "GET", "/health"))[0] == 200:
+                    await asyncio.sleep(0.05)
+            assert (answer[0], "worlds.door.refused" in answer[1]) == (401, True), "a connection that was open before"
+        with pytest.raises(aiohttp.ClientError):
+            await health(at, context)
+        assert await health(at, renewed) == 200, "the same name, under another certificate"
+
+
+async def test_a_list_that_cannot_be_read_changes_nothing(tmp_path, caplog):
+    listed = tmp_path / "refused.txt"
+    listed.write_text("0a:1B\n\n")
+    refused = RefusedSerials(str(listed))
+    assert all(serial in refused for serial in ("A1B", "0A1B", "0a1b"))
+    assert "" not in refused
+    watching = asyncio.ensure_future(refused.watch(look_s=0.01))
+    listed.write_text("fine\n")
+    async with asyncio.timeout(5):
+        while "stay as they were" not in caplog.text:
+            await asyncio.sleep(0.01)
+    assert "0A1B" in refused
+    watching.cancel()
+    with pytest.raises(BadConfig, match=r"line 1 of .* is no serial number"):
+        RefusedSerials(str(listed))
+    with pytest.raises(BadConfig, match="cannot be read"):
+        RefusedSerials(str(tmp_path / "missing"))
+    assert "1" not in RefusedSerials()
