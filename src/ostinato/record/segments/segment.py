@@ -18,7 +18,7 @@ from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Use
 from ostinato.record.keys import KeyRing
 from ostinato.record.segments.packed import PackedRows
-from ostinato.record.segments.schema import check
+from ostinato.record.segments.schema import check, mark
 from ostinato.record.sqlite import connect, driver, translate
 
 KEYS = (1 << 63) - 1
@@ -161,6 +161,10 @@ class Segment(PackedRows):
         return {number: (Use(use), body) for number, use, body in found}
 
     # ------------------------------------------------------------ writing, in a transaction that the caller began
+
+    def upgrade(self) -> None:
+        """Give an empty segment the format of new ones, whose tables are the same."""
+        self.version = mark(self.db)
 
     def made_at(self) -> float:
         return self.db.execute("SELECT made_at FROM segment").fetchone()[0]
