@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ostinato import __version__
-from ostinato.app.storage import Home, home
+from ostinato.app.storage import Home, check_log, home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, NotFound, StorageFull
@@ -25,6 +25,7 @@ _WRITERS = ("up", "serve", "train", "rollout", "release", "housekeeping")
 def back_up_log(config: Config, target: Path, on_bytes: OnBytes) -> Manifest:
     """Copy the run's log and keys into a new or empty directory. Raises as `record.backup.back_up`; BadConfig for a log in Postgres."""
     _refuse_postgres(config, "back it up with pg_dump --format=custom --schema={}")
+    check_log(config)
     place = Home(config.run.directory)
     return back_up(LogDirectory(place.log), place.keys, target, __version__, wall_clock, on_bytes)
 

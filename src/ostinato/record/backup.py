@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from ostinato.record.reader import LogReader
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.filters import SealedKeys
 from ostinato.record.segments.segment import SegmentGone, open_segment
-from ostinato.record.sqlite import connect, driver, sync_directory, translate
+from ostinato.record.sqlite import connect, driver, is_busy, sync_directory, translate
 
 FORMAT = 1
 """The format version of a backup's manifest."""
@@ -33,6 +34,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 KEYS = "log-keys.db"
 _NAMES = re.compile(r"\d{16}\.db|kept\.db|log-keys\.db")
+_WAIT_S, _AGAIN_S = 5.0, 0.02  # for a locked database
 _PAGES = 2048  # copied between two reports of progress
 _LONGEST = 64 << 20  # bytes of a manifest
 
@@ -91,6 +93,7 @@ def back_up(log: LogDirectory, keys: Path, target: Path, version: str, clock: Cl
             format=FORMAT, version=version, at=began, first=segments[0].first, last=segments[-1].last, files=files
         )
         _publish(target, made)
+        copy.finish()
     except BaseException as error:
         copy.discard()
         if isinstance(error, OSError) and not isinstance(error, StorageFull):
@@ -191,17 +194,22 @@ class _Copy:
 
     def database(self, source: Path, name: str = "") -> None:
         """Copy a database beside the segments, if it exists."""
-        if not source.exists():
-            return
-        connection = connect(source, write=False)
-        try:
-            self._pages(
-                connection, name or source.name, -1
-            )  # in one step: while keys are read, no process can make one
-        except driver.Error as error:
-            raise self._refusal(error, source) from error
-        finally:
-            connection.close()
+        deadline = time.monotonic() + _WAIT_S
+        while source.exists():
+            try:
+                with contextlib.closing(connect(source, write=False)) as connection:
+                    # in one step: while keys are read, no process can make one
+                    self._pages(connection, name or source.name, -1)
+                return
+            except driver.Error as error:
+                if not is_busy(error) or time.monotonic() > deadline:
+                    raise self._refusal(error, source) from error
+            self._remove(name or source.name)
+            time.sleep(_AGAIN_S)  # while a key is made, no process can read them
+
+    def finish(self) -> None:
+        """Report that everything is copied."""
+        self._on_bytes(self._done, self._done)
 
     def discard(self) -> None:
         """Delete what was copied. Raises nothing."""

@@ -68,7 +68,9 @@ def restore(
 
 
 def refuse_rows(log: LogDirectory) -> None:
-    """Raise Conflict if there is a log with rows, or one that cannot be read."""
+    """Raise Conflict if there is a log with rows, or one that cannot be read; BadConfig for a link in its place."""
+    if log.path.is_symlink():
+        raise BadConfig(f"{log.path} is a link, which a restored log would replace; remove it, then restore")
     if not log.path.is_dir():
         return
     try:
@@ -128,6 +130,9 @@ def _check_segments(source: Path, manifest: Manifest, fresh: LogDirectory) -> No
     for first in firsts:
         with open_segment(fresh.segment(first)) as segment:
             ends.append((segment.first, segment.newest()))
+    if fresh.kept.exists():
+        with open_segment(fresh.kept):
+            pass
     whole = [first for first, _ in ends] == list(firsts) and all(
         earlier[1] + 1 == later[0] for earlier, later in pairwise(ends)
     )

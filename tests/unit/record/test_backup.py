@@ -26,6 +26,7 @@ from ostinato.record.log import SqlLog
 from ostinato.record.restore import restore
 from ostinato.record.segments import schema
 from ostinato.record.segments.directory import LogDirectory
+from ostinato.record.sqlite import connect
 from ostinato.testing.records import a_turn
 
 SMALL = RecordConfig(segment_rows=7, retain_days=1.0)
@@ -76,7 +77,7 @@ async def test_a_restored_log_has_the_same_rows_and_goes_on(run: Path, tmp_path:
     seen: list[tuple[int, int]] = []
     made = saved(run, tmp_path / "kept", lambda done, total: seen.append((done, total)))
     assert (made.format, made.first, made.last, made.at) == (FORMAT, 1, 50, 5.0)
-    assert seen[-1][0] == sum(file.size for file in made.files)
+    assert seen[-1] == (sum(file.size for file in made.files),) * 2
     assert all(done <= total for done, total in seen)
     found = tmp_path / "kept"
     assert sorted(path.name for path in found.iterdir()) == [
@@ -359,9 +360,12 @@ async def test_a_link_in_place_of_the_manifest_is_not_followed(kept: Path, tmp_p
         put_back(kept, tmp_path / "new")
 
 
-async def test_a_segment_of_a_newer_format_is_refused(run: Path, tmp_path: Path, sql: Any):
+@pytest.mark.parametrize("place", [0, -1])
+async def test_a_segment_of_a_newer_format_is_refused(run: Path, tmp_path: Path, sql: Any, place: int):
+    with opened(run) as log:
+        await log.drop_old(1e9, 15)
     saved(run, tmp_path / "kept")
-    name = files(tmp_path / "kept")[0]["name"]
+    name = files(tmp_path / "kept")[place]["name"]  # the last one holds the permanent rows
     sql(tmp_path / "kept" / name, "PRAGMA user_version=99")
     whole = [module._described(tmp_path / "kept" / file["name"]).model_dump() for file in files(tmp_path / "kept")]
     change(tmp_path / "kept", files=whole)
@@ -385,6 +389,15 @@ async def test_a_damaged_log_counts_as_one_that_is_there(kept: Path, tmp_path: P
     (tmp_path / "new" / "log" / "0000000000000001.db").write_bytes(b"no database" * 1000)
     with pytest.raises(Conflict, match="there is a log"):
         put_back(kept, tmp_path / "new")
+
+
+async def test_a_link_in_place_of_the_log_is_not_replaced(kept: Path, tmp_path: Path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "log").symlink_to(tmp_path / "disk")
+    with pytest.raises(BadConfig, match="is a link"):
+        put_back(kept, tmp_path / "new")
+    assert list((tmp_path / "disk").iterdir()) == []
 
 
 async def test_a_log_without_rows_is_replaced(run: Path, kept: Path, tmp_path: Path):
@@ -565,3 +578,16 @@ async def test_keys_stay_wrapped_and_a_wrong_master_key_is_refused_before_anythi
         assert list((tmp_path / "new").iterdir()) == []
     put_back(tmp_path / "kept", tmp_path / "new", master=tmp_path / "right")
     assert await rows_of(tmp_path / "new", config) == [(1, turn(0, "ann"))]
+
+
+async def test_a_key_that_is_being_made_delays_a_backup_and_fails_it_not(tmp_path: Path):
+    with opened(tmp_path / "run", USER) as log:
+        await log.append(turn(0, "ann"))
+    writer: Any = connect(tmp_path / "run" / KEYS, write=True)
+    writer.execute("BEGIN EXCLUSIVE")
+    saving = asyncio.create_task(asyncio.to_thread(saved, tmp_path / "run", tmp_path / "kept"))
+    await asyncio.sleep(0.5)
+    assert not saving.done()
+    writer.execute("COMMIT")
+    writer.close()
+    assert (await saving).last == 1
