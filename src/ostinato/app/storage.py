@@ -68,6 +68,11 @@ class Home:
         return self.root / "log"
 
     @property
+    def keys(self) -> Path:
+        """The keys that encrypt what people wrote; there only if `record.encrypt` was ever on."""
+        return self.root / "log-keys.db"
+
+    @property
     def elsewhere(self) -> Path:
         """Contains the log's name if the log is in Postgres."""
         return self.log / MARK

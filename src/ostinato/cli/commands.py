@@ -257,7 +257,9 @@ def report(directory: Path | None = None, *, out: Path = Path("report.html"), co
 
 
 log = App(
-    name="log", help="The newest rows of the append-only log; `ostinato log copy` moves a log to or from Postgres."
+    name="log",
+    help="The newest rows of the append-only log; subcommands back it up, restore it, change its master key, and copy it to or from "
+    "Postgres.",
 )
 app.command(log)
 
@@ -299,6 +301,54 @@ def copy_rows(source: str, target: str, *, common: Common | None = None) -> None
     from ostinato.launch.commands.copying import copy_between
 
     asyncio.run(copy_between((common or Common()).load(), source, target, Console()))
+
+
+@log.command
+def backup(directory: Path, *, common: Common | None = None) -> None:
+    """Copy the log and its keys into a new directory, while the run's workers go on. Every row that was in the log at the start is copied.
+
+    The weights, the trainer's checkpoints and the master key (`record.master_key`) are not: back them up beside it.
+
+    Parameters
+    ----------
+    directory
+        Where to: a new or empty directory.
+    """
+    from ostinato.launch.commands.backups import backup as run
+
+    run((common or Common()).of_run(), directory, Console())
+
+
+@log.command
+def restore(directory: Path, *, keys: Path | None = None, common: Common | None = None) -> None:
+    """Install a backup as the log of the run that the settings name. Stop its workers first; move a log that is there away.
+
+    What was forgotten since the backup stays forgotten, as far as the run's own log-keys.db or --keys shows it.
+
+    Parameters
+    ----------
+    directory
+        The backup.
+    keys
+        The newest copy of log-keys.db, if the run's directory has none. Keys that are destroyed there are destroyed in the restored log.
+    """
+    from ostinato.launch.commands.backups import restore as run
+
+    run((common or Common()).load(), directory, keys, Console())
+
+
+@log.command
+def rekey(*, new_master: Path, common: Common | None = None) -> None:
+    """Wrap the keys that encrypt the log with another master key. Stop the run's workers first; run it again if it was interrupted.
+
+    Parameters
+    ----------
+    new_master
+        File of 32 or more random bytes. `record.master_key` names the present one, or is unset if the keys are not wrapped.
+    """
+    from ostinato.launch.commands.backups import rekey as run
+
+    run((common or Common()).of_run(), new_master, Console())
 
 
 @app.command(name="auto")

@@ -146,6 +146,8 @@ class Appender:
             elif self._is_full(head):
                 self._close(head)
             else:
+                if head.segment.version != schema.FORMAT:  # it has no row, or it would be full
+                    head.segment.upgrade()
                 return head
 
     def _open_newest(self) -> Head[Segment]:

@@ -45,7 +45,7 @@ class Head(Generic[S]):
                 continue
             turn = cast("Turn", row.row)
             self._recall(turn.parent, row.secret)
-            if turn.text and token_text is not None:
+            if turn.text and token_text is not None and row.secret is None:
                 fresh.update(self._fresh(turn.text, turn.sampled_ids, token_text) or ())
         if fresh:
             self._learn(list(fresh.items()))
@@ -73,6 +73,8 @@ class Head(Generic[S]):
 
     def _turn(self, row: Ready, seq: Cursor, token_text: TokenText | None) -> tuple[Any, ...]:
         turn, prepared, secret = cast("Turn", row.row), cast("turns.Prepared", row.turn), row.secret
+        if secret is not None:
+            prepared = turns.under_key(prepared, turn)
         segment, ids, prompt = self.segment, prepared.ids, len(turn.prompt_ids)
         self._recall(turn.parent, secret)
         asked = ids[: 4 * prompt]
@@ -91,7 +93,7 @@ class Head(Generic[S]):
             secret,
             self._shrunk(Use.ROWS, head, None),
             segment.conceal(secret, "tokens", seq, tokens),
-            segment.conceal(secret, "logprobs", seq, prepared.logprobs),
+            segment.conceal(secret, "logprobs", seq, turns.pack_logprobs_column(prepared)),
             segment.conceal(secret, "text", seq, text) if isinstance(text, bytes) else text,
             segment.conceal(secret, "routes", seq, turn.routes) if turn.routes else None,
         )
@@ -109,9 +111,14 @@ class Head(Generic[S]):
             self._bases.add(place, parent, held)
 
     def _text(self, text: str, sampled: bytes, secret: int | None, token_text: TokenText | None) -> bytes | int | None:
-        """The stored form of a text: None if the tokens spell it, a number if it is their first n characters, else packed text."""
+        """The stored form of a text: None if the tokens spell it, a number if it is their first n characters, else packed text.
+
+        Under a key it is always packed text: the texts of tokens lie readable, and would tell which of them a person was given.
+        """
         if not text:
             return 0
+        if secret is not None:
+            return self._shrunk(Use.TEXT, text.encode(), secret)
         tokens = unflat(sampled)
         try:
             spelt = "".join(map(self.segment.pieces.__getitem__, tokens))
@@ -123,7 +130,7 @@ class Head(Generic[S]):
                 spelt = "".join(map(self.segment.pieces.__getitem__, tokens))
         if spelt is not None and spelt.startswith(text):
             return None if len(spelt) == len(text) else len(text)
-        return self._shrunk(Use.TEXT, text.encode(), secret)
+        return self._shrunk(Use.TEXT, text.encode(), None)
 
     def _fresh(self, text: str, tokens: Sequence[int], token_text: TokenText) -> list[tuple[int, str]] | None:
         """The texts of tokens that are new to the segment; None unless the texts of all tokens together begin with this text."""

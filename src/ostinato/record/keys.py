@@ -55,6 +55,52 @@ class Scope:
         return json.dumps([self.tenant, self.user, self.turn])
 
 
+class MasterKey:
+    """Wraps the keys of one file, or leaves them as they are if there is no master key (`master` None).
+
+    `field` names the setting or option that `master` comes from. Raises BadConfig for a file that cannot be read or is too short.
+    """
+
+    def __init__(self, keys: Path, master: Path | None, field: str = "record.master_key") -> None:
+        self._keys, self._field = keys, field
+        self._cipher = None if master is None else _read_master(master, field)
+
+    @property
+    def none(self) -> bool:
+        """True if there is no master key."""
+        return self._cipher is None
+
+    def wrap(self, key: bytes, scope: str) -> bytes:
+        """A key in its stored form."""
+        if self._cipher is None:
+            return _CLEAR + key
+        nonce = os.urandom(_NONCE)
+        return _WRAPPED + nonce + self._cipher.encrypt(nonce, key, scope.encode())
+
+    def unwrap(self, stored: bytes, scope: str) -> bytes:
+        """The inverse of `wrap`, also for a key that was never wrapped. Raises BadConfig if it was wrapped with another master key."""
+        if stored[:1] == _CLEAR:
+            return stored[1:]
+        if self._cipher is None:
+            raise BadConfig(
+                f"the keys in {self._keys} are wrapped with a master key; name its file in record.master_key"
+            )
+        try:
+            return self._cipher.decrypt(stored[1 : 1 + _NONCE], stored[1 + _NONCE :], scope.encode())
+        except InvalidTag as error:
+            raise BadConfig(f"{self._field} does not open the keys in {self._keys}; name the right file") from error
+
+    def wraps(self, stored: bytes, scope: str) -> bool:
+        """True if the stored key was wrapped with this master key."""
+        if self._cipher is None or stored[:1] == _CLEAR:
+            return False
+        try:
+            self.unwrap(stored, scope)
+        except BadConfig:
+            return False
+        return True
+
+
 class KeyRing:
     """The key file. Thread-safe; any number of processes may use one file.
 
@@ -64,7 +110,7 @@ class KeyRing:
     def __init__(self, path: Path, master: Path | None, clock: Clock) -> None:
         self._path = path
         self._clock = clock
-        self._master = None if master is None else _read_master(master)
+        self._master = MasterKey(path, master)
         self._lock = threading.RLock()
         self._numbers: dict[Scope, int] = {}
         self._ciphers: dict[int, AESGCM | None] = {}
@@ -103,9 +149,10 @@ class KeyRing:
             if missing:
                 self._db.execute("BEGIN IMMEDIATE")
                 try:
+                    self._check_master()  # it may have been changed since this process began
                     made = [scope for scope in missing if not self._find(scope)]
                     for scope in made:
-                        stored = self._wrap(AESGCM.generate_key(256), scope.name)
+                        stored = self._master.wrap(AESGCM.generate_key(256), scope.name)
                         row = (scope.tenant, scope.name, stored)
                         self._db.execute("INSERT INTO keys (tenant, scope, secret) VALUES (?, ?, ?)", row)
                     self._db.execute("COMMIT")
@@ -183,27 +230,9 @@ class KeyRing:
         found = self._db.execute("SELECT scope, secret FROM keys WHERE id = ?", (number,)).fetchone()
         if found is None:
             raise Corrupt(f"{self._path} lacks key {number}, which rows of the log lie under; restore it from a copy")
-        return None if found[1] is None else AESGCM(self._unwrap(found[1], found[0]))
+        return None if found[1] is None else AESGCM(self._master.unwrap(found[1], found[0]))
 
-    # ------------------------------------------------------------ the master key
-
-    def _wrap(self, key: bytes, scope: str) -> bytes:
-        if self._master is None:
-            return _CLEAR + key
-        nonce = os.urandom(_NONCE)
-        return _WRAPPED + nonce + self._master.encrypt(nonce, key, scope.encode())
-
-    def _unwrap(self, stored: bytes, scope: str) -> bytes:
-        if stored[:1] == _CLEAR:
-            return stored[1:]
-        if self._master is None:
-            raise BadConfig(
-                f"the keys in {self._path} are wrapped with a master key; name its file in record.master_key"
-            )
-        try:
-            return self._master.decrypt(stored[1 : 1 + _NONCE], stored[1 + _NONCE :], scope.encode())
-        except InvalidTag as error:
-            raise BadConfig(f"record.master_key does not open the keys in {self._path}; name the right file") from error
+    # ------------------------------------------------------------ the file
 
     def _check_schema(self) -> None:
         if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'keys'").fetchone() is None:
@@ -211,18 +240,22 @@ class KeyRing:
                 f"{self._path} is no file of keys; restore it from a copy: what lies under them cannot be read"
             )
 
-    def _wrap_clear_ones(self) -> None:
-        """Check the master key against one key, and wrap keys that were created before there was a master key."""
+    def _check_master(self) -> None:
+        """Raise BadConfig unless the master key opens a key. One is enough: all are wrapped with the same."""
         query = "SELECT scope, secret FROM keys WHERE secret IS NOT NULL ORDER BY substr(secret, 1, 1) DESC LIMIT 1"
         found = self._db.execute(query).fetchone()
         if found is not None:
-            self._unwrap(found[1], found[0])
-        if self._master is None:
+            self._master.unwrap(found[1], found[0])
+
+    def _wrap_clear_ones(self) -> None:
+        """Check the master key, and wrap keys that were created before there was one."""
+        self._check_master()
+        if self._master.none:
             return
         clear = "SELECT id, scope, secret FROM keys WHERE substr(secret, 1, 1) = ?"
         rows = self._db.execute(clear, (_CLEAR,)).fetchall()
         if rows:
-            wrapped = [(self._wrap(self._unwrap(secret, scope), scope), number) for number, scope, secret in rows]
+            wrapped = [(self._master.wrap(secret[1:], scope), number) for number, scope, secret in rows]
             self._retried(lambda: self._db.execute("BEGIN IMMEDIATE"))
             self._db.executemany("UPDATE keys SET secret = ? WHERE id = ? AND secret IS NOT NULL", wrapped)
             self._db.execute("COMMIT")
@@ -246,11 +279,11 @@ def _build(db: Any) -> None:
         db.execute(statement)
 
 
-def _read_master(path: Path) -> AESGCM:
+def _read_master(path: Path, field: str) -> AESGCM:
     try:
         secret = path.expanduser().read_bytes().strip()
     except OSError as error:
-        raise BadConfig(f"record.master_key: {path} cannot be read: {error}") from error
+        raise BadConfig(f"{field}: {path} cannot be read: {error}") from error
     if len(secret) < 32:
-        raise BadConfig(f"record.master_key: {path} holds {len(secret)} bytes; write 32 or more random ones into it")
+        raise BadConfig(f"{field}: {path} holds {len(secret)} bytes; write 32 or more random ones into it")
     return AESGCM(hashlib.sha256(secret).digest())

@@ -16,7 +16,7 @@ from ostinato.record.keys import KeyRing
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.filters import SealedKeys
 from ostinato.record.segments.opened import OpenSegments
-from ostinato.record.segments.segment import Segment, SegmentGone
+from ostinato.record.segments.segment import END, Segment, SegmentGone
 from ostinato.record.sqlite import driver, is_busy, translate
 
 PAGE = 256  # rows of each kind that a reader holds at once
@@ -157,7 +157,8 @@ class LogReader:
                     return place
                 count -= found
         kept = self._segments.kept() if kind.for_ever else None
-        return 0 if kept is None else kept.before_last(count, kind)[0] or 0
+        # a segment that is about to be dropped has its permanent rows in both places
+        return 0 if kept is None else kept.before_last(count, kind, self._segments.listing().horizon)[0] or 0
 
 
 def _place(item: tuple[Kind, Any]) -> Cursor:
@@ -181,7 +182,7 @@ def _rows(segment: Segment, kinds: Collection[Kind], after: Cursor, upto: Cursor
     return [(row[0], segment.decode(kind, row)) for kind, row in chosen], upto
 
 
-def _last(segment: Segment, kinds: Collection[Kind], n: int, end: Cursor = (1 << 63) - 1) -> Found:
+def _last(segment: Segment, kinds: Collection[Kind], n: int, end: Cursor = END) -> Found:
     stored = [(kind, row) for kind in kinds for row in segment.fetch(kind, 0, end, n, newest_first=True)]
     chosen = sorted(stored, key=_place, reverse=True)[:n]
     return [(row[0], segment.decode(kind, row)) for kind, row in chosen]

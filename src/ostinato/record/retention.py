@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.core.records import Row
@@ -16,7 +15,7 @@ from ostinato.record.codec.shrink import Use
 from ostinato.record.reader import PAGE
 from ostinato.record.segments import schema
 from ostinato.record.segments.directory import LogDirectory
-from ostinato.record.segments.segment import Segment, SegmentGone
+from ostinato.record.segments.segment import Segment, SegmentGone, open_segment
 from ostinato.record.sqlite import driver, is_busy, sync_directory, translate
 
 DAY_S = 86_400.0
@@ -89,7 +88,7 @@ def _in_order(times: Mapping[int, float]) -> set[int]:
 def _seal_of(directory: LogDirectory, first: Cursor) -> float | None:
     """When a segment claims it was closed; None if it is open, gone or damaged (damage is reported when the segment is dropped)."""
     try:
-        with _opened(directory.segment(first)) as segment:
+        with open_segment(directory.segment(first)) as segment:
             seal = segment.seal()
     except (SegmentGone, Corrupt):
         return None
@@ -98,7 +97,7 @@ def _seal_of(directory: LogDirectory, first: Cursor) -> float | None:
 
 def _drop(directory: LogDirectory, first: Cursor, keep_after: Cursor, *, old: bool) -> bool:
     try:
-        with _opened(directory.segment(first), write=True) as segment:
+        with open_segment(directory.segment(first), write=True) as segment:
             seal = segment.seal()
             # an open segment before the newest was left by a process that was stopped while it created it: it is empty
             needed = segment.newest() >= first if seal is None else not old or seal.last > keep_after
@@ -111,20 +110,6 @@ def _drop(directory: LogDirectory, first: Cursor, keep_after: Cursor, *, old: bo
     directory.drop(first)
     sync_directory(directory.path)
     return True
-
-
-@contextmanager
-def _opened(path: Path, *, write: bool = False) -> Generator[Segment]:
-    """A segment that is open inside the block. Raises SegmentGone if it is gone or another process drops it meanwhile."""
-    segment = Segment(path, None, write=write)
-    try:
-        yield segment
-    except driver.Error as error:
-        if path.exists():
-            raise
-        raise SegmentGone(str(path)) from error
-    finally:
-        segment.close()
 
 
 def _put_away(segment: Segment) -> bool:

@@ -239,6 +239,14 @@ def stored(directory: Path) -> list[Path]:
     return sorted(names, key=lambda path: (path.name.split("-")[0], path.stat().st_mtime_ns), reverse=True)
 
 
+def cursor_of(checkpoint: Path) -> int:
+    """The log's newest row when a stored checkpoint was written; 0 for a damaged one, which no trainer resumes from."""
+    try:
+        return int(json.loads((checkpoint / MANIFEST).read_bytes())["cursor"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
 def sweep(directory: Path) -> None:
     """Remove the partial files and directories of killed writers."""
     for entry in directory.glob(f"{_PARTIAL}*"):

@@ -1,5 +1,6 @@
 """What people wrote lies encrypted if asked; a forgotten key makes it unreadable for ever, and nobody else's."""
 
+import asyncio
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -221,6 +222,80 @@ async def test_no_dictionary_is_trained_on_what_is_encrypted(tmp_path: Path, mon
         head = log._appender._head
         assert head is not None
         assert {*head._training._samples, *head._training._begun} == {shrink.Use.ROWS}
+
+
+STOP = "and then Zebrastripe said"
+
+
+def stopping(i: int, user: str) -> Turn:
+    """A turn whose caller wrote stop strings and named tokens to avoid."""
+    made = turn(i, user)
+    asked = replace(made.sampling, stop=(STOP, "\n\n"), logit_bias=((4711, -100.0), (4712, 1.5)), presence_penalty=0.5)
+    return replace(made, sampling=asked)
+
+
+@pytest.mark.parametrize("grammar", ["", 'start: "a"'])
+@pytest.mark.parametrize("logprobs", [True, False])
+async def test_what_a_caller_wrote_of_the_sampling_is_encrypted_and_forgotten(
+    tmp_path: Path, grammar: str, logprobs: bool
+):
+    one = stopping(0, "ann")
+    one = replace(one, sampling=replace(one.sampling, grammar=grammar), logprobs=one.logprobs if logprobs else ())
+    one = one if logprobs else replace(one, spans=())
+    with opened(tmp_path) as log:
+        await log.append(one, BOB)
+        assert await collect(log) == [(1, one), (2, BOB)]
+        assert traces(tmp_path, STOP.encode(), b"4711") == []
+        await log.forget("acme", "ann")
+        asked = replace(one.sampling, stop=(), logit_bias=(), grammar="")
+        assert await log.find(Turn, [(one.id,)]) == [replace(redacted(one), sampling=asked)]
+    assert traces(tmp_path, STOP.encode(), b"4711") == []
+
+
+async def test_without_encryption_it_stays_where_it_was(tmp_path: Path):
+    with opened(tmp_path, "none") as log:
+        await log.append(stopping(0, "ann"))
+        assert traces(tmp_path, STOP.encode())
+        assert await collect(log) == [(1, stopping(0, "ann"))]
+
+
+async def test_the_tokens_of_an_answer_are_not_told_by_their_texts(tmp_path: Path):
+    """Texts of tokens lie readable in the segment, for turns that are not encrypted."""
+    said = replace(ANN, text="".join(f"<{token}>" for token in ANN.sampled_ids))
+    with opened(tmp_path, "none") as log:
+        log.derive_text(lambda token: f"<{token}>")
+        await log.append(replace(said, id="open:0"))
+        assert traces(tmp_path, b"<1059>")
+    with opened(tmp_path / "closed") as log:
+        log.derive_text(lambda token: f"<{token}>")
+        await log.append(said)
+        assert await collect(log) == [(1, said)]
+        assert traces(tmp_path / "closed", b"<1059>") == []
+
+
+async def test_a_dictionary_of_rows_holds_no_words_and_goes_with_its_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: Any
+):
+    monkeypatch.undo()  # rows are compressed, with dictionaries
+    monkeypatch.setattr(shrink, "SAMPLES", 100)
+    words = [STOP.encode(), *(each for i in range(3) for each in (f"comment of u{i}".encode(), f"u{i} meant".encode()))]
+    with opened(tmp_path, segment_rows=700, retain_days=1.0) as log:
+        for i in range(300):
+            one = stopping(i, f"u{i % 3}")
+            await log.append(one, told(i, one))
+        for thread in log._appender._head._training._begun.values():
+            await asyncio.to_thread(thread.join)
+        for i in range(300, 310):
+            await log.append(stopping(i, "u1"))
+        found = sql(tmp_path / "log" / "0000000000000001.db", "SELECT use, body FROM dictionaries")
+        assert [use for use, _ in found] == ["rows"]
+        assert traces(tmp_path, found[0][1][-100:])
+        assert [word for word in words if word in found[0][1]] == []
+        assert traces(tmp_path, *words, WORDS.encode()[:30]) == []
+        await log.append(*[signal(i) for i in range(1000, 1100)])
+        await log.append(signal(2000))
+        assert await log.drop_old(1e12, 10_000) == 1
+        assert traces(tmp_path, found[0][1][-100:]) == []
 
 
 # ---------------------------------------------------------------- what is refused

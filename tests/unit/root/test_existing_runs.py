@@ -12,6 +12,8 @@ from ostinato.launch.commands.log import named
 ABOUT_A_RUN = [
     "status",
     "log",
+    "log backup kept",
+    "log rekey --new-master key",
     "report",
     "rollback",
     "ship v1",

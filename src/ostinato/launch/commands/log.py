@@ -129,7 +129,8 @@ async def forget(config: Config, tenant: str, user: str | None, console: Console
         who += ", while record.encrypt was 'user',"
     console.print(
         f"what was written by and for {who} is unreadable. Versions that were trained on rows up to {newest} may still know it, and a "
-        "running gateway holds the conversations that it remembers until it starts anew",
+        "running gateway holds the conversations that it remembers until it starts anew. Backups of the log that were made before hold the "
+        "keys: make a new one and delete them",
         highlight=False,
         soft_wrap=True,
     )

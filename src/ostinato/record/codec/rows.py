@@ -31,7 +31,14 @@ class Ready:
         if self.turn is None:
             return size
         row = cast("Turn", self.row)
-        return size + len(self.turn.ids) + len(self.turn.logprobs) + len(row.text) + len(row.routes)
+        return (
+            size
+            + len(self.turn.ids)
+            + len(self.turn.logprobs)
+            + len(self.turn.grammar)
+            + len(row.text)
+            + len(row.routes)
+        )
 
 
 def prepare(row: Row) -> Ready:

@@ -27,16 +27,18 @@ from ostinato.record.codec.tokens import (
     write_ints,
 )
 
+_WRITTEN = b"\1"  # precedes a grammar together with what else the caller wrote; no compressed grammar begins with it
 _TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A turn that can be stored. `ids`: flat, prompt first. `logprobs`: packed, followed by the grammar that constrained them."""
+    """A turn that can be stored. `ids`: flat, prompt first. `logprobs`: packed. `grammar`: what constrained them, compressed; or empty."""
 
     head: bytes
     ids: bytes
     logprobs: bytes
+    grammar: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def prepare(turn: Turn) -> Prepared:
         field = "logprobs"
         logprobs = pack_logprobs(turn.logprobs)
         field = "sampling"
-        logprobs = _with_grammar(logprobs, text(turn.sampling.grammar).encode())
+        grammar = text(turn.sampling.grammar).encode()
         field = "spans"
         for span in turn.spans:
             whole(span.tokens)
@@ -103,7 +105,22 @@ def prepare(turn: Turn) -> Prepared:
         bytes(turn.routes)
     except (ValueError, TypeError) as error:
         raise BadRequest(f"Turn.{field} cannot be stored: {error}", field=field) from error
-    return Prepared(head, ids, logprobs)
+    return Prepared(head, ids, logprobs, zlib.compress(grammar) if grammar else b"")
+
+
+def under_key(prepared: Prepared, turn: Turn) -> Prepared:
+    """The same turn in the form in which it is encrypted: what its caller wrote of the sampling is beside the grammar, not in the head.
+
+    These are the stop strings and the token ids of the logit bias.
+    """
+    asked = turn.sampling
+    if not asked.stop and not asked.logit_bias:
+        return prepared
+    written = to_json(
+        [asked.grammar, list(asked.stop), [[token, float(value)] for token, value in asked.logit_bias]]
+    ).encode()
+    head = dump(TURNS, replace(turn, sampling=replace(asked, stop=(), logit_bias=())), TURNS.body)
+    return replace(prepared, head=head, grammar=_WRITTEN + zlib.compress(written))
 
 
 # ---------------------------------------------------------------- columns
@@ -130,6 +147,11 @@ def head_owner(plain: bytes) -> tuple[str, str]:
     """The tenant and the user of the turn whose head this is."""
     _, *values = json.loads(plain)
     return values[_TENANT], values[_USER]
+
+
+def pack_logprobs_column(prepared: Prepared) -> bytes:
+    """Log-probabilities followed by the grammar. `unpack_logprobs` separates them; a zero byte stands for missing log-probabilities."""
+    return (prepared.logprobs or b"\0") + prepared.grammar if prepared.grammar else prepared.logprobs
 
 
 def pack_tokens(shrinker: Shrinker, packed: Packed) -> bytes:
@@ -160,8 +182,8 @@ def decode(home: Home, stored: Any) -> Turn:
         ways = b"" if routes is None else home.reveal(secret, "routes", seq, routes)
     except Forgotten:
         return Turn(**fields, prompt_ids=(), sampled_ids=(), logprobs=(), spans=_spans(home, spans, 0), text="")
-    if grammar:  # a call's grammar may quote what was said, so it is erased with the tokens
-        fields["sampling"] = replace(fields["sampling"], grammar=_unpacked(grammar))
+    if grammar:  # a call's grammar and stop strings may quote what was said, so they are erased with the tokens
+        fields["sampling"] = replace(fields["sampling"], **_written(grammar))
     return Turn(
         **fields,
         prompt_ids=unflat(held.ids[: 4 * held.prompt]),
@@ -173,16 +195,15 @@ def decode(home: Home, stored: Any) -> Turn:
     )
 
 
-def _with_grammar(logprobs: bytes, grammar: bytes) -> bytes:
-    """Append the grammar, which `unpack_logprobs` separates again; a zero byte stands for missing log-probabilities."""
-    return (logprobs or b"\0") + zlib.compress(grammar) if grammar else logprobs
-
-
-def _unpacked(grammar: bytes) -> str:
+def _written(packed: bytes) -> dict[str, Any]:
+    """The fields of the sampling that were written beside the log-probabilities. Raises ValueError."""
     try:
-        return zlib.decompress(grammar).decode()
+        if packed[:1] != _WRITTEN:
+            return {"grammar": zlib.decompress(packed).decode()}
+        grammar, stop, bias = json.loads(zlib.decompress(packed[1:]))
     except zlib.error as error:
         raise ValueError(f"a grammar cannot be read: {error}") from error
+    return {"grammar": grammar, "stop": tuple(stop), "logit_bias": tuple((token, value) for token, value in bias)}
 
 
 def _ids(home: Home, seq: Cursor, secret: int | None, blob: bytes) -> Held:

@@ -15,10 +15,13 @@ from ostinato.record import sqlite
 from ostinato.record.codec.kinds import SIGNALS, SMALL
 from ostinato.record.sqlite import driver, translate
 
-FORMAT = 1
-"""The format version of new segments. Each file carries its own version (`PRAGMA user_version`)."""
+FORMAT = 2
+"""The format version of new segments. Each file carries its own version (`PRAGMA user_version`).
 
-READABLE = frozenset({1})
+In 2, what a caller wrote of a turn's sampling lies under the turn's key, and so does its text even if its tokens spell it.
+"""
+
+READABLE = frozenset({1, 2})
 """The format versions that this code reads."""
 
 APPLICATION = 0x4F53544C  # "OSTL": marks the file as part of a log
@@ -48,7 +51,13 @@ def statements() -> list[str]:
             "BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END"
             for verb in ("UPDATE", "DELETE")
         ]
-    return [*made, f"PRAGMA application_id={APPLICATION}", f"PRAGMA user_version={FORMAT}"]
+    return [*made, f"PRAGMA application_id={APPLICATION}"]
+
+
+def mark(connection: Any) -> int:
+    """Mark a segment as one of this format version, which is returned. Called in a transaction."""
+    connection.execute(f"PRAGMA user_version={FORMAT}")
+    return FORMAT
 
 
 def create(path: Path, first: Cursor, made_at: float) -> None:
@@ -57,6 +66,7 @@ def create(path: Path, first: Cursor, made_at: float) -> None:
     def build(connection: Any) -> None:
         for statement in statements():
             connection.execute(statement)
+        mark(connection)
         connection.execute("INSERT INTO segment VALUES (1, ?, ?)", (first, made_at))
 
     sqlite.create(path, build)

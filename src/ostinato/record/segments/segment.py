@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Use
 from ostinato.record.keys import KeyRing
 from ostinato.record.segments.packed import PackedRows
-from ostinato.record.segments.schema import check
+from ostinato.record.segments.schema import check, mark
 from ostinato.record.sqlite import connect, driver, translate
 
 KEYS = (1 << 63) - 1
+END: Cursor = (1 << 63) - 1  # no row lies above it
 
 
 class SegmentGone(Exception):
@@ -91,13 +93,16 @@ class Segment(PackedRows):
         query = f"SELECT * FROM {kind.table} WHERE seq > ? AND seq <= ? ORDER BY seq {order} LIMIT ?"
         return self.db.execute(query, (after, end, limit)).fetchall()
 
-    def before_last(self, count: int, kind: Kind) -> tuple[Cursor | None, int]:
-        """(place before the newest `count` rows of one kind, `count`), or (None, number of such rows) if there are fewer here."""
-        query = f"SELECT seq FROM {kind.table} ORDER BY seq DESC LIMIT 1 OFFSET ?"
-        found = self.db.execute(query, (count - 1,)).fetchone()
+    def before_last(self, count: int, kind: Kind, end: Cursor = END) -> tuple[Cursor | None, int]:
+        """(place before the newest `count` rows of one kind, `count`), or (None, number of such rows) if there are fewer here.
+
+        Rows above `end` do not count.
+        """
+        query = f"SELECT seq FROM {kind.table} WHERE seq <= ? ORDER BY seq DESC LIMIT 1 OFFSET ?"
+        found = self.db.execute(query, (end, count - 1)).fetchone()
         if found is not None:
             return found[0] - 1, count
-        return None, self.db.execute(f"SELECT count(*) FROM {kind.table}").fetchone()[0]
+        return None, self.db.execute(f"SELECT count(*) FROM {kind.table} WHERE seq <= ?", (end,)).fetchone()[0]
 
     def locate(self, kind: Kind, identity: Identity) -> Cursor | None:
         """The place of the row with this identity; None if it is not in this segment."""
@@ -157,6 +162,10 @@ class Segment(PackedRows):
 
     # ------------------------------------------------------------ writing, in a transaction that the caller began
 
+    def upgrade(self) -> None:
+        """Give an empty segment the format of new ones, whose tables are the same."""
+        self.version = mark(self.db)
+
     def made_at(self) -> float:
         return self.db.execute("SELECT made_at FROM segment").fetchone()[0]
 
@@ -186,6 +195,20 @@ class Segment(PackedRows):
 
     def put_dictionary(self, number: int, use: Use, body: bytes) -> None:
         self.db.execute("INSERT INTO dictionaries VALUES (?, ?, ?)", (number, use, body))
+
+
+@contextmanager
+def open_segment(path: Path, *, write: bool = False) -> Generator[Segment]:
+    """A segment that is open inside the block, without keys. Raises SegmentGone if it is gone or another process drops it meanwhile."""
+    segment = Segment(path, None, write=write)
+    try:
+        yield segment
+    except driver.Error as error:
+        if path.exists():
+            raise
+        raise SegmentGone(str(path)) from error
+    finally:
+        segment.close()
 
 
 _NEWEST = "SELECT max(" + ", ".join(f"ifnull((SELECT max(seq) FROM {kind.table}), 0)" for kind in KINDS) + ")"

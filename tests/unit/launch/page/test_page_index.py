@@ -1,6 +1,7 @@
 """The page's index of the log: found by user, arm, version, outcome and word; filled from both ends; made anew when it is wrong."""
 
 import asyncio
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -250,6 +251,39 @@ async def test_without_permission_no_word_is_kept(tmp_path):
     await asyncio.to_thread(lambda: None)
     data = (tmp_path / "page.sqlite").read_bytes()
     assert b"another secret" not in data
+
+
+def left(root, *words):
+    """Which of these words are in the index's files."""
+    data = b"".join(path.read_bytes() for path in root.glob("page.sqlite*"))
+    return [word for word in words if word.encode() in data]
+
+
+async def test_no_word_of_what_retention_dropped_stays_in_the_files(tmp_path):
+    words = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(3_000)]
+    indexed = Indexed(tmp_path)
+    for at in range(0, 3_000, 50):
+        spoken = [replace(a_turn(f"t{n}:0", user=words[n][::-1]), text=f"one {words[n]}") for n in range(at, at + 50)]
+        await indexed.fill(*spoken)
+    ends = [word[16:] for word in words]  # FTS5 leaves out what a word shares with the one before it
+    assert left(tmp_path, *ends) == ends
+    while indexed.index.drop(2_400):
+        pass
+    assert left(tmp_path, *ends) == ends[2_400:]
+    assert left(tmp_path, *(word[::-1] for word in words[:2_400])) == []
+    assert indexed.ids(text=words[2_999]) == ["t2999:0"]
+    indexed.close()
+
+
+async def test_no_word_stays_in_the_files_once_the_log_is_encrypted(tmp_path):
+    spoken = Indexed(tmp_path)
+    await spoken.fill(*(replace(a_turn(f"t{n}:0"), text=f"one zebrastripe{n}") for n in range(300)))
+    assert left(tmp_path, "zebrastripe")
+    spoken.close()
+    silent = Indexed(tmp_path, words=False)
+    await silent.fill(a_turn("b:0"))
+    assert left(tmp_path, "zebrastripe") == []
+    silent.close()
 
 
 @pytest.mark.parametrize("harm", ["garbage", "another version", "another log"])

@@ -37,6 +37,7 @@ class PageIndex:
         self.words = words
         self._lock = threading.Lock()
         self._opened: Any = None
+        self._traces = False  # something was deleted that SQLite's files beside the index may still hold
 
     @property
     def _db(self) -> Any:
@@ -45,6 +46,7 @@ class PageIndex:
             self._opened = open_index(self.path)
             if not self.words:
                 self._opened.execute("INSERT INTO words(words) VALUES ('delete-all')")
+                self._traces = not self._clean()
         return self._opened
 
     def close(self) -> None:
@@ -93,7 +95,17 @@ class PageIndex:
                     self._db.executemany("DELETE FROM words WHERE rowid = ?", places)
                 self._db.execute("DELETE FROM signals WHERE seq <= ?", places[-1])
                 self._db.execute("COMMIT")
+                self._traces = True
+            if self._traces and len(places) < most:
+                self._traces = not self._clean()
             return len(places)
+
+    def _clean(self) -> bool:
+        """Leave no trace of deleted rows in the files; False if a reader prevents it. The index of words only marks what is deleted."""
+        if self.words:
+            self._db.execute("INSERT INTO words(words) VALUES ('optimize')")
+        busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not busy
 
     # ------------------------------------------------------------ rows
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ostinato.record.sqlite import connect, create, driver, remove
 
-FORMAT = 3
+FORMAT = 4
 _STATEMENTS = (
     "CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE turns (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, user TEXT NOT NULL, arm TEXT NOT NULL, "
@@ -50,6 +50,8 @@ def open_index(path: Path) -> Any:
         connection = connect(path, write=True)
         # the index can be rebuilt, so speed matters more than safety from a power cut
         connection.execute("PRAGMA synchronous=OFF")
+        # what is deleted leaves no trace in the file
+        connection.execute("PRAGMA secure_delete=ON")
         if _is_sound(connection):
             return connection
         connection.close()

@@ -1,0 +1,304 @@
+"""A hot backup of a log in a directory: a consistent copy of its segments and keys, made while other processes append to it.
+
+Segments are copied oldest first, each from one snapshot, until the copy holds every row that was in the log when the backup began. So it
+is a prefix of the log: no row without the rows before it. The permanent rows of dropped segments follow, then the keys, so that the key of
+every copied row is there, and last the manifest. A directory without a manifest is no backup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ostinato.core.errors import BadConfig, Corrupt, NotFound, StorageFull
+from ostinato.core.seams import Clock, Cursor
+from ostinato.record.reader import LogReader
+from ostinato.record.segments.directory import LogDirectory
+from ostinato.record.segments.filters import SealedKeys
+from ostinato.record.segments.segment import SegmentGone, open_segment
+from ostinato.record.sqlite import connect, driver, is_busy, sync_directory, translate
+
+FORMAT = 1
+"""The format version of a backup's manifest."""
+
+MANIFEST = "manifest.json"
+KEYS = "log-keys.db"
+_NAMES = re.compile(r"\d{16}\.db|kept\.db|log-keys\.db")
+_WAIT_S, _AGAIN_S = 5.0, 0.02  # for a locked database
+_PAGES = 2048  # copied between two reports of progress
+_LONGEST = 64 << 20  # bytes of a manifest
+
+OnBytes = Callable[[int, int], object]
+"""Called with the bytes copied so far and the bytes to copy, both approximate while the log grows."""
+
+
+class BackedUpFile(BaseModel):
+    """One file of a backup. `size` in bytes; `sha256` as 64 hex digits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Manifest(BaseModel):
+    """What a backup holds. Rows `first` to `last`, and if `first` is above 1 the permanent rows before it. `at`: when it began.
+
+    Example: ``Manifest(format=1, version="0.1.0", at=0.0, first=1, last=812, files=(segment,))``
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int
+    version: str
+    at: float
+    first: int = Field(ge=1)
+    last: int = Field(ge=0)
+    files: tuple[BackedUpFile, ...]
+
+
+def back_up(log: LogDirectory, keys: Path, target: Path, version: str, clock: Clock, on_bytes: OnBytes) -> Manifest:
+    """Copy a log and its file of keys into the new or empty directory `target`; `version` is the program's, for people.
+
+    Safe alongside readers, writers, retention and kill -9. The master key is not copied.
+
+    Raises:
+        NotFound: there is no log.
+        BadConfig: `target` is not empty.
+        StorageFull: the copy does not fit; what was written of it is deleted.
+        Corrupt: the log is damaged. Unavailable: it could not be read.
+    """
+    if not log.path.is_dir() or not log.listing().firsts:
+        raise NotFound(f"there is no log in {log.path}; name the run in run.directory")
+    _make_empty(target)
+    began = clock()
+    copy = _Copy(log, target, on_bytes)
+    try:
+        segments = copy.segments()
+        copy.database(log.kept)
+        copy.database(keys, KEYS)
+        files = tuple(_described(target / name) for name in sorted(copy.names))
+        made = Manifest(
+            format=FORMAT, version=version, at=began, first=segments[0].first, last=segments[-1].last, files=files
+        )
+        _publish(target, made)
+        copy.finish()
+    except BaseException as error:
+        copy.discard()
+        if isinstance(error, OSError) and not isinstance(error, StorageFull):
+            raise StorageFull(f"nothing was backed up to {target}: {error}; free space, then try again") from error
+        raise
+    return made
+
+
+def read_manifest(source: Path) -> Manifest:
+    """The manifest of a backup. Raises NotFound if it has none, BadConfig for a newer format, Corrupt."""
+    try:
+        data = read_plain(source / MANIFEST, _LONGEST)
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"{source} holds no {MANIFEST}: it is no backup of a log, or one that was interrupted; name another"
+        ) from error
+    try:
+        found = json.loads(data)
+        if isinstance(found, dict) and isinstance(at := found.get("format"), int) and at > FORMAT:  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+            raise BadConfig(
+                f"the backup in {source} has format {at}, this Ostinato reads {FORMAT}; restore it with the Ostinato that made it"
+            )
+        manifest = Manifest.model_validate(found)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, BadConfig):
+            raise
+        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise Corrupt(f"{source / MANIFEST} cannot be read: {why}; name another backup") from error
+    names = [file.name for file in manifest.files]
+    for name in names:
+        if not _NAMES.fullmatch(name):
+            raise Corrupt(f"{source / MANIFEST} names {name!r}, which is no file of a log; name another backup")
+    if len(set(names)) < len(names):
+        raise Corrupt(f"{source / MANIFEST} names a file twice; name another backup")
+    return manifest
+
+
+def read_plain(path: Path, longest: int) -> bytes:
+    """The bytes of a regular file; a link is not followed. Raises Corrupt for anything else and for more than `longest` bytes, OSError."""
+    with open_plain(path) as file:
+        data = file.read(longest + 1)
+    if len(data) > longest:
+        raise Corrupt(f"{path} has more than {longest} bytes; name another backup")
+    return data
+
+
+@contextlib.contextmanager
+def open_plain(path: Path) -> Generator[Any]:
+    """A regular file, open for reading; a link is not followed. Raises Corrupt for anything else, OSError."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise Corrupt(f"{path} is a link or no file; a backup holds plain files only: name another")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """A copied segment: its first and its last row, and whether it was closed."""
+
+    first: Cursor
+    last: Cursor
+    closed: bool
+
+
+class _Copy:
+    """The files of one backup while it is made. Its methods raise Corrupt, StorageFull, Unavailable, OSError."""
+
+    def __init__(self, log: LogDirectory, target: Path, on_bytes: OnBytes) -> None:
+        self.names: set[str] = set()
+        self._log, self._target, self._on_bytes = log, target, on_bytes
+        self._done = 0
+        self._expected = sum(path.stat().st_size for path in log.path.glob("*.db") if path.exists())
+
+    def segments(self) -> list[_Copied]:
+        """Copy the segments; at least one is left when retention drops some meanwhile, because it never drops the newest."""
+        until, copied = self._newest(), list[_Copied]()
+        while True:
+            firsts = self._log.listing().firsts
+            fresh = [first for first in firsts if not copied or first > copied[-1].first]
+            if not fresh:
+                return copied
+            for first in fresh:
+                try:
+                    found = self._segment(first)
+                except SegmentGone:  # the older ones, which were copied before, are dropped too
+                    for each in copied:
+                        self._remove(self._log.segment(each.first).name)
+                    copied = []
+                    continue
+                if not found.closed and found.last < first and first != firsts[-1]:
+                    # empty and older than the newest: a killed process left it
+                    self._remove(self._log.segment(first).name)
+                    continue
+                copied.append(found)
+                if not found.closed or found.last >= until:
+                    return copied
+
+    def database(self, source: Path, name: str = "") -> None:
+        """Copy a database beside the segments, if it exists."""
+        deadline = time.monotonic() + _WAIT_S
+        while source.exists():
+            try:
+                with contextlib.closing(connect(source, write=False)) as connection:
+                    # in one step: while keys are read, no process can make one
+                    self._pages(connection, name or source.name, -1)
+                return
+            except driver.Error as error:
+                if not is_busy(error) or time.monotonic() > deadline:
+                    raise self._refusal(error, source) from error
+            self._remove(name or source.name)
+            time.sleep(_AGAIN_S)  # while a key is made, no process can read them
+
+    def finish(self) -> None:
+        """Report that everything is copied."""
+        self._on_bytes(self._done, self._done)
+
+    def discard(self) -> None:
+        """Delete what was copied. Raises nothing."""
+        for name in list(self.names):
+            with contextlib.suppress(OSError):
+                self._remove(name)
+
+    def _newest(self) -> Cursor:
+        reader = LogReader(self._log, None, SealedKeys())
+        try:
+            return reader.newest()
+        finally:
+            reader.close()
+
+    def _segment(self, first: Cursor) -> _Copied:
+        path = self._log.segment(first)
+        try:
+            with open_segment(path) as segment:
+                segment.db.execute("BEGIN")  # every page comes from one snapshot, whatever is appended meanwhile
+                found = _Copied(first, segment.newest(), segment.seal() is not None)
+                self._pages(segment.db, path.name, _PAGES)
+                return found
+        except driver.Error as error:
+            raise self._refusal(error, path) from error
+
+    def _pages(self, source: Any, name: str, pages: int) -> None:
+        self.names.add(name)
+        target = self._target / name
+        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        (size,) = source.execute("PRAGMA page_size").fetchone()
+        done = self._done
+
+        def report(_: int, remaining: int, total: int) -> None:
+            self._done = done + (total - remaining) * size
+            self._expected = max(self._expected, done + total * size)
+            self._on_bytes(self._done, self._expected)
+
+        (mode,) = source.execute("PRAGMA journal_mode").fetchone()
+        copy = connect(target, write=True)
+        try:
+            copy.execute("PRAGMA synchronous=OFF")  # it is synced once, when it is complete
+            try:
+                source.backup(copy, pages=pages, progress=report)
+            except driver.OperationalError as error:  # it carries no code
+                raise StorageFull(f"{target} was not written: {error}; free space, then try again") from error
+            copy.execute(f"PRAGMA journal_mode={mode}")
+        finally:
+            copy.close()
+
+    def _remove(self, name: str) -> None:
+        self.names.discard(name)
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            (self._target / (name + suffix)).unlink(missing_ok=True)
+
+    def _refusal(self, error: Exception, source: Path) -> Exception:
+        refused = translate(error, source)
+        return translate(error, self._target) if isinstance(refused, StorageFull) else refused
+
+
+def _make_empty(target: Path) -> None:
+    try:
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if next(target.iterdir(), None) is not None:
+            raise BadConfig(
+                f"{target} is not empty; name a new directory, or delete what an interrupted backup left in it"
+            )
+        target.chmod(0o700)
+    except OSError as error:
+        raise StorageFull(f"{target} cannot be made: {error}; name another directory") from error
+
+
+def _described(path: Path) -> BackedUpFile:
+    """A complete file's size and hash, once it is on the disk."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+        return BackedUpFile(name=path.name, size=os.fstat(file.fileno()).st_size, sha256=digest)
+
+
+def _publish(target: Path, manifest: Manifest) -> None:
+    """Write the manifest durably, whole or not at all."""
+    partial = target / f".{MANIFEST}.partial"
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(manifest.model_dump_json(indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        sync_directory(target)
+        partial.replace(target / MANIFEST)
+        sync_directory(target)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,99 @@
+"""A log that an earlier version wrote is read, appended to, backed up and restored. `format_1.tar.gz` was written by that version.
+
+`APPENDS` says what it was given. Retention has dropped its first segment, the newest has no row, and of its two users bob is forgotten.
+"""
+
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from record_rows import collect, firsts, one_of_each, signal
+
+from ostinato.core.records import Row, Signal, Turn
+from ostinato.record.backup import KEYS, back_up
+from ostinato.record.codec.kinds import FOR_EVER
+from ostinato.record.config import RecordConfig
+from ostinato.record.log import SqlLog
+from ostinato.record.restore import restore
+from ostinato.record.segments.directory import LogDirectory
+from ostinato.testing.records import a_turn
+
+CONFIG = RecordConfig(encrypt="user", retain_days=1.0, segment_rows=12)  # type: ignore[arg-type]
+STOP = "the end"
+
+
+def asked_and_told(i: int) -> list[Row]:
+    """A turn with stop strings, a grammar and a bias, whose tokens spell its text; a signal with words; a turn of other text."""
+    turn = replace(a_turn(f"t{i}:0", user=("ann", "bob")[i % 2]), parent=f"t{i - 1}:0", text="<7><9>")
+    asked = replace(turn.sampling, stop=(STOP,), grammar='start: "a"', logit_bias=((7, 1.5),))
+    told = replace(signal(i), turn=turn.id, comment=f"comment {i}", correction="meant")
+    written = replace(a_turn(f"w{i}:0", user="ann", prompt=tuple(range(40))), text="written by hand")
+    return [replace(turn, sampling=asked), told, written]
+
+
+APPENDS: list[list[Row]] = [*(one_of_each(i) for i in range(3)), *(asked_and_told(i) for i in range(3, 8))]
+FIRST_KEPT = 21  # rows before it were dropped
+
+
+def redacted(row: Row) -> Row:
+    """A row of a forgotten person, as format 1 left it: the stop strings and the bias stay."""
+    if isinstance(row, Turn) and row.user == "bob":
+        asked = replace(row.sampling, grammar="")
+        return replace(row, prompt_ids=(), sampled_ids=(), logprobs=(), text="", sampling=asked)
+    if isinstance(row, Signal) and row.turn in ("t3:0", "t5:0", "t7:0"):
+        return replace(row, comment=None, correction=None)
+    return row
+
+
+def expected() -> list[tuple[int, Row]]:
+    permanent = {kind.record for kind in FOR_EVER}
+    rows = list(enumerate((redacted(row) for rows in APPENDS for row in rows), 1))
+    return [(seq, row) for seq, row in rows if seq >= FIRST_KEPT or type(row) in permanent]
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    with tarfile.open(Path(__file__).with_name("format_1.tar.gz")) as archive:
+        archive.extractall(tmp_path / "old", filter="data")
+    return tmp_path / "old"
+
+
+async def test_it_is_read_and_appended_to_in_a_new_segment(old: Path, sql: Any):
+    new = asked_and_told(8)
+    with SqlLog.open(old / "log", lambda: 1.0, CONFIG) as log:
+        assert await collect(log) == expected()
+        assert await log.append(*APPENDS[-1]) == log.newest()  # known rows are known
+        await log.append(*new)
+        assert [row for _, row in await collect(log)][-3:] == new
+        await log.forget("default")
+        assert {
+            row.sampling.stop for _, row in await collect(log, expected()[-1][0], {Turn}) if isinstance(row, Turn)
+        } == {()}
+    versions = [sql(old / "log" / f"{first:016d}.db", "PRAGMA user_version")[0][0] for first in firsts(old / "log")]
+    assert versions == [1, 1, 2]
+    assert sql(old / "log" / "kept.db", "PRAGMA user_version") == [(1,)]
+
+
+async def test_it_is_backed_up_and_restored_with_the_same_rows(old: Path, tmp_path: Path):
+    back_up(LogDirectory(old / "log"), old / KEYS, tmp_path / "kept", "0.0.0", lambda: 1.0, lambda done, total: None)
+    (tmp_path / "new").mkdir()
+    restore(
+        tmp_path / "kept", LogDirectory(tmp_path / "new" / "log"), tmp_path / "new" / KEYS, [], None, lambda *_: None
+    )
+    with SqlLog.open(tmp_path / "new" / "log", lambda: 1.0, CONFIG) as log:
+        assert await collect(log) == expected()
+        assert await log.append(*asked_and_told(9)) == expected()[-1][0] + 3
+
+
+async def test_permanent_rows_join_those_of_the_earlier_version(old: Path):
+    with SqlLog.open(old / "log", lambda: 1.0, CONFIG) as log:
+        await log.append(*one_of_each(10))
+        assert await log.drop_old(1e9, 10_000) == 2
+        permanent = {kind.record for kind in FOR_EVER}
+        rows = [row for _, row in expected() if type(row) in permanent]
+        assert [row for _, row in await collect(log, 0, permanent)] == [
+            *rows,
+            *(row for row in one_of_each(10) if type(row) in permanent),
+        ]
