@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -63,7 +62,7 @@ class ToolCall:
         return shape.depth <= MAX_DEPTH and shape.values < MAX_VALUES
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """A message of one side. Only an assistant has `reasoning` and `calls`; `answers` is the id of the call that a tool's message answers.
 
@@ -78,6 +77,7 @@ class Message:
     calls: tuple[ToolCall, ...] = ()
     answers: str = ""
     failed: bool = False
+    _digest: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property
     def chars(self) -> int:
@@ -85,10 +85,12 @@ class Message:
         called = sum(len(call.name) + len(call.arguments) for call in self.calls)
         return len(self.text) + len(self.reasoning) + called
 
-    @cached_property
+    @property
     def digest(self) -> bytes:
-        """A hash of what must be equal for two messages to count as the same (`normal_form`)."""
-        return digest(b"", *normal(self))
+        """A hash of what must be equal for two messages to count as the same (`normal_form`). Computed once."""
+        if not self._digest:
+            object.__setattr__(self, "_digest", digest(b"", *normal(self)))
+        return self._digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

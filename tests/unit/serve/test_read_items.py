@@ -1,8 +1,11 @@
 """What a request repeats of a conversation is read once, and reads the same as if it were new."""
 
+import json
 import threading
 
+import msgspec
 import pytest
+from gateway_world import world
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +15,7 @@ from ostinato.serve.dialects import anthropic, openai, responses
 from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.dialects.omissions import Omissions
 from ostinato.serve.memo import Memo
+from ostinato.serve.wire.body import parse_json
 
 USE = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"b": 1.0, "a": "é"}}
 MESSAGES = [
@@ -73,6 +77,56 @@ def test_a_wrong_item_is_named_by_its_place_each_time(name):
         with pytest.raises(BadRequest) as found:
             parse(wrong, items)
         assert found.value.field.startswith(f"{field}[{place}]")
+
+
+@pytest.mark.parametrize("name", ["messages", "chat"])
+def test_items_that_were_left_as_text_read_the_same(name):
+    parse, body, _ = BODIES[name]
+    data = json.dumps(body).encode()
+    apart = parse_json(data, depth=64, values=1_000, unread="messages")
+    assert all(isinstance(item, msgspec.Raw) for item in apart["messages"])
+    for items in (None, ReadItems(1_000_000)):
+        for _ in range(2):
+            assert parse(apart, items).conversation == parse(body).conversation
+            assert parse(apart, items).omitted == parse(body).omitted
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"messages": 1, "a": [2]}',
+        b'{"messages": {"a": 1}, "messages": [], "model": "m"}',
+        b'[{"messages": [1]}]',
+        b' {"n": 1e2, "text": "\\u00e9", "deep": {"messages": [1]}}',
+        b"1",
+        b"null",
+    ],
+)
+def test_a_body_of_another_shape_is_read_whole(data):
+    assert parse_json(data, depth=64, values=1_000, unread="messages") == json.loads(data)
+
+
+WRONG = [
+    b'"content": "\xff"',
+    b'"content": "\\ud800"',
+    b'"content": "\\q"',
+    b'"content": tru',
+    b'"content": NaN',
+    b'"content": "a\nb"',
+    b'"content": 1' + b"0" * 400 + b".5e9999",
+    b'"content": "a",',
+    b'"content" "a"',
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_what_is_malformed_in_an_item_is_told_as_if_the_body_were_read_whole(wrong):
+    data = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}, {"role": "user", ' + wrong + b"}]}"
+    with pytest.raises(BadRequest) as told:
+        parse_json(data, depth=64, values=1_000)
+    async with world() as w:
+        status, _, body = await w.post("/v1/chat/completions", data=data)
+    assert (status, body["error"]["message"]) == (400, str(told.value))
 
 
 def test_an_item_is_read_once_by_each_reader():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.core.conversation import Conversation, Message
 from ostinato.core.records import Purpose, Turn
@@ -19,10 +18,12 @@ from ostinato.serve.wire.watch import Watch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A call in progress. `placement` is None if Auto will deal once the episode is known; `person` is notified of tokens."""
+    """A call in progress. `data` is its body; `placement` is None if Auto will deal once the episode is known; `person` is notified of
+    tokens.
+    """
 
     route: CallRoute
-    body: dict[str, Any]
+    data: bytes
     request: Request
     caller: Caller
     placement: Placement | None

@@ -166,21 +166,21 @@ class Calls:
         quotas = self._parts.quotas
         quotas.count_call(who.tenant)  # before the body is read
         data = await exchange.body(partial(quotas.count_bytes, who.tenant))
-        body, request = await self._parsed(who.tenant, exchange, data, route.parse)
+        request = await self._parsed(who.tenant, exchange, data, route.parse)
         caller = self._senders.caller(exchange, who, request.asker)
         if caller.slot is None:
             with self._parts.people.person() as person:
-                await self._placed(route, exchange, body, request, caller, person)
+                await self._placed(route, exchange, data, request, caller, person)
             return
         left_s = None if caller.until is None else caller.until - time.monotonic()
         async with self._parts.people.machine(left_s):
-            await self._placed(route, exchange, body, request, caller, Person())
+            await self._placed(route, exchange, data, request, caller, Person())
 
     async def _placed(
         self,
         route: CallRoute,
         exchange: Exchange,
-        body: dict[str, Any],
+        data: bytes,
         request: Request,
         caller: Caller,
         person: Person,
@@ -195,7 +195,7 @@ class Calls:
                     placement = None if drawn else await self._senders.place(caller)
                     asked = Asked(
                         route=route,
-                        body=body,
+                        data=data,
                         request=request,
                         caller=caller,
                         placement=placement,
@@ -214,7 +214,7 @@ class Calls:
         quotas = self._parts.quotas
         quotas.count_call(who.tenant)
         data = await exchange.body(partial(quotas.count_bytes, who.tenant))
-        _, conversation = await self._parsed(who.tenant, exchange, data, parse_count)
+        conversation = await self._parsed(who.tenant, exchange, data, parse_count)
         rough = exchange.received // PER_PARSED + PART_CHARS * conversation.parts
         chars = await self._thread.run(who.tenant, rough, lambda: conversation.chars)
         self._check_length(chars, "messages")
@@ -222,14 +222,17 @@ class Calls:
         ids = await self._thread.run(who.tenant, chars + PART_CHARS * conversation.parts, work)
         await exchange.reply(200, json_bytes({"input_tokens": len(ids)}))
 
-    async def _parsed(
-        self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ReadItems], _T]
-    ) -> tuple[dict[str, Any], _T]:
-        """A body's JSON, and what a dialect reads in it. Raises BadRequest, TooLarge."""
+    async def _parsed(self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ReadItems], _T]) -> _T:
+        """What a dialect reads in a body. Raises BadRequest, TooLarge."""
 
-        def read() -> tuple[dict[str, Any], _T]:
-            body = exchange.parsed(data)
-            return body, parse(body, self._items[tenant])
+        def read() -> _T:
+            try:
+                return parse(exchange.parsed(data, unread="messages"), self._items[tenant])
+            except BadRequest:
+                raise
+            except ValueError:
+                exchange.parsed(data)  # tells what is malformed, and where
+                raise
 
         return await self._thread.run(tenant, exchange.received // PER_PARSED, read)
 
@@ -240,8 +243,11 @@ class Calls:
             await self._sample(asked, Try(base=f"{asked.route.kind}-{secrets.token_hex(16)}"))
             return
         caller = asked.caller
-        question = {**asked.body, "user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
-        digest = partial(body_digest, asked.route.kind, question)
+        more = {"user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
+
+        def digest() -> str:
+            return body_digest(asked.route.kind, {**asked.exchange.parsed(asked.data), **more})
+
         shape = await self._thread.run(caller.tenant, asked.exchange.received // PER_PARSED, digest)
         async with self._repeats.attempt(asked.route.kind, caller.tenant, key, shape, asked.request.n or 1) as attempt:
             if attempt.turns:

@@ -88,6 +88,7 @@ class Question:
     scope: Scope
     conversation: Conversation
     chain: list[bytes]
+    spoken: list[int]  # the indices of the assistant's messages before the last message, in descending order
     known: int  # number of leading messages that the found turn covers
     entry: _Entry | None
     again: bool = False  # it was asked before
@@ -153,17 +154,19 @@ class Sessions:
     def look(self, scope: Scope, conversation: Conversation, chain: list[bytes]) -> Question:
         """Recognise a conversation. `chain`: its hashes (`chain_of`)."""
         # strangers may ask the same question, and any user may begin two conversations with the same words
-        telling = not scope.shared and (scope.episode is not None or bool(_spoken(conversation.messages)))
+        spoken = _spoken(conversation.messages)
+        telling = not scope.shared and (scope.episode is not None or bool(spoken))
         question = Question(
             scope=scope,
             conversation=conversation,
             chain=chain,
+            spoken=spoken,
             known=0,
             entry=None,
             again=telling and self._questions.again(chain[-1], scope.episode or ""),
             begun=scope.episode is not None and self._turns[scope.episode] > 0,
         )
-        for i in _spoken(conversation.messages) if self._entries else ():
+        for i in spoken if self._entries else ():
             entry = self._find(chain[i + 1], scope.episode)
             if entry is not None and question.entry is None:
                 question.known, question.entry = i + 1, entry
@@ -233,7 +236,7 @@ class Sessions:
         scope, conversation = question.scope, question.conversation
         place = _place(scope.tenant, scope.user, scope.arm)
         cold = [entry for entry in self._cold.get(place, ()) if scope.episode in (None, entry.episode)]
-        spoken = [*reversed(_spoken(conversation.messages))]
+        spoken = question.spoken[::-1]
         if not cold or not spoken or (scope.shared and not conversation.messages[spoken[0]].calls):
             return
         ids = self._renderer.chat(_first(conversation, spoken[0])) if spoken[0] else None
@@ -376,7 +379,7 @@ def _spoken(messages: Sequence[Message]) -> list[int]:
 
 def _branch(question: Question, *, follows: bool) -> Branch:
     """Why the prompt does not simply continue the newest turn. `follows`: it continues the turn that was found."""
-    entry, answered = question.entry, _spoken(question.conversation.messages)
+    entry, answered = question.entry, question.spoken
     return branch_of(
         again=question.again,
         begun=question.begun,

@@ -79,7 +79,7 @@ class _Asked(WithItems):
     """The fields that determine the prompt, and those that change nothing."""
 
     model: Name
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[Any] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None

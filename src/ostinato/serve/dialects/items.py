@@ -35,15 +35,19 @@ class ReadItems:
         self._memo = Memo[tuple[ItemReader, bytes], tuple[Sequence[Message], Sequence[str]]](budget)
 
     def read(self, reader: ItemReader, item: Any, where: str, omissions: Omissions) -> Sequence[Message]:
-        """The item's messages, read now or earlier; `omissions` is told what is left out of them. Raises BadRequest."""
+        """The item's messages, read now or earlier; `omissions` is told what is left out of them. It may be JSON text (`msgspec.Raw`).
+
+        Raises BadRequest; ValueError for text that is malformed.
+        """
+        written = bytes(item) if isinstance(item, msgspec.Raw) else None
         if not self._keeps:
-            return tuple(reader(item, where, omissions))
-        written = _ENCODER.encode(item)
+            return tuple(reader(item if written is None else msgspec.json.decode(written), where, omissions))
+        written = written or _ENCODER.encode(item)
         key = (reader, written)
         found = self._memo.get(key)
         if found is None:
             own = Omissions()
-            found = (tuple(reader(item, where, own)), tuple(own.words))
+            found = (tuple(reader(msgspec.json.decode(written), where, own)), tuple(own.words))
             self._memo.put(key, found, cost=2 * len(written) + _OVERHEAD)
         for word in found[1]:
             omissions.add(word)

@@ -150,7 +150,7 @@ class ResponseFormat(Fields):
 class ChatRequest(_Request, WithItems):
     """`POST /v1/chat/completions`. `continue_final_message` continues the last (assistant) message, as in vLLM."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[Any] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.json_shape import check_json
 from ostinato.serve.wire.content_encoding import unpacking
 
+_FIELDS, _ITEMS = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
 _DRAIN_FACTOR = 16  # how far beyond the limit a refused body is read, so that the client can see the refusal
 _LENGTH_DIGITS = 20
 
@@ -56,18 +58,32 @@ async def read_body(
     return data
 
 
-def parse_json(data: bytes, *, depth: int, values: int) -> Any:
+def parse_json(data: bytes, *, depth: int, values: int, unread: str = "") -> Any:
     """The value of a JSON text of at most `depth` levels and `values` values, counted through all levels.
+
+    If the value is an object that has a list in the field `unread`, the list's items are left as JSON text (`msgspec.Raw`); what is
+    malformed in such an item shows when it is decoded.
 
     Raises BadRequest, which says where the text is malformed, and TooLarge.
     """
     check_json(data, depth=depth, values=values)
+    if unread:
+        with suppress(msgspec.MsgspecError, ValueError):  # what is wrong is told below
+            return _in_part(data, unread)
     try:
         return msgspec.json.decode(data)
     except UnicodeDecodeError as error:
         raise BadRequest(f"The body is not UTF-8: {error.reason} {_place(data, error.start, 'byte')}.") from None
     except (msgspec.MsgspecError, ValueError) as error:
         raise BadRequest(_malformed(str(error), data)) from None
+
+
+def _in_part(data: bytes, unread: str) -> Any:
+    fields = dict[str, Any](_FIELDS.decode(data))
+    for name, text in fields.items():
+        items = name == unread and bytes(memoryview(text)[:1]) == b"["
+        fields[name] = _ITEMS.decode(text) if items else msgspec.json.decode(text)
+    return fields
 
 
 def _malformed(why: str, data: bytes) -> str:

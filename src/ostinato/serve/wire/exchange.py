@@ -100,9 +100,9 @@ class Exchange:
         data = await self.body(charge)
         return self.parsed(data) if len(data) <= LONG_BYTES else await asyncio.to_thread(self.parsed, data)
 
-    def parsed(self, data: bytes) -> Any:
-        """The JSON value of a body. Raises BadRequest, TooLarge."""
-        return parse_json(data, depth=self._config.max_depth, values=self._config.max_values)
+    def parsed(self, data: bytes, unread: str = "") -> Any:
+        """The JSON value of a body; the items of its list `unread` stay text. Raises BadRequest, TooLarge."""
+        return parse_json(data, depth=self._config.max_depth, values=self._config.max_values, unread=unread)
 
     async def body(self, charge: Callable[[int], None]) -> bytes:
         """The body as JSON text; `charge` is called with its bytes as in `read_body`. Raises BadRequest, TooLarge, ClientGone."""
