@@ -32,6 +32,10 @@ class Visitors(Protocol):
         """The sender of a request with these headers (lower-case names); None if they must sign in first."""
         ...
 
+    def wrong_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """The key in these headers if it belongs to nobody; None if there is none, or it is right."""
+        ...
+
     def cookie(self, key: str) -> str | None:
         """The cookie that identifies a browser's later requests, valid for `cookie_s`; None for a wrong key."""
         ...

@@ -88,6 +88,11 @@ class Visits:
         """The visitor by a key in a header, else by the cookie, else an anonymous visitor if no keys are configured; else None."""
         return self._by_key(headers) or self._by_cookie(headers) or self._anyone()
 
+    def wrong_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """The key in these headers if it belongs to nobody; None if there is none, or it is right."""
+        given = presented(headers)
+        return given[0] if given and not self._keys.knows(headers) else None
+
     def cookie(self, key: str) -> str | None:
         """A cookie's value for a key; None if it is not a key of this gateway."""
         given = key.strip().encode()

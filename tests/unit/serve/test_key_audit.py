@@ -75,6 +75,18 @@ async def test_what_was_refused_is_recorded_with_who_tried():
         ]
 
 
+async def test_a_wrong_key_of_a_program_that_asks_for_pages_is_recorded():
+    async with page.page_world(api_keys=[f"acme:{page.ACME}"]) as w:
+        assert (await w.get("/turns", page.ACME)).status_code == 200
+        assert (await w.get("/turns")).status_code == 303  # nobody: no line
+        assert (await w.get("/turns", WRONG)).status_code == 303
+        await w.post(SHIP, FORM, WRONG)
+        seen = [(act, facts["result"], facts["key"]) for act, facts in w.audited]
+        told = fingerprint(WRONG.encode())
+        assert seen == [("wrong key", "refused", told), ("wrong key", "refused (401)", told)]
+        assert WRONG not in str(w.audited)
+
+
 async def test_signing_in_is_recorded_and_so_is_a_wrong_key():
     async with page.page_world(api_keys=[f"acme:{page.ACME}"]) as w:
         for key in (page.ACME, page.ADMIN, WRONG):

@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
-from ostinato.core.audit import Audit, unaudited
+from ostinato.core.audit import Audit, fingerprint, unaudited
 from ostinato.core.errors import NotFound, OstinatoError, Unauthorized
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor, Visitors
@@ -109,7 +109,9 @@ class Pages:
         async def answer(request: Request) -> Response:
             visitor = self._visitor(request)
             if visitor is None:
-                return RedirectResponse("/sign-in", 303, headers=dict(HEADERS))
+                reply = RedirectResponse("/sign-in", 303, headers=dict(HEADERS))
+                self._record_nobody(request, reply)
+                return reply
             if not visitor.sees_all and name not in OPEN_TO_TENANTS:
                 if name == "now":
                     return RedirectResponse("/turns", 303, headers=dict(HEADERS))
@@ -130,7 +132,10 @@ class Pages:
         async def answer(request: Request) -> Response:
             visitor = self._visitor(request)
             reply = await admitted(request, visitor)
-            self._record(request, name, reply, visitor)
+            if visitor is None:
+                self._record_nobody(request, reply)
+            else:
+                self._record(request, name, reply, visitor)
             return reply
 
         async def admitted(request: Request, visitor: Visitor | None) -> Response:
@@ -146,17 +151,27 @@ class Pages:
 
         return answer
 
-    def _record(self, request: Request, act: str, reply: Response, visitor: Visitor | None) -> None:
-        if visitor is None and act != "wrong key":  # nobody: nothing was done, and anybody could repeat it without end
-            return
+    def _record(self, request: Request, act: str, reply: Response, visitor: Visitor) -> None:
         self._audit(
             act,
             result="done" if reply.status_code < 400 else f"refused ({reply.status_code})",
-            key="" if visitor is None else visitor.key,
-            tenant="" if visitor is None else visitor.tenant or "",
-            address="" if request.client is None else request.client.host,
+            key=visitor.key,
+            tenant=visitor.tenant or "",
+            address=_address(request),
             **{name: str(value) for name, value in request.path_params.items()},
         )
+
+    def _record_wrong_key(self, request: Request, reply: Response, key: str = "") -> None:
+        """`key`: its fingerprint; "" for what was typed into the form, which may be another secret of theirs."""
+        told = "refused" if reply.status_code < 400 else f"refused ({reply.status_code})"
+        self._audit("wrong key", result=told, key=key, tenant="", address=_address(request))
+
+    def _record_nobody(self, request: Request, reply: Response) -> None:
+        """Record a request without a visitor only if it has a wrong key: anybody could repeat another without end."""
+        assert self._visitors is not None
+        key = self._visitors.wrong_key(dict(request.scope["headers"]))
+        if key is not None:
+            self._record_wrong_key(request, reply, fingerprint(key))
 
     def _visitor(self, request: Request) -> Visitor | None:
         assert self._visitors is not None
@@ -294,12 +309,12 @@ class Pages:
         if cookie is None:
             facts = {"visitor": None, "run": None, "tabs": (), "state": None, "tab": "", "wrong": True, "back": back}
             refused = self._html("sign_in.html", facts, 401)
-            self._record(request, "wrong key", refused, None)
+            self._record_wrong_key(request, refused)
             return refused
         reply = RedirectResponse(back, 303, headers=dict(HEADERS))
-        self._record(
-            request, "sign in", reply, self._visitors.visitor({b"x-ostinato-key": words(fields, "key").encode()})
-        )
+        visitor = self._visitors.visitor({b"x-ostinato-key": words(fields, "key").encode()})
+        if visitor is not None:
+            self._record(request, "sign in", reply, visitor)
         name, lasts, secure = self._cookie_name(request), self._visitors.cookie_s, self._is_secure(request)
         reply.set_cookie(name, cookie, max_age=lasts, httponly=True, samesite="strict", secure=secure, path="/")
         return reply
@@ -343,6 +358,10 @@ def _unless_known(request: Request, body: bytes, run: RunNow | None) -> Response
     if is_known(request, tag):
         return Response(status_code=304, headers={**KEPT, "etag": tag})
     return Response(body, 200, {**KEPT, "etag": tag}, media_type="text/html")
+
+
+def _address(request: Request) -> str:
+    return "" if request.client is None else request.client.host
 
 
 def _fields(request: Request) -> Mapping[str, str]:
