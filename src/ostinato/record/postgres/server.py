@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from ipaddress import ip_address
+from itertools import zip_longest
 from typing import Any, LiteralString, TypeVar
 from uuid import UUID
 
@@ -42,7 +44,6 @@ _OURS = re.compile(
     r"|does not support SSL"
 )
 _VERIFIED = ("verify-full", "verify-ca")
-_LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1|/.*|@.*|")  # paths are sockets of this host's, @ its abstract ones
 _LET_IN: set[str] = set()  # servers that let this process in before: a refusal is then theirs, and may pass
 
 _END_SILENT: LiteralString = (
@@ -243,16 +244,36 @@ def digest_of(kind: Kind, identity: Identity) -> UUID:
 
 def _check_verified(found: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Raise BadConfig if a host beyond this machine could be impersonated. What the URL leaves out, libpq takes from PG* variables."""
-    named = found.get("service") or environment.get("PGSERVICE")  # its file may name any host
-    hosts = found.get("hostaddr") or found.get("host") or environment.get("PGHOSTADDR") or environment.get("PGHOST", "")
-    local = not named and all(_LOOPBACK.fullmatch(host) for host in hosts.split(","))
-    mode = found.get("sslmode") or environment.get("PGSSLMODE", "")
-    if not local and mode not in _VERIFIED:
-        raise BadConfig(
-            f"record.url leads to another host, and sslmode={mode or 'prefer'} does not check who answers there: what people wrote could "
-            "be read on the way. Add ?sslmode=verify-full&sslrootcert=FILE (or sslrootcert=system) to it, or set "
-            "record.allow_unverified = true if nobody else can reach the network between"
-        )
+    service = found.get("service") or environment.get(
+        "PGSERVICE"
+    )  # its file may name any host, and outdoes the variables
+    mode = found.get("sslmode") or ("" if service else environment.get("PGSSLMODE", ""))
+    if mode in _VERIFIED or (not service and all(map(_is_here, _dialled(found, environment)))):
+        return
+    raise BadConfig(
+        f"record.url leads to another host, and sslmode={mode or 'prefer'} does not check who answers there: what people wrote could "
+        "be read on the way. Add ?sslmode=verify-full&sslrootcert=FILE (or sslrootcert=system) to it, or set "
+        "record.allow_unverified = true if nobody else can reach the network between"
+    )
+
+
+def _dialled(found: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
+    """The addresses that libpq connects to: each host's `hostaddr`, else its name, which may be "" for the default socket."""
+    hosts, addresses = (
+        str(found.get(name) or environment.get(f"PG{name.upper()}", "")).split(",") for name in ("host", "hostaddr")
+    )
+    return [address or host for host, address in zip_longest(hosts, addresses, fillvalue="")]
+
+
+def _is_here(host: str) -> bool:
+    """True for this machine: its sockets, a path or, with @, an abstract one; localhost; a loopback address."""
+    if not host or host[0] in "/@" or host.lower().removesuffix(".") == "localhost":
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _line(error: Exception) -> str:

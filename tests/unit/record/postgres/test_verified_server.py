@@ -23,6 +23,9 @@ from ostinato.record.postgres.server import Server
         "postgresql://ann@localhost,db.example/loop",  # the second one, once the first is away
         "postgresql://ann@localhost/loop?hostaddr=10.0.0.7",
         "postgresql://ann@/loop?service=away",
+        "postgresql://ann@192.0.2.7,localhost/loop?hostaddr=,127.0.0.1",
+        "postgresql://ann@[::ffff:10.0.0.7]/loop",
+        "postgresql://ann@0.0.0.0/loop",
         "postgresql://ann@127.evil.example/loop",
         "postgresql://ann@localhost.example/loop",
     ],
@@ -41,6 +44,10 @@ def test_a_host_that_could_be_impersonated_is_refused(url):
         "postgresql://ann@localhost/loop",
         "postgresql://ann@127.0.0.1:5433/loop",
         "postgresql://ann@[::1]/loop",
+        "postgresql://ann@[::ffff:127.0.0.1]/loop",
+        "postgresql://ann@LOCALHOST./loop",
+        "postgresql://ann@db.example/loop?hostaddr=127.0.0.1",
+        "postgresql://ann@/loop?service=away&sslmode=verify-full",
         "postgresql://ann@/loop?host=/run/postgresql",
         "postgresql:///loop",
     ],
@@ -51,10 +58,20 @@ def test_a_checked_certificate_or_this_machine_is_taken(url):
 
 def test_what_the_url_leaves_out_comes_from_libpqs_variables():
     here = RecordConfig(url="postgresql:///loop")
-    for environment in ({"PGHOST": "db.example"}, {"PGHOSTADDR": "10.0.0.7"}, {"PGSERVICE": "away"}):
+    for environment in ({"PGHOST": "db.example"}, {"PGHOSTADDR": "10.0.0.7"}):
         with pytest.raises(BadConfig, match="sslmode=prefer does not check"):
             Server.of(here, environment)
         assert Server.of(here, environment | {"PGSSLMODE": "verify-full"})
+
+
+def test_an_address_in_a_variable_outdoes_a_host_in_the_url():
+    with pytest.raises(BadConfig, match="leads to another host"):
+        Server.of(RecordConfig(url="postgresql://ann@localhost/loop"), {"PGHOSTADDR": "192.0.2.1"})
+
+
+def test_a_service_outdoes_the_variables():
+    with pytest.raises(BadConfig, match="leads to another host"):
+        Server.of(RecordConfig(url="postgresql:///loop"), {"PGSERVICE": "away", "PGSSLMODE": "verify-full"})
 
 
 @pytest.fixture
