@@ -276,6 +276,22 @@ def much_in_sockets():
             os.kill(child, signal.SIGKILL)
 
 
+def much_in_tcp():
+    """Kernel memory: a connection whose buffers grow while its reader takes less than comes. True once it holds 2 MB."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        out = socket.create_connection(server.getsockname())
+        got, _ = server.accept()
+    out.setblocking(False)
+    got.setblocking(False)
+    held, until = 0, time.monotonic() + 2
+    while held < 2_000_000 and time.monotonic() < until:
+        try:
+            held += out.send(bytes(262144))
+        except BlockingIOError:
+            held -= len(got.recv(65536))
+    return held >= 2_000_000
+
+
 def much_disk():
     path = f"/tmp/ostinato-probe-{os.getpid()}"
     try:

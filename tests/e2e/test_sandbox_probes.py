@@ -77,6 +77,7 @@ async def test_none_fires_in_a_box(target):
 
 
 FILL = "import p; print(p.much_in_sockets())"
+GROW = "import p; print(p.much_in_tcp())"
 
 
 def test_sockets_can_hold_much_memory_where_nothing_counts_it():
@@ -101,6 +102,21 @@ async def test_what_sockets_hold_counts_as_the_boxes_memory(groups):
         assert again.stdout == b"16 processes share 20 pairs\n", "which the same limit allows"
         watched = any("a watch, not the kernel" in text for text in (await backend.isolation()).missing)
         assert watched or groups
+    finally:
+        await backend.close()
+
+
+def test_a_connection_can_hold_megabytes_where_nothing_bounds_it():
+    command = [sys.executable, "-c", GROW.replace("import p", "import sandbox_probes as p")]
+    assert subprocess.run(command, cwd=SCRIPT.parent, stdout=subprocess.PIPE, check=True).stdout == b"True\n"
+
+
+async def test_a_connection_holds_no_more_in_a_box_than_other_sockets():
+    backend = Boxes(groups=False)
+    try:
+        box = await backend.start(SandboxSpec(files={"p.py": SCRIPT.read_bytes()}, limits=LIMITS))
+        result = await box.exec(["python3", "-c", GROW], timeout=60)
+        assert (result.stdout, result.stderr) == (b"False\n", b"")
     finally:
         await backend.close()
 

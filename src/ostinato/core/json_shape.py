@@ -79,11 +79,12 @@ def outside_strings(data: bytes) -> NDArray[np.uint8]:
     return text[np.cumsum(quotes, dtype=np.int32) & 1 == 0]
 
 
-def _escaped(text: NDArray[np.uint8]) -> NDArray[np.intp]:
+def _escaped(text: NDArray[np.uint8]) -> NDArray[np.int32]:
     """The places of bytes that follow an odd number of backslashes, among them the text's end."""
-    slashes = np.flatnonzero(text == _BACKSLASH)
-    number = np.arange(len(slashes))
-    first = np.maximum.accumulate(np.where(np.diff(slashes, prepend=-2) != 1, number, 0))  # of the run that each is in
+    slashes = np.flatnonzero(text == _BACKSLASH).astype(np.int32)
+    number = np.arange(len(slashes), dtype=np.int32)
+    begins = np.diff(slashes, prepend=np.int32(-2)) != 1
+    first = np.maximum.accumulate(np.where(begins, number, np.int32(0)))  # of the run that each is in
     return slashes[(number - first) & 1 == 0] + 1
 
 

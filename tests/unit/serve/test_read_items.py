@@ -2,6 +2,7 @@
 
 import json
 import threading
+import tracemalloc
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects import anthropic, openai, responses
+from ostinato.serve.dialects.anthropic_messages import _read
 from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.dialects.omissions import Omissions
 from ostinato.serve.memo import Memo
@@ -108,6 +110,7 @@ def test_a_body_of_another_shape_is_read_whole(data):
 
 WRONG = [
     b'"content": "\xff"',
+    b'"content": "\xff"}], "messages": [{"role": "user", "content": "hi"',
     b'"content": "\\ud800"',
     b'"content": "\\q"',
     b'"content": tru',
@@ -146,6 +149,30 @@ def test_items_that_only_python_calls_equal_are_two(pair):
     for value in pair:
         items.read(reader, {"text": "hi", "n": value}, "messages[0]", Omissions())
     assert reader.read == 2
+
+
+HEAVY = {
+    "many results": [{"type": "tool_result", "tool_use_id": f"toolu_{i}", "content": "ok"} for i in range(2_000)],
+    "many calls": [{"type": "tool_use", "id": f"toolu_{i}", "name": "f", "input": {}} for i in range(2_000)],
+    "an emoji": [{"type": "text", "text": "a" * 200_000 + "\N{GRINNING FACE}"}],
+    "plain": [{"type": "text", "text": "a" * 200_000}],
+}
+
+
+@pytest.mark.parametrize("heavy", HEAVY)
+def test_what_is_kept_takes_no_more_memory_than_its_budget(heavy):
+    items = ReadItems(8_000_000)
+    role = "assistant" if heavy == "many calls" else "user"
+    tracemalloc.start()
+    for number in range(40):
+        item = {"role": role, "content": [*HEAVY[heavy], {"type": "text", "text": f"{number}"}]}
+        data = json.dumps({"messages": [item]}).encode()
+        apart = parse_json(data, depth=64, values=100_000, unread="messages")
+        items.read(_read, apart["messages"][0], "messages[0]", Omissions())
+    del item, data, apart
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 1.15 * 8_000_000
 
 
 def test_nothing_is_kept_without_a_budget():

@@ -37,6 +37,7 @@ class Rotation(threading.Thread):
     def __init__(self, path: Path, most_bytes: int) -> None:
         super().__init__(name="rotation", daemon=True)
         self._path, self._most_bytes = path, most_bytes
+        self._one = threading.Lock()  # the last look is the main thread's
 
     def run(self) -> None:
         """Look at the file every `LOOK_S` seconds until the process ends."""
@@ -46,7 +47,7 @@ class Rotation(threading.Thread):
 
     def look(self) -> None:
         """Rotate the file if it is too long. An error, such as a full disk, is left to the next look."""
-        with contextlib.suppress(OSError):
+        with self._one, contextlib.suppress(OSError):
             rotate(self._path, self._most_bytes)
 
 

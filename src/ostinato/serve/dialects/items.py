@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from sys import getsizeof
 from typing import Any, Self
 
 import msgspec
@@ -17,7 +18,7 @@ ItemReader = Callable[[Any, str, Omissions], Iterable[Message]]
 """Reads an item of JSON: `(item, where, omissions) -> its messages`. Raises BadRequest naming the field, which begins with `where`. What it
 returns must not depend on `where`.
 """
-_OVERHEAD = 1_000  # of an entry besides its text, which is held as JSON and as messages, in bytes
+_ENTRY, _MESSAGE, _CALL = 600, 300, 200  # what each takes besides its texts, in bytes
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -47,11 +48,21 @@ class ReadItems:
         found = self._memo.get(key)
         if found is None:
             own = Omissions()
-            found = (tuple(reader(msgspec.json.decode(written), where, own)), tuple(own.words))
-            self._memo.put(key, found, cost=2 * len(written) + _OVERHEAD)
+            value = msgspec.json.decode(written) if isinstance(item, msgspec.Raw) else item
+            found = (tuple(reader(value, where, own)), tuple(own.words))
+            self._memo.put(key, found, cost=len(written) + _ENTRY + sum(map(_bytes_of, found[0])))
         for word in found[1]:
             omissions.add(word)
         return found[0]
+
+
+def _bytes_of(message: Message) -> int:
+    """What a message takes of memory. A text with one emoji takes four bytes a character."""
+    texts = getsizeof(message.text) + getsizeof(message.reasoning) + getsizeof(message.answers)
+    called = sum(
+        getsizeof(call.id) + getsizeof(call.name) + getsizeof(call.arguments) + _CALL for call in message.calls
+    )
+    return texts + called + _MESSAGE
 
 
 class WithItems(Extensions):

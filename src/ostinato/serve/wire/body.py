@@ -69,6 +69,7 @@ def parse_json(data: bytes, *, depth: int, values: int, unread: str = "") -> Any
     check_json(data, depth=depth, values=values)
     if unread:
         with suppress(msgspec.MsgspecError, ValueError):  # what is wrong is told below
+            data.decode()  # also what is skipped must be text
             return _in_part(data, unread)
     try:
         return msgspec.json.decode(data)

@@ -1,5 +1,6 @@
 /* What the launcher's parts share: the messages on the wire and the steps of a box's life. Little-endian hosts only, as in protocol.py. */
 #ifndef OSTINATO_SANDBOX_H
+#define LARGEST_BUFFER "212992" /* of a socket, in bytes: the kernel's default */
 #define OSTINATO_SANDBOX_H
 
 #define _GNU_SOURCE

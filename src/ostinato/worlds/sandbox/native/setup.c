@@ -70,6 +70,13 @@ static int raise_loopback(void) {
     return wrong;
 }
 
+/* TCP's buffers grow by themselves, to 32 MB and more, which no filter sees: in the box no further than other sockets'. */
+static int bound_tcp(void) {
+    int wrong = write_at(settings.proc, "sys/net/ipv4/tcp_rmem", "4096 131072 " LARGEST_BUFFER);
+    if (!wrong) wrong = write_at(settings.proc, "sys/net/ipv4/tcp_wmem", "4096 16384 " LARGEST_BUFFER);
+    return wrong && errno == ENOENT ? 0 : wrong; /* a kernel without IPv4 */
+}
+
 int attach(int tree, const char *target) { return (int)syscall(NR_move_mount, tree, "", AT_FDCWD, target, 4 /* from: the descriptor itself */); }
 
 /* Show directories of the host, read-only, in their places. Must run before the stage covers /tmp, where they come from. */
@@ -203,7 +210,10 @@ int set_up(int blob, const int *mounts) {
     if (map_user()) return -1;
     DO("join a memory group", join_memory());
     if (hide_host()) return -1;
-    if (box.start.flags & OWN_NET) DO("raise the loopback device", raise_loopback());
+    if (box.start.flags & OWN_NET) {
+        DO("raise the loopback device", raise_loopback());
+        DO("bound TCP's buffers", bound_tcp());
+    }
     if (mount_all(blob, mounts)) return -1;
     DO("build the Landlock rules", build_ruleset());
     DO("hide pid 1", prctl(PR_SET_DUMPABLE, 0, 0, 0, 0));

@@ -2,7 +2,7 @@
 #include "sandbox.h"
 
 #define MOST_PROCESSES 4096
-#define SOCKET_BYTES (2 * 212992) /* both of a socket's buffers at the kernel's default size, which the filter lets nobody raise */
+#define SOCKET_BYTES (2 * 212992) /* both of a socket's buffers at LARGEST_BUFFER, which the filter lets nobody raise */
 #define PIPE_BYTES 65536
 #define MOST_QUEUES (1 << 16) /* sockets and pipes that are told apart; a power of two */
 
