@@ -47,9 +47,15 @@ def restore_log(config: Config, source: Path, keys: Path | None, on_bytes: OnByt
     with _stopped(place):
         refuse_rows(LogDirectory(place.log))
         _refuse_newer_checkpoints(place, manifest)
-        _delete_folds(place)
-        others = [] if keys is None else [keys]
-        return restore(source, LogDirectory(place.log), place.keys, others, config.record.master_key, on_bytes)
+        return restore(
+            source,
+            LogDirectory(place.log),
+            place.keys,
+            [] if keys is None else [keys],
+            config.record.master_key,
+            on_bytes,
+            before_install=lambda: _delete_folds(place),
+        )
 
 
 def rekey_log(config: Config, new_master: Path) -> int:

@@ -26,7 +26,7 @@ from ostinato.record.reader import LogReader
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.filters import SealedKeys
 from ostinato.record.segments.segment import SegmentGone, open_segment
-from ostinato.record.sqlite import connect, driver, is_busy, sync_directory, translate
+from ostinato.record.sqlite import connect, copy_pages, driver, is_busy, sync_directory, translate
 
 FORMAT = 1
 """The format version of a backup's manifest."""
@@ -182,6 +182,7 @@ class _Copy:
                 except SegmentGone:  # the older ones, which were copied before, are dropped too
                     for each in copied:
                         self._remove(self._log.segment(each.first).name)
+                    self._remove(self._log.segment(first).name)  # it may have gone amid its copying
                     copied = []
                     continue
                 if not found.closed and found.last < first and first != firsts[-1]:
@@ -251,10 +252,7 @@ class _Copy:
         copy = connect(target, write=True)
         try:
             copy.execute("PRAGMA synchronous=OFF")  # it is synced once, when it is complete
-            try:
-                source.backup(copy, pages=pages, progress=report)
-            except driver.OperationalError as error:  # it carries no code
-                raise StorageFull(f"{target} was not written: {error}; free space, then try again") from error
+            copy_pages(source, copy, pages, report)
             copy.execute(f"PRAGMA journal_mode={mode}")
         finally:
             copy.close()

@@ -253,13 +253,19 @@ class KeyRing:
         if self._master.none:
             return
         clear = "SELECT id, scope, secret FROM keys WHERE substr(secret, 1, 1) = ?"
-        rows = self._db.execute(clear, (_CLEAR,)).fetchall()
-        if rows:
+        if self._db.execute(clear, (_CLEAR,)).fetchone() is None:
+            return
+        self._retried(lambda: self._db.execute("BEGIN IMMEDIATE"))
+        try:
+            self._check_master()  # the keys may have been wrapped with another one just now
+            rows = self._db.execute(clear, (_CLEAR,)).fetchall()
             wrapped = [(self._master.wrap(secret[1:], scope), number) for number, scope, secret in rows]
-            self._retried(lambda: self._db.execute("BEGIN IMMEDIATE"))
-            self._db.executemany("UPDATE keys SET secret = ? WHERE id = ? AND secret IS NOT NULL", wrapped)
+            self._db.executemany("UPDATE keys SET secret = ? WHERE id = ?", wrapped)
             self._db.execute("COMMIT")
-            self._retried(lambda: self._db.execute("VACUUM"))
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._retried(lambda: self._db.execute("VACUUM"))
 
     def _version(self) -> int:
         return self._db.execute("PRAGMA data_version").fetchone()[0]

@@ -1,26 +1,31 @@
-"""Installs a backup of a log: checked file by file, then put in place by renaming, with every key that was forgotten since destroyed."""
+"""Installs a backup of a log: checked file by file, then put in place by renaming, with every key that was forgotten since destroyed.
+
+The keys are brought up to date in memory, so that one that was forgotten is never written to the run's disk again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Sequence
-from contextlib import closing, suppress
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadConfig, Conflict, Corrupt, OstinatoError, StorageFull
+from ostinato.core.errors import BadConfig, Conflict, Corrupt, OstinatoError, StorageFull, Unavailable
 from ostinato.record.backup import KEYS, BackedUpFile, Manifest, OnBytes, open_plain, read_manifest
-from ostinato.record.keys import KeyRing
+from ostinato.record.keys import MasterKey
+from ostinato.record.leftovers import remove_tree, replaced, restoring
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.segment import open_segment
-from ostinato.record.sqlite import connect, driver, sync_directory, translate
+from ostinato.record.sqlite import connect, driver, is_busy, load, sync_directory, translate
 
 _CHUNK = 4 << 20
+_WAIT_S = 5.0  # for a process that changes the run's keys
 
 
 def restore(
@@ -30,40 +35,45 @@ def restore(
     others: Sequence[Path],
     master: Path | None,
     on_bytes: OnBytes,
+    before_install: Callable[[], object] = lambda: None,
 ) -> tuple[Manifest, int]:
     """Install the backup in `source` as the log in `log` and its file of keys `keys`; returns its manifest and how many keys it destroyed.
 
     A key that was destroyed in the present file `keys`, or in one of the files `others`, is destroyed in the restored one, so that what was
-    forgotten after the backup stays forgotten. Killed at any instant, it leaves no log or the whole of it; call it again to complete it. No
-    process may use the log. `master` is the file of the master key that wraps the keys, which is checked.
+    forgotten after the backup stays forgotten. Keys that the present file has beyond the backup's are kept, so that a log that was moved
+    away can still be read. Killed at any instant, it leaves no log or the whole of it; call it again to complete it. No process may append
+    to the log; one that would forget somebody waits, then fails. `master` is the file of the master key that wraps the keys, which is
+    checked. `before_install` is called once the backup is known to be whole, before anything of the run is changed.
 
     Raises:
         NotFound: `source` holds no complete backup.
         Conflict: a log with rows is there.
         Corrupt: a file of the backup is missing, damaged, or not what the manifest says.
         BadConfig: the backup or a segment has a newer format; the master key is the wrong one; or a file of keys is of another log.
+        Unavailable: another process uses the file of keys.
         StorageFull: nothing was installed.
     """
     manifest = read_manifest(source)
     refuse_rows(log)
-    fresh = LogDirectory(log.path.with_name(f".{log.path.name}.restoring"))
+    fresh = LogDirectory(restoring(log.path))
     try:
-        _remove_tree(fresh.path)
+        remove_tree(fresh.path)
         fresh.path.mkdir(mode=0o700, parents=True)
         _copy_files(source, manifest, fresh.path, on_bytes)
         _check_segments(source, manifest, fresh)
-        destroyed = 0
-        if (fresh.path / KEYS).exists():
-            destroyed = _keep_forgotten(fresh.path / KEYS, [keys, *others])
-            KeyRing(fresh.path / KEYS, master, wall_clock).close()
-        _install(fresh.path, log.path, keys)
+        has_keys = any(file.name == KEYS for file in manifest.files)
+        with _held(keys if has_keys else None):
+            destroyed = _restore_keys(source / KEYS, fresh.path / KEYS, keys, others, master) if has_keys else 0
+            refuse_rows(log)  # again, because copying takes long
+            before_install()
+            _install(fresh.path, log, keys)
     except OSError as error:
         if isinstance(error, OstinatoError):
             raise
         raise StorageFull(f"the backup was not restored to {log.path}: {error}; free space, then try again") from error
     finally:
         with suppress(OSError):
-            _remove_tree(fresh.path)
+            remove_tree(fresh.path)
     return manifest, destroyed
 
 
@@ -94,10 +104,14 @@ def _is_empty(path: Path) -> bool:
 
 
 def _copy_files(source: Path, manifest: Manifest, target: Path, on_bytes: OnBytes) -> None:
+    """Copy every file but the keys, which are only checked. Raises Corrupt, OSError."""
     done, total = 0, sum(file.size for file in manifest.files)
     for file in manifest.files:
         try:
-            _copy_file(source / file.name, file, target / file.name)
+            if file.name == KEYS:
+                _read_file(source / file.name, file, lambda _: None)
+            else:
+                _copy_file(source / file.name, file, target / file.name)
         except FileNotFoundError as error:
             raise Corrupt(f"{source / file.name}, which the manifest names, is missing; name another backup") from error
         done += file.size
@@ -105,18 +119,20 @@ def _copy_files(source: Path, manifest: Manifest, target: Path, on_bytes: OnByte
 
 
 def _copy_file(path: Path, expected: BackedUpFile, target: Path) -> None:
-    """Copy a file; what was copied, and not what is read later, has the promised size and hash. Raises Corrupt, OSError."""
+    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as copy:
+        _read_file(path, expected, copy.write)
+        copy.flush()
+        os.fsync(copy.fileno())
+
+
+def _read_file(path: Path, expected: BackedUpFile, write: Callable[[bytes], object]) -> None:
+    """Read a file; what is written, and not what is read later, has the promised size and hash. Raises Corrupt, OSError."""
     digest, size = hashlib.sha256(), 0
-    with (
-        open_plain(path) as file,
-        os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as copy,
-    ):
+    with open_plain(path) as file:
         while size <= expected.size and (data := file.read(_CHUNK)):
             digest.update(data)
             size += len(data)
-            copy.write(data)
-        copy.flush()
-        os.fsync(copy.fileno())
+            write(data)
     if (size, digest.hexdigest()) != (expected.size, expected.sha256):
         raise Corrupt(
             f"{path} was changed since the backup was made: it is not what the manifest says; name another backup"
@@ -143,36 +159,129 @@ def _check_segments(source: Path, manifest: Manifest, fresh: LogDirectory) -> No
 # ---------------------------------------------------------------- the keys
 
 
-def _keep_forgotten(restored: Path, others: Sequence[Path]) -> int:
-    """Destroy in the restored file of keys what was destroyed in these; returns how many. Numbers of keys are never used again."""
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A row of a file of keys. `secret`: as stored; None once it is destroyed."""
+
+    id: int
+    tenant: str
+    scope: str
+    secret: bytes | None
+    forgotten_at: float | None
+
+
+@contextmanager
+def _held(keys: Path | None) -> Generator[None]:
+    """Keep every process from changing a file of keys inside the block, if there is one. Raises Unavailable, Corrupt.
+
+    A process that waited meanwhile fails if the file was replaced: SQLite refuses to change one that has lost its name.
+    """
+    if keys is None or not keys.exists():
+        yield
+        return
     try:
-        with closing(connect(restored, write=True)) as db:
-            db.execute("PRAGMA secure_delete=ON")
-            count = 0
-            for other in others:
-                if other.exists():
-                    count += _destroy(db, other)
-            db.execute("VACUUM")
+        db = connect(keys, write=True)
     except driver.Error as error:
-        raise translate(error, restored) from error
+        raise translate(error, keys) from error
+    with closing(db):
+        _begin(db, keys)
+        yield
+
+
+def _begin(db: Any, keys: Path) -> None:
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            return
+        except driver.Error as error:
+            if not is_busy(error):
+                raise translate(error, keys) from error
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"another process uses {keys}; wait until it has ended or stop it, then try again"
+                ) from error
+
+
+def _restore_keys(backup: Path, target: Path, keys: Path, others: Sequence[Path], master: Path | None) -> int:
+    """Write the backup's keys to `target`, brought up to date with the run's and the other files; returns how many it destroyed."""
+    with closing(_loaded(backup)) as db:
+        try:
+            secrets = _opened(_stored(db), MasterKey(backup, master))
+            count = _take_over(db, keys, secrets, MasterKey(keys, master)) if keys.exists() else 0
+            count += sum(_destroy(db, _read(db, other)) for other in others if other.exists())
+            _wrap_clear_ones(db, MasterKey(target, master))
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            db.execute("VACUUM INTO ?", (str(target),))
+        except driver.Error as error:
+            raise translate(error, target) from error
     return count
 
 
-def _destroy(db: Any, other: Path) -> int:
+def _loaded(backup: Path) -> Any:
+    try:
+        return load(backup)
+    except driver.Error as error:
+        raise translate(error, backup) from error
+
+
+def _stored(db: Any) -> list[_Key]:
+    return [_Key(*row) for row in db.execute("SELECT id, tenant, scope, secret, forgotten_at FROM keys")]
+
+
+def _read(db: Any, other: Path) -> list[_Key]:
+    """The keys in another file of the same log. Raises BadConfig for another log's, Corrupt, Unavailable."""
     try:
         with closing(connect(other, write=False)) as found:
-            keys = found.execute("SELECT id, tenant, scope, forgotten_at, secret IS NULL FROM keys").fetchall()
+            keys = _stored(found)
     except driver.Error as error:
         raise translate(error, other) from error
     known = dict(db.execute("SELECT id, scope FROM keys"))
-    strange = [number for number, _, scope, _, _ in keys if known.get(number, scope) != scope]
-    if strange:
+    if any(known.get(key.id, key.scope) != key.scope for key in keys):
+        raise _foreign(other)
+    return keys
+
+
+def _foreign(other: Path) -> BadConfig:
+    return BadConfig(
+        f"{other} is the file of keys of another log; move it away, or name the one that belongs to the backup"
+    )
+
+
+def _opened(keys: Sequence[_Key], master: MasterKey) -> dict[int, bytes]:
+    """The keys that are not destroyed, by their numbers. Raises BadConfig unless the master key opens all of them."""
+    return {key.id: master.unwrap(key.secret, key.scope) for key in keys if key.secret is not None}
+
+
+def _take_over(db: Any, keys: Path, secrets: dict[int, bytes], master: MasterKey) -> int:
+    """Destroy what is destroyed in the run's present file, and keep the keys that only it has; returns how many it destroyed.
+
+    `secrets`: the backup's keys by their numbers.
+    """
+    present = _read(db, keys)
+    try:
+        found = _opened(present, master)
+    except BadConfig as error:
         raise BadConfig(
-            f"{other} is the file of keys of another log; move it away, or name the one that belongs to the backup"
-        )
-    forgotten = [key[:4] for key in keys if key[4]]
+            f"record.master_key opens the keys of the backup, but not those in {keys}, which would be lost: restore a backup made under "
+            f"their master key, or move {keys} away, keep it, and name it with --keys, so that what was forgotten stays forgotten"
+        ) from error
+    if any(secrets.get(number, secret) != secret for number, secret in found.items()):
+        raise _foreign(keys)
+    count = _destroy(db, present)
+    known = {number for (number,) in db.execute("SELECT id FROM keys")}
+    only_here = [(key.id, key.tenant, key.scope, key.secret) for key in present if key.id not in known]
+    try:
+        db.executemany("INSERT INTO keys (id, tenant, scope, secret) VALUES (?, ?, ?, ?)", only_here)
+    except driver.IntegrityError as error:  # the owner has another key in the backup
+        raise _foreign(keys) from error
+    return count
+
+
+def _destroy(db: Any, keys: Sequence[_Key]) -> int:
+    """Destroy the keys that are destroyed in another file; returns how many. Numbers of keys are never used again."""
+    forgotten = [(key.id, key.tenant, key.scope, key.forgotten_at) for key in keys if key.secret is None]
     numbers = json.dumps([key[0] for key in forgotten])
-    db.execute("BEGIN IMMEDIATE")
     count = db.execute(
         "UPDATE keys SET secret = NULL WHERE secret IS NOT NULL AND id IN (SELECT value FROM json_each(?))", (numbers,)
     ).rowcount
@@ -182,17 +291,26 @@ def _destroy(db: Any, other: Path) -> int:
         forgotten,
     )
     if keys:  # so that a key made from now on cannot be taken for one of these
-        newest = (max(key[0] for key in keys),)
+        newest = (max(key.id for key in keys),)
         if not db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'keys'", newest).rowcount:
             db.execute("INSERT INTO sqlite_sequence VALUES ('keys', ?)", newest)
-    db.execute("COMMIT")
     return count
+
+
+def _wrap_clear_ones(db: Any, master: MasterKey) -> None:
+    """Wrap keys that were created before there was a master key."""
+    if master.none:
+        return
+    stored = [(key, key.secret) for key in _stored(db) if key.secret is not None]
+    clear = [(key, secret) for key, secret in stored if not master.wraps(secret, key.scope)]
+    wrapped = [(master.wrap(master.unwrap(secret, key.scope), key.scope), key.id) for key, secret in clear]
+    db.executemany("UPDATE keys SET secret = ? WHERE id = ?", wrapped)
 
 
 # ---------------------------------------------------------------- installing
 
 
-def _install(fresh: Path, log: Path, keys: Path) -> None:
+def _install(fresh: Path, log: LogDirectory, keys: Path) -> None:
     """Put the keys in place, then the log, whose appearance completes it. An empty log in its place is removed."""
     restored = fresh / KEYS
     if restored.exists():
@@ -202,16 +320,12 @@ def _install(fresh: Path, log: Path, keys: Path) -> None:
             keys.with_name(keys.name + suffix).unlink(missing_ok=True)
         restored.replace(keys)
         sync_directory(keys.parent)
-    replaced = log.with_name(f".{log.name}.replaced")
-    _remove_tree(replaced)
-    with suppress(FileNotFoundError):
-        log.rename(replaced)
+    aside = replaced(log.path)
+    remove_tree(aside)
     sync_directory(fresh)
-    fresh.rename(log)
-    sync_directory(log.parent)
-    _remove_tree(replaced)
-
-
-def _remove_tree(path: Path) -> None:
-    if path.exists():
-        shutil.rmtree(path)
+    refuse_rows(log)
+    with suppress(FileNotFoundError):
+        log.path.rename(aside)
+    fresh.rename(log.path)
+    sync_directory(log.path.parent)
+    remove_tree(aside)

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +22,14 @@ FAULTY = ((3, 7, 0), (3, 51, 2))
 
 BUSY_MS = 100
 """How long one attempt waits for another process's lock. Callers that want to wait longer retry."""
+
+
+_WORDS: dict[str, int] = {
+    "database or disk is full": driver.SQLITE_FULL,
+    "disk I/O error": driver.SQLITE_IOERR,
+    "malformed": driver.SQLITE_CORRUPT,
+    "not a database": driver.SQLITE_NOTADB,
+}
 
 
 def refuse_faulty(version: str) -> None:
@@ -57,6 +65,31 @@ def connect(path: Path, *, write: bool) -> Any:
         connection.close()
         raise
     return connection
+
+
+def load(path: Path) -> Any:
+    """A connection to a copy in memory of a database that nobody uses. Beside the file nothing is written. Raises the driver's error."""
+    refuse_faulty(driver.sqlite_version)
+    copy = driver.connect(":memory:", isolation_level=None, check_same_thread=False)
+    try:
+        with closing(driver.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as source:
+            copy_pages(source, copy, -1)
+    except driver.Error:
+        copy.close()
+        raise
+    return copy
+
+
+def copy_pages(source: Any, copy: Any, pages: int, report: Callable[[int, int, int], object] | None = None) -> None:
+    """Copy a database into another, `pages` at a time, or at once if negative. `report` is the driver's `progress`.
+
+    Raises the driver's error with the code that the driver leaves out there, so that `translate` and `is_busy` can tell it.
+    """
+    try:
+        source.backup(copy, pages=pages, progress=report)
+    except driver.OperationalError as error:
+        error.sqlite_errorcode = next((code for words, code in _WORDS.items() if words in str(error)), _code(error))
+        raise
 
 
 def create(path: Path, build: Callable[[Any], None], *, journal: str = "wal") -> None:

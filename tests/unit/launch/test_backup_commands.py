@@ -10,8 +10,9 @@ from rich.console import Console
 
 from ostinato.app.storage import MARK, Home, open_folds, open_log
 from ostinato.config import Config, load
-from ostinato.core.errors import BadConfig, Conflict, NotFound
+from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound
 from ostinato.core.records import Batch, PolicyVersion, Turn
+from ostinato.launch.commands import up
 from ostinato.launch.commands.backups import backup, rekey, restore
 from ostinato.launch.views import summary
 from ostinato.record.backup import KEYS
@@ -102,6 +103,44 @@ async def test_nothing_that_was_derived_from_another_log_stays(tmp_path: Path, s
         anew = summary.Summary()
         assert read == await summary.catch_up(anew, log) == 10
         assert seen.state() == anew.state()
+
+
+async def test_a_backup_that_is_refused_leaves_what_was_derived(tmp_path: Path, said: Said):
+    config = of(tmp_path / "run")
+    place = Home(tmp_path / "run")
+    await write(config, ["ann"])
+    backup(config, tmp_path / "kept", said.console)
+    place.log.rename(tmp_path / "lost")
+    place.folds.mkdir(exist_ok=True)
+    (place.folds / "page.sqlite").touch()
+    next((tmp_path / "kept").glob("*1.db")).write_bytes(b"damaged")
+    with pytest.raises(Corrupt, match="was changed since the backup"):
+        restore(config, tmp_path / "kept", None, said.console)
+    assert [path.name for path in place.folds.iterdir()] == ["page.sqlite"]
+
+
+async def test_the_start_removes_what_a_killed_restoration_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Begun(Exception):
+        pass
+
+    async def fine(*_: object) -> None:
+        pass
+
+    def launching(*_: object) -> None:
+        raise Begun
+
+    monkeypatch.setattr(up, "check_start", lambda *_, **__: fine())
+    monkeypatch.setattr(up, "_launching", launching)
+    config, place = of(tmp_path / "run"), Home(tmp_path / "run")
+    await write(config, ["ann"])
+    for name in (".log.restoring", ".log.replaced"):
+        (place.root / name).mkdir()
+        (place.root / name / KEYS).touch()
+    with pytest.raises(Begun):
+        await up.up(config, Said().console)
+    assert [path.name for path in place.root.glob(".log.*")] == []
+    with open_log(config) as log:
+        assert log.newest() == 1
 
 
 async def test_a_checkpoint_that_is_newer_than_the_backup_is_refused(tmp_path: Path, said: Said):

@@ -224,3 +224,17 @@ def test_only_what_killed_writers_left_is_removed(tmp_path):
         os.utime(tmp_path / name, (0, 0))
     assert sorted(remove_leftovers(tmp_path, before=1_000.0)) == ["config.json.77.partial", "status.77"]
     assert {str(path.relative_to(tmp_path)) for path in Path(tmp_path).rglob("*") if path.is_file()} == set(kept)
+
+
+def test_what_a_killed_restoration_left_is_removed(tmp_path):
+    """Unless something in it was written a short while ago: it may be going on."""
+    names = (".log.restoring", ".log.replaced")
+    for name in (*names, "log", ".log.other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log-keys.db").write_text("x")
+        os.utime(tmp_path / name, (0, 0))
+    assert remove_leftovers(tmp_path, before=1_000.0) == []
+    for name in (*names, "log", ".log.other"):
+        os.utime(tmp_path / name / "log-keys.db", (0, 0))
+    assert remove_leftovers(tmp_path, before=1_000.0) == list(names)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".log.other", "log"]

@@ -6,52 +6,26 @@ import os
 import resource
 import shutil
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from record_backups import Killed, killed_at, opened, put_back, rows_of, saved
 from record_rows import collect, firsts, one_of_each, signal
 
-from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, OstinatoError, StorageFull
-from ostinato.core.records import Row, Turn
+from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, OstinatoError, StorageFull, Unavailable
 from ostinato.record import backup as module
-from ostinato.record.backup import FORMAT, KEYS, MANIFEST, Manifest, back_up
+from ostinato.record.backup import FORMAT, KEYS, MANIFEST
 from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig
-from ostinato.record.log import SqlLog
-from ostinato.record.restore import restore
 from ostinato.record.segments import schema
 from ostinato.record.segments.directory import LogDirectory
-from ostinato.record.sqlite import connect
+from ostinato.record.sqlite import driver
 from ostinato.testing.records import a_turn
-
-SMALL = RecordConfig(segment_rows=7, retain_days=1.0)
-
-
-def saved(run: Path, target: Path, on_bytes: Callable[[int, int], object] = lambda done, total: None) -> Manifest:
-    return back_up(LogDirectory(run / "log"), run / KEYS, target, "0.0.0", lambda: 5.0, on_bytes)
-
-
-def put_back(
-    source: Path, run: Path, *others: Path, master: Path | None = None, on_bytes: Any = lambda done, total: None
-) -> tuple[Manifest, int]:
-    run.mkdir(exist_ok=True)
-    return restore(source, LogDirectory(run / "log"), run / KEYS, others, master, on_bytes)
-
-
-@contextmanager
-def opened(run: Path, config: RecordConfig = SMALL) -> Iterator[SqlLog]:
-    with SqlLog.open(run / "log", lambda: 1.0, config) as log:
-        yield log
-
-
-async def rows_of(run: Path, config: RecordConfig = SMALL) -> list[tuple[int, Row]]:
-    with opened(run, config) as log:
-        return await collect(log)
 
 
 @pytest.fixture
@@ -223,8 +197,63 @@ async def test_a_full_disk_is_said_and_leaves_an_empty_directory(run: Path, tmp_
     saved(run, tmp_path / "kept")
 
 
-class Killed(BaseException):
-    """Stands for kill -9."""
+class _Failing:
+    """A database whose copying fails with these words, as the driver says them: without a code."""
+
+    def __init__(self, db: Any, words: str, first: Callable[[], object]) -> None:
+        self._db, self._words, self._first = db, words, first
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def backup(self, *_: Any, **__: Any) -> None:
+        self._first()
+        raise driver.OperationalError(self._words)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        ("database or disk is full", StorageFull, "kept.*free space"),
+        ("disk I/O error", StorageFull, "kept.*free space or repair the disk"),
+        ("database disk image is malformed", Corrupt, r"run/log/0{15}1\.db is damaged"),
+        ("file is not a database", Corrupt, r"run/log/0{15}1\.db is damaged"),
+        ("unable to open database file", Unavailable, r"run/log/0{15}1\.db could not be used"),
+    ],
+)
+async def test_why_a_copy_failed_is_said(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, error: type[OstinatoError], said: str
+):
+    pages = module.copy_pages
+    monkeypatch.setattr(
+        module, "copy_pages", lambda source, *others: pages(_Failing(source, words, lambda: None), *others)
+    )
+    with pytest.raises(error, match=said):
+        saved(run, tmp_path / "kept")
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+async def test_a_segment_that_is_dropped_while_it_is_copied_leaves_nothing_in_the_backup(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pages, at = module.copy_pages, firsts(run / "log")[1]
+    with opened(run) as log:
+        loop = asyncio.get_running_loop()
+
+        def drop() -> None:
+            asyncio.run_coroutine_threadsafe(log.drop_old(1e9, at + 10), loop).result()
+
+        def copied(source: Any, copy: Any, *others: Any) -> None:
+            dropped = source.execute("PRAGMA database_list").fetchone()[2].endswith(f"{at:016d}.db")
+            pages(_Failing(source, "disk I/O error", drop) if dropped else source, copy, *others)
+
+        monkeypatch.setattr(module, "copy_pages", copied)
+        made = await asyncio.to_thread(saved, run, tmp_path / "kept")
+        assert made.first > at
+        assert f"{at:016d}.db" not in [file.name for file in made.files]
+    put_back(tmp_path / "kept", tmp_path / "new")
+    with opened(tmp_path / "new") as new:
+        assert await new.horizon() == made.first - 1
 
 
 async def test_a_killed_backup_is_refused_by_restore(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -407,6 +436,19 @@ async def test_a_log_without_rows_is_replaced(run: Path, kept: Path, tmp_path: P
     assert await rows_of(tmp_path / "new") == await rows_of(run)
 
 
+async def test_a_log_that_is_begun_while_another_is_restored_stays(tmp_path: Path, run: Path, kept: Path):
+    new, loop = tmp_path / "new", asyncio.get_running_loop()
+    with opened(new) as log:
+
+        def begin(done: int, total: int) -> None:
+            if done == total:
+                asyncio.run_coroutine_threadsafe(log.append(signal(0)), loop).result()
+
+        with pytest.raises(Conflict, match="there is a log"):
+            await asyncio.to_thread(put_back, kept, new, on_bytes=begin)
+    assert await rows_of(new) == [(1, signal(0))]
+
+
 async def test_a_restore_that_is_killed_anywhere_is_completed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -424,170 +466,10 @@ async def test_a_restore_that_is_killed_anywhere_is_completed_by_the_next(
         with opened(new, config):
             pass
         shutil.copy(tmp_path / "newest-keys.db", new / KEYS)
-        if not _killed_at(point, tmp_path / "kept", new, monkeypatch):
+        if not killed_at(point, tmp_path / "kept", new, monkeypatch):
             break
         with suppress(Conflict):  # it was complete
             put_back(tmp_path / "kept", new)
         assert await rows_of(new, config) == whole
         assert {path.name for path in new.iterdir()} <= {"log", KEYS, ".log.replaced"}
     assert point > 10
-
-
-def _killed_at(point: int, kept: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    calls = 0
-
-    def dying(act: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **named: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls > point:  # nothing that would clean up works any more
-                raise Killed
-            return act(*args, **named)
-
-        return call
-
-    with monkeypatch.context() as patched:
-        for place, name in ((os, "open"), (os, "fsync"), (Path, "rename"), (Path, "replace"), (shutil, "rmtree")):
-            patched.setattr(place, name, dying(getattr(place, name)))
-        with suppress(Killed):
-            put_back(kept, new)
-            return False
-    return True
-
-
-# ---------------------------------------------------------------- keys
-
-
-USER = RecordConfig(segment_rows=7, encrypt="user")  # type: ignore[arg-type]
-
-
-def turn(i: int, user: str) -> Turn:
-    return a_turn(f"t{i}:0", user=user)
-
-
-async def redacted(run: Path, config: RecordConfig = USER) -> list[str]:
-    return [row.id for _, row in await rows_of(run, config) if isinstance(row, Turn) and row.redacted]
-
-
-async def test_the_keys_are_copied_after_the_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A person who comes while the segments are copied has their key in the backup."""
-    with opened(tmp_path / "run", USER) as log:
-        await log.append(*[turn(i, f"u{i}") for i in range(20)])
-        segments = module._Copy.segments
-
-        def later(self: Any) -> Any:
-            copied = segments(self)
-            asyncio.run_coroutine_threadsafe(log.append(turn(50, "late")), loop).result()
-            return copied
-
-        loop = asyncio.get_running_loop()
-        monkeypatch.setattr(module._Copy, "segments", later)
-        await asyncio.to_thread(saved, tmp_path / "run", tmp_path / "kept")
-    keys = sqlite_rows(tmp_path / "kept" / KEYS, "SELECT scope FROM keys")
-    assert ('["default", "late", null]',) in keys
-    put_back(tmp_path / "kept", tmp_path / "new")
-    assert len(await rows_of(tmp_path / "new", USER)) == 20
-
-
-def sqlite_rows(path: Path, query: str) -> list[Any]:
-    import pysqlite3.dbapi2 as driver
-
-    connection: Any = driver.connect(str(path))  # type: ignore[attr-defined]
-    try:
-        return connection.execute(query).fetchall()
-    finally:
-        connection.close()
-
-
-async def test_what_was_forgotten_since_the_backup_stays_forgotten(tmp_path: Path):
-    run, old = tmp_path / "run", tmp_path / "old"
-    with opened(run, USER) as log:
-        await log.append(*[turn(i, f"u{i % 4}") for i in range(12)])
-        saved(run, old)
-        await log.append(turn(20, "u9"))
-        saved(run, tmp_path / "newer")
-        await log.forget("default", "u2")
-        await log.forget("default", "u9")
-        await log.append(turn(30, "u2"))  # somebody of that name comes again
-    (run / "log").rename(run / "log.old")
-    manifest, destroyed = put_back(old, run)
-    assert (manifest.last, destroyed) == (12, 1)
-    assert await redacted(run) == ["t2:0", "t6:0", "t10:0"]
-
-    # the restored file still knows of the key that the older backup did not have
-    (run / "log").rename(run / "log.older")
-    assert put_back(tmp_path / "newer", run)[1] == 2
-    assert await redacted(run) == ["t2:0", "t6:0", "t10:0", "t20:0"]
-
-    # on another machine the newest file of keys is named
-    assert put_back(old, tmp_path / "bare")[1] == 0
-    assert await redacted(tmp_path / "bare") == []
-    assert put_back(old, tmp_path / "new", run / KEYS)[1] == 1
-    assert await redacted(tmp_path / "new") == ["t2:0", "t6:0", "t10:0"]
-
-
-async def test_no_trace_of_a_key_that_was_forgotten_is_restored(tmp_path: Path):
-    run = tmp_path / "run"
-    with opened(run, USER) as log:
-        await log.append(*[turn(i, f"u{i}") for i in range(40)])
-        saved(run, tmp_path / "kept")
-        ((secret,),) = sqlite_rows(run / KEYS, "SELECT secret FROM keys WHERE tenant = 'default' AND id = 7")
-        await log.forget("default")
-    (run / "log").rename(run / "log.old")
-    assert secret[1:] in (tmp_path / "kept" / KEYS).read_bytes()
-    assert put_back(tmp_path / "kept", run)[1] == 40
-    assert [path for path in run.rglob("*") if path.is_file() and secret[1:] in path.read_bytes()] == []
-
-
-async def test_keys_that_are_made_after_a_restore_have_new_numbers(tmp_path: Path):
-    run = tmp_path / "run"
-    with opened(run, USER) as log:
-        await log.append(turn(0, "u0"))
-        saved(run, tmp_path / "kept")
-        await log.append(turn(1, "u1"), turn(2, "u2"))
-    (run / "log").rename(run / "log.old")
-    put_back(tmp_path / "kept", run)
-    with opened(run, USER) as log:
-        await log.append(turn(3, "u3"))
-    assert [number for (number,) in sqlite_rows(run / KEYS, "SELECT id FROM keys ORDER BY id")] == [1, 4]
-
-
-async def test_the_keys_of_another_log_are_refused(tmp_path: Path):
-    for name, user in (("run", "ann"), ("other", "bob")):
-        with opened(tmp_path / name, USER) as log:
-            await log.append(turn(0, user))
-    saved(tmp_path / "run", tmp_path / "kept")
-    with pytest.raises(BadConfig, match="is the file of keys of another log"):
-        put_back(tmp_path / "kept", tmp_path / "new", tmp_path / "other" / KEYS)
-    assert list((tmp_path / "new").iterdir()) == []
-
-
-async def test_keys_stay_wrapped_and_a_wrong_master_key_is_refused_before_anything_is_installed(tmp_path: Path):
-    (tmp_path / "right").write_bytes(b"r" * 40)
-    (tmp_path / "wrong").write_bytes(b"w" * 40)
-    config = USER.model_copy(update={"master_key": tmp_path / "right"})
-    with opened(tmp_path / "run", config) as log:
-        await log.append(turn(0, "ann"))
-    saved(tmp_path / "run", tmp_path / "kept")
-    ((secret,),) = sqlite_rows(tmp_path / "kept" / KEYS, "SELECT secret FROM keys")
-    assert secret[:1] == b"\1"
-    assert [path for path in (tmp_path / "kept").iterdir() if b"r" * 40 in path.read_bytes()] == []
-    for master, said in ((tmp_path / "wrong", "does not open the keys"), (None, "are wrapped with a master key")):
-        with pytest.raises(BadConfig, match=said):
-            put_back(tmp_path / "kept", tmp_path / "new", master=master)
-        assert list((tmp_path / "new").iterdir()) == []
-    put_back(tmp_path / "kept", tmp_path / "new", master=tmp_path / "right")
-    assert await rows_of(tmp_path / "new", config) == [(1, turn(0, "ann"))]
-
-
-async def test_a_key_that_is_being_made_delays_a_backup_and_fails_it_not(tmp_path: Path):
-    with opened(tmp_path / "run", USER) as log:
-        await log.append(turn(0, "ann"))
-    writer: Any = connect(tmp_path / "run" / KEYS, write=True)
-    writer.execute("BEGIN EXCLUSIVE")
-    saving = asyncio.create_task(asyncio.to_thread(saved, tmp_path / "run", tmp_path / "kept"))
-    await asyncio.sleep(0.5)
-    assert not saving.done()
-    writer.execute("COMMIT")
-    writer.close()
-    assert (await saving).last == 1

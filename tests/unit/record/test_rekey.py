@@ -192,6 +192,30 @@ async def test_a_process_that_missed_the_change_makes_no_key_under_the_old_maste
         keys.unlink()
 
 
+async def test_a_process_that_wraps_clear_keys_meanwhile_wraps_none_back(
+    tmp_path: Path, masters: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+):
+    """It has found clear keys, and the master key is changed before it can write."""
+    keys = tmp_path / "keys.db"
+    ring = KeyRing(keys, None, lambda: 0.0)
+    ring.numbers([Scope("acme")])
+    ring.close()
+    retried, calls = KeyRing._retried, 0
+
+    def rekeyed(self: KeyRing, act: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            rekey(keys, None, masters[1])
+        return retried(self, act)
+
+    monkeypatch.setattr(KeyRing, "_retried", rekeyed)
+    with pytest.raises(BadConfig, match=r"record\.master_key does not open the keys"):
+        KeyRing(keys, masters[0], lambda: 0.0)
+    assert calls == 1
+    KeyRing(keys, masters[1], lambda: 0.0).close()
+
+
 async def test_a_file_in_use_is_said(tmp_path: Path, masters: tuple[Path, Path]):
     keys = tmp_path / "keys.db"
     ring = KeyRing(keys, None, lambda: 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from ostinato.launch.placing.supervision import Event, Supervisor
 from ostinato.launch.views.progress import last_lines, numerics_line
 from ostinato.launch.views.tenants import unproven_users
 from ostinato.launch.workers.stopping import until_stopped
+from ostinato.record.leftovers import sweep
 from ostinato.record.lock import hold
 from ostinato.serve.auth import Keyring, client_keys
 from ostinato.serve.quotas import in_force
@@ -171,6 +173,8 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
         _show(console, Text.assemble((f"{worker:12}", "bold"), " ", what))
 
     with hold(home(config).root, "up"):
+        with contextlib.suppress(OSError):  # housekeeping tries again
+            sweep(home(config).log, math.inf)  # no restoration is going on: it would hold the lock
         if not config.record.url and (words := network_warning(config.run.directory)):
             say("log", words)
         if not config.evaluate.suite:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ostinato.app.keeping import collect_weights, drop_old_rows
-from ostinato.app.storage import Run, home
+from ostinato.app.storage import Home, Run, home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
@@ -24,6 +24,7 @@ from ostinato.launch.workers.acting import act
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.stopping import unless
+from ostinato.record.leftovers import sweep
 
 logger = logging.getLogger(__name__)
 
@@ -137,8 +138,11 @@ class Rounds:
 
 
 def remove_leftovers(root: Path, before: float) -> list[str]:
-    """Remove partial files last written before the time `before`, which killed writers left. Returns their names."""
-    gone: list[str] = []
+    """Remove what killed writers left, if it was last written before the time `before`: partial files, and restorations of the log.
+
+    Returns their names. Raises OSError.
+    """
+    gone = sweep(Home(root).log, before)
     for folder in (root, root / "logs", root / "folds"):
         for path in folder.glob("*.*"):
             half = path.suffix == ".partial" or (folder.name == "folds" and path.suffix[1:].isdecimal())
