@@ -87,6 +87,7 @@ examine: install ## what runs too long for `make test`; writes tests/examination
 	$(BIN)/python -m tests.examinations.learning.run
 	$(BIN)/python -m tests.examinations.fidelity.run
 	$(BIN)/python -m tests.examinations.soak.run
+	$(BIN)/python -m tests.examinations.siege.run
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist

@@ -55,6 +55,7 @@ class Faults:
     url: str
     told: Told
     dice: random.Random
+    key: str = ""
     done: Counter[str] = field(default_factory=Counter)
 
     def kinds(self) -> dict[str, Callable[[], Awaitable[None]]]:
@@ -68,7 +69,7 @@ class Faults:
             "reward raises": lambda: self._mood("raise", 15.0),
             "reward hangs": lambda: self._mood("hang", 20.0),
             "reward is nonsense": lambda: self._mood("nonsense", 15.0),
-            "orphans": lambda: flood(self.url, 5_000, self.told),
+            "orphans": lambda: flood(self.url, 5_000, self.told, self.key),
             "clock ahead": lambda: self._while(15.0, clock_ns=240 * 10**9),
             "clock behind": lambda: self._while(15.0, clock_ns=-240 * 10**9),
         }

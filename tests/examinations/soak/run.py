@@ -1,6 +1,6 @@
 """An hour of `ostinato up` on the tiny model with a hundred simulated users and random faults.
 
-    python -m tests.examinations.soak.run [--minutes 60] [--users 100] [--rate 10] [--every 30] [--seed 0] [--directory DIR]
+    python -m tests.examinations.soak.run [--minutes 60] [--users 100] [--rate 10] [--every 30] [--seed 0] [--attackers] [--directory DIR]
 
 Faults: kill -9 and SIGSTOP of workers, a full disk, a slow one, a held write lock, a reward function that raises, hangs or answers
 nonsense, floods of feedback about unknown turns, a wall clock that jumps four minutes ahead and behind. The log keeps ten minutes, so an
@@ -9,6 +9,9 @@ hour also exercises retention. Nothing is repaired by hand.
 Passes if no acknowledged turn or signal is lost or duplicated, every turn finds its outcome once the users have left, and `up` runs
 to the end and exits cleanly; and, for half an hour or more, if the resident memory of each process and the use of the
 disk are flat over the last half (5% and 15%). Writes results/soak.json. Needs a C compiler.
+
+`--attackers`: the attacks of `tests.examinations.siege` beside it, by another tenant with a key and by strangers; no answer to them may
+be wrong, either.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 from rich.table import Table
+from tests.examinations.siege.crew import UNDER_FAULTS, Crew, not_right, target
 from tests.examinations.soak.faults import Faults, reward_process, workers
 from tests.examinations.soak.users import SAMPLING, Told, messages, user
 from tests.examinations.soak.weather import Weather
@@ -47,6 +51,7 @@ from ostinato.testing.tiny import tiny_model
 ROOT = Path(__file__).parents[3]
 RESULT = Path(__file__).parents[1] / "results" / "soak.json"
 SETTLED_S = 180.0  # a younger process is still growing to its working size
+KEYS = {"bolt": "sk-bolt-5d1c6a0b9f43", "acme": "sk-acme-90e7b2d4c815"}  # with attackers: the users' and theirs
 LONG_MIN = 30.0  # minutes from which growth is judged
 console = Console()
 
@@ -61,15 +66,14 @@ class Sample:
     disk: int
 
 
-def configuration(directory: Path) -> Config:
+def configuration(directory: Path, *, keyed: bool) -> Config:
     """A configuration with everything small and quick, so that an hour holds many segments, versions and collections."""
     model, suite = tiny_model(directory / "model"), directory / "suite.jsonl"
     item = {"family": "letters", "sampling": SAMPLING, "grader": "pattern", "pattern": "^[a-z]"}
     suite.write_text("".join(json.dumps(item | {"id": f"i{n}", "messages": messages(n)}) + "\n" for n in range(40)))
-    return load(
-        None,
-        [f"run.directory='{directory / 'run'}'", f"model.source='{model}'", f"evaluate.suite='{suite}'", *SETTINGS],
-    )
+    own = [f"run.directory='{directory / 'run'}'", f"model.source='{model}'", f"evaluate.suite='{suite}'"]
+    own += [f"serve.api_keys={[f'{tenant}:{key}' for tenant, key in KEYS.items()]}"] if keyed else []
+    return load(None, [*own, *SETTINGS])
 
 
 SETTINGS = [
@@ -108,9 +112,9 @@ SETTINGS = [
 ]
 
 
-async def address(place: Home, process: subprocess.Popen[bytes]) -> str:
-    """The gateway's URL, once it serves."""
-    seeking = asyncio.create_task(ready(place, ("live", "control")))
+async def address(place: Home, process: subprocess.Popen[bytes], slots: tuple[str, ...] = ("live", "control")) -> str:
+    """The gateway's URL, once it serves these slots."""
+    seeking = asyncio.create_task(ready(place, slots))
     async with asyncio.timeout(600):
         while not seeking.done():
             if process.poll() is not None:
@@ -235,7 +239,7 @@ class Auditor:
 
 
 async def soak(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    config = configuration(directory)
+    config, key = configuration(directory, keyed=args.attackers), KEYS["bolt"] if args.attackers else ""
     settings, mood, output = directory / "soak.json", directory / "mood", directory / "up.log"
     save(config, settings)
     mood.write_text("fine")
@@ -248,12 +252,15 @@ async def soak(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
             env=environment, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=ROOT,
         )  # fmt: skip
     place, told, until, seen, auditor = home(config), Told(), asyncio.Event(), list[Sample](), Auditor(config)
+    crew = Crew(directory)
     try:
         url = await address(place, process)
+        if args.attackers:
+            crew.attack(await target(url, KEYS["acme"]))
         supervisor = psutil.Process(process.pid)
-        faults = Faults(supervisor, weather, place.log, mood, url, told, random.Random(args.seed))
+        faults = Faults(supervisor, weather, place.log, mood, url, told, random.Random(args.seed), key)
         pause_s = args.users / args.rate
-        crowd = [asyncio.create_task(user(f"sim-{n}", url, told, until, pause_s)) for n in range(args.users)]
+        crowd = [asyncio.create_task(user(f"sim-{n}", url, told, until, pause_s, key)) for n in range(args.users)]
         watching = asyncio.create_task(watch(supervisor, place, until, seen))
         raging = asyncio.create_task(faults.run(until, args.every))
         auditing = asyncio.create_task(auditor.follow())
@@ -270,6 +277,7 @@ async def soak(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
                 soft_wrap=True,
             )
         alive = process.poll() is None
+        crew.stop()
         until.set()
         await asyncio.gather(*crowd, watching)
         raging.cancel()
@@ -282,6 +290,7 @@ async def soak(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         auditing.cancel()
         await auditor.look()
     finally:
+        crew.stop()
         process.send_signal(signal.SIGTERM)
         try:
             status = await asyncio.to_thread(process.wait, 60)
@@ -292,6 +301,8 @@ async def soak(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         "minutes": args.minutes,
         "users": args.users,
         "seed": args.seed,
+        "attacks": {name: dict(counts) for name, counts in crew.tally().outcomes.items()},
+        "wrong answers": crew.tally().wrong,
         "ran to the end": alive,
         "exit status": status,
         "acknowledged": {"turns": len(told.turns), "signals": len(told.signals)},
@@ -318,6 +329,7 @@ def _disk(seen: list[Sample], quarter: int) -> float:
 def verdict(found: dict[str, Any]) -> list[str]:
     """The violated requirements."""
     wrong = [f"{what}: {count}" for what, count in found["losses"].items() if count]
+    wrong += not_right(found["attacks"], UNDER_FAULTS) if found["attacks"] else []
     if not found["ran to the end"]:
         wrong.append("`ostinato up` ended before its time")
     if found["exit status"]:
@@ -346,6 +358,7 @@ def main() -> None:
         "--drain", type=float, default=600.0, help="seconds that the last turns have to find their outcome"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--attackers", action="store_true", help="beside the attacks of tests.examinations.siege")
     parser.add_argument("--directory", type=Path, help="keep the run here (default: a temporary directory)")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()

@@ -29,11 +29,16 @@ def messages(number: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"say {number % 7}"}]
 
 
-async def user(name: str, url: str, told: Told, until: asyncio.Event, pause_s: float) -> None:
+def customer(url: str, key: str) -> aiohttp.ClientSession:
+    """A client of the gateway, with this key unless that is empty."""
+    headers = {"x-api-key": key} if key else {}
+    return aiohttp.ClientSession(url, headers=headers, timeout=aiohttp.ClientTimeout(total=30))
+
+
+async def user(name: str, url: str, told: Told, until: asyncio.Event, pause_s: float, key: str = "") -> None:
     """Ask, react and wait, and continue after any failure."""
     dice, number = random.Random(name), 0
-    timeout = aiohttp.ClientTimeout(total=30)
-    async with aiohttp.ClientSession(url, timeout=timeout) as session:
+    async with customer(url, key) as session:
         while not until.is_set():
             number += 1
             try:
@@ -73,9 +78,9 @@ async def _post(
         return None
 
 
-async def flood(url: str, count: int, told: Told) -> None:
+async def flood(url: str, count: int, told: Told, key: str = "") -> None:
     """Send feedback about turns that were never served."""
-    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=30)) as session:
+    async with customer(url, key) as session:
         for start in range(0, count, 500):
             events = [
                 {

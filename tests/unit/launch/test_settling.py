@@ -1,9 +1,10 @@
-"""What a worker has loaded is left out of later collections, and freed all the same."""
+"""What a worker has loaded is left out of later collections, and freed all the same; its threads take short turns."""
 
 import gc
+import sys
 import weakref
 
-from ostinato.launch.workers.settling import settle
+from ostinato.launch.workers.settling import TURN_S, settle, take_short_turns
 
 
 class Weights:
@@ -23,3 +24,14 @@ def test_what_is_loaded_is_looked_through_no_more_and_freed_once_nothing_needs_i
         assert seen() is None
     finally:
         gc.unfreeze()
+
+
+def test_threads_take_short_turns_and_never_longer_ones_than_before():
+    usual = sys.getswitchinterval()
+    try:
+        for before, after in ((0.005, TURN_S), (TURN_S / 2, TURN_S / 2)):
+            sys.setswitchinterval(before)
+            take_short_turns()
+            assert abs(sys.getswitchinterval() - after) < 2e-6  # whole microseconds
+    finally:
+        sys.setswitchinterval(usual)

@@ -1,8 +1,11 @@
-"""Exempts what a worker has loaded from further garbage collection."""
+"""Prepares a worker's interpreter for people who wait: garbage collection, and turns of its threads."""
 
 from __future__ import annotations
 
 import gc
+import sys
+
+TURN_S = 0.0002
 
 THRESHOLDS = (50_000, 20, 20)
 """A long request's JSON alone makes thousands of objects, which Python's 700 would look through again and again."""
@@ -17,3 +20,12 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
+
+
+def take_short_turns() -> None:
+    """Shorten the interpreter's thread switch interval from 5 ms to 0.2 ms, for the life of the process.
+
+    The engine and the event loop release the interpreter at every operation. To get it back they wait a full interval for each thread that
+    reads somebody's long request or makes a page, many times an answer.
+    """
+    sys.setswitchinterval(min(sys.getswitchinterval(), TURN_S))
