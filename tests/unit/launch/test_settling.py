@@ -4,7 +4,7 @@ import gc
 import sys
 import weakref
 
-from ostinato.launch.workers.settling import TURN_S, settle, take_short_turns
+from ostinato.launch.workers.settling import THRESHOLDS, TURN_S, settle, take_short_turns
 
 
 class Weights:
@@ -12,6 +12,7 @@ class Weights:
 
 
 def test_what_is_loaded_is_looked_through_no_more_and_freed_once_nothing_needs_it():
+    usual = gc.get_threshold()
     weights = Weights()
     seen = weakref.ref(weights)
     try:
@@ -23,7 +24,9 @@ def test_what_is_loaded_is_looked_through_no_more_and_freed_once_nothing_needs_i
         del weights
         assert seen() is None
     finally:
+        assert gc.get_threshold() == THRESHOLDS
         gc.unfreeze()
+        gc.set_threshold(*usual)
 
 
 def test_threads_take_short_turns_and_never_longer_ones_than_before():
