@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -49,10 +50,7 @@ class ToolCall:
         """The arguments, parsed anew; None if the text is not a JSON object, or one of more than `MAX_VALUES` values or `MAX_DEPTH`
         levels. Keep the text instead: what is parsed takes many times its memory.
         """
-        try:
-            values = msgspec.json.decode(self.arguments) if self._is_bounded() else None
-        except ValueError:
-            return None
+        values = _parsed(self.arguments) if self._is_bounded() else None
         return values if isinstance(values, dict) else None
 
     def _is_bounded(self) -> bool:
@@ -158,6 +156,16 @@ class Piece:
     text: str = ""
     reasoning: str = ""
     call: ToolCall | None = None
+
+
+def _parsed(text: str) -> Any:
+    """The value of a model's or a client's JSON; None if it is none. What only the standard library takes, such as NaN, is taken, too."""
+    try:
+        return msgspec.json.decode(text)
+    except ValueError:
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)
+    return None
 
 
 def call_id(turn: str, number: int) -> str:

@@ -28,7 +28,7 @@ CMD ["up"]
 def test_every_step_of_the_projects_own_is_understood():
     built, image = stages(DOCKERFILE, {}, {"PATH": "/usr/bin"})
     assert built.base == image.base
-    assert [step.kind for step in built.steps if step.kind == "RUN"] == ["RUN"] * 3
+    assert [step.kind for step in built.steps if step.kind == "RUN"] == ["RUN"] * 4
     assert image.user != "0:0"
     assert image.command[0] == "ostinato"
     assert image.health[0] == "python"
