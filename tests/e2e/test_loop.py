@@ -50,6 +50,10 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
                 points if all(arm in points and points[arm].turns >= turns for arm in (Arm.LIVE, Arm.CONTROL)) else {}
             )
 
+        async def tidied():
+            kept = [ref for ref in await opened.store.refs() if ref.startswith("version/")]
+            return len(kept) < len((await observer.look()).published) - 3
+
         try:
             async with simulated_users(run) as acked:
                 await until(three_releases, 600)
@@ -59,7 +63,7 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
                     points = await until(partial(rated, turns), 600)
                     if points[Arm.LIVE].lower > points[Arm.CONTROL].upper:
                         break
-            await asyncio.sleep(2)
+            await until(tidied, 120)
         finally:
             await run.stop()
         seen = await observer.look()
