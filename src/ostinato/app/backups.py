@@ -12,7 +12,7 @@ from ostinato.app.storage import Home, check_log, home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, NotFound, StorageFull
-from ostinato.record.backup import Manifest, OnBytes, back_up, read_manifest
+from ostinato.record.backup import BackupManifest, OnBytes, back_up, read_manifest
 from ostinato.record.lock import hold
 from ostinato.record.rekey import rekey
 from ostinato.record.restore import refuse_rows, restore
@@ -22,7 +22,7 @@ _WRITERS = ("up", "serve", "train", "rollout", "release", "housekeeping")
 """The locks of the processes that use a run's log."""
 
 
-def back_up_log(config: Config, target: Path, on_bytes: OnBytes) -> Manifest:
+def back_up_log(config: Config, target: Path, on_bytes: OnBytes) -> BackupManifest:
     """Copy the run's log and keys into a new or empty directory. Raises as `record.backup.back_up`; BadConfig for a log in Postgres."""
     _refuse_postgres(config, "back it up with pg_dump --format=custom --schema={}")
     check_log(config)
@@ -30,7 +30,7 @@ def back_up_log(config: Config, target: Path, on_bytes: OnBytes) -> Manifest:
     return back_up(LogDirectory(place.log), place.keys, target, __version__, wall_clock, on_bytes)
 
 
-def restore_log(config: Config, source: Path, keys: Path | None, on_bytes: OnBytes) -> tuple[Manifest, int]:
+def restore_log(config: Config, source: Path, keys: Path | None, on_bytes: OnBytes) -> tuple[BackupManifest, int]:
     """Install a backup as the run's log; returns its manifest, and how many keys were destroyed in it.
 
     These are the keys that are destroyed in the run's own file of keys or in the file `keys`. The run's folds are deleted, to be made again
@@ -94,7 +94,7 @@ def _delete_folds(place: Home) -> None:
         raise StorageFull(f"{place.folds} cannot be deleted: {error}; delete it, then try again") from error
 
 
-def _refuse_newer_checkpoints(place: Home, manifest: Manifest) -> None:
+def _refuse_newer_checkpoints(place: Home, manifest: BackupManifest) -> None:
     """Raise Conflict if the trainer would go on from steps that the backup does not hold."""
     if not place.checkpoints.is_dir():
         return

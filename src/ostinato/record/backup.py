@@ -26,7 +26,7 @@ from ostinato.record.reader import LogReader
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.filters import SealedKeys
 from ostinato.record.segments.segment import SegmentGone, open_segment
-from ostinato.record.sqlite import connect, copy_pages, driver, is_busy, sync_directory, translate
+from ostinato.record.sqlite import connect, copy_pages, driver, is_busy, remove, sync_directory, translate
 
 FORMAT = 1
 """The format version of a backup's manifest."""
@@ -52,10 +52,10 @@ class BackedUpFile(BaseModel):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
-class Manifest(BaseModel):
+class BackupManifest(BaseModel):
     """What a backup holds. Rows `first` to `last`, and if `first` is above 1 the permanent rows before it. `at`: when it began.
 
-    Example: ``Manifest(format=1, version="0.1.0", at=0.0, first=1, last=812, files=(segment,))``
+    Example: ``BackupManifest(format=1, version="0.1.0", at=0.0, first=1, last=812, files=(segment,))``
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -68,7 +68,9 @@ class Manifest(BaseModel):
     files: tuple[BackedUpFile, ...]
 
 
-def back_up(log: LogDirectory, keys: Path, target: Path, version: str, clock: Clock, on_bytes: OnBytes) -> Manifest:
+def back_up(
+    log: LogDirectory, keys: Path, target: Path, version: str, clock: Clock, on_bytes: OnBytes
+) -> BackupManifest:
     """Copy a log and its file of keys into the new or empty directory `target`; `version` is the program's, for people.
 
     Safe alongside readers, writers, retention and kill -9. The master key is not copied.
@@ -89,7 +91,7 @@ def back_up(log: LogDirectory, keys: Path, target: Path, version: str, clock: Cl
         copy.database(log.kept)
         copy.database(keys, KEYS)
         files = tuple(_described(target / name) for name in sorted(copy.names))
-        made = Manifest(
+        made = BackupManifest(
             format=FORMAT, version=version, at=began, first=segments[0].first, last=segments[-1].last, files=files
         )
         _publish(target, made)
@@ -102,7 +104,7 @@ def back_up(log: LogDirectory, keys: Path, target: Path, version: str, clock: Cl
     return made
 
 
-def read_manifest(source: Path) -> Manifest:
+def read_manifest(source: Path) -> BackupManifest:
     """The manifest of a backup. Raises NotFound if it has none, BadConfig for a newer format, Corrupt."""
     try:
         data = read_plain(source / MANIFEST, _LONGEST)
@@ -116,7 +118,7 @@ def read_manifest(source: Path) -> Manifest:
             raise BadConfig(
                 f"the backup in {source} has format {at}, this Ostinato reads {FORMAT}; restore it with the Ostinato that made it"
             )
-        manifest = Manifest.model_validate(found)
+        manifest = BackupManifest.model_validate(found)
     except (ValueError, RecursionError) as error:
         if isinstance(error, BadConfig):
             raise
@@ -259,8 +261,7 @@ class _Copy:
 
     def _remove(self, name: str) -> None:
         self.names.discard(name)
-        for suffix in ("", "-wal", "-shm", "-journal"):
-            (self._target / (name + suffix)).unlink(missing_ok=True)
+        remove(self._target / name)
 
     def _refusal(self, error: Exception, source: Path) -> Exception:
         refused = translate(error, source)
@@ -287,7 +288,7 @@ def _described(path: Path) -> BackedUpFile:
         return BackedUpFile(name=path.name, size=os.fstat(file.fileno()).st_size, sha256=digest)
 
 
-def _publish(target: Path, manifest: Manifest) -> None:
+def _publish(target: Path, manifest: BackupManifest) -> None:
     """Write the manifest durably, whole or not at all."""
     partial = target / f".{MANIFEST}.partial"
     try:

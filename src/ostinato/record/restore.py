@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, OstinatoError, StorageFull, Unavailable
-from ostinato.record.backup import KEYS, BackedUpFile, Manifest, OnBytes, open_plain, read_manifest
+from ostinato.record.backup import KEYS, BackedUpFile, BackupManifest, OnBytes, open_plain, read_manifest
 from ostinato.record.keys import MasterKey
 from ostinato.record.leftovers import remove_tree, replaced, restoring
 from ostinato.record.segments.directory import LogDirectory
@@ -36,7 +36,7 @@ def restore(
     master: Path | None,
     on_bytes: OnBytes,
     before_install: Callable[[], object] = lambda: None,
-) -> tuple[Manifest, int]:
+) -> tuple[BackupManifest, int]:
     """Install the backup in `source` as the log in `log` and its file of keys `keys`; returns its manifest and how many keys it destroyed.
 
     A key that was destroyed in the present file `keys`, or in one of the files `others`, is destroyed in the restored one, so that what was
@@ -103,7 +103,7 @@ def _is_empty(path: Path) -> bool:
 # ---------------------------------------------------------------- the files
 
 
-def _copy_files(source: Path, manifest: Manifest, target: Path, on_bytes: OnBytes) -> None:
+def _copy_files(source: Path, manifest: BackupManifest, target: Path, on_bytes: OnBytes) -> None:
     """Copy every file but the keys, which are only checked. Raises Corrupt, OSError."""
     done, total = 0, sum(file.size for file in manifest.files)
     for file in manifest.files:
@@ -139,7 +139,7 @@ def _read_file(path: Path, expected: BackedUpFile, write: Callable[[bytes], obje
         )
 
 
-def _check_segments(source: Path, manifest: Manifest, fresh: LogDirectory) -> None:
+def _check_segments(source: Path, manifest: BackupManifest, fresh: LogDirectory) -> None:
     """Raise Corrupt unless the segments follow one another from the manifest's first row to its last; BadConfig for a newer format."""
     firsts = fresh.listing().firsts
     ends: list[tuple[int, int]] = []

@@ -21,7 +21,6 @@ import json
 import os
 import platform
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,7 +34,7 @@ import psutil
 from tests.examinations.siege.attacks import ATTACKS
 from tests.examinations.siege.crew import PROCESSES, Crew, not_right, target
 from tests.examinations.siege.honest import Felt, honest
-from tests.examinations.soak.run import address, bytes_below, processes
+from tests.examinations.soak.run import address, bytes_below, ended, processes
 
 from ostinato.app.storage import Home, home
 from ostinato.config import Config, load, save
@@ -220,12 +219,7 @@ async def examine(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
             return {}
         found = await besieged(run, url, keys, args.alone, 60 * args.minutes, directory)
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            status = await asyncio.to_thread(process.wait, 60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            status = await asyncio.to_thread(process.wait)
+        status = await ended(process)
     return {
         "machine": machine(),
         "minutes": args.minutes,

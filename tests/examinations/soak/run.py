@@ -112,6 +112,16 @@ SETTINGS = [
 ]
 
 
+async def ended(process: subprocess.Popen[bytes]) -> int:
+    """The exit status of a process that is told to end, and killed after a minute."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        return await asyncio.to_thread(process.wait, 60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return await asyncio.to_thread(process.wait)
+
+
 async def address(place: Home, process: subprocess.Popen[bytes], slots: tuple[str, ...] = ("live", "control")) -> str:
     """The gateway's URL, once it serves these slots."""
     seeking = asyncio.create_task(ready(place, slots))
@@ -291,12 +301,7 @@ async def soak(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         await auditor.look()
     finally:
         crew.stop()
-        process.send_signal(signal.SIGTERM)
-        try:
-            status = await asyncio.to_thread(process.wait, 60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            status = await asyncio.to_thread(process.wait)
+        status = await ended(process)
     return {
         "minutes": args.minutes,
         "users": args.users,

@@ -11,7 +11,7 @@ import pytest
 from record_rows import collect
 
 from ostinato.core.records import Row
-from ostinato.record.backup import KEYS, Manifest, back_up
+from ostinato.record.backup import KEYS, BackupManifest, back_up
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
 from ostinato.record.restore import restore
@@ -20,13 +20,13 @@ from ostinato.record.segments.directory import LogDirectory
 SMALL = RecordConfig(segment_rows=7, retain_days=1.0)
 
 
-def saved(run: Path, target: Path, on_bytes: Callable[[int, int], object] = lambda done, total: None) -> Manifest:
+def saved(run: Path, target: Path, on_bytes: Callable[[int, int], object] = lambda done, total: None) -> BackupManifest:
     return back_up(LogDirectory(run / "log"), run / KEYS, target, "0.0.0", lambda: 5.0, on_bytes)
 
 
 def put_back(
     source: Path, run: Path, *others: Path, master: Path | None = None, on_bytes: Any = lambda done, total: None
-) -> tuple[Manifest, int]:
+) -> tuple[BackupManifest, int]:
     run.mkdir(exist_ok=True)
     return restore(source, LogDirectory(run / "log"), run / KEYS, others, master, on_bytes)
 

@@ -14,9 +14,8 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects import anthropic, openai, responses
 from ostinato.serve.dialects.anthropic_messages import _read
-from ostinato.serve.dialects.items import ReadItems
+from ostinato.serve.dialects.items import Memo, ReadItems
 from ostinato.serve.dialects.omissions import Omissions
-from ostinato.serve.memo import Memo
 from ostinato.serve.wire.body import parse_json
 
 USE = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"b": 1.0, "a": "é"}}

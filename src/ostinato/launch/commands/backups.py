@@ -13,7 +13,7 @@ from ostinato.app.backups import back_up_log, rekey_log, restore_log
 from ostinato.app.storage import Home
 from ostinato.config import Config
 from ostinato.launch.views.audit import audited, login
-from ostinato.record.backup import KEYS, Manifest, OnBytes
+from ostinato.record.backup import KEYS, BackupManifest, OnBytes
 
 
 def backup(config: Config, directory: Path, console: Console) -> None:
@@ -61,7 +61,7 @@ def rekey(config: Config, new_master: Path, console: Console) -> None:
     )
 
 
-def _rows(manifest: Manifest) -> str:
+def _rows(manifest: BackupManifest) -> str:
     dropped = " and the permanent rows before them" if manifest.first > 1 else ""
     return (
         "a log without rows" if manifest.last < manifest.first else f"rows {manifest.first} to {manifest.last}{dropped}"

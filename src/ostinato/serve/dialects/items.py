@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from sys import getsizeof
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 from pydantic import PrivateAttr
@@ -12,7 +14,6 @@ from pydantic import PrivateAttr
 from ostinato.core.conversation import Message
 from ostinato.serve.dialects.extensions import Extensions
 from ostinato.serve.dialects.omissions import Omissions
-from ostinato.serve.memo import Memo
 
 ItemReader = Callable[[Any, str, Omissions], Iterable[Message]]
 """Reads an item of JSON: `(item, where, omissions) -> its messages`. Raises BadRequest naming the field, which begins with `where`. What it
@@ -20,6 +21,8 @@ returns must not depend on `where`.
 """
 _ENTRY, _MESSAGE, _CALL = 600, 300, 200  # what each takes besides its texts, in bytes
 _ENCODER = msgspec.json.Encoder()
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
 
 
 class ReadItems:
@@ -63,6 +66,44 @@ def _bytes_of(message: Message) -> int:
         getsizeof(call.id) + getsizeof(call.name) + getsizeof(call.arguments) + _CALL for call in message.calls
     )
     return texts + called + _MESSAGE
+
+
+class Memo(Generic[_K, _V]):
+    """Keeps values by key, and forgets the least recently used ones. Thread-safe.
+
+    Args:
+        budget: the most that all values may cost together; 0 keeps nothing.
+
+    Example: ``memo = Memo[str, int](10); memo.put("a", 1, cost=4); memo.get("a") == 1``
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._held = 0
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[_K, tuple[_V, int]] = OrderedDict()
+
+    def get(self, key: _K) -> _V | None:
+        """The value, or None if it is not kept."""
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None:
+                return None
+            self._kept.move_to_end(key)
+            return found[0]
+
+    def put(self, key: _K, value: _V, *, cost: int) -> None:
+        """Keep a value, unless it costs more than all may."""
+        with self._lock:
+            _, freed = self._kept.pop(key, (None, 0))
+            self._held -= freed
+            if cost > self._budget:
+                return
+            self._kept[key] = (value, cost)
+            self._held += cost
+            while self._held > self._budget:
+                _, (_, gone) = self._kept.popitem(last=False)
+                self._held -= gone
 
 
 class WithItems(Extensions):
