@@ -6,12 +6,12 @@ So a long request delays other long ones of its tenant, and no stream.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from ostinato.core.in_turn import InTurn
 from ostinato.serve.quotas import QuotaExceeded
 
 AT_ONCE_CHARS = 4_000
@@ -32,22 +32,21 @@ class FairThread:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="requests")
-        self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[Any], Callable[[], Any]]]] = OrderedDict()
+        self._waiting: InTurn[str, tuple[asyncio.Future[Any], Callable[[], Any]]] = InTurn()
         self._busy = False
 
     async def run(self, tenant: str, chars: int, work: Callable[[], _T]) -> _T:
         """The result of `work`, which takes as long as tokenising `chars` characters. Raises whatever `work` raises, and QuotaExceeded."""
         if chars <= AT_ONCE_CHARS:
             return work()
-        queue = self._waiting.setdefault(tenant, deque())
-        if len(queue) >= MOST_WAITING:
+        if (waiting := self._waiting.count(tenant)) >= MOST_WAITING:
             raise QuotaExceeded(
-                f"{len(queue)} long requests of yours wait to be read; wait for some.",
+                f"{waiting} long requests of yours wait to be read; wait for some.",
                 kind="requests",
                 retry_after_s=1,
             )
         done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        queue.append((done, work))
+        self._waiting.put(tenant, (done, work))
         self._next()
         return await done
 
@@ -56,12 +55,9 @@ class FairThread:
         self._thread.shutdown(cancel_futures=True)
 
     def _next(self) -> None:
-        """Start the oldest work of the next tenant in round-robin order."""
-        while not self._busy and self._waiting:
-            tenant, queue = self._waiting.popitem(last=False)
-            done, work = queue.popleft()
-            if queue:
-                self._waiting[tenant] = queue  # behind the others
+        """Start the oldest work of the next tenant."""
+        while not self._busy and (waiting := self._waiting.next()) is not None:
+            done, work = waiting
             if done.done():  # its caller has gone
                 continue
             self._busy = True

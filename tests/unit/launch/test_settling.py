@@ -1,10 +1,17 @@
-"""What a worker has loaded is left out of later collections, and freed all the same; its threads take short turns."""
+"""What a worker has loaded is left out of later collections, and freed all the same; its threads take short turns and share heaps."""
 
 import gc
+import platform
+import subprocess
 import sys
 import weakref
 
-from ostinato.launch.workers.settling import THRESHOLDS, TURN_S, settle, take_short_turns
+import pytest
+
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig
+from ostinato.launch.workers import serve as serving
+from ostinato.launch.workers.settling import HEAPS, THRESHOLDS, TURN_S, settle, take_short_turns
 
 
 class Weights:
@@ -38,3 +45,46 @@ def test_threads_take_short_turns_and_never_longer_ones_than_before():
             assert abs(sys.getswitchinterval() - after) < 2e-6  # whole microseconds
     finally:
         sys.setswitchinterval(usual)
+
+
+async def test_the_threads_of_a_gateway_take_short_turns(monkeypatch):
+    usual, seen = sys.getswitchinterval(), []
+
+    def refuse(*_):
+        seen.append(sys.getswitchinterval())
+        raise BadConfig("enough")
+
+    monkeypatch.setattr(serving, "check_bind", refuse)
+    monkeypatch.setattr(serving, "share_heaps", lambda: seen.append("heaps"))
+    try:
+        with pytest.raises(BadConfig, match="enough"):
+            await serving.serve(Config(), None)
+    finally:
+        sys.setswitchinterval(usual)
+    assert seen == ["heaps", pytest.approx(TURN_S, abs=2e-6)]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives each thread a heap")
+@pytest.mark.parametrize("shared", [False, True])
+def test_threads_share_heaps(shared, tmp_path):
+    """Counted by glibc itself (`malloc_info`), in a process whose 12 threads hold memory at the same time."""
+    code = f"""
+import ctypes, threading
+from ostinato.launch.workers.settling import share_heaps
+if {shared}: share_heaps()
+libc, everyone = ctypes.CDLL(None), threading.Barrier(13)
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+def hold():
+    libc.malloc(1000)
+    everyone.wait()
+    everyone.wait()
+for _ in range(12): threading.Thread(target=hold).start()
+everyone.wait()
+told = libc.fopen({str(tmp_path / "told").encode()!r}, b"w")
+libc.malloc_info(0, ctypes.c_void_p(told))
+libc.fclose(ctypes.c_void_p(told))
+everyone.wait()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    heaps = (tmp_path / "told").read_text().count("<heap nr=")
+    assert heaps == HEAPS if shared else heaps > HEAPS

@@ -173,6 +173,43 @@ async def test_a_tenant_that_asks_for_many_pages_at_once_is_told_to_come_again_a
         assert (await w.get(path, ACME)).status_code == 200
 
 
+async def test_tenants_take_turns_however_many_pages_one_of_them_waits_for():
+    async with page_world(api_keys=KEYS) as w, asyncio.timeout(PATIENT_S):
+        asked = Asked(w)
+        many = [asyncio.create_task(w.get("/turns", ACME)) for _ in range(admitting.MOST_ASKED)]
+        browser = Browser(w.app, ACME)
+        while not asked.tenants or browser.status is None:
+            await asyncio.sleep(0)
+        gone = asyncio.create_task(w.get("/turns", BOLT))
+        await asyncio.sleep(0)
+        few = asyncio.create_task(w.get("/turns", BOLT))
+        while w.pages._admission._waiting.count(Visitor(tenant="bolt", operator=False)) < 2:
+            await asyncio.sleep(0)
+        gone.cancel()
+        asked.go.set()
+        assert [(await each).status_code for each in (few, *many)] == [200] * 5
+        assert asked.tenants[:3] == ["acme", "acme", "bolt"], "the first page asks twice"
+        await browser.leave()
+
+
+async def test_a_turn_that_comes_to_somebody_who_leaves_goes_to_the_next():
+    admission, order = admitting.Admission(lambda: 0.0), []
+
+    async def look(number):
+        async with admission.page(ACMES):
+            order.append(number)
+            await asyncio.sleep(0)
+        if number == 0:
+            looking[1].cancel()  # its turn has come, and it has not seen that yet
+
+    looking = [asyncio.create_task(look(number)) for number in range(3)]
+    async with asyncio.timeout(PATIENT_S):
+        await asyncio.wait(looking)
+    assert order == [0, 2]
+    assert [each.cancelled() for each in looking] == [False, True, False]
+    assert not admission._asked[ACMES]
+
+
 async def test_a_tenant_that_loads_pages_without_end_is_slowed_and_the_others_are_not():
     async with page_world(api_keys=KEYS) as w:
         codes = [(await w.get("/turns", ACME)).status_code for _ in range(int(admitting.PAGES_AT_ONCE) + 1)]

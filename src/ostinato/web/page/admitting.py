@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 
 from ostinato.core.bucket import Bucket
 from ostinato.core.errors import OstinatoError
+from ostinato.core.in_turn import InTurn
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor
 
@@ -30,13 +31,14 @@ class TooManyQuestions(OstinatoError):
 
 
 class Admission:
-    """Tenants' questions are answered one at a time, in order of arrival; a visitor who sees the whole run is admitted at once."""
+    """Tenants' questions are answered one at a time, and the tenants take turns; a visitor who sees the whole run is admitted at once."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._rates = dict[Visitor, Bucket]()
         self._asked: Counter[Visitor] = Counter()
-        self._one = asyncio.Lock()
+        self._answering = False
+        self._waiting: InTurn[Visitor, asyncio.Future[None]] = InTurn()
         self._streams: defaultdict[Visitor, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @contextlib.asynccontextmanager
@@ -52,7 +54,7 @@ class Admission:
         self._charge(visitor)
         self._asked[visitor] += 1
         try:
-            async with self._one:
+            async with self._turn(visitor):
                 yield
         finally:
             self._asked[visitor] -= 1
@@ -63,8 +65,35 @@ class Admission:
         if visitor.sees_all:
             yield
             return
-        async with self._streams[visitor], self._one:
+        async with self._streams[visitor], self._turn(visitor):
             yield
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, visitor: Visitor) -> AsyncGenerator[None]:
+        """Wait until it is this visitor's turn, which lasts as long as the context."""
+        if self._answering:
+            mine = asyncio.get_running_loop().create_future()
+            self._waiting.put(visitor, mine)
+            try:
+                await mine
+            except asyncio.CancelledError:
+                self._waiting.discard(visitor, mine)
+                if not mine.cancelled():  # the turn had come
+                    self._next()
+                raise
+        self._answering = True
+        try:
+            yield
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        """End a turn and begin the next."""
+        self._answering = False
+        while not self._answering and (turn := self._waiting.next()) is not None:
+            self._answering = not turn.done()
+            if self._answering:
+                turn.set_result(None)
 
     def _charge(self, visitor: Visitor) -> None:
         now = self._clock()
