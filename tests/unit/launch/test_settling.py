@@ -55,7 +55,7 @@ async def test_the_threads_of_a_gateway_take_short_turns(monkeypatch):
         raise BadConfig("enough")
 
     monkeypatch.setattr(serving, "check_bind", refuse)
-    monkeypatch.setattr(serving, "share_heaps", lambda: seen.append("heaps"))
+    monkeypatch.setattr(serving, "keep_heaps_small", lambda: seen.append("heaps"))
     try:
         with pytest.raises(BadConfig, match="enough"):
             await serving.serve(Config(), None)
@@ -66,12 +66,12 @@ async def test_the_threads_of_a_gateway_take_short_turns(monkeypatch):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives each thread a heap")
 @pytest.mark.parametrize("shared", [False, True])
-def test_threads_share_heaps(shared, tmp_path):
+def test_threads_keep_heaps_small(shared, tmp_path):
     """Counted by glibc itself (`malloc_info`), in a process whose 12 threads hold memory at the same time."""
     code = f"""
 import ctypes, threading
-from ostinato.launch.workers.settling import share_heaps
-if {shared}: share_heaps()
+from ostinato.launch.workers.settling import keep_heaps_small
+if {shared}: keep_heaps_small()
 libc, everyone = ctypes.CDLL(None), threading.Barrier(13)
 libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
 def hold():
@@ -88,3 +88,27 @@ everyone.wait()
     subprocess.run([sys.executable, "-c", code], check=True)
     heaps = (tmp_path / "told").read_text().count("<heap nr=")
     assert heaps == HEAPS if shared else heaps > HEAPS
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other rules")
+def test_a_large_block_goes_back_to_the_system_whatever_lies_above_it():
+    """With glibc's own rules the second large block would lie on the heap, as a first of its size has been freed."""
+    code = """
+import ctypes
+from ostinato.launch.workers.settling import keep_heaps_small
+keep_heaps_small()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+def kib(): return int(open("/proc/self/statm").read().split()[1]) * 4
+def block():
+    at = libc.malloc(16 << 20)
+    ctypes.memset(ctypes.c_void_p(at), 1, 16 << 20)
+    return at
+libc.free(block())
+large, above, full = block(), libc.malloc(100_000), kib()
+libc.free(large)
+print(full - kib())
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert int(said.stdout) > 15_000

@@ -29,7 +29,7 @@ from ostinato.launch.workers.descriptors import room_for_connections
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.listening import listen
 from ostinato.launch.workers.prepare import prepare
-from ostinato.launch.workers.settling import share_heaps, take_short_turns
+from ostinato.launch.workers.settling import keep_heaps_small, take_short_turns
 from ostinato.launch.workers.stopping import unless
 from ostinato.launch.workers.weight_loader import WeightLoader
 from ostinato.model.kernels.cache import announced
@@ -58,7 +58,7 @@ async def serve(config: Config, life: Life) -> None:
     the live version can never be loaded and nothing else is served, EngineFailed if the engine died or hangs.
     """
     take_short_turns()
-    share_heaps()
+    keep_heaps_small()
     check_bind(config.listen.host, client_keys(config.serve.api_keys, config.serve.api_keys_file))
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold(home(config).root, "serve"))

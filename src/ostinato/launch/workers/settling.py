@@ -13,7 +13,7 @@ THRESHOLDS = (50_000, 20, 20)
 """A long request's JSON alone makes thousands of objects, which Python's 700 would look through again and again."""
 
 HEAPS = 2
-_ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
+_MALLOC = {-8: HEAPS, -3: 2 << 20, -1: 32 << 20}  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of glibc's malloc.h
 
 
 def settle() -> None:
@@ -36,10 +36,13 @@ def take_short_turns() -> None:
     sys.setswitchinterval(min(sys.getswitchinterval(), TURN_S))
 
 
-def share_heaps() -> None:
-    """Let all threads of the process share two heaps, for its life. Call it before threads start. Without glibc it does nothing.
+def keep_heaps_small() -> None:
+    """Make the process give memory back, for its life. Call it before threads start. Without glibc it does nothing.
 
-    glibc gives each thread a heap of its own, up to eight for each core, which keeps what the largest requests once needed on it.
+    glibc gives each thread a heap of its own, up to eight for each core. Once a block of up to 32 MiB was freed, it puts others of that
+    size on the heaps, where the holes that they leave stay. Here all threads share two heaps, and blocks of 2 MiB and more go back at once.
     """
     with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(_ARENA_MAX, HEAPS)
+        libc = ctypes.CDLL(None)
+        for name, value in _MALLOC.items():
+            libc.mallopt(name, value)
