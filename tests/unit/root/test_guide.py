@@ -16,11 +16,10 @@ from ostinato.release.metrics.facts import MEANINGS
 from ostinato.reward.asking.loader import load
 from ostinato.testing.records import a_turn
 
-PAGES = sorted((Path(__file__).parents[3] / "docs" / "guide").glob("*.md"))
+ROOT = Path(__file__).parents[3]
+PAGES = sorted((ROOT / "docs" / "guide").glob("*.md"))
 GUIDE = "\n".join(page.read_text() for page in PAGES)
-
-
-README = (Path(__file__).parents[3] / "README.md").read_text()
+BESIDE = "\n".join((ROOT / name).read_text() for name in ("README.md", "docs/guarantees.md", "docs/limits.md"))
 KEYS = [name for name, _ in config.keys(config.Config)]
 ROOMS = {name.partition(".")[0] for name in KEYS}
 
@@ -34,7 +33,7 @@ def test_every_setting_that_is_named_exists():
     """A key, a section of keys, or an entry of a table."""
     named = {
         name
-        for name in re.findall(r"`\[{0,2}([a-z_]+(?:\.[a-z_0-9]+)+)\b(?=[\]` =])", GUIDE + README)
+        for name in re.findall(r"`\[{0,2}([a-z_]+(?:\.[a-z_0-9]+)+)\b(?=[\]` =])", GUIDE + BESIDE)
         if name.partition(".")[0] in ROOMS and not name.endswith((".py", ".json", ".jsonl", ".safetensors"))
     }
     assert len(named) > 100
