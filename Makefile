@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PACKED := -n auto --dist loadgroup --no-loadscope-reorder
 TORCH_BUILD ?= auto # the CPU's unless there is an NVIDIA GPU; cpu, cuda, cu129 and the like, or an index's address
 
-.PHONY: help install lock demo demo-worlds test durations unit check format bench agents machines examine clean
+.PHONY: help install lock demo demo-worlds test durations unit check format docs bench agents machines examine clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -34,6 +34,7 @@ lock: ## the lock files with their hashes, anew from constraints.txt and pyproje
 	$(LOCKED) constraints.txt --no-deps --no-emit-package ray --output-file requirements.lock
 	printf 'ray[default]\nhatchling\n' | $(LOCKED) pyproject.toml - --extra postgres --extra ray \
 		--constraint constraints.txt --output-file deploy/requirements.lock
+	$(LOCKED) --group pyproject.toml:docs --constraint constraints.txt --output-file docs/requirements.lock
 
 demo: install ## the loop on a real model with simulated users: about 15 minutes on 2 cores
 	$(BIN)/ostinato demo
@@ -61,6 +62,16 @@ check: install ## format, lint, types, layers
 format: install ## rewrite files the way `make check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# an environment of its own: nothing else needs the builder, and it needs nothing of Ostinato
+DOCS := build/docs-venv
+docs: $(DOCS)/.installed ## the documentation as a site with full-text search, in build/docs; a broken link or anchor is an error
+	$(DOCS)/bin/python docs/site.py build/pages
+	$(DOCS)/bin/zensical build --clean --strict
+$(DOCS)/.installed: docs/requirements.lock
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --require-hashes --no-deps --requirement docs/requirements.lock
+	@touch $@
 
 bench: install ## every benchmark; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.peers vllm trl

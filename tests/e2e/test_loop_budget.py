@@ -1,6 +1,6 @@
 """No request keeps the gateway's event loop for long, whatever a key's holder sends: all streams share that loop.
 
-The budget of a step is 20 ms on an idle core of the kind that the figures in docs/LOG.md are from. Here a step may take five times that,
+The budget of a step is 20 ms on an idle core of the machines in docs/measurements/serving.md. Here a step may take five times that,
 for slower ones; without the bounds and the threads that keep it, the worst of these bodies took 500 ms.
 """
 

@@ -26,7 +26,9 @@ PINS = {
     for name, version in (line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
 }
 TOOLS, IMAGE = locked(ROOT / "requirements.lock"), locked(DEPLOY / "requirements.lock")
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SITE = locked(ROOT / "docs" / "requirements.lock")
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = SETTINGS["project"]
 
 
 def test_every_pin_has_its_hashes():
@@ -75,6 +77,14 @@ def test_nothing_that_this_environment_needs_is_without_a_hash():
     assert len(seen) > 100
 
 
+def test_the_sites_builder_is_locked_to_the_versions_that_are_pinned():
+    assert all(
+        Requirement(each).specifier.contains(SITE[each.partition(">")[0]][0])
+        for each in SETTINGS["dependency-groups"]["docs"]
+    )
+    assert [name for name, (version, _) in SITE.items() if PINS.get(name, version) != version] == []
+
+
 def test_the_installers_ask_for_hashes():
     installs = [line for line in DOCKERFILE.splitlines() if "pip install" in line]
     assert "--require-hashes --no-deps --only-binary :all: --requirement requirements.lock" in installs[0]
@@ -85,9 +95,11 @@ def test_the_installers_ask_for_hashes():
     first, *rest = re.findall(r"pip install (.*)", makefile.partition("$(STAMP):")[2].partition("\n\n")[0])
     assert "--require-hashes --no-deps --requirement requirements.lock" in first
     assert all("--no-build-isolation" in line for line in rest)
+    (site,) = re.findall(r"DOCS\)/bin/pip install (.*)", makefile)
+    assert "--require-hashes --no-deps --requirement docs/requirements.lock" in site
 
 
 def test_what_is_found_about_a_package_is_looked_up():
     workflow = (ROOT / ".github" / "workflows" / "advisories.yml").read_text()
-    assert "lock: [requirements.lock, deploy/requirements.lock]" in workflow
+    assert "lock: [requirements.lock, deploy/requirements.lock, docs/requirements.lock]" in workflow
     assert "pip-audit --disable-pip --require-hashes" in workflow

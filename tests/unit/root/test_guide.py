@@ -1,7 +1,8 @@
-"""The guide's examples are run."""
+"""The guide's examples are run; every other page's are compiled or read."""
 
 import json
 import re
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -20,13 +21,32 @@ ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "docs" / "guide").glob("*.md"))
 GUIDE = "\n".join(page.read_text() for page in PAGES)
 BESIDE = "\n".join((ROOT / name).read_text() for name in ("README.md", "docs/guarantees.md", "docs/limits.md"))
+OTHERS = [ROOT / name for name in ("README.md", "client/README.md", "deploy/README.md")]
+EVERY = [*OTHERS, *sorted((ROOT / "docs").rglob("*.md"))]
+
 KEYS = [name for name, _ in config.keys(config.Config)]
 ROOMS = {name.partition(".")[0] for name in KEYS}
 
 
-@pytest.mark.parametrize("settings", re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL))
-def test_every_block_of_settings_is_taken(settings):
+def blocks(language: str) -> list[object]:
+    """Every page's blocks of code in a language, also those within a list, each named by its page and line."""
+    found = []
+    for page in EVERY:
+        text = page.read_text()
+        for block in re.finditer(rf"^( *)```{language}\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE):
+            place = f"{page.relative_to(ROOT)}:{text.count(chr(10), 0, block.start()) + 1}"
+            found.append(pytest.param(textwrap.dedent(block[2]), place, id=place))
+    return found
+
+
+@pytest.mark.parametrize(("settings", "place"), blocks("toml"))
+def test_every_block_of_settings_is_taken(settings, place):
     config.Config.model_validate(tomllib.loads(settings))
+
+
+@pytest.mark.parametrize(("program", "place"), blocks("python"))
+def test_every_block_of_python_compiles(program, place):
+    compile(program, place, "exec")
 
 
 def test_every_setting_that_is_named_exists():

@@ -71,7 +71,7 @@ class PlannedTurns(BaseModel, frozen=True, extra="forbid"):
         lt=1,
         description="Share of a prompt's tokens that a cache or a shared prefix saves, in serving and in training.",
         json_schema_extra={
-            "source": f"{_DEEPSEEK} (56.3% of input tokens); here 2,800 of 6,300 in the trainer (LOG, The loop closes)"
+            "source": f"{_DEEPSEEK} (56.3% of input tokens); here 2,800 of 6,300 in the trainer (measurements of training, The loop closes)"
         },
     )
 
@@ -148,7 +148,9 @@ class PlannedEvaluation(BaseModel, frozen=True, extra="forbid"):
     replicas: int = _count(1, "Replicas that answer the suite.", "assumed")
     candidates: int = _count(1, "Versions evaluated per cycle.", "assumed", least=0)
     items: int = _count(
-        2000, "Items of the suite.", "computed: margins of 2.2 points, simulated (LOG, Many small losses)"
+        2000,
+        "Items of the suite.",
+        "computed: margins of 2.2 points, simulated (measurements of releases, Many small losses)",
     )
     draws: int = _count(8, "Answers per item.", "computed: as there")
     versions: int = _count(4, "Versions compared: candidate, live, best, anchor.", "measured here: what the gate does")
@@ -164,7 +166,9 @@ class PlannedPublication(BaseModel, frozen=True, extra="forbid"):
         most=0.25,
     )
     factor: float = _of(
-        1.0, "Bits of a delta divided by n H(p).", "measured here: 0.73 to 1.54 (LOG, What weights cost to move)"
+        1.0,
+        "Bits of a delta divided by n H(p).",
+        "measured here: 0.73 to 1.54 (measurements of weights, What weights cost to move)",
     )
     shards: int = _count(16, "Parts of the model that are published as separate chains.", "assumed")
     cores: int = _count(16, "Cores per shard.", "assumed")
