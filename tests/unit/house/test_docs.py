@@ -17,6 +17,7 @@ DOCUMENTS = [
     "deploy/README.md",
     "client/README.md",
     "benchmarks/README.md",
+    "examples/README.md",
     "tests/examinations/README.md",
     *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs" / "guide").glob("*.md"))),
 ]
