@@ -15,6 +15,7 @@ DOCUMENTS = [
     "client/README.md",
     "client/js/README.md",
     "benchmarks/README.md",
+    "examples/README.md",
     "tests/examinations/README.md",
     *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
 ]

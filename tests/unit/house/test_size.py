@@ -1,13 +1,18 @@
-"""The house's size: files within 700 lines, functions within 60, folders within three levels below a room; nothing is called utils."""
+"""The house's size: files within 700 lines, functions within 60, folders within three levels below a room; nothing is called utils.
+An example has at most 60 lines, and the list of the examples names it.
+"""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[3] / "src" / "ostinato"
+ROOT = Path(__file__).parents[3]
+SOURCE, EXAMPLES = ROOT / "src" / "ostinato", ROOT / "examples"
 FORBIDDEN = {"utils", "common", "helpers", "manager"}
 FILE_LINES, FUNCTION_LINES, LEVELS = 700, 60, 3
+EXAMPLE_LINES = 60
+MADE = {"node_modules", "package-lock.json", "__pycache__"}  # by running the examples
 
 
 def violations(name: str, text: str) -> list[str]:
@@ -50,3 +55,12 @@ def test_a_planted_violation_is_found(name, text):
 )
 def test_what_just_keeps_the_size_passes(name, text):
     assert violations(name, text) == []
+
+
+def test_every_example_is_short_and_in_the_list():
+    listed = (EXAMPLES / "README.md").read_text()
+    files = [path for path in EXAMPLES.rglob("*") if path.is_file() and not MADE & {path.name, *path.parts}]
+    names = [str(path.relative_to(EXAMPLES)) for path in files if path.name != "README.md"]
+    assert "taskset/tasks.jsonl" in names
+    assert [name for name in names if f"({name})" not in listed] == []
+    assert [name for name in names if len((EXAMPLES / name).read_text().splitlines()) > EXAMPLE_LINES] == []

@@ -107,9 +107,12 @@ def parses(words: str) -> None:
 
 GUIDE = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs" / "guide").glob("*.md"))]
 PAGES = ["docs/guarantees.md", "docs/limits.md"]
+EXAMPLES = [
+    f"examples/{name}" for name in ("README.md", "metric.toml", "own_world.py", "taskset/learn.sh", "tool_agent.py")
+]
 
 
-@pytest.mark.parametrize("name", ["README.md", *GUIDE, *PAGES, "ostinato.example.toml"])
+@pytest.mark.parametrize("name", ["README.md", *GUIDE, *PAGES, "ostinato.example.toml", *EXAMPLES])
 def test_every_command_in_the_documents_can_be_typed(name):
     shown = commands((ROOT / name).read_text())
     assert shown or name in [*GUIDE, *PAGES]
