@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from ostinato.model.devices.backend import Backend
+from ostinato.model.devices.backend import ComputeBackend
 
 DEVICE = os.environ.get("OSTINATO_TEST_DEVICE", "cpu")
-TORCH = Backend(device=DEVICE, kernels="torch")
+TORCH = ComputeBackend(device=DEVICE, kernels="torch")
 """Example: ``OSTINATO_TEST_DEVICE=cuda pytest tests/e2e/test_torch_kernels.py tests/unit/train/test_gradients.py``."""
 SETTINGS = () if DEVICE == "cpu" else (f"model.device={DEVICE}", "model.numerics=fast", "model.compute=fp32")
 """What a run of the tiny model is given besides, as `--set` words, to compute there: ``pytest tests/e2e/test_loop.py`` is a whole one."""

@@ -29,7 +29,7 @@ from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.forms import fp8
 from ostinato.engine.embedded.forms.int8 import Int8Linear
-from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.model.integers import Integers, find
 from ostinato.model.load import build, empty_model, load_model
 from ostinato.model.numerics import contract
@@ -45,9 +45,9 @@ Mode = Literal["exact", "fast", "int8", "fp8"]
 BLOCK = EngineConfig().block
 
 
-def backend_on(device: str, mode: Mode = "fast") -> Backend:
+def backend_on(device: str, mode: Mode = "fast") -> ComputeBackend:
     """Our kernels on the CPU, torch's on any other device and for 8-bit floats."""
-    return OWN if device == "cpu" and mode != "fp8" else Backend(device=device, kernels="torch")
+    return OWN if device == "cpu" and mode != "fp8" else ComputeBackend(device=device, kernels="torch")
 
 
 @cache

@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ostinato.app.keeping import needed
+from ostinato.app.retention import needed
 from ostinato.app.storage import open_folds, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -31,8 +31,8 @@ from ostinato.launch.views import summary
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.release.outcome_config import OutcomeConfig
-from ostinato.release.outcomes import Outcomes
-from ostinato.reward.reading import Reading
+from ostinato.release.watch import Outcomes
+from ostinato.reward.log_fold import LedgerFold
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.testing.engine import FakeEngine
@@ -57,7 +57,7 @@ async def desk(config: Config) -> None:
     """The training worker's reward desk: its fold, and the rows after it."""
     plan = f"{config.reward.function} {sorted(config.reward.options.items())}"
     with open_log(config) as log:
-        await Reading(log, config.reward, open_folds(config), plan).catch_up()
+        await LedgerFold(log, config.reward, open_folds(config), plan).catch_up()
 
 
 async def gateway(config: Config) -> None:
@@ -148,7 +148,7 @@ async def folded(run: Path, figures: Mapping[str, float], turns: int, seen: Call
     with open_log(config) as log:
         share = min(1.0, turns / figures["turns"])
         since = _Since(log, 0 if share == 1.0 else int(log.newest() * (1.0 - share)), seen)
-        reading, cpu = Reading(since, config.reward, open_folds(config), plan), time.process_time()
+        reading, cpu = LedgerFold(since, config.reward, open_folds(config), plan), time.process_time()
         await reading.catch_up()
         await reading.save()
         await summary.keep(since.summary, open_folds(config))

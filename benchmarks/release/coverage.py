@@ -19,7 +19,7 @@ from benchmarks.contender import RESULTS, machine
 from numpy.typing import NDArray
 from scipy import stats
 
-from ostinato.release.trial.contrast import Contrast, Effect, Slot
+from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot
 from ostinato.release.trial.evidence import log_evidence
 
 RESULT = RESULTS / "release_coverage.json"
@@ -51,7 +51,7 @@ def effects(rng: np.random.Generator, users: int, mean: float, correlation: floa
         turns_U = rng.poisson(rate_U)
         people_R = np.flatnonzero(turns_U)
         contrast.add(
-            Slot(
+            TimeSlot(
                 day=slot // SLOTS_A_DAY,
                 people_R=people_R,
                 turns_R=turns_U[people_R].astype(np.float64),

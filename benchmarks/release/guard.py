@@ -1,4 +1,4 @@
-"""How often the guard rolls back an equally good release, and how soon a worse one: live against control, through the real `Watch`.
+"""How often the guard rolls back an equally good release, and how soon a worse one: live against control, through the real `ReleaseWatch`.
 
     python -m benchmarks.release.guard [--runs 1.0] [--out FILE]
 
@@ -28,8 +28,7 @@ from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.guard import GuardConfig
 from ostinato.release.ledger import State
 from ostinato.release.outcome_config import OutcomeConfig
-from ostinato.release.outcomes import Outcomes
-from ostinato.release.watch import Watch
+from ostinato.release.watch import Outcomes, ReleaseWatch
 from ostinato.testing.log import MemoryLog
 
 HOUR = 3600.0
@@ -123,7 +122,7 @@ class Simulated(Outcomes):
 async def taken_back(cell: Cell, seed: int) -> float | None:
     """The hour in which live was rolled back, or None."""
     outcomes = Simulated(cell, seed)
-    watch = Watch(outcomes, GuardConfig(), clustered_difference, HOUR / 2)
+    watch = ReleaseWatch(outcomes, GuardConfig(), clustered_difference, HOUR / 2)
     state = State(releases=(CONTROL, LIVE), shipped_at=0.0)
     for hour in np.arange(0.5, 24.5, 0.5):
         outcomes.hour = float(hour)

@@ -22,7 +22,7 @@ from benchmarks.release.path.world import SLOTS_A_DAY, Habits, Product
 
 from ostinato.release.metrics.builtin import DEFAULT_GUARDRAILS
 from ostinato.release.trial.config import TrialConfig
-from ostinato.release.trial.contrast import Contrast, Slot
+from ostinato.release.trial.contrast import Contrast, TimeSlot
 from ostinato.release.trial.evidence import log_evidence
 
 RESULT = RESULTS / "release_guardrails.json"
@@ -64,7 +64,7 @@ def stopped_after(kind: Kind, seed: int, *, share: float = 0.5) -> int | None:
         seen = product.visits()
         events_R = rng.binomial(seen.turns_R, chance_U[seen.people_R]).astype(np.float64)
         contrast.add(
-            Slot(
+            TimeSlot(
                 day=j // SLOTS_A_DAY,
                 people_R=seen.people_R,
                 turns_R=seen.turns_R.astype(np.float64),

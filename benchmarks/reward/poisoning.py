@@ -26,10 +26,10 @@ import numpy as np
 from benchmarks.contender import RESULTS, machine
 
 from ostinato.core.records import Batch, PolicyVersion, Turn
-from ostinato.reward.asking.inline import Inline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.desk import RewardDesk
 from ostinato.reward.functions import copilot
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.runners import Inline
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 

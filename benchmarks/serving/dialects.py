@@ -23,9 +23,8 @@ from benchmarks.contender import RESULTS, machine
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
 from ostinato.model.load import resolve
 from ostinato.model.renderer import HFRenderer
-from ostinato.serve.calls.reading import Reading
+from ostinato.serve.calls.conversations import AnswerParser, ConversationScope, Sessions, chain_of
 from ostinato.serve.calls.routes import ROUTES
-from ostinato.serve.calls.sessions import Scope, Sessions, chain_of
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.dialects.dialect import Counts, Heading, Tokens, Whole
 from ostinato.serve.dialects.items import ReadItems
@@ -36,7 +35,7 @@ LINE = "    the handler reads the request, checks the key and writes the answer\
 ARGUMENTS = {"path": "src/handler.py", "text": LINE * 4}
 ANSWER = f"Let me write it.\n<tool_call>\n{json.dumps({'name': 'write', 'arguments': ARGUMENTS})}\n</tool_call>"
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}, "text": {"type": "string"}}}
-SCOPE = Scope(tenant="default", user="u42", arm="live")
+SCOPE = ConversationScope(tenant="default", user="u42", arm="live")
 POLICY = PolicyVersion(number=0, hash="none")
 
 
@@ -103,7 +102,7 @@ def one_call(number: int, route: Any, known: Known, renderer: HFRenderer, data: 
         spans=(Span(policy=POLICY, tokens=len(ids)),), sampling=Sampling(max_tokens=1000), finish=Finish.TOOL_CALLS,
         text=ANSWER, started_at=0.0, ended_at=0.0,
     )  # fmt: skip
-    reading = Reading(renderer.reader(request.conversation, turn.id))
+    reading = AnswerParser(renderer.reader(request.conversation, turn.id))
     for start in range(0, len(ANSWER), 4):
         reading.take(ANSWER[start : start + 4], last=start + 4 >= len(ANSWER))
     counts = Counts(prompt=len(prompt.ids), answer=len(ids))

@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from ostinato.launch.views.page.queries import LONGEST_S, Questions
-from ostinato.launch.views.page.schema import open_index
+from ostinato.launch.views.page.index import open_index
+from ostinato.launch.views.page.queries import LONGEST_S, IndexQueries
 from ostinato.web.page.sources import TooWide, TurnQuery
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -60,7 +60,7 @@ def fill(path: Path, turns: int, releases: int, offset: int = 0) -> float:
     return time.perf_counter() - began
 
 
-def measured(ask: Questions, turns: int, releases: int, repeats: int) -> list[dict[str, object]]:
+def measured(ask: IndexQueries, turns: int, releases: int, repeats: int) -> list[dict[str, object]]:
     """One row per query."""
     middle = 2 * turns
     queries = {
@@ -114,7 +114,7 @@ def main() -> None:
         path = Path(folder) / "page.sqlite"
         filled_s = fill(path, asked.turns, asked.releases)
         megabytes = sum(each.stat().st_size for each in path.parent.glob("page.sqlite*")) / 1e6
-        rows = measured(Questions(path), asked.turns, asked.releases, asked.repeats)
+        rows = measured(IndexQueries(path), asked.turns, asked.releases, asked.repeats)
     print(
         f"{asked.turns:,} turns, {asked.releases:,} releases: {megabytes:.0f} MB, filled in {filled_s:.0f} s; load {load[0]:.1f}"
     )

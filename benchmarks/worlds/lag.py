@@ -49,14 +49,13 @@ from ostinato.record.lock import hold
 from ostinato.testing.tiny import tiny_model
 from ostinato.worlds.grading.patterns import PatternGrader
 from ostinato.worlds.harness.hashing import harness_hash
+from ostinato.worlds.harness.opening import SingleAnswer
 from ostinato.worlds.harness.rollout import Model, Rollout
-from ostinato.worlds.harness.single import SingleAnswer
+from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.gateway import WorldGateway
-from ostinato.worlds.rollout.groups import most_steps_behind
-from ostinato.worlds.rollout.journal import EventFile
-from ostinato.worlds.rollout.spending import Spending
-from ostinato.worlds.rollout.trying import Workshop
-from ostinato.worlds.rollout.working import Rollouts
+from ostinato.worlds.rollout.group_outcomes import Spending
+from ostinato.worlds.rollout.groups import EventFile, most_steps_behind
+from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Grading, Task, Taskset
 from ostinato.worlds.tasks.tasksets import taskset_of
 

@@ -21,10 +21,10 @@ from ostinato.core.conversation import call_id
 from ostinato.core.records import Reward, Turn
 from ostinato.model.numerics import contract
 from ostinato.model.renderer import HFRenderer
-from ostinato.reward.asking.inline import Inline
-from ostinato.reward.asking.loader import load
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.desk import RewardDesk
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.protocol import load
+from ostinato.reward.runners import Inline
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.testing.log import MemoryLog

@@ -14,7 +14,7 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.seams import Engine
 from ostinato.core.weights import Snapshot, WeightArray
-from ostinato.model.devices.backend import Backend
+from ostinato.model.devices.backend import ComputeBackend
 from ostinato.model.integers import find
 from ostinato.model.numerics import contract as contract_of
 from ostinato.testing.engine import FakeEngine
@@ -38,7 +38,7 @@ async def engine(request, tmp_path):
         async with tiny_engine(tmp_path, integers=integers, contract=contract) as tiny:
             yield tiny.engine
     elif request.param.startswith("embedded"):
-        backend = Backend(kernels="torch" if "torch" in request.param else "own")
+        backend = ComputeBackend(kernels="torch" if "torch" in request.param else "own")
         async with tiny_engine(tmp_path, backend=backend) as tiny:
             yield tiny.engine
     else:

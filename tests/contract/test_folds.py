@@ -12,10 +12,10 @@ from ostinato.testing.log import MemoryFolds
 def postgres_folds(config):
     from ostinato.record.postgres.folds import PostgresFolds
     from ostinato.record.postgres.log import PostgresLog
-    from ostinato.record.postgres.server import Server
+    from ostinato.record.postgres.server import LogServer
 
     PostgresLog.open(config).close()
-    return PostgresFolds(Server.of(config))
+    return PostgresFolds(LogServer.of(config))
 
 
 STATE = {"open": [["a:0", 1.5, None]], "baseline": {"total": 0.1 + 0.2}, "naïve 🎵": True}

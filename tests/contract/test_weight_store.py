@@ -16,7 +16,7 @@ from ostinato.core.weights import WeightArray
 from ostinato.testing.store import MemoryStore
 from ostinato.weights.keep.fsck import verify
 from ostinato.weights.keep.gc import CollectConfig, collect
-from ostinato.weights.keep.holding import hold, pin
+from ostinato.weights.keep.pins import hold, pin
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
 from ostinato.weights.store.bucket import BucketConfig, BucketStore
 from ostinato.weights.store.directory import DirectoryStore
@@ -424,7 +424,7 @@ async def test_in_a_bucket_the_marks_of_a_killed_collector_do_not_hold_for_ever(
     for work in (store.put(b"x"), store.move_ref("live", None, TWO)):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(work, 0.05)
-    monkeypatch.setattr("ostinato.weights.store.condemned.OBEYED_S", 0.0)
+    monkeypatch.setattr("ostinato.weights.store.tombstones.OBEYED_S", 0.0)
     await asyncio.wait_for(store.put(b"x"), PATIENT_S)
     await asyncio.wait_for(store.move_ref("live", None, TWO), PATIENT_S)
     assert await store.read_ref("live") == TWO

@@ -14,8 +14,8 @@ from rich.console import Console
 from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.outside import FakeOutside
 
+from ostinato.app.evaluation import open_ledger, open_releases
 from ostinato.app.learning import open_desk
-from ostinato.app.proving import open_ledger, open_releases
 from ostinato.app.serving import open_serving
 from ostinato.app.storage import open_run
 from ostinato.config import load
@@ -25,8 +25,7 @@ from ostinato.core.weights import Learned
 from ostinato.launch.commands.auto import show_auto
 from ostinato.launch.views.progress import Progress
 from ostinato.launch.workers.prepare import prepare
-from ostinato.launch.workers.serve import follow_trial
-from ostinato.launch.workers.weight_loader import WeightLoader
+from ostinato.launch.workers.serve import WeightLoader, follow_trial
 from ostinato.model.load import load_model
 from ostinato.model.tensors import weights_of
 from ostinato.release.auto.estimating import prospect

@@ -9,7 +9,7 @@ import sys
 import pytest
 from tests.fakes.fork_server import FORK_SERVER
 
-from ostinato.app.proving import open_releases
+from ostinato.app.evaluation import open_releases
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.weights import Learned

@@ -12,7 +12,7 @@ from ostinato.testing.store import MemoryStore
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.keep.fsck import verify
 from ostinato.weights.keep.gc import CollectConfig, collect
-from ostinato.weights.keep.holding import hold, pin
+from ostinato.weights.keep.pins import hold, pin
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
 from ostinato.weights.version.content import version_ref, weights_root
 

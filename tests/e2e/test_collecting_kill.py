@@ -15,7 +15,7 @@ from ostinato.core.weights import WeightArray
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.keep.fsck import verify
 from ostinato.weights.keep.gc import CollectConfig, collect
-from ostinato.weights.keep.holding import pin
+from ostinato.weights.keep.pins import pin
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.version.content import version_ref, weights_root

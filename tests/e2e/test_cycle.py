@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.deadlines import WHOLE_PROGRAM_S
 
+from ostinato.app.evaluation import open_releases, open_suite
 from ostinato.app.learning import open_learning
 from ostinato.app.numerics import trainer_contract
-from ostinato.app.proving import open_releases, open_suite
 from ostinato.app.storage import EVALUATION_REF, Run, model_path, open_run
 from ostinato.config import Config, load
 from ostinato.core.clock import wall_clock
@@ -32,8 +32,8 @@ from ostinato.core.report import ItemScore
 from ostinato.evaluate.evaluation import Evaluation
 from ostinato.launch.commands.weights.replay import replay
 from ostinato.launch.views.progress import Progress
+from ostinato.launch.workers.heartbeat import Heartbeat
 from ostinato.launch.workers.prepare import prepare
-from ostinato.launch.workers.pulse import Pulse
 from ostinato.launch.workers.train import TrainWorker
 from ostinato.loop import Prover, cycle
 from ostinato.testing.tiny import tiny_model
@@ -116,7 +116,7 @@ def worker_of(run: Run, live: PolicyVersion) -> TrainWorker:
         on_learned=progress.learned,
         on_published=progress.published,
     )
-    return TrainWorker(run, learning, progress, Pulse())
+    return TrainWorker(run, learning, progress, Heartbeat())
 
 
 def evaluation(config: Config) -> Evaluation:

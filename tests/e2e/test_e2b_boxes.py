@@ -152,7 +152,11 @@ async def test_a_start_cancelled_at_any_moment_is_cancelled_and_leaves_no_machin
 
 
 @pytest.mark.parametrize(
-    "step", ["ostinato.worlds.sandbox.gvisor.line.Line.sent", "ostinato.worlds.sandbox.e2b.account.Account.machine"]
+    "step",
+    [
+        "ostinato.worlds.sandbox.gvisor.line.GvisorConnection.sent",
+        "ostinato.worlds.sandbox.e2b.account.Account.machine",
+    ],
 )
 async def test_a_start_cancelled_as_a_step_ends_leaves_no_socket(boxes, server, monkeypatch, step):
     owner, name = step.rsplit(".", 1)

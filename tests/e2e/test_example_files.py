@@ -26,7 +26,7 @@ from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import NoReward, Pending, Signal, Turn
 from ostinato.engine.config import EngineConfig
-from ostinato.reward.asking.loader import load as load_reward
+from ostinato.reward.protocol import load as load_reward
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.testing.engine import FakeEngine, decode
@@ -35,7 +35,7 @@ from ostinato.testing.records import a_signal, a_turn
 from ostinato.testing.renderer import ByteRenderer
 from ostinato.testing.serving import serving
 from ostinato.testing.tiny_engine import tiny_engine
-from ostinato.worlds.rollout.measuring import Measurement
+from ostinato.worlds.rollout.evaluate_tasks import Measurement
 from ostinato.worlds.tasks.tasksets import load as load_tasks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -19,7 +19,7 @@ from ostinato.core.sandboxing import Limits, SandboxSpec
 from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.harness.opening import open_harness
 from ostinato.worlds.harness.rollout import Ended
-from ostinato.worlds.rollout.trying import Trying, Workshop
+from ostinato.worlds.rollout.attempt import Trying, Workshop
 from ostinato.worlds.sandbox import SandboxConfig, gvisor
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
 from ostinato.worlds.tasks.task import Grading, Task

@@ -10,9 +10,9 @@ from tests.contract.test_log import read
 from ostinato.core.records import PolicyVersion, Reward, Signal, Turn
 from ostinato.record.postgres.log import PostgresLog
 from ostinato.reward.accounting import recount
-from ostinato.reward.asking.opening import asker_of
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.desk import RewardDesk
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.runners import asker_of
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.testing.engine import FakeEngine

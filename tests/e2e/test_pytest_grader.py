@@ -10,9 +10,9 @@ from tests.fakes.reward_hacks import BEYOND
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
-from ostinato.worlds.grading.apart import Apart
 from ostinato.worlds.grading.flaky import steadiness_of
-from ostinato.worlds.grading.rehearsal import PytestGrading
+from ostinato.worlds.grading.sandboxed_program import Apart
+from ostinato.worlds.grading.solution_check import PytestGrading
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task

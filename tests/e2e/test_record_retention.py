@@ -13,8 +13,8 @@ import httpx2
 import pytest
 from rich.console import Console
 
-from ostinato.app.keeping import needed
-from ostinato.app.proving import note_suite
+from ostinato.app.evaluation import note_suite
+from ostinato.app.retention import needed
 from ostinato.app.storage import Run, open_run
 from ostinato.config import Config, load
 from ostinato.core.errors import Corrupt
@@ -27,18 +27,18 @@ from ostinato.launch.views import summary
 from ostinato.record.log import SqlLog
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.release.outcome_config import OutcomeConfig
-from ostinato.release.outcomes import Outcomes
+from ostinato.release.watch import Outcomes
 from ostinato.reward.accounting import Accounting, account, recount
-from ostinato.reward.asking.inline import Inline
-from ostinato.reward.desk import RewardDesk
 from ostinato.reward.functions import copilot
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.runners import Inline
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 from ostinato.testing.renderer import ByteRenderer
-from ostinato.train.batch.admission import Admission
 from ostinato.train.batch.edits import AnswerEdits
+from ostinato.train.trainer import Admission
 
 DAY = 86_400.0
 V0 = PolicyVersion(number=0, hash=f"{0:064x}")

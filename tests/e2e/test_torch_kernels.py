@@ -19,8 +19,8 @@ from ostinato.core.samples import Sample
 from ostinato.core.weights import Snapshot
 from ostinato.engine.embedded.kv import DeviceStore
 from ostinato.model.attention import hidden
-from ostinato.model.devices.backend import OWN, Backend
-from ostinato.model.devices.decoding import Decoding, Recorded
+from ostinato.model.devices.backend import OWN, ComputeBackend
+from ostinato.model.devices.decoding import Decoding, RecordedPass
 from ostinato.model.devices.step import DecodingStep, StepAttend, numbers_of
 from ostinato.model.numerics import contract
 from ostinato.testing.records import a_sample, a_turn
@@ -168,14 +168,14 @@ async def test_a_recorded_step_draws_the_same_tokens(tmp_path: Path, monkeypatch
     pytest.importorskip("triton", reason="Triton is not installed here: it is for Linux only")
     sizes = []
 
-    def record(self: Decoding, model, rows: int, blocks: int) -> Recorded:
+    def record(self: Decoding, model, rows: int, blocks: int) -> RecordedPass:
         sizes.append(rows)
         step = DecodingStep(torch.from_numpy(numbers_of((), (), self._block, rows, blocks, self._spare)))
         again = partial(hidden, model, step.ids_R, step.positions_R, StepAttend(self._layers, self._block, step))
         states_RD = again()
-        return Recorded(SimpleNamespace(replay=lambda: states_RD.copy_(again())), step, states_RD)
+        return RecordedPass(SimpleNamespace(replay=lambda: states_RD.copy_(again())), step, states_RD)
 
-    async def some(backend: Backend) -> tuple[list[Answer], dict[str, float]]:
+    async def some(backend: ComputeBackend) -> tuple[list[Answer], dict[str, float]]:
         async with tiny_engine(tmp_path, backend=backend) as tiny:
             found = await asyncio.gather(*(answer(tiny.engine, i, 6 + 2 * i, temperature=1.0) for i in range(5)))
             return found, tiny.engine.stats()
@@ -183,7 +183,7 @@ async def test_a_recorded_step_draws_the_same_tokens(tmp_path: Path, monkeypatch
     expected, launched = await some(OWN)
     monkeypatch.setattr(Decoding, "_record", record)
     monkeypatch.setattr(DeviceStore, "decoded", decoded)
-    found, replayed = await some(Backend(kernels="torch"))
+    found, replayed = await some(ComputeBackend(kernels="torch"))
     for ours, recorded in zip(expected, found, strict=True):
         assert recorded.ids == ours.ids
         assert recorded.logprobs == pytest.approx(ours.logprobs, abs=WITHIN)
@@ -201,7 +201,7 @@ async def test_a_model_that_cannot_be_recorded_is_tried_once_and_its_steps_are_l
 
     monkeypatch.setattr(Decoding, "_record", fail)
     monkeypatch.setattr(DeviceStore, "decoded", decoded)
-    async with tiny_engine(tmp_path, backend=Backend(kernels="torch")) as tiny:
+    async with tiny_engine(tmp_path, backend=ComputeBackend(kernels="torch")) as tiny:
         found = await answer(tiny.engine, 1, temperature=0.0)
     async with tiny_engine(tmp_path) as tiny:
         assert found.ids == (await answer(tiny.engine, 1, temperature=0.0)).ids

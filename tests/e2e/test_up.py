@@ -20,7 +20,7 @@ from ostinato.app.storage import Home, open_log, open_store
 from ostinato.config import load
 from ostinato.core.notices import Alarm
 from ostinato.launch.placing.address import read_address
-from ostinato.launch.placing.board import read_board
+from ostinato.launch.placing.worker_status import read_board
 
 PATIENT_S = 600.0
 

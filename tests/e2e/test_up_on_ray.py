@@ -21,7 +21,7 @@ from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm, Batch, Signal, Turn
 from ostinato.launch.commands.scaling import write_wish
-from ostinato.launch.placing.board import read_board
+from ostinato.launch.placing.worker_status import read_board
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import recount
 

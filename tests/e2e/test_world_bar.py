@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 from tests.fakes.tasks import calc_task
 
-from ostinato.app.proving import open_evaluation
+from ostinato.app.evaluation import open_evaluation
 from ostinato.app.storage import home, open_run
 from ostinato.config import load
 from ostinato.core.conversation import Message, Role

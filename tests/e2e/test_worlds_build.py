@@ -13,7 +13,7 @@ from tests.fakes.weak_package import weak_sdist
 
 from ostinato.app.worlds_building import open_build_place
 from ostinato.worlds.building.config import BuildConfig
-from ostinato.worlds.building.filters import Fate
+from ostinato.worlds.building.filters import ChangeFate
 from ostinato.worlds.building.package_build import PackageBuild
 from ostinato.worlds.building.sources.fetch import FetchedArchive
 from ostinato.worlds.building.trying.runs import SuiteJob, SuiteRuns
@@ -111,7 +111,7 @@ async def test_what_a_stub_passes_or_nobody_can_know_is_no_task(tmp_path, out):
         (each["function"].split("::")[1], each["kind"]): each["detail"]
         for attempts in batches
         for each in attempts
-        if each["fate"] in (Fate.WEAK, Fate.SAYS_LITTLE)
+        if each["fate"] in (ChangeFate.WEAK, ChangeFate.SAYS_LITTLE)
     }
     assert refused == {
         ("is_even", "removal"): "return True",
@@ -122,8 +122,8 @@ async def test_what_a_stub_passes_or_nobody_can_know_is_no_task(tmp_path, out):
         ("_scaled", "removal"): "",  # no docstring, no types, and no test calls it
         ("_scaled", "deletion"): "",
     }
-    assert result.fates[Fate.WEAK.value] == 5
-    assert result.fates[Fate.SAYS_LITTLE.value] == 2
+    assert result.fates[ChangeFate.WEAK.value] == 5
+    assert result.fates[ChangeFate.SAYS_LITTLE.value] == 2
     assert {task.split for task in result.tasks} == {Split.HELD_OUT}
 
 

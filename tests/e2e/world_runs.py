@@ -13,7 +13,7 @@ from ostinato.launch.commands.worlds.train import CREW
 from ostinato.launch.views.progress import last_lines
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import account, recount
-from ostinato.worlds.rollout.journal import EventFile
+from ostinato.worlds.rollout.groups import EventFile
 
 LIKED = "^[a-z]"
 GROUP, GROUPS, BOUND = 16, 4, 6

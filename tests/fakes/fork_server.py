@@ -25,8 +25,8 @@ import weakref
 from pathlib import Path
 
 from ostinato.launch.placing import process
+from ostinato.launch.placing.heartbeat import PARENT
 from ostinato.launch.placing.process import THREADS
-from ostinato.launch.placing.sign import PARENT
 
 LIBRARIES = (
     "ostinato.cli.commands",

@@ -5,8 +5,8 @@ import contextlib
 import os
 
 from ostinato.core.errors import Unavailable
-from ostinato.launch.placing.judging import Limits
-from ostinato.launch.placing.nodes.keeper import NodeKeeper, Order
+from ostinato.launch.placing.nodes.node_agent import NodeKeeper, Order
+from ostinato.launch.placing.restart_policy import SupervisorLimits
 from ostinato.launch.placing.supervision import Supervisor
 
 PROGRAM = """
@@ -30,7 +30,7 @@ os.write(pipe, json.dumps({"doing": "x", "failed": "BadConfig: no such model", "
 sys.exit(2)
 """
 """A worker that works until a file `fail` exists. As `serve` it publishes the address in the file `serving`, as the gateway does."""
-LIMITS = Limits(silence_s=5.0, stop_s=2.0, tries=3, window_s=60.0, longest_wait_s=0.05)
+LIMITS = SupervisorLimits(silence_s=5.0, stop_s=2.0, tries=3, window_s=60.0, longest_wait_s=0.05)
 
 
 class Node:

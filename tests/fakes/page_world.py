@@ -33,11 +33,11 @@ from ostinato.web.page.sources import (
     AlarmDetail,
     AlarmLine,
     AlarmList,
-    Answered,
     ArmNow,
     GateLook,
     LearningNow,
     LedgerEvent,
+    PlaygroundAnswer,
     ReleaseDetail,
     ReleaseLine,
     ReleaseList,
@@ -473,7 +473,7 @@ class NotedActs:
     async def ask(self, messages, arms):
         self.done.append(("ask", messages))
         return tuple(
-            Answered(arm=arm, turn=f"chatcmpl-{arm}:0", version=17 if arm == "live" else 0, text="Hello!")
+            PlaygroundAnswer(arm=arm, turn=f"chatcmpl-{arm}:0", version=17 if arm == "live" else 0, text="Hello!")
             for arm in arms
         )
 

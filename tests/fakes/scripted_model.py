@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from ostinato.core.conversation import Message, Role, ToolCall
-from ostinato.worlds.harness.rollout import Answered, OutOfTime
+from ostinato.worlds.harness.rollout import ModelAnswer, OutOfTime
 
 
 def says(text="", *calls, finish="stop", tokens=10):
@@ -36,4 +36,4 @@ class ScriptedModel:
             for place, (name, given) in enumerate(wanted)
         )
         said = Message(role=Role.ASSISTANT, text=text, calls=calls)
-        return Answered(turn=f"t{number}:0", message=said, finish=finish, prompt_tokens=5, tokens=tokens)
+        return ModelAnswer(turn=f"t{number}:0", message=said, finish=finish, prompt_tokens=5, tokens=tokens)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ostinato.train.sharding import dealing
 from ostinato.train.sharding.balance import rows_of
-from ostinato.train.sharding.dealing import Dealing, owners, pieces_of
+from ostinato.train.sharding.dealing import TensorDealing, owners, pieces_of
 
 shapes = st.lists(
     st.one_of(st.tuples(st.integers(0, 40)), st.tuples(st.integers(0, 12), st.integers(1, 9))), min_size=1, max_size=6
@@ -45,7 +45,7 @@ def test_the_parts_of_all_ranks_are_the_whole(shapes, ranks, chunk):
 
         def part(rank):
             own = {name: tensor[slice(*rows_of(len(tensor), ranks, rank))] for name, tensor in whole.items()}
-            return Dealing(forms, Group(rank, ranks, pipes)).chunks(lambda name: own[name].clone())
+            return TensorDealing(forms, Group(rank, ranks, pipes)).chunks(lambda name: own[name].clone())
 
         with ThreadPoolExecutor(ranks) as threads:
             parts = list(threads.map(part, range(ranks)))

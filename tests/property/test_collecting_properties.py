@@ -12,7 +12,7 @@ from ostinato.testing.store import MemoryStore
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.keep.fsck import verify
 from ostinato.weights.keep.gc import CollectConfig, collect
-from ostinato.weights.keep.holding import hold, let_go, pin, unpin
+from ostinato.weights.keep.pins import hold, let_go, pin, unpin
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
 from ostinato.weights.version.content import weights_root
 

@@ -12,7 +12,7 @@ from tests.property.test_train_packing import trunk
 from ostinato.train.batch.packing import TokenTurn, pack
 from ostinato.train.gradients.tree_attention import Layout
 from ostinato.train.sharding.balance import dealt
-from ostinato.train.sharding.context import Share
+from ostinato.train.sharding.context import ContextShare
 
 torch.set_num_threads(1)
 
@@ -59,7 +59,7 @@ def test_two_runs_for_each_rank_of_a_plain_sequence_are_a_zigzag():
 @given(TREES, RANKS)
 def test_the_parts_of_a_micro_batch_are_all_of_it(turns: list[TokenTurn], ranks: int):
     packed = pack(turns)
-    shares = [Share.of(packed, rank, ranks) for rank in range(ranks)]
+    shares = [ContextShare.of(packed, rank, ranks) for rank in range(ranks)]
     parts = [share.part(packed) for share in shares]
     assert {len(part.ids_N) for part in parts} == {shares[0].rows}
     together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ids_N", "positions_N")}
@@ -82,7 +82,7 @@ def test_edits_follow_their_predictions(turns: list[TokenTurn], ranks: int, star
     packed = pack(turns)
     edits: dict[int, Any] = {at: object() for at in range(0, len(packed.targets_M), 3)}
     for rank in range(ranks):
-        share = Share.of(packed, rank, ranks)
+        share = ContextShare.of(packed, rank, ranks)
         found = share.edits(lambda a, b: {at: edit for at, edit in edits.items() if a <= at < b})(start, start + size)
         places = range(start, min(start + size, len(share.own_M)))
         assert found == {at: edits[share.own_M[at]] for at in places if share.own_M[at] in edits}
@@ -113,7 +113,7 @@ def test_queries_of_some_tokens_over_the_keys_of_all_are_those_of_the_whole(
     expected = whole.backward(q, k, v, lse, (grad, delta), 0.3, window, torch.float32)
     sums = [torch.zeros(packed.tokens, 2, 16) for _ in range(2)]
     for rank in range(ranks):
-        share = Share.of(packed, rank, ranks)
+        share = ContextShare.of(packed, rank, ranks)
         own_N, places_N = torch.from_numpy(share.own_N), torch.from_numpy(share.places_N)
         rows = ranks * share.rows
 

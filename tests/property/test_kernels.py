@@ -12,7 +12,7 @@ from ostinato.model.kernels import attention as attention_kernel
 from ostinato.model.kernels.attention import LANES, QUERIES
 from ostinato.model.kernels.softmax import TILE
 from ostinato.model.logprobs import GREEDY, RowSoftmax
-from ostinato.model.paged import Blocks, Entry, Places, Reads
+from ostinato.model.paged import Blocks, PagedEntry, Reads, TokenPlaces
 
 torch.set_num_threads(1)
 F32 = np.float32
@@ -157,9 +157,9 @@ def test_attention_is_the_stated_order_of_operations(dtype, window):
     (q, q_np), (k, k_np), (v, v_np) = (
         numbers(length, n, dim, seed=n + i, dtype=dtype, scale=3.0) for i, n in enumerate((heads, kv, kv))
     )
-    entry = [Entry(start=0, end=length, blocks=(4, 1, 0))]
+    entry = [PagedEntry(start=0, end=length, blocks=(4, 1, 0))]
     held = Blocks(5, kv, block, dim, dtype)
-    held.write(k, v, Places.of(entry, block))
+    held.write(k, v, TokenPlaces.of(entry, block))
     out, lse = Reads(entry, block).attend(q, held, 0.25, window)
     for p in range(length):
         want, sums = attention(q_np[p], k_np[: p + 1], v_np[: p + 1], F32(0.25), window)
@@ -243,11 +243,11 @@ def test_queries_of_a_tile_do_not_see_each_other():
     """A tile has up to 8 queries; one of them alone gives its bits, whatever the others are."""
     (q, _), (k, _), (v, _) = (numbers(40, n, 16, seed=n) for n in (3, 1, 1))
     blocks = Blocks(3, 1, 16, 16, torch.float32)
-    blocks.write(k, v, Places.of([Entry(start=0, end=40, blocks=(0, 1, 2))], 16))
-    whole, _ = Reads([Entry(start=0, end=40, blocks=(0, 1, 2))], 16).attend(q, blocks, 0.25, 0)
+    blocks.write(k, v, TokenPlaces.of([PagedEntry(start=0, end=40, blocks=(0, 1, 2))], 16))
+    whole, _ = Reads([PagedEntry(start=0, end=40, blocks=(0, 1, 2))], 16).attend(q, blocks, 0.25, 0)
     for start in range(0, 40 - QUERIES, 5):
         for count in range(1, QUERIES + 1):
-            reads = Reads([Entry(start=start, end=start + count, blocks=(0, 1, 2))], 16)
+            reads = Reads([PagedEntry(start=start, end=start + count, blocks=(0, 1, 2))], 16)
             part, _ = reads.attend(q[start : start + count], blocks, 0.25, 0)
             assert torch.equal(bits(part), bits(whole[start : start + count]))
 
@@ -262,13 +262,13 @@ def test_queries_that_share_a_prompt_get_the_bits_that_each_gets_alone(dtype, sh
     blocks = Blocks(64, 2, 16, 16, dtype)
     blocks.keys.copy_(numbers(64, 2, 16, 16, seed=1, dtype=dtype)[0])
     blocks.values.copy_(numbers(64, 2, 16, 16, seed=2, dtype=dtype)[0])
-    entries: list[Entry] = []
+    entries: list[PagedEntry] = []
     for prefix in ([], [5], [5, 9], [7, 9, 11]):
         for _ in range(int(rng.integers(1, 2 * QUERIES + 2))):
             end = 16 * len(prefix) + int(rng.integers(1, 40))
             own = rng.choice(np.arange(20, 64), size=4, replace=False).tolist()
-            entries.append(Entry(start=end - 1, end=end, blocks=[*prefix, *own][: -(-end // 16)]))
-    entries.insert(7, Entry(start=3, end=30, blocks=[5, 9]))
+            entries.append(PagedEntry(start=end - 1, end=end, blocks=[*prefix, *own][: -(-end // 16)]))
+    entries.insert(7, PagedEntry(start=3, end=30, blocks=[5, 9]))
     tokens = sum(entry.end - entry.start for entry in entries)
     q = numbers(tokens, 2 * share, 16, seed=3, dtype=dtype)[0]
     for window in (0, 21):
@@ -282,6 +282,6 @@ def test_queries_that_share_a_prompt_get_the_bits_that_each_gets_alone(dtype, sh
 
 
 def test_neighbours_with_the_same_first_blocks_are_one_tile():
-    entries = [Entry(start=40, end=41, blocks=[1, 2, 3 + i]) for i in range(QUERIES + 1)]
-    tiles = Reads([*entries, Entry(start=0, end=20, blocks=[1, 2])], 16).queries[0]
+    entries = [PagedEntry(start=40, end=41, blocks=[1, 2, 3 + i]) for i in range(QUERIES + 1)]
+    tiles = Reads([*entries, PagedEntry(start=0, end=20, blocks=[1, 2])], 16).queries[0]
     assert tiles.tolist() == [[0, 8, 2], [8, 1, 3], [9, 8, 1], [17, 8, 1], [25, 4, 2]]

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.core.records import Arm
+from ostinato.release.monitors.behaviour import Activity, OpenSessions
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.detector import EXAMPLES, Detector, Expected, Gambler, WayBack, thresholds
+from ostinato.release.monitors.detection.detector import EXAMPLES, Detector, ExpectedRange, Gambler, WayBack, thresholds
 from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level
-from ostinato.release.monitors.detection.sessions import Activity, OpenSessions
-from ostinato.release.monitors.loading import rates_of
 from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.rates import BUILT_IN, Shift
+from ostinato.release.monitors.watcher import rates_of
 from ostinato.testing.records import a_turn
 
 unit = st.floats(0, 1)
@@ -47,7 +47,7 @@ def test_false_alarms_stay_below_the_promised_rate_although_events_of_a_session_
     """At most one alarm in exp(h) sessions and direction; the rate that is expected is the true one."""
     rng, count, h = np.random.default_rng(0), 5_000, math.log(100.0)
     for share in (0.02, 0.3, 0.6):
-        expected = Expected(low=share, high=share, deviation=math.sqrt(share * (1 - share) * (0.95 / 8 + 0.05)))
+        expected = ExpectedRange(low=share, high=share, deviation=math.sqrt(share * (1 - share) * (0.95 / 8 + 0.05)))
         alarms = alarms_of(sessions(rng, share, 0.05, 8, count), expected, h)
         assert 0 < alarms <= 2 * count / math.exp(h), share
 
@@ -66,7 +66,7 @@ def test_the_threshold_shares_the_promise_between_all_tests_that_a_session_feeds
 
 def test_a_shift_is_seen_either_way_and_the_return_too():
     rng = np.random.default_rng(1)
-    expected = Expected(low=0.29, high=0.31, deviation=0.19)
+    expected = ExpectedRange(low=0.29, high=0.31, deviation=0.19)
     for share, shift in ((0.45, Shift.UP), (0.15, Shift.DOWN)):
         detector, found, count = Detector(), None, 0
         while found is None:
@@ -91,7 +91,7 @@ def test_a_shift_is_seen_either_way_and_the_return_too():
 def test_no_means_and_no_expectations_break_a_bet(steps, h):
     detector = Detector()
     for number, (mean, one, other, deviation) in enumerate(steps):
-        expected = Expected(low=min(one, other), high=max(one, other), deviation=deviation)
+        expected = ExpectedRange(low=min(one, other), high=max(one, other), deviation=deviation)
         detector.observe(mean, {f"t{number}": mean}, expected, h=either(h))
         state = detector.to_json()
         assert json.loads(json.dumps(state)) == state
@@ -101,7 +101,7 @@ def test_no_means_and_no_expectations_break_a_bet(steps, h):
 
 @given(st.lists(unit, max_size=200), st.integers(0, 200))
 def test_a_detector_goes_on_where_its_state_was_saved(means, cut):
-    expected = Expected(low=0.4, high=0.5, deviation=0.1)
+    expected = ExpectedRange(low=0.4, high=0.5, deviation=0.1)
     whole, parted = Detector(), Detector()
     for number, mean in enumerate(means):
         if number == cut:
@@ -114,7 +114,7 @@ def test_a_detector_goes_on_where_its_state_was_saved(means, cut):
 
 @given(st.lists(unit, max_size=60), st.integers(0, 60), st.floats(-1, 1))
 def test_a_way_back_goes_on_where_its_state_was_saved(means, cut, gap):
-    expected = Expected(low=0.4, high=0.5, deviation=0.1)
+    expected = ExpectedRange(low=0.4, high=0.5, deviation=0.1)
     whole, parted = WayBack(gap), WayBack(gap)
     for number, mean in enumerate(means):
         if number == cut:
@@ -139,7 +139,7 @@ def test_a_gambler_that_lost_everything_begins_anew():
 
 
 def test_one_person_is_no_shift_however_much_they_do():
-    expected, alone, together = Expected(low=0.0, high=0.01, deviation=0.02), Detector(), Detector()
+    expected, alone, together = ExpectedRange(low=0.0, high=0.01, deviation=0.02), Detector(), Detector()
     for number in range(200):
         assert alone.observe(1.0, {"t": 1.0}, expected, h=either(15.0), person="ann", people=5) is None
         found = together.observe(1.0, {"t": 1.0}, expected, h=either(15.0), person=f"u{number}", people=5)

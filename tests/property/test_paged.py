@@ -5,7 +5,7 @@ import torch
 from tests.examinations.exactness import sweeps
 
 from ostinato.model.linear import Linear
-from ostinato.model.paged import Blocks, Entry, Places, Reads, WholeAttend
+from ostinato.model.paged import Blocks, PagedEntry, Reads, TokenPlaces, WholeAttend
 from ostinato.train.batch.packing import TokenTurn, pack
 from ostinato.train.gradients.tree_attention import TreeAttention
 
@@ -38,7 +38,7 @@ def test_threads_divide_long_work_and_change_no_bit():
     one = sweeps.attend([sequence], [[(0, 600)]], block=32, window=0)[0]
     torch.set_num_threads(2)
     try:
-        assert len(Reads([Entry(start=0, end=600, blocks=range(19))], 32)._cuts()) == 3
+        assert len(Reads([PagedEntry(start=0, end=600, blocks=range(19))], 32)._cuts()) == 3
         assert torch.equal(sweeps.attend([sequence], [[(0, 600)]], block=32, window=0)[0], one)
     finally:
         torch.set_num_threads(1)
@@ -87,8 +87,8 @@ def test_a_packed_tree_is_each_of_its_sequences_alone(dtype, window):
 
 def test_places_put_tokens_where_the_table_says_and_nowhere_else():
     blocks = Blocks(4, 1, 16, 2, torch.float32)
-    entries = [Entry(start=14, end=18, blocks=(3, 1)), Entry(start=0, end=1, blocks=(0,))]
-    places = Places.of(entries, 16)
+    entries = [PagedEntry(start=14, end=18, blocks=(3, 1)), PagedEntry(start=0, end=1, blocks=(0,))]
+    places = TokenPlaces.of(entries, 16)
     assert (places.blocks.tolist(), places.offsets.tolist()) == ([3, 3, 1, 1, 0], [14, 15, 0, 1, 0])
     k = torch.arange(1.0, 11.0).view(5, 1, 2)
     blocks.write(k, -k, places)

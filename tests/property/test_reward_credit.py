@@ -12,8 +12,8 @@ from ostinato.core.errors import NoSignal
 from ostinato.core.records import Turn
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.baseline import Baseline
-from ostinato.reward.credit.caps import capped
 from ostinato.reward.credit.episodes import by_episode, parts_of_episodes
+from ostinato.reward.credit.recent import capped
 from ostinato.reward.credit.single import SingleRollout
 from ostinato.testing.records import a_turn
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.reward.batching import LEAST_PARTS, LearnablePart, dealt
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import Facts, Matured
-from ostinato.reward.units import LEAST_PARTS, Part, dealt
+from ostinato.reward.ledger.entries import Matured, TurnFacts
 from ostinato.testing.records import a_turn
 
-TURN = Facts.of(1, a_turn(), RewardConfig())
+TURN = TurnFacts.of(1, a_turn(), RewardConfig())
 LARGE = 1 << 40
 
 
-def parts_of(wants: list[tuple[str, int, int]]) -> list[Part]:
+def parts_of(wants: list[tuple[str, int, int]]) -> list[LearnablePart]:
     """Parts of (tenant, turns, tokens), oldest first."""
-    made: list[Part] = []
+    made: list[LearnablePart] = []
     seq = 0
     for tenant, turns, tokens in wants:
         entries: list[Matured] = []
@@ -24,7 +24,7 @@ def parts_of(wants: list[tuple[str, int, int]]) -> list[Part]:
             seq += 1
             facts = replace(TURN, seq=seq, id=f"t{seq}", tenant=tenant)
             entries.append(Matured(facts=facts, value=0.0, silent=False, signals=(), since=0.0))
-        made.append(Part(entries=entries, tokens=tokens))
+        made.append(LearnablePart(entries=entries, tokens=tokens))
     return made
 
 
@@ -33,7 +33,7 @@ sizes = st.integers(1, 150)
 caps = st.floats(0.05, 1.0)
 
 
-def taken_of(parts: list[Part], found: list[Matured]) -> list[Part]:
+def taken_of(parts: list[LearnablePart], found: list[Matured]) -> list[LearnablePart]:
     ids = {entry.facts.id for entry in found}
     for part in parts:
         assert len({entry.facts.id for entry in part.entries} & ids) in (0, len(part.entries)), "whole parts"

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Arm, Finish, NoReward, Pending, PolicyVersion, Reward, Sampling, Signal, Span, Turn
 from ostinato.reward.accounting import account, recount
-from ostinato.reward.asking.question import Answer, Failure, Question, Unloadable, answered
 from ostinato.reward.config import CoverageConfig, RewardConfig
-from ostinato.reward.desk import RewardDesk
 from ostinato.reward.functions import copilot
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.protocol import Answer, Failure, RewardRequest, Unloadable, answered
 from ostinato.testing.log import MemoryFolds, MemoryLog
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 
@@ -53,7 +53,7 @@ class Moody:
     def __init__(self) -> None:
         self.loadable, self.patience = True, 1000
 
-    async def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
+    async def ask(self, questions: Sequence[RewardRequest]) -> list[Answer | None]:
         if not self.loadable:
             raise Unloadable("gone")
         asked = [

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Delivered, NoReward, Pending, Quarantine, Reward, Signal, Turn
 from ostinato.reward.accounting import account
-from ostinato.reward.asking.inline import Inline
 from ostinato.reward.config import CoverageConfig, RewardConfig
-from ostinato.reward.desk import RewardDesk
 from ostinato.reward.functions import copilot
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.runners import Inline
 from ostinato.testing.log import MemoryFolds, MemoryLog
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from ostinato.core.records import Arm, Reward, Row, Signal, Source, Turn
 from ostinato.core.seams import Log
 from ostinato.record.log import SqlLog
-from ostinato.reward.asking.inline import Inline
-from ostinato.reward.asking.loader import load
-from ostinato.reward.desk import RewardDesk
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.protocol import load
+from ostinato.reward.runners import Inline
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_delivery, a_turn
 

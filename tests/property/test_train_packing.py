@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.train.batch.packing import Packed, TokenTurn, microbatches, pack
+from ostinato.train.batch.packing import PackedBatch, TokenTurn, microbatches, pack
 from ostinato.train.gradients import tree_attention
 from ostinato.train.gradients.tree_attention import Layout, TreeAttention
 
@@ -19,7 +19,7 @@ TURN = st.builds(lambda prompt, sampled: TokenTurn(prompt=prompt, sampled=sample
 TURNS = st.lists(TURN, min_size=1, max_size=12)
 
 
-def allowed(packed: Packed) -> np.ndarray:
+def allowed(packed: PackedBatch) -> np.ndarray:
     """[N, N]: token i reads token j."""
     i, j = np.arange(packed.tokens)[:, None], np.arange(packed.tokens)[None]
     return (j <= i) & (i < packed.ends_N[None])

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.engine.vllm.routing import BLOCK, BOUND, Trails, links, route
+from ostinato.engine.vllm.engine import BLOCK, BOUND, Trails, links, route
 
 KEY = b"one version and one salt"
 NAMES = st.lists(st.sampled_from([f"http://{host}" for host in "abcdefgh"]), min_size=1, max_size=8, unique=True)

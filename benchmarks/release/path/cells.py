@@ -25,8 +25,8 @@ from benchmarks.release.path.rules import History, Ostinato, Plan, Record, Rule,
 from benchmarks.release.path.world import SLOTS_A_DAY, Change, Habits, Product
 
 from ostinato.release.trial.config import HOUR, TrialConfig
+from ostinato.release.trial.incumbent_test import StandingConfig
 from ostinato.release.trial.path import PathConfig
-from ostinato.release.trial.standing import StandingConfig
 
 SIZES = {"1k": 1_000, "10k": 10_000, "100k": 100_000}
 SETTINGS = {

@@ -13,8 +13,8 @@ from benchmarks.release.path.world import SLOT_S, SLOTS_A_DAY, Change, Flags, Pr
 from ostinato.core.report import Incumbent
 from ostinato.evaluate.config import GateConfig
 from ostinato.evaluate.gate.resolution import smallest_total_margin
-from ostinato.release.trial.contrast import Slot
-from ostinato.release.trial.path import PathConfig, ReleasePath, Step
+from ostinato.release.trial.contrast import TimeSlot
+from ostinato.release.trial.path import PathConfig, PathStep, ReleasePath
 
 CADENCE = 6
 """Slots between two candidates: eight a day."""
@@ -146,9 +146,9 @@ class Ostinato(Rule):
         self._trial_U = self.product.places(len(self.history.records))
         self._path.begin(candidate, slot * SLOT_S)
 
-    def _slot(self, seen: Seen, treated_R: Flags, rows: Flags) -> Slot:
+    def _slot(self, seen: Seen, treated_R: Flags, rows: Flags) -> TimeSlot:
         people_R = seen.people_R[rows]
-        return Slot(
+        return TimeSlot(
             day=seen.slot // SLOTS_A_DAY,
             people_R=people_R,
             turns_R=seen.turns_R[rows],
@@ -157,7 +157,7 @@ class Ostinato(Rule):
             treated_R=treated_R[rows],
         )
 
-    def _note(self, step: Step[Version], at: int) -> None:
+    def _note(self, step: PathStep[Version], at: int) -> None:
         assert self.record is not None
         if step.what == "ship":
             self.record.shipped = at

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.release.trial.balance import Balance
+from ostinato.release.trial.balance import ArmBalance
 from ostinato.release.trial.config import TrialConfig
 
 AT_ONCE = 100
@@ -41,7 +41,7 @@ CASES = (
 
 def found(case: Dealt, seed: int) -> int | None:
     """The number of users after which the deal is called wrong, or None."""
-    rng, balance = np.random.default_rng((5, seed)), Balance()
+    rng, balance = np.random.default_rng((5, seed)), ArmBalance()
     void = math.log(TrialConfig().imbalance)
     for number, newcomers in enumerate(rng.multinomial(AT_ONCE, case.true, case.users // AT_ONCE).tolist(), 1):
         balance.add(newcomers, case.set)

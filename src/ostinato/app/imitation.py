@@ -16,7 +16,7 @@ from ostinato.core.lines import lines_of
 from ostinato.core.records import Turn
 from ostinato.core.weights import Learned
 from ostinato.serve.dialects.omissions import Omissions
-from ostinato.serve.dialects.openai_messages import read_messages, read_tools
+from ostinato.serve.dialects.openai import read_messages, read_tools
 from ostinato.weights.follow.export import write_model
 
 if TYPE_CHECKING:

@@ -19,14 +19,14 @@ from ostinato.core.weights import Learned
 from ostinato.loop import Learner
 from ostinato.release.ancestry import Ancestry
 from ostinato.release.ledger import ReleaseLedger
-from ostinato.release.monitors.gap import gold_people
-from ostinato.reward.asking.opening import asker_of
-from ostinato.reward.asking.question import Asker
-from ostinato.reward.desk import RewardDesk
+from ostinato.release.monitors.proxy_gap import gold_people
 from ostinato.reward.ledger.entries import Taught
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.protocol import Asker
+from ostinato.reward.runners import asker_of
 from ostinato.reward.source import DeskSource
 from ostinato.weights.follow.follower import Follower
-from ostinato.weights.follow.released import Released
+from ostinato.weights.follow.live_ref import Released
 from ostinato.weights.publish.candidates import Candidates, Overlapped
 from ostinato.weights.publish.config import PublisherConfig
 from ostinato.weights.publish.publisher import Published, VersionPublisher

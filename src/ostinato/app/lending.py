@@ -17,7 +17,7 @@ from ostinato.core.records import Arm
 
 if TYPE_CHECKING:  # a mere check of the config loads no engine
     from ostinato.engine.vllm.lending import Loans
-    from ostinato.serve.waits import Waits
+    from ostinato.serve.latency_window import LatencyWindow
 
 _LOOK_S = 0.5
 _TELL_S = 30.0
@@ -85,7 +85,7 @@ class Lending:
     def __init__(
         self,
         loans: Loans,
-        waits: Waits,
+        waits: LatencyWindow,
         config: LendConfig,
         tokens: Callable[[], float],
         tell: Callable[[Lent], None],

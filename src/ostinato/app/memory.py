@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.core.memory import Room, in_gib
-from ostinato.model.directory import weight_files
+from ostinato.model.checkpoint_validation import weight_files
 
 Part = Literal["serve", "train"]
 _WORKING = 1 << 28  # of a process that computes: code, one batch

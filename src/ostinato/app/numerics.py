@@ -25,7 +25,7 @@ from ostinato.core.seams import Log
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.model.devices.backend import Backend
+    from ostinato.model.devices.backend import ComputeBackend
     from ostinato.model.integers import Integers
     from ostinato.model.selftest import ExactnessVerdict
     from ostinato.model.speed import SpeedChoice, Speeds
@@ -227,7 +227,7 @@ def _trained_in(config: Config) -> torch.dtype:
     return torch.bfloat16 if training(config).compute == "bf16" else torch.float32
 
 
-def trainer_backend(config: Config) -> Backend:
+def trainer_backend(config: Config) -> ComputeBackend:
     """The training worker's device and kernels: the engine's. Raises BadConfig, also for ranks that cannot compute with them."""
     from ostinato.model.config import backend
 

@@ -12,7 +12,7 @@ import threading
 from ostinato.core.weights import Learned, WeightPart
 from ostinato.train.sharding.calls import RankTask, read_task
 from ostinato.train.sharding.trainer import take_part
-from ostinato.weights.publish.holding import PartHolder
+from ostinato.weights.publish.chunk_source import PartHolder
 from ostinato.weights.publish.ranks import Handed, RankSettings, publish_part
 from ostinato.weights.store.opening import open_url
 

@@ -183,7 +183,7 @@ async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine
 async def _vllm(run: Run, model: Path, renderer: Renderer) -> Engine:
     """An engine over the servers in `engine.urls`; they take their weights from the run's store themselves."""
     from ostinato.engine.vllm.engine import open_vllm
-    from ostinato.model.directory import expert_count
+    from ostinato.model.checkpoint_validation import expert_count
 
     config = run.config
     follower, place = open_follower(config), store_place(config, config.engine.weights_seen_as)

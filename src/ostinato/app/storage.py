@@ -25,8 +25,8 @@ from ostinato.record.lock import hold
 
 if TYPE_CHECKING:  # a process that only needs paths, such as the supervisor, must not load the stores' code
     from ostinato.core.seams import Folds
-    from ostinato.record.patience import Patience
     from ostinato.record.postgres.log import PostgresLog
+    from ostinato.record.retry import Patience
     from ostinato.record.roles import FencingToken, Tenure
     from ostinato.record.rowlog import RowLog
     from ostinato.weights.follow.follower import Follower
@@ -348,9 +348,9 @@ def open_folds(config: Config, token: FencingToken | None = None, patience: Pati
     if not config.record.url:
         return FileFolds(home(config).folds)
     from ostinato.record.postgres.folds import PostgresFolds
-    from ostinato.record.postgres.server import Server
+    from ostinato.record.postgres.server import LogServer
 
-    return PostgresFolds(Server.of(config.record).fenced(token), patience)
+    return PostgresFolds(LogServer.of(config.record).fenced(token), patience)
 
 
 def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
@@ -383,7 +383,7 @@ def open_follower(config: Config) -> Follower:
 
 def open_cached_store(config: Config) -> RefStore:
     """The run's weight store for reading only, through the directory `follow.cache` if that is set."""
-    from ostinato.weights.relay.store import RelayStore
+    from ostinato.weights.relay.cached_store import RelayStore
     from ostinato.weights.store.directory import DirectoryStore
 
     store = open_store(config)

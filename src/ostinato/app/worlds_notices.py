@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ostinato.core.clock import wall_clock
 from ostinato.core.seams import Log
-from ostinato.evaluate.coverage import Attempt, covered, lost_coverage
+from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
 from ostinato.release.alarms import note
 from ostinato.worlds.rollout.cheats import CHEATED, CheatWatch
 from ostinato.worlds.rollout.finished import Finished
@@ -28,7 +28,7 @@ async def note_coverage(log: Log, records: Iterable[Finished], k: int) -> None:
     Writes nothing until two checkpoints have tried ten held-out tasks k times. The records are of one taskset.
     """
     attempts = [
-        Attempt(task=each.task, family=each.family, policy=each.policy, value=each.value)
+        ScoredAttempt(task=each.task, family=each.family, policy=each.policy, value=each.value)
         for each in records
         if each.split is Split.HELD_OUT
         and each.value is not None

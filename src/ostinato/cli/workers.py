@@ -152,7 +152,7 @@ def run_worker(
 ) -> None:
     """Run the worker of this name. It gives signs of life first, then loads its code, which may take long on a slow disk."""
     from ostinato.launch.views.progress import kept_bytes
-    from ostinato.launch.workers.life import Life, live
+    from ostinato.launch.workers.worker_main import Life, live
 
     async def work(life: Life) -> None:
         life.starting(config)("loading its code")

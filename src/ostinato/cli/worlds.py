@@ -147,12 +147,12 @@ def run(
     json
         Print one JSON object instead of the table.
     """
-    from ostinato.launch.commands.worlds.measuring.run import Asked, run_tasks
+    from ostinato.launch.commands.worlds.measuring.run import MeasureOptions, run_tasks
 
     config = (common or Common()).of_run_or_new()
     if concurrency is not None:
         config = config.model_copy(update={"worlds": config.worlds.model_copy(update={"concurrency": concurrency})})
-    asked = Asked(file=file, split=split, tries=tries, limit=limit, release=release, out=out, machine=json)
+    asked = MeasureOptions(file=file, split=split, tries=tries, limit=limit, release=release, out=out, machine=json)
     asyncio.run(run_tasks(config, asked, Console()))
 
 

@@ -19,7 +19,7 @@ from ostinato.core.errors import BadConfig, BadRequest, StorageFull
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.contamination import OverlapIndex
 from ostinato.corpus.document import Document
-from ostinato.corpus.duplicates import Copies
+from ostinato.corpus.duplicates import CopyFinder
 from ostinato.corpus.filters import text_of
 from ostinato.corpus.manifest import FORMAT, MANIFEST, CorpusManifest, Refusal, SourceShare
 from ostinato.corpus.shards import TokenDocument, write_shards
@@ -46,7 +46,7 @@ class CorpusBuild:
         self, config: CorpusConfig, tested: OverlapIndex, encode: Callable[[str], list[int]], separator: int
     ) -> None:
         self._config, self._tested, self._encode, self._separator = config, tested, encode, separator
-        self._copies = Copies(config.near)
+        self._copies = CopyFinder(config.near)
         self._documents: list[TokenDocument] = []
         self._sources: list[SourceShare] = []
         self._refused: list[Refusal] = []

@@ -27,7 +27,7 @@ def shingles(text: str) -> set[str]:
     return {" ".join(words[at : at + SHINGLE]) for at in range(max(1, len(words) - SHINGLE + 1))}
 
 
-class Copies:
+class CopyFinder:
     """Finds the earlier file that a file is a copy of.
 
     Args:
@@ -35,7 +35,7 @@ class Copies:
 
     Raises BadConfig if `datasketch` is missing and `near` is below 1.
 
-    Example: ``Copies(0.7).of(document)`` is ``"tabulate-0.9.0/tabulate.py"``, or "" for a new one.
+    Example: ``CopyFinder(0.7).of(document)`` is ``"tabulate-0.9.0/tabulate.py"``, or "" for a new one.
     """
 
     def __init__(self, near: float) -> None:

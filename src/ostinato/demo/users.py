@@ -23,7 +23,7 @@ from ostinato.demo.client import Failed, Suggestion, ask, body, send_feedback
 from ostinato.demo.prompt import TaskPrompt
 
 
-class Wanted(Protocol):
+class UserTask(Protocol):
     """A task that a simulated user can ask for: the copilot's `Blank`, Tab's `Line`."""
 
     @property
@@ -46,7 +46,7 @@ class Wanted(Protocol):
         ...
 
 
-W = TypeVar("W", bound=Wanted)
+W = TypeVar("W", bound=UserTask)
 
 Grade = Callable[[W, str], Awaitable[float]]
 """(task, answer) -> 1.0 if it is what the user wanted, else 0.0."""
@@ -97,7 +97,7 @@ class SimulatedUser:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RequestOutcome:
     """The outcome of one request.
 
     `kind` is accepted, rejected, ignored, silent (nothing was suggested), abandoned (too slow) or failed; `detail` says how it
@@ -120,7 +120,7 @@ class Outcome:
 class UserStats:
     """The run from the simulated users' side. `failures` counts requests and feedback by kind of failure."""
 
-    outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    outcomes: list[RequestOutcome] = field(default_factory=list[RequestOutcome])
     failures: Counter[str] = field(default_factory=Counter[str])
     asked: int = 0
     feedback_sent: int = 0
@@ -134,7 +134,7 @@ class UserStats:
         return kinds["accepted"] / judged if judged else None
 
 
-def make_users(tasks: Sequence[Wanted], config: UsersConfig, seed: int) -> list[SimulatedUser]:
+def make_users(tasks: Sequence[UserTask], config: UsersConfig, seed: int) -> list[SimulatedUser]:
     """The crowd: each user prefers a few families; the order of `tasks` is the order of popularity."""
     dice = random.Random(f"{seed}/users")
     families = list(dict.fromkeys(task.family for task in tasks))
@@ -165,7 +165,7 @@ class _Crowd(Generic[W]):
         seconds: float,
         seed: int,
         config: UsersConfig,
-        on_event: Callable[[Outcome], None],
+        on_event: Callable[[RequestOutcome], None],
     ) -> None:
         self.stats = UserStats()
         self._http = http
@@ -207,16 +207,18 @@ class _Crowd(Generic[W]):
 
     async def _request(
         self, user: SimulatedUser, task: W, key: str, dice: random.Random, background: asyncio.TaskGroup
-    ) -> Outcome:
+    ) -> RequestOutcome:
         self.stats.asked += 1
         try:
             async with asyncio.timeout(user.patience_s):
                 answer = await ask(self._http, body(task.prompt, user.id, self._config.model))
         except TimeoutError:
-            return Outcome(at=self._now(), user=user.id, task=task.id, kind="abandoned", latency_s=user.patience_s)
+            return RequestOutcome(
+                at=self._now(), user=user.id, task=task.id, kind="abandoned", latency_s=user.patience_s
+            )
         except Failed as failure:
             self.stats.failures[failure.kind] += 1
-            return Outcome(at=self._now(), user=user.id, task=task.id, kind="failed", detail=failure.kind)
+            return RequestOutcome(at=self._now(), user=user.id, task=task.id, kind="failed", detail=failure.kind)
         kind, passed = "silent", None
         if task.shows(answer.text):
             async with self._graders:
@@ -224,7 +226,7 @@ class _Crowd(Generic[W]):
             kind = self._judge(user, answer, passed, dice)
         if kind in ("accepted", "rejected"):
             background.create_task(self._feedback(user, answer.turn, kind, key, dice))
-        return Outcome(
+        return RequestOutcome(
             at=self._now(),
             user=user.id,
             task=task.id,
@@ -279,7 +281,7 @@ async def run_users(
     seconds: float,
     seed: int,
     config: UsersConfig,
-    on_event: Callable[[Outcome], None],
+    on_event: Callable[[RequestOutcome], None],
 ) -> UserStats:
     """Let the simulated users work for some time; requests under way at the end are finished, feedback is delivered.
 

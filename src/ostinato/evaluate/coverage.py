@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import Incumbent, ItemScore, PassRates, Sharpening
-from ostinato.evaluate.sharpening import pass_rates, sharpening
+from ostinato.evaluate.pass_at_k import pass_rates, sharpening
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class ScoredAttempt:
     """One finished try of one checkpoint at one task: `value` in [0, 1].
 
-    Example: ``Attempt(task="calc-1", family="repair", policy=v7, value=1.0)``
+    Example: ``ScoredAttempt(task="calc-1", family="repair", policy=v7, value=1.0)``
     """
 
     task: str
@@ -42,7 +42,7 @@ class Covered:
     change: Sharpening | None
 
 
-def covered(attempts: Iterable[Attempt], k: int, confidence: float = 0.95) -> tuple[Covered, ...]:
+def covered(attempts: Iterable[ScoredAttempt], k: int, confidence: float = 0.95) -> tuple[Covered, ...]:
     """Every checkpoint's rates, oldest first. The interval of each change has the same confidence on its own."""
     by_policy: dict[PolicyVersion, list[ItemScore]] = {}
     draws: dict[tuple[PolicyVersion, str], int] = {}

@@ -17,7 +17,7 @@ from ostinato.evaluate.config import BarConfig, GateConfig
 from ostinato.evaluate.gate.bars import judge_bar
 from ostinato.evaluate.gate.rounds import Selection, seed_of, select
 from ostinato.evaluate.gate.verdict import Match, Paired, decide, pair_up
-from ostinato.evaluate.sharpening import pass_rates, sharpening
+from ostinato.evaluate.pass_at_k import pass_rates, sharpening
 from ostinato.evaluate.suites import Item, Suite
 
 Scores = dict[tuple[str, int], ItemScore]

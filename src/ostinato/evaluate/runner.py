@@ -23,7 +23,7 @@ from ostinato.core.report import ItemScore
 from ostinato.evaluate.answers import Response, read_answers, refusal
 from ostinato.evaluate.config import RunnerConfig
 from ostinato.evaluate.suites import Item, Suite
-from ostinato.evaluate.trying.patience import bounded, check_version, first_error, patiently, served_model
+from ostinato.evaluate.trying.retry import bounded, check_version, first_error, patiently, served_model
 
 ItemGrader = Callable[[Item, str], Awaitable[float]]
 """(item, answer text) -> score in [0, 1]."""

@@ -33,10 +33,10 @@ class Tallies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ArmChange:
     """Live against control: the difference of two ratios, and their quotient less 1, each with a 95% interval.
 
-    Example: ``Change(difference=..., relative=...)`` with ``relative.mean == -0.21``: a fifth fewer than control
+    Example: ``ArmChange(difference=..., relative=...)`` with ``relative.mean == -0.21``: a fifth fewer than control
     """
 
     difference: Estimate
@@ -103,7 +103,7 @@ def ratio(tally: Tally) -> Estimate | None:
     return Estimate(mean=mean, lower=lower, upper=upper, error=error, df=float(n - 1), n=n)
 
 
-def change(live: Tally, control: Tally) -> Change | None:
+def change(live: Tally, control: Tally) -> ArmChange | None:
     """Live against control, users as clusters; None where a side has fewer than two users or control's ratio is 0.
 
     The interval of the quotient is that of its logarithm, whose variance is the sum of the sides' relative variances (the delta
@@ -123,7 +123,7 @@ def change(live: Tally, control: Tally) -> Change | None:
         df=difference.df,
         n=difference.n,
     )
-    return Change(difference=difference, relative=relative)
+    return ArmChange(difference=difference, relative=relative)
 
 
 def _quantile(df: float) -> float:

@@ -35,7 +35,7 @@ class ItemSampling(BaseModel, frozen=True, extra="forbid"):
     stop: tuple[str, ...] = Field(default=(), max_length=16, description="Strings that end the answer.")
 
 
-class Message(BaseModel, frozen=True, extra="forbid"):
+class ItemMessage(BaseModel, frozen=True, extra="forbid"):
     """One chat message of an item's prompt."""
 
     role: str = Field(pattern="^(system|user|assistant)$", description="system, user or assistant.")
@@ -45,12 +45,12 @@ class Message(BaseModel, frozen=True, extra="forbid"):
 class Item(BaseModel, frozen=True, extra="allow"):
     """One task of a suite. `data` holds what belongs to the grader.
 
-    Example: ``Item(id="add-1", family="arithmetic", messages=(Message(role="user", content="..."),), grader="python_tests")``
+    Example: ``Item(id="add-1", family="arithmetic", messages=(ItemMessage(role="user", content="..."),), grader="python_tests")``
     """
 
     id: Annotated[str, Field(min_length=1, max_length=256, description="Id, unique in the suite.")]
     family: Annotated[str, Field(min_length=1, max_length=256, description="The group that the item belongs to.")]
-    messages: tuple[Message, ...] = Field(min_length=1, max_length=1024, description="The conversation so far.")
+    messages: tuple[ItemMessage, ...] = Field(min_length=1, max_length=1024, description="The conversation so far.")
     continue_final_message: bool = Field(default=False, description="The answer continues the last message's text.")
     sampling: ItemSampling = Field(default=ItemSampling(), description="How the answer is sampled.")
     grader: str = Field(min_length=1, max_length=64, description="Name of the function that scores the answer.")

@@ -35,7 +35,7 @@ from ostinato.model.attention import (
     hidden,
     logits,
 )
-from ostinato.model.directory import SEE
+from ostinato.model.checkpoint_validation import SEE
 from ostinato.model.miniature import WINDOW, cut, depth_of, miniatures
 
 LENGTHS = (3 * WINDOW, 2 * WINDOW + 1)

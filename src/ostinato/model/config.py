@@ -14,7 +14,7 @@ from ostinato.core.errors import BadConfig
 if TYPE_CHECKING:
     import torch
 
-    from ostinato.model.devices.backend import Backend
+    from ostinato.model.devices.backend import ComputeBackend
 
 
 class ModelConfig(BaseModel, frozen=True, extra="forbid"):
@@ -104,9 +104,9 @@ def compute_dtype(config: ModelConfig, quick: Callable[[], str]) -> torch.dtype:
     return torch.bfloat16 if config.compute == "bf16" else torch.float32
 
 
-def backend(config: ModelConfig) -> Backend:
+def backend(config: ModelConfig) -> ComputeBackend:
     """`device` and `kernels` with "auto" resolved. Raises BadConfig for a choice that this machine, or its numerics, does not support."""
-    from ostinato.model.devices.backend import Backend
+    from ostinato.model.devices.backend import ComputeBackend
 
     device = config.device
     if device == "auto":
@@ -124,7 +124,7 @@ def backend(config: ModelConfig) -> Backend:
             f'model.numerics = "exact" holds for our own kernels on the CPU only, and model.device is "{config.device}", '
             f'model.kernels "{config.kernels}": set model.numerics = "fast", or model.device = "cpu" and model.kernels = "own"'
         )
-    return Backend(device=device, kernels=kernels)
+    return ComputeBackend(device=device, kernels=kernels)
 
 
 def _gpus() -> int:

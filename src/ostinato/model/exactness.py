@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ostinato.core.errors import BadConfig
 from ostinato.model import routing, threads
 from ostinato.model.attention import Attend, hidden, logits
-from ostinato.model.paged import Blocks, Entry, Pages, Places, Reads
+from ostinato.model.paged import Blocks, PagedCache, PagedEntry, Reads, TokenPlaces
 
 
 class Pack(Protocol):
@@ -32,7 +32,7 @@ REMEDY = 'set model.numerics = "fast"'
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SequencePiece:
     """Tokens [start, end) of one sequence in a forward pass; earlier ones are already in the memory."""
 
     sequence: int
@@ -40,7 +40,7 @@ class Piece:
     end: int
 
 
-Memory = Callable[[Sequence[Piece]], Attend]
+Memory = Callable[[Sequence[SequencePiece]], Attend]
 """Called with the pieces of a forward pass, in order; returns the pass's `Attend`, which reads the memory and adds to it."""
 
 
@@ -52,7 +52,7 @@ class BlockMemory:
         self._total = sequences * self._each
         self._layers: dict[int, Blocks] = {}
 
-    def __call__(self, pieces: Sequence[Piece]) -> Attend:
+    def __call__(self, pieces: Sequence[SequencePiece]) -> Attend:
         return _Memory(self, [self._entry(piece) for piece in pieces])
 
     def blocks(self, layer: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Blocks:
@@ -61,27 +61,27 @@ class BlockMemory:
             self._layers[layer] = Blocks(self._total, kv_heads, self.block, dim, dtype)
         return self._layers[layer]
 
-    def _entry(self, piece: Piece) -> Entry:
+    def _entry(self, piece: SequencePiece) -> PagedEntry:
         last = self._total - 1 - piece.sequence * self._each
-        return Entry(start=piece.start, end=piece.end, blocks=range(last, last - -(-piece.end // self.block), -1))
+        return PagedEntry(start=piece.start, end=piece.end, blocks=range(last, last - -(-piece.end // self.block), -1))
 
 
 class _Memory:
     """Attention of one pass over a `BlockMemory`."""
 
-    def __init__(self, memory: BlockMemory, entries: Sequence[Entry]) -> None:
+    def __init__(self, memory: BlockMemory, entries: Sequence[PagedEntry]) -> None:
         self._memory, self._reads = memory, Reads(entries, memory.block)
-        self._places = Places.of(entries, memory.block)
+        self._places = TokenPlaces.of(entries, memory.block)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         blocks = self._memory.blocks(layer, k.shape[1], k.shape[2], k.dtype)
         blocks.write(k, v, self._places)
         return self._reads.attend(q, blocks, scale, window)[0]
 
-    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Pages:
-        """The same attention as `Pages`, for code that runs all layers at once."""
+    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> PagedCache:
+        """The same attention as `PagedCache`, for code that runs all layers at once."""
         held = [self._memory.blocks(layer, kv_heads, dim, dtype) for layer in range(layers)]
-        return Pages(self._reads, self._places, held)
+        return PagedCache(self._reads, self._places, held)
 
 
 _CUTS = (16, 16, 16, 7, 7, 1, 1, 1, 1, 1, 1, 1, 1)
@@ -115,18 +115,18 @@ def check_exact(
         whole = [_whole(model, ids[i], make_memory(1, total)) for i in range(2)]
     memory, done = make_memory(2, total), [0, 0]
     for turn, sizes in enumerate(zip(_CUTS, reversed(_CUTS), strict=True)):
-        pieces = [Piece(i, done[i], done[i] + sizes[i]) for i in ((0, 1) if turn % 2 else (1, 0))]
+        pieces = [SequencePiece(i, done[i], done[i] + sizes[i]) for i in ((0, 1) if turn % 2 else (1, 0))]
         _check_pieces(engine, ids, pieces, memory, whole)
         done = [done[i] + sizes[i] for i in range(2)]
     memory, alone = make_memory(1, total), [0, total - _ALONE, *range(total - _ALONE + 1, total + 1)]
     for start, end in pairwise(alone):
-        _check_pieces(engine, ids, [Piece(0, start, end)], memory, whole)
+        _check_pieces(engine, ids, [SequencePiece(0, start, end)], memory, whole)
 
 
 def _check_pieces(
     engine: PreTrainedModel,
     ids: Tensor,
-    pieces: Sequence[Piece],
+    pieces: Sequence[SequencePiece],
     memory: Memory,
     whole: Sequence[_Answer],
 ) -> None:
@@ -152,7 +152,9 @@ class _Answer:
     routes: Tensor | None
 
 
-def _answer(model: PreTrainedModel, ids: Tensor, pieces: Sequence[Piece], attend: Attend, heads: Tensor) -> _Answer:
+def _answer(
+    model: PreTrainedModel, ids: Tensor, pieces: Sequence[SequencePiece], attend: Attend, heads: Tensor
+) -> _Answer:
     flat = torch.cat([ids[piece.sequence, piece.start : piece.end] for piece in pieces])
     positions = torch.cat([torch.arange(piece.start, piece.end) for piece in pieces])
     routers = routing.of(model)
@@ -166,7 +168,7 @@ def _answer(model: PreTrainedModel, ids: Tensor, pieces: Sequence[Piece], attend
 
 
 def _whole(model: PreTrainedModel, ids: Tensor, memory: Memory) -> _Answer:
-    piece = Piece(0, 0, len(ids))
+    piece = SequencePiece(0, 0, len(ids))
     frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(True)
@@ -178,7 +180,7 @@ def _whole(model: PreTrainedModel, ids: Tensor, memory: Memory) -> _Answer:
             parameter.requires_grad_(False)
 
 
-def _compare(what: str, got: Tensor, want: Tensor, piece: Piece) -> None:
+def _compare(what: str, got: Tensor, want: Tensor, piece: SequencePiece) -> None:
     if differing := int((got != want).sum()):
         raise BadConfig(
             f"exact mode cannot hold for this model: {differing} of {got.numel()} {what} of tokens {piece.start} to "

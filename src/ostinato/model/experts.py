@@ -23,8 +23,8 @@ from transformers.integrations.moe import (
 )
 
 from ostinato.core.errors import BadConfig
-from ostinato.model.gated import gated
 from ostinato.model.linear import Panels, can_lay_out, in_panels, linear, multiply
+from ostinato.model.swiglu import gated
 
 IMPLEMENTATION = "ostinato"
 """Name under which the function is registered."""

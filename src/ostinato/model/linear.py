@@ -24,7 +24,7 @@ from ostinato.model.kernels.decoder import project
 from ostinato.model.kernels.pairs import HAS_PAIRS
 from ostinato.model.kernels.processor import tiles_allowed
 from ostinato.model.kernels.product import BLOCK, FUSED, PAIRS, TILES, lay_out
-from ostinato.model.kernels.turns import COLUMNS
+from ostinato.model.kernels.thread_barrier import COLUMNS
 from ostinato.model.kernels.vector import PANEL
 from ostinato.model.paged import array
 from ostinato.model.threads import split, together

@@ -19,13 +19,13 @@ from ostinato.core.places import expanded
 from ostinato.core.weights import Weights
 from ostinato.model import attention, experts, gguf_wheel, routing
 from ostinato.model.agreement import check_agreement
-from ostinato.model.devices.backend import OWN, Backend, mark
-from ostinato.model.directory import check_directory, read_config
-from ostinato.model.gated import replace_mlps
+from ostinato.model.checkpoint_validation import check_directory, read_config
+from ostinato.model.devices.backend import OWN, ComputeBackend, mark
 from ostinato.model.linear import replace_linears
 from ostinato.model.miniature import cut, depth_of
 from ostinato.model.norms import replace_norms
 from ostinato.model.portable import make_portable
+from ostinato.model.swiglu import replace_mlps
 from ostinato.model.tensors import check_finite, dtype_of, put_weights, weights_of
 
 __all__ = ["build", "check_directory", "empty_model", "load_model", "put_weights", "resolve", "weights_of"]
@@ -59,7 +59,9 @@ def resolve(source: str, cache: Path, progress: Callable[[str], None] | None = N
     return path
 
 
-def load_model(path: Path, dtype: torch.dtype, *, train: bool = False, backend: Backend = OWN) -> PreTrainedModel:
+def load_model(
+    path: Path, dtype: torch.dtype, *, train: bool = False, backend: ComputeBackend = OWN
+) -> PreTrainedModel:
     """The directory's causal LM with its weights, on the backend's device, with our attention and without a KV cache of its own.
 
     In eval mode without gradients unless `train`. Raises BadWeights (unsafe directory, missing tensor, NaN) or BadConfig (an
@@ -94,7 +96,9 @@ def load_model(path: Path, dtype: torch.dtype, *, train: bool = False, backend: 
     return _ready(model, train=train, backend=backend)
 
 
-def empty_model(path: Path, dtype: torch.dtype, *, shallow: bool = False, backend: Backend = OWN) -> PreTrainedModel:
+def empty_model(
+    path: Path, dtype: torch.dtype, *, shallow: bool = False, backend: ComputeBackend = OWN
+) -> PreTrainedModel:
     """The same architecture as `load_model`, in eval mode, with memory for weights but no values read or drawn.
 
     If `shallow`, it ends at the first layer after which there is no new kind of layer.
@@ -102,7 +106,9 @@ def empty_model(path: Path, dtype: torch.dtype, *, shallow: bool = False, backen
     return _empty(_config(path, backend), dtype, shallow=shallow, backend=backend)
 
 
-def build(path: Path, dtype: torch.dtype | None = None, backend: Backend = OWN) -> Callable[[Weights], PreTrainedModel]:
+def build(
+    path: Path, dtype: torch.dtype | None = None, backend: ComputeBackend = OWN
+) -> Callable[[Weights], PreTrainedModel]:
     """A function that makes a fresh model in eval mode in `dtype` (None: the weights' own), holding a copy of the given weights."""
 
     def make(weights: Weights) -> PreTrainedModel:
@@ -126,10 +132,10 @@ def _check_tied(path: Path, model: Any) -> None:
 def _silent(_: str) -> None: ...
 
 
-def _config(path: Path, backend: Backend) -> Any:
+def _config(path: Path, backend: ComputeBackend) -> Any:
     """The directory's configuration, of an architecture that is computed as the library does."""
     config = read_config(path)
-    on_host = Backend(kernels=backend.kernels)
+    on_host = ComputeBackend(kernels=backend.kernels)
     with _NO_INIT:  # the library's model has its values drawn
         check_agreement(
             path / "config.json", config, lambda small: _empty(small, torch.float32, backend=on_host), backend.kernels
@@ -137,7 +143,7 @@ def _config(path: Path, backend: Backend) -> Any:
     return config
 
 
-def _empty(config: Any, dtype: torch.dtype, *, shallow: bool = False, backend: Backend) -> PreTrainedModel:
+def _empty(config: Any, dtype: torch.dtype, *, shallow: bool = False, backend: ComputeBackend) -> PreTrainedModel:
     with _NO_INIT, no_init_weights():
         if shallow:
             with torch.device("meta"):
@@ -157,7 +163,7 @@ def _from_config(config: Any, dtype: torch.dtype) -> Any:
     )
 
 
-def _ready(model: Any, *, train: bool, backend: Backend) -> PreTrainedModel:
+def _ready(model: Any, *, train: bool, backend: ComputeBackend) -> PreTrainedModel:
     model.config.use_cache = False
     if backend.kernels == "own":
         make_portable(model)  # before the routers are tried

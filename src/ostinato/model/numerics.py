@@ -17,14 +17,14 @@ from torch.nn import functional as F
 from ostinato.core.errors import BadConfig
 from ostinato.core.numerics import Contract
 from ostinato.model.cpu import capabilities
-from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.model.devices.cache import CacheAttend, CachedLayer
 from ostinato.model.devices.softmax import TensorSoftmax
 from ostinato.model.devices.step import DecodingStep, StepAttend, numbers_of
 from ostinato.model.linear import Order, linear, order_in_use
 from ostinato.model.logprobs import RowSoftmax
 from ostinato.model.norms import rms_normed
-from ostinato.model.paged import Entry
+from ostinato.model.paged import PagedEntry
 from ostinato.model.threads import team
 
 TORCH_KERNELS = "3"
@@ -54,7 +54,7 @@ def contract(
     threads: int,
     block: int,
     quantisation: str = "none",
-    backend: Backend = OWN,
+    backend: ComputeBackend = OWN,
     library: Sequence[str] = (),
 ) -> Contract:
     """The contract under which this process computes with `threads` torch threads.
@@ -112,7 +112,7 @@ def order_named(definition: str) -> Order:
 
 
 @torch.inference_mode()
-def probe(backend: Backend = OWN, dtype: torch.dtype = torch.bfloat16) -> str:
+def probe(backend: ComputeBackend = OWN, dtype: torch.dtype = torch.bfloat16) -> str:
     """Eight hex digits of a hash over a few sums and products, computed on the engine's device: it covers what a list of switches may miss.
 
     Most terms of each sum cancel in pairs, so that the remainder shows the order in which they were added, and some numbers are so
@@ -123,7 +123,7 @@ def probe(backend: Backend = OWN, dtype: torch.dtype = torch.bfloat16) -> str:
     return sha256(b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in bits)).hexdigest()[:8]
 
 
-def computed(backend: Backend, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+def computed(backend: ComputeBackend, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
     """The input of `probe`: results of the engine's own operations, left on the backend's device.
 
     FlexAttention, which computes a prompt on CUDA, is not among them: compiling it takes far longer than a start should.
@@ -156,7 +156,7 @@ def _attended(cached: Tensor, x: Tensor) -> Tensor:
     """One token's attention over a cache, as in each step of a stream: 8 heads over 4."""
     slots_SKD = cached.view(_OUTPUTS, 4, -1)
     held = CachedLayer(slots_SKD.clone(), slots_SKD.flip(0))
-    last, block = Entry(start=_OUTPUTS - 1, end=_OUTPUTS, blocks=(2, 0, 1)), _OUTPUTS // 3
+    last, block = PagedEntry(start=_OUTPUTS - 1, end=_OUTPUTS, blocks=(2, 0, 1)), _OUTPUTS // 3
     if x.is_cuda:
         numbers = numbers_of([0], [last], block, rows=1, blocks=3, spare=0)
         attend = StepAttend([held], block, DecodingStep(torch.from_numpy(numbers).to(x.device)))

@@ -1,6 +1,6 @@
 """Attention over keys and values in blocks, from torch's side: which tokens read which blocks, and the call into the kernel.
 
-Engine and trainer describe their work in the same form, `Entry`: a run of tokens of one sequence and the blocks that hold the
+Engine and trainer describe their work in the same form, `PagedEntry`: a run of tokens of one sequence and the blocks that hold the
 sequence so far. The engine's blocks are its KV cache; the trainer lays a packed batch out in blocks for one layer at a time.
 """
 
@@ -22,10 +22,10 @@ _WORTH = 4096  # query-key pairs below which a second thread costs more than it 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class PagedEntry:
     """The tokens of one sequence in one forward pass: positions [start, end), and the blocks of positions [0, end) in order.
 
-    Example: ``Entry(start=96, end=97, blocks=(4, 9, 2, 7))`` is one decode token with 32 tokens per block.
+    Example: ``PagedEntry(start=96, end=97, blocks=(4, 9, 2, 7))`` is one decode token with 32 tokens per block.
     """
 
     start: int
@@ -39,7 +39,7 @@ class Reads:
     Token n is at position `positions_N[n]` and its blocks begin at `table[where_N[n]]`. `queries` and `longest` are kernel arguments.
     """
 
-    def __init__(self, entries: Sequence[Entry], block: int) -> None:
+    def __init__(self, entries: Sequence[PagedEntry], block: int) -> None:
         self.block = block
         table: list[int] = []
         where: list[int] = []
@@ -88,10 +88,10 @@ class Reads:
         return [0, *np.searchsorted(self._pairs, marks).tolist(), len(self.queries[0])]
 
 
-def _tiles(entries: Sequence[Entry], block: int) -> list[tuple[int, int, int]]:
+def _tiles(entries: Sequence[PagedEntry], block: int) -> list[tuple[int, int, int]]:
     """(first query, number of queries, number of leading blocks they share): a run of one sequence, or neighbours that share a prompt."""
     tiles: list[tuple[int, int, int]] = []
-    previous: Entry | None = None  # the single query that the last tile ends with
+    previous: PagedEntry | None = None  # the single query that the last tile ends with
     at = 0
     for entry in entries:
         size = entry.end - entry.start
@@ -132,13 +132,13 @@ class Blocks:
         self.values = torch.zeros((blocks, kv_heads, block, dim), dtype=dtype)
         self.keys_array, self.values_array = array(self.keys), array(self.values)
 
-    def write(self, k: Tensor, v: Tensor, places: Places) -> None:
+    def write(self, k: Tensor, v: Tensor, places: TokenPlaces) -> None:
         """Put tokens of k and v [N, KV, D] where `places` says."""
         write(array(k), array(v), places.tokens, places.blocks, places.offsets, self.keys_array, self.values_array)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class TokenPlaces:
     """Token `tokens[i]` of the forward pass goes to place `offsets[i]` of block `blocks[i]`; a token may go to several blocks."""
 
     tokens: NDArray[np.int64]
@@ -146,19 +146,19 @@ class Places:
     offsets: NDArray[np.int64]
 
     @staticmethod
-    def of(entries: Sequence[Entry], block: int) -> Places:
+    def of(entries: Sequence[PagedEntry], block: int) -> TokenPlaces:
         """Each entry's own tokens, in the order of the flattened forward pass."""
         where = [(e.blocks[p // block], p % block) for e in entries for p in range(e.start, e.end)]
         pairs = np.array(where, np.int64).reshape(-1, 2)
-        return Places(np.arange(len(pairs)), pairs[:, 0].copy(), pairs[:, 1].copy())
+        return TokenPlaces(np.arange(len(pairs)), pairs[:, 0].copy(), pairs[:, 1].copy())
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class PagedCache:
     """All data of attention over blocks: the reads, the places of writes, and the blocks of each layer."""
 
     reads: Reads
-    places: Places
+    places: TokenPlaces
     layers: Sequence[Blocks]
 
 
@@ -169,20 +169,20 @@ class WholeAttend:
     """
 
     def __init__(self, lengths: Sequence[int], block: int = 32) -> None:
-        entries: list[Entry] = []
+        entries: list[PagedEntry] = []
         used = 0
         for length in lengths:
             count = -(-length // block)
-            entries.append(Entry(start=0, end=length, blocks=range(used, used + count)))
+            entries.append(PagedEntry(start=0, end=length, blocks=range(used, used + count)))
             used += count
-        self._reads, self._places, self._used = Reads(entries, block), Places.of(entries, block), used
+        self._reads, self._places, self._used = Reads(entries, block), TokenPlaces.of(entries, block), used
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         blocks = Blocks(self._used, k.shape[1], self._reads.block, k.shape[2], k.dtype)
         blocks.write(k, v, self._places)
         return self._reads.attend(q, blocks, scale, window)[0]
 
-    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Pages:
-        """The same attention as `Pages`, for code that runs all layers at once."""
+    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> PagedCache:
+        """The same attention as `PagedCache`, for code that runs all layers at once."""
         made = [Blocks(self._used, kv_heads, self._reads.block, dim, dtype) for _ in range(layers)]
-        return Pages(self._reads, self._places, made)
+        return PagedCache(self._reads, self._places, made)

@@ -7,6 +7,7 @@ fence is encoded by a second tokenizer that knows no control tokens.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,15 +20,68 @@ from transformers import AutoTokenizer, GenerationConfig
 from ostinato.core.conversation import Conversation, Role
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.seams import AnswerReader
-from ostinato.model.answers.demands import grammar_of
 from ostinato.model.answers.formats import format_for
 from ostinato.model.answers.reader import Reader
-from ostinato.model.directory import check_ids, read_config
+from ostinato.model.answers.response_constraints import grammar_of
+from ostinato.model.checkpoint_validation import check_ids, read_config
 from ostinato.model.grammars.compiling import Grammars
-from ostinato.model.grammars.trial import Trial
+from ostinato.model.grammars.trial import GrammarTrial
 from ostinato.model.rendering.fences import Fences, encodable
 from ostinato.model.rendering.template import ChatTemplate
-from ostinato.model.token_bytes import TokenBytes
+
+# ---------------------------------------------------------------- bytes of tokens
+
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_SPACE = "\u2581"  # how SentencePiece writes a space
+
+
+class TokenBytes:
+    """The bytes of token ids. Exact for byte-level and byte-fallback tokenizers; for others the bytes of the decoded text.
+
+    Example: for a byte-level tokenizer that cuts an emoji in two, ``b"".join(map(TokenBytes(core).of, ids)) == "🙂".encode()``
+    """
+
+    def __init__(self, core: Tokenizer) -> None:
+        self._core = core
+        self._plain = {id: token.content for id, token in core.get_added_tokens_decoder().items()}
+        kinds = _kinds(json.loads(core.to_str()).get("decoder"))
+        self._level = _byte_level() if "ByteLevel" in kinds else {}
+        self._fallback = "ByteFallback" in kinds
+
+    def of(self, token: int) -> bytes:
+        """The bytes of one id; b"" for an id that the tokenizer does not know."""
+        piece = self._plain.get(token)
+        if piece is not None:
+            return piece.encode()
+        piece = self._core.id_to_token(token)
+        if piece is None:
+            return b""
+        if self._level:
+            return bytes(self._level[character] for character in piece if character in self._level)
+        if self._fallback:
+            byte = _BYTE.fullmatch(piece)
+            return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE, " ").encode()
+        return self._core.decode([token]).encode()
+
+
+def _kinds(decoder: Any) -> set[str]:
+    """The names of a decoder and its parts."""
+    if not decoder:
+        return set()
+    return {decoder["type"]}.union(*map(_kinds, decoder.get("decoders", ())))
+
+
+def _byte_level() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes are themselves, the others are characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+# ---------------------------------------------------------------- the renderer
+
 
 _HELD_CHARS = 1_000  # `encode` holds the interpreter's lock until it is done, which would stop all streams; a batch of one lets go of it
 
@@ -149,8 +203,8 @@ class HFRenderer:
         return Grammars(self._core.to_str(), self.vocab_size, self._stop_ids)
 
     @cached_property
-    def _trial(self) -> Trial:
-        return Trial(self._core.to_str(), self.vocab_size, self._stop_ids)
+    def _trial(self) -> GrammarTrial:
+        return GrammarTrial(self._core.to_str(), self.vocab_size, self._stop_ids)
 
     # ------------------------------------------------------------ text -> ids
 

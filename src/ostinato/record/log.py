@@ -1,29 +1,235 @@
 """The log on SQLite: every turn, signal, reward, batch and release, in one order, durable when `append` returns.
 
 The log is a directory of segments, each its own database (decision 0007). Several processes may append to a log; within a process one
-thread commits for all callers (`writer.py`). Readers never block a writer.
+thread commits for all callers (`rowlog.py`). Readers never block a writer.
+
+The transaction that appends rows: finds the open segment, skips rows that the log already holds, closes the segment when it is full. Any
+number of processes may append. Each takes SQLite's write lock on the newest segment and checks, under the lock, whether another process
+has closed it meanwhile. If so it moves on to the next segment, which the first process to get there creates.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
 from ostinato.core.clock import wall_clock
+from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
 from ostinato.core.records import Row
 from ostinato.core.seams import Clock, Cursor
 from ostinato.record import sqlite
-from ostinato.record.appender import Appender, first_segment
+from ostinato.record.codec.kinds import KINDS
+from ostinato.record.codec.rows import Ready
 from ostinato.record.config import Encrypt, RecordConfig
+from ostinato.record.head import Head, TokenText
 from ostinato.record.keys import KeyRing
+from ostinato.record.owners import assign
 from ostinato.record.reader import LogReader
 from ostinato.record.retention import drop_segments, keep_rows
 from ostinato.record.rowlog import RowLog
+from ostinato.record.segments import schema
 from ostinato.record.segments.directory import LogDirectory
-from ostinato.record.segments.filters import SealedKeys
-from ostinato.record.sqlite import driver, translate
+from ostinato.record.segments.filters import SealedKeys, build
+from ostinato.record.segments.opened import OpenSegments
+from ostinato.record.segments.segment import KEYS, Segment, SegmentGone
+from ostinato.record.sqlite import driver, is_busy, translate
+
+# ---------------------------------------------------------------- appending
+
+
+class Appender:
+    """Appends rows. Used by one thread.
+
+    Its methods raise the driver's errors and OSError; after one, the next transaction begins with fresh connections.
+    """
+
+    def __init__(
+        self, directory: LogDirectory, config: RecordConfig, clock: Clock, ring: KeyRing | None, sealed: SealedKeys
+    ) -> None:
+        self.name = str(directory.path)
+        self.token_text: TokenText | None = None
+        self._directory = directory
+        self._config = config
+        self._clock = clock
+        self._ring = ring
+        self._closed = OpenSegments(directory, ring, sealed)
+        self._reader = LogReader(directory, ring, sealed)
+        self._head: Head[Segment] | None = None
+        self._texts: dict[int, str] = {}
+
+    def close(self) -> None:
+        """Close the files."""
+        self._forget_head()
+        self._closed.close()
+        self._reader.close()
+
+    def assign_keys(self, rows: Sequence[Ready]) -> None:
+        """Assign each row's text its key; new keys are on the disk on return. Called before the transaction."""
+        if self._ring is not None:
+            assign(rows, self._config.encrypt, self._ring, self._reader.owners)
+
+    @contextmanager
+    def transaction(self, rows: Sequence[Ready]) -> Generator[Head[Segment]]:
+        """The open segment under the write lock; committed at the end, rolled back on an error. Closes segments that are full.
+
+        A busy error (`sqlite.is_busy`) is raised only before anything was written.
+        """
+        try:
+            head = self._begin()
+        except Exception as error:
+            if not is_busy(error):
+                self._forget_head()
+            raise
+        try:
+            yield head
+            head.segment.db.execute("COMMIT")
+        except BaseException:
+            self._forget_head()  # closes its connection, which rolls back, and drops its memory of rows that were not written
+            raise
+
+    def write(self, head: Head[Segment], rows: Sequence[Ready]) -> Cursor:
+        """Write the rows that the log does not hold yet; returns the newest row's place. Called inside the transaction."""
+        newest = head.segment.newest()
+        fresh = self._unseen(head, rows)
+        if fresh:
+            head.insert(fresh, newest, self.token_text)
+        return newest + len(fresh)
+
+    def waits(self, error: Exception) -> bool:
+        """True if another process holds the lock."""
+        return is_busy(error)
+
+    def refusal(self, error: Exception) -> OstinatoError:
+        """Translate an error of a transaction into the project's own."""
+        if isinstance(error, driver.Error):
+            return translate(error, self._directory.path)
+        if isinstance(error, OSError):
+            return StorageFull(f"nothing was written to {self.name}: {error}; free space, then try again")
+        return Unavailable(f"rows could not be written to {self.name}: {error!r}")
+
+    # ------------------------------------------------------------ rows that the log already holds
+
+    def _unseen(self, head: Head[Segment], rows: Sequence[Ready]) -> list[tuple[Ready, int]]:
+        """The rows whose identity is neither in the log nor earlier in the list, with their new keys."""
+        keys = [row.key for row in rows]
+        taken, closed = head.segment.known(keys), self._closed.sealed.holding(keys)
+        fresh: dict[tuple[object, ...], tuple[Ready, int]] = {}
+        used: set[int] = set()
+        for row in rows:
+            mark = (row.kind, *row.identity)
+            if mark in fresh or self._is_closed(row, closed) or self._is_kept(row):
+                continue
+            key = row.key
+            if key in taken or key in used:
+                place, key = head.segment.place(row.kind, row.identity, key)
+                while key in used:
+                    place, key = head.segment.place(row.kind, row.identity, (key + 1) & KEYS)
+                if place is not None:
+                    continue
+            used.add(key)
+            fresh[mark] = (row, key)
+        return list(fresh.values())
+
+    def _is_closed(self, row: Ready, holding: Mapping[int, list[Cursor]]) -> bool:
+        for first in holding.get(row.key, ()):
+            with suppress(SegmentGone):  # then its rows were dropped, or are among the permanent rows
+                if self._closed.get(first).place(row.kind, row.identity, row.key)[0] is not None:
+                    return True
+        return False
+
+    def _is_kept(self, row: Ready) -> bool:
+        kept = self._closed.kept() if row.kind.for_ever else None
+        return kept is not None and kept.locate(row.kind, row.identity) is not None
+
+    # ------------------------------------------------------------ the open segment
+
+    def _begin(self) -> Head[Segment]:
+        while True:
+            try:
+                head = self._head or self._open_newest()
+            except SegmentGone:
+                continue
+            head.segment.db.execute("BEGIN IMMEDIATE")
+            if head.segment.seal() is not None:
+                head.segment.db.execute("ROLLBACK")
+                self._leave(head)
+            elif self._is_full(head):
+                self._close(head)
+            else:
+                if head.segment.version != schema.FORMAT:  # it has no row, or it would be full
+                    head.segment.upgrade()
+                return head
+
+    def _open_newest(self) -> Head[Segment]:
+        listing = self._directory.listing()
+        if not listing.firsts:
+            schema.create(self._directory.segment(1), 1, self._clock())
+            listing = self._directory.listing()
+        self._closed.listing(again=True)
+        self._closed.learn_filters()
+        head = Head(Segment(self._directory.segment(listing.firsts[-1]), self._ring, write=True), self._texts)
+        self._head = head
+        return head
+
+    def _is_full(self, head: Head[Segment]) -> bool:
+        db, config = head.segment.db, self._config
+        rows = head.segment.newest() - head.segment.first + 1
+        if rows == 0:
+            return False
+        pages = db.execute("PRAGMA page_count").fetchone()[0] * db.execute("PRAGMA page_size").fetchone()[0]
+        age = self._clock() - head.made_at
+        return (
+            rows >= config.segment_rows
+            or pages >= config.segment_mb * 1e6
+            or not 0 <= age < 3600 * config.segment_hours  # created in the future by a wrong clock
+            or head.segment.version != schema.FORMAT
+        )
+
+    def _close(self, head: Head[Segment]) -> None:
+        """Seal the segment permanently and move on to the next."""
+        db = head.segment.db
+        tables = [kind.table for kind in KINDS if db.execute(f"SELECT 1 FROM {kind.table} LIMIT 1").fetchone()]
+        keys = [key for (key,) in db.execute("SELECT key FROM identities")]
+        seal = (head.segment.newest(), self._clock(), json.dumps(tables), build(keys))
+        db.execute("INSERT INTO seal VALUES (1, ?, ?, ?, ?)", seal)
+        db.execute("COMMIT")
+        with suppress(driver.Error):
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._leave(head)
+
+    def _leave(self, head: Head[Segment]) -> None:
+        """Leave a closed segment. Creates the next one if there is none."""
+        seal = head.segment.seal()
+        assert seal is not None
+        if self._directory.listing().firsts[-1] == head.segment.first:
+            schema.create(self._directory.segment(seal.last + 1), seal.last + 1, self._clock())
+        self._forget_head()
+
+    def _forget_head(self) -> None:
+        if self._head is not None:
+            self._head.segment.close()
+            self._head = None
+
+
+def first_segment(directory: LogDirectory, clock: Clock, first: Cursor) -> None:
+    """Create the log's first segment, with this first row, if it has none. Refuse a log that this code must not append to.
+
+    Raises BadConfig, Corrupt, StorageFull, the driver's errors.
+    """
+    try:
+        if not directory.listing().firsts:
+            schema.create(directory.segment(first), first, clock())
+        with suppress(SegmentGone):
+            Segment(directory.segment(directory.listing().firsts[-1]), None).close()
+    except OSError as error:
+        raise StorageFull(f"cannot create {directory.path}: {error}; make the run's directory writable") from error
+
+
+# ---------------------------------------------------------------- the log
 
 
 class SqlLog(RowLog):

@@ -1,26 +1,352 @@
-"""The log's interface, independent of its database: one thread commits for all callers, another reads."""
+"""The log's interface, independent of its database: one thread commits for all callers, another reads.
+
+Group commit: all waiting rows are written in one transaction, so that many callers share one fsync, and every caller is answered within its
+deadline. While another process holds the write lock all callers wait together. When the shared transaction fails for another reason,
+each caller's rows are tried alone: those that can be written are kept, and the other callers get the error. On a full disk the smallest
+are tried first; if some rows do not fit, all larger ones are refused with them. The queue is bounded in callers and in bytes. If a
+caller is answered before a transaction takes its rows, they are freed at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
+import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from copy import copy
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol, Self, TypeVar, cast
 
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, OstinatoError, StorageFull, Unavailable
 from ostinato.core.records import Identity, Row, Turn
 from ostinato.core.seams import Cursor, R
 from ostinato.record.codec.kinds import Kind, kind_of
+from ostinato.record.codec.rows import Ready, prepare
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.head import TokenText
 from ostinato.record.keys import KeyRing, Scope
-from ostinato.record.writer import Appending, GroupWriter
+
+# ---------------------------------------------------------------- group commit
+
+
+GROUP = 512  # callers per transaction
+BACKLOG = 20_000  # callers that may wait
+BACKLOG_BYTES = 256 * 2**20  # that their rows may take; a single caller may always wait, whatever its size
+
+Answer = Cursor | OstinatoError
+
+
+class _Room:
+    """The byte budget of all waiting rows. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._gate = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Reserve bytes; False, and nothing is reserved, if there is no room."""
+        with self._gate:
+            if self._taken and self._taken + size > BACKLOG_BYTES:
+                return False
+            self._taken += size
+            return True
+
+    def give_back(self, size: int) -> None:
+        with self._gate:
+            self._taken -= size
+
+
+class _Job:
+    """One caller's rows. It is answered once, by the writer or, at its deadline, by its own event loop."""
+
+    __slots__ = (
+        "_answered",
+        "_future",
+        "_gate",
+        "_room",
+        "_taken",
+        "begun",
+        "deadline",
+        "loop",
+        "ready",
+        "rows",
+        "timer",
+    )
+
+    def __init__(self, rows: Sequence[Row], wait_s: float, room: _Room) -> None:
+        self.rows = rows
+        self._room = room
+        self._taken = 0
+        self.ready: list[Ready] = []
+        self.deadline = time.monotonic() + wait_s
+        self.begun = False  # a transaction may hold its rows
+        self.loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[Cursor] | None = self.loop.create_future()
+        self._answered = False
+        self._gate = threading.Lock()
+        self.timer: asyncio.TimerHandle | None = None
+
+    def size(self) -> int:
+        """The approximate size of its rows in bytes."""
+        return sum(row.size for row in self.ready)
+
+    def enter(self) -> bool:
+        """Reserve room in the queue; False if there is too little."""
+        size = sum(_memory(getattr(row, name)) for row in self.rows for name in getattr(row, "__slots__", ()))
+        self._taken = size if self._room.take(size) else 0
+        return self._taken == size
+
+    def leave(self) -> None:
+        """Free its rows, because the thread is done with it."""
+        with self._gate:
+            self._let_go()
+
+    def begin(self) -> bool:
+        """Claim it for a transaction; False if it was answered already."""
+        with self._gate:
+            self.begun = not self._answered
+            return self.begun
+
+    def expire(self, name: str) -> None:
+        """Answer it with Unavailable at its deadline. Runs on its event loop."""
+        with self._gate:
+            if self._answered:
+                return
+            self._answered = True
+            if not self.begun:
+                self._let_go()
+        kept = "it may still be kept: sending it again is safe" if self.begun else "nothing of it was kept"
+        self.settle(
+            Unavailable(f"the log at {name} could not be written in time; {kept}. See what holds its disk or file")
+        )
+
+    def answer(self) -> bool:
+        """Mark it as answered; True for the first caller, which must settle it."""
+        with self._gate:
+            first, self._answered = not self._answered, True
+            return first
+
+    def settle(self, answer: Answer) -> None:
+        """Give the caller its answer. Runs on its event loop."""
+        if self.timer is not None:
+            self.timer.cancel()
+        # an error's traceback holds the rows, and this job may still be in the queue
+        future, self._future = self._future, None
+        if future is None or future.done():  # the caller was cancelled
+            return
+        if isinstance(answer, OstinatoError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    async def outcome(self) -> Cursor:
+        """Wait for the answer."""
+        assert self._future is not None
+        return await self._future
+
+    def _let_go(self) -> None:
+        self.rows, self.ready = (), []
+        self._room.give_back(self._taken)
+        self._taken = 0
+
+
+H = TypeVar("H")
+
+
+class Appending(Protocol[H]):
+    """The write side for one kind of database, in transactions. Used by one thread."""
+
+    name: str
+    """The log's location, for messages."""
+    token_text: TokenText | None
+    """Gives the text of one token, so that texts which tokens spell are not stored; None: all texts are stored."""
+
+    def close(self) -> None:
+        """Close the database."""
+        ...
+
+    def assign_keys(self, rows: Sequence[Ready]) -> None:
+        """Assign each row's text its key. Called before the transaction."""
+        ...
+
+    def transaction(self, rows: Sequence[Ready]) -> AbstractContextManager[H]:
+        """A transaction that excludes other writers, committed at the end, rolled back on an error. Only these rows are written in it."""
+        ...
+
+    def write(self, head: H, rows: Sequence[Ready]) -> Cursor:
+        """Write the rows that the log does not hold yet; returns the newest row's place. Called inside the transaction."""
+        ...
+
+    def waits(self, error: Exception) -> bool:
+        """True if the transaction may be tried again until the callers' deadlines."""
+        ...
+
+    def refusal(self, error: Exception) -> OstinatoError:
+        """Translate an error of a transaction into the project's own."""
+        ...
+
+
+class GroupWriter:
+    """The only writer of one process. Thread-safe; `submit` is called on an event loop."""
+
+    def __init__(self, appender: Appending[Any], wait_s: float) -> None:
+        self._appender = appender
+        self._wait_s = wait_s
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._gate = threading.Lock()  # nothing may follow the closing mark into the queue
+        self._closed = False
+        self._room = _Room()
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._thread.start()
+
+    async def submit(self, rows: Sequence[Row]) -> Cursor:
+        """Write all rows or none; returns the newest sequence number once they are on disk.
+
+        Raises BadRequest, StorageFull, Unavailable, each within the time that an append may take.
+        """
+        job = _Job(rows, self._wait_s, self._room)
+        with self._gate:
+            if self._closed:
+                raise Unavailable(f"the log at {self._appender.name} is closed")
+            if self._queue.qsize() >= BACKLOG:
+                raise self._behind(f"{BACKLOG} appends")
+            if not job.enter():
+                raise self._behind(f"{BACKLOG_BYTES >> 20} MiB")
+            job.timer = job.loop.call_later(self._wait_s, job.expire, self._appender.name)
+            self._queue.put(job)
+        return await job.outcome()
+
+    def close(self) -> None:
+        """Write the waiting rows, then stop the thread. May be called twice."""
+        with self._gate:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
+
+    def _behind(self, how_far: str) -> Unavailable:
+        return Unavailable(f"the log at {self._appender.name} is {how_far} behind; nothing was kept, send less")
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        open_, jobs = True, list[_Job]()
+        while open_ or jobs:
+            fresh: list[_Job] = []
+            if open_ and len(jobs) < GROUP:
+                fresh, open_ = self._take(GROUP - len(jobs), wait=not jobs)
+            jobs = self._commit(jobs + self._prepared(fresh))
+        self._appender.close()
+
+    def _take(self, most: int, *, wait: bool) -> tuple[list[_Job], bool]:
+        jobs: list[_Job] = []
+        with suppress(Empty):
+            while len(jobs) < most:
+                job = self._queue.get(block=wait and not jobs)
+                if job is None:
+                    return jobs, False
+                jobs.append(job)
+        return jobs, True
+
+    def _prepared(self, jobs: list[_Job]) -> list[_Job]:
+        """The jobs whose rows can be stored; the others are answered."""
+        good: list[_Job] = []
+        refused: list[tuple[_Job, Answer]] = []
+        for job in jobs:
+            try:
+                job.ready = [prepare(row) for row in job.rows]
+                good.append(job)
+            except Exception as error:  # noqa: BLE001 - the thread must outlive any one caller's rows
+                refused.append((job, self._error(error)))
+        _tell(refused)
+        return good
+
+    def _commit(self, jobs: list[_Job]) -> list[_Job]:
+        """Write the rows of these jobs and answer them; returns those that must wait for another process."""
+        jobs = self._in_time(jobs)
+        if not jobs:
+            return []
+        answer = self._try(jobs)
+        if answer is None:
+            return jobs
+        if len(jobs) == 1 or not isinstance(answer, OstinatoError):
+            _tell([(job, answer) for job in jobs])
+            return []
+        full = isinstance(answer, StorageFull)
+        waiting: list[_Job] = []
+        refusal: Answer | None = None
+        for job in sorted(jobs, key=_Job.size) if full else jobs:
+            answer = refusal or (None if waiting else self._try([job]))
+            if full and isinstance(answer, StorageFull):
+                refusal = answer
+            if answer is None:
+                waiting.append(job)
+            else:
+                _tell([(job, answer)])
+        return waiting
+
+    def _in_time(self, jobs: list[_Job]) -> list[_Job]:
+        """The jobs whose deadline has not passed. The others are answered here too, because their loop may be waiting for this thread."""
+        now = time.monotonic()
+        for job in jobs:
+            if job.deadline <= now:
+                job.leave()
+                with suppress(RuntimeError):
+                    job.loop.call_soon_threadsafe(job.expire, self._appender.name)
+        return [job for job in jobs if job.deadline > now]
+
+    def _try(self, jobs: list[_Job]) -> Answer | None:
+        """Run one transaction for all jobs; None if another process holds the lock."""
+        try:
+            offered = [row for job in jobs for row in job.ready]
+            self._appender.assign_keys(offered)
+            with self._appender.transaction(offered) as head:
+                rows = [row for job in jobs if job.begin() for row in job.ready]
+                return self._appender.write(head, rows)
+        except Exception as error:  # noqa: BLE001 - the thread must outlive any one caller's rows
+            return None if self._appender.waits(error) else self._error(error)
+
+    def _error(self, error: Exception) -> OstinatoError:
+        if isinstance(error, OstinatoError):
+            return error
+        return self._appender.refusal(error)
+
+
+def _memory(value: Any) -> int:
+    """The approximate bytes of a field: the ids in a tuple are shared between turns, texts are not."""
+    return sys.getsizeof(value) + (8 * len(value) if isinstance(value, tuple) else 0)
+
+
+def _tell(answers: Sequence[tuple[_Job, Answer]]) -> None:
+    """Give each caller its answer, on its own event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Answer]]] = defaultdict(list)
+    for job, answer in answers:
+        job.leave()
+        if job.answer():
+            by_loop[job.loop].append((job, answer))
+    for loop, settled in by_loop.items():
+        with suppress(RuntimeError):  # the loop was closed meanwhile: no caller is left
+            loop.call_soon_threadsafe(_settle, settled)
+
+
+def _settle(settled: list[tuple[_Job, Answer]]) -> None:
+    for job, answer in settled:
+        # each caller gets its own error object, because tracebacks are attached to it
+        job.settle(copy(answer) if isinstance(answer, OstinatoError) else answer)
+
+
+# ---------------------------------------------------------------- the log
+
 
 T = TypeVar("T")
 
 
-class Reading(Protocol):
+class RowReader(Protocol):
     """The read side for one kind of database. Thread-safe."""
 
     def close(self) -> None: ...
@@ -45,7 +371,7 @@ class Reading(Protocol):
 class RowLog(ABC):
     """The `Log` seam, with further methods for a run's own workers. Call `close` when done, or use it as a context manager."""
 
-    def __init__(self, reader: Reading, appender: Appending[Any], ring: KeyRing | None, config: RecordConfig) -> None:
+    def __init__(self, reader: RowReader, appender: Appending[Any], ring: KeyRing | None, config: RecordConfig) -> None:
         self._config = config
         self._ring = ring
         self._reader = reader

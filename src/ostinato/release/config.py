@@ -13,7 +13,7 @@ from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig, compl
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.outcome_config import OutcomeConfig
 from ostinato.release.trial.config import HOUR, Require, TrialConfig
-from ostinato.release.trial.standing import StandingConfig
+from ostinato.release.trial.incumbent_test import StandingConfig
 
 SignalName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
 

@@ -8,29 +8,113 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, Unavailable
-from ostinato.core.records import PolicyVersion, ReleaseEvent
+from ostinato.core.records import Arm, Person, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.report import Incumbents, Report, Verdict
-from ostinato.core.seams import Clock, Log
+from ostinato.core.seams import Clock, Cursor, Log
+from ostinato.release.alarms import note
 from ostinato.release.ancestry import Ancestry
 from ostinato.release.approvals import Approvals, told
-from ostinato.release.braking import Braking
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.guard import Compare
 from ostinato.release.ledger import ReleaseLedger, State
+from ostinato.release.metrics.metric import metrics_of, wanted
+from ostinato.release.metrics.reactions import Reacted, Reactions
 from ostinato.release.moves import Moves
-from ostinato.release.outcomes import Outcomes
 from ostinato.release.pace.budget import Pace, spent
 from ostinato.release.pace.cadence import cadence
-from ostinato.release.protocols import Judge, Refs, Versions
+from ostinato.release.pace.cooldown import DAY, Brake, brake
+from ostinato.release.protocols import GateJudge, Refs, Versions
+from ostinato.release.trial.contrast import TimeSlot
+from ostinato.release.trial.incumbent_test import BestComparison, StandingWatch
+from ostinato.release.trial.tally import POOLED, SlotTally
 from ostinato.release.trials import Trials
-from ostinato.release.verified import VerifiedArm
-from ostinato.release.watch import Watch
+from ostinato.release.watch import Outcomes, ReleaseWatch
+
+# ---------------------------------------------------------------- cooldown
+
+
+FROZEN = "release:rollbacks"
+"""The name of the alarm that stands while nothing ships by itself because of too many rollbacks."""
+
+
+class Braking:
+    """Keeps no state that is not in the ledger, except the alarm's last noted state."""
+
+    def __init__(self, log: Log, config: ReleaseConfig, clock: Clock) -> None:
+        self._log = log
+        self._config = config
+        self._clock = clock
+        self._noted: bool | None = None
+
+    def look(self, state: State) -> Brake | None:
+        """The brake that keeps candidates from shipping by themselves; None if there is none."""
+        pause, a_day = self._config.cooldown_s, self._config.rollbacks_a_day
+        return brake(state.rollbacks, cooldown_s=pause, a_day=a_day, now=self._clock())
+
+    def asks(self, state: State) -> bool:
+        """True if a candidate that passes the gate waits for a person. A brake does not keep it from being judged then.
+
+        Where candidates are tried on users first, a frozen controller tries none: a person ends the freeze by shipping a version.
+        """
+        held = self.look(state)
+        frozen = held is not None and held.until is None
+        return not self._config.canary and (frozen or self._config.approval == "manual")
+
+    def holds(self, state: State) -> bool:
+        """True if no candidate may advance by itself."""
+        return self.look(state) is not None and not self.asks(state)
+
+    async def note(self, state: State) -> None:
+        """Raise or clear the alarm. A restarted worker compares it with the log at its first call."""
+        held = self.look(state)
+        frozen = held is not None and held.until is None
+        if frozen != self._noted:
+            why = held.reason if held is not None and frozen else "a person shipped or approved a version since"
+            await note(self._log, FROZEN, raised=frozen, why=why, at=self._clock())
+            self._noted = frozen
+
+
+# ---------------------------------------------------------------- the verified release
+
+
+class VerifiedArm:
+    """Without `config.best_arm` there is no such arm, and the methods do nothing."""
+
+    def __init__(self, log: Log, ledger: ReleaseLedger, moves: Moves, config: ReleaseConfig, clock: Clock) -> None:
+        self._ledger = ledger
+        self._moves = moves
+        self._clock = clock
+        self._standing = RunningStanding(log, config) if config.best_arm else None
+
+    async def park(self, state: State) -> None:
+        """Keep the arm's ref where the ledger says."""
+        if self._standing is not None and state.verified:
+            await self._moves.point(Arm.VERIFIED.value, state.verified[-1])
+
+    async def look(self, state: State) -> ReleaseEvent | None:
+        """Roll back to the verified release if live is worse than it; record live in its place once live is better."""
+        if self._standing is None or not state.verified or state.live is None:
+            return None
+        verified, live = state.verified[-1], state.live
+        found = await self._standing.look(state, self._ledger.verified_from, self._clock())
+        if found is None or live == verified:
+            return None
+        beside = f"beside {verified}, the best that users proved:"
+        if found.worse:
+            why = f"worse {beside} {100 * found.effect.difference:+.1f} pp"
+            return await self._moves.take_back(verified, live, why, {"effect": asdict(found.effect)})
+        if found.better:
+            why = f"better {beside} {100 * found.gain.difference:+.1f} pp"
+            return await self._ledger.append("verified", live, verified, why, {"effect": asdict(found.gain)})
+        return None
+
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +140,7 @@ class ReleaseController:
         log: Log,
         store: Refs,
         versions: Versions,
-        evals: Judge | None,
+        evals: GateJudge | None,
         config: ReleaseConfig,
         clock: Clock,
         compare: Compare | None = None,
@@ -82,7 +166,9 @@ class ReleaseController:
         self._watch = (
             None
             if compare is None
-            else Watch(Outcomes(log, config.outcomes, config.metrics), config.guard, compare, config.trial.slot_s)
+            else ReleaseWatch(
+                Outcomes(log, config.outcomes, config.metrics), config.guard, compare, config.trial.slot_s
+            )
         )
         self._moves = Moves(self.ledger, store, versions, holdback=config.trial.holdback)
         self._approvals = Approvals(self.ledger, self._moves, manual=config.approval == "manual")
@@ -293,7 +379,7 @@ class ReleaseController:
             return begun[0]
         return None if state.settled(newest[0]) else newest[0]
 
-    async def _evaluate(self, candidate: PolicyVersion, evals: Judge) -> ReleaseEvent | None:
+    async def _evaluate(self, candidate: PolicyVersion, evals: GateJudge) -> ReleaseEvent | None:
         if not self._restored:
             evals.restore(self.ledger.evidence)
             self._restored = True
@@ -368,3 +454,88 @@ class ReleaseController:
             return await self.ledger.append("blocked", candidate, live, why)
         why = f"{state.reason}; on the gate alone, without a canary"
         return await self._approvals.passed(candidate, live, why, {}, ask=self._braking.asks(state))
+
+
+# ---------------------------------------------------------------- the incumbent
+
+
+_EXPECTED = 0.5
+"""The value expected of every person, since nothing is known about new ones. It cancels in the difference, as both arms have it."""
+
+
+class RunningStanding:
+    """Adds up time slots. After a restart they are read again from the log, as far back as `release.outcomes.window` reaches.
+
+    It compares by the first declared goal, if that has no quantile.
+    """
+
+    def __init__(self, log: Log, config: ReleaseConfig) -> None:
+        self._log = log
+        self._config = config
+        self._goal = metrics_of(config.metrics, config.trial.margin)[0]
+        self._key: tuple[str, float] | None = None
+        self._shipped_at = -math.inf
+        self._reactions: Reactions | None = None
+        self._watch = StandingWatch(config.standing, most_turns_a_day=config.trial.most_turns_a_day)
+        self._people: dict[Person, int] = {}
+        self._upto = -math.inf
+
+    async def look(self, state: State, after: Cursor, now: float) -> BestComparison | None:
+        """The result after the slots that are over; None if none has ended since the last look.
+
+        `state` names the verified release; `after` is the place in the log of the line that began the comparison with it.
+        """
+        key = state.verified[-1].hash, state.verified_at
+        if self._key != key:
+            await self._begin(state.verified_at, after, now)
+            self._key = key
+        assert self._reactions is not None
+        found: BestComparison | None = None
+        slot_s = self._config.trial.slot_s
+        while (end := self._upto + slot_s) + self._config.outcomes.maturity_s <= now:
+            if self._shipped_at != state.shipped_at and end - slot_s >= state.shipped_at:
+                self._watch.shipped(end - slot_s)
+                self._shipped_at = state.shipped_at
+            if self._watch.over(end):
+                self._people = {}
+            # turns dropped because too many wait are left out
+            await self._reactions.refresh(end + self._config.outcomes.maturity_s)
+            taken = self._reactions.take(end)
+            own = taken if self._shipped_at == state.shipped_at else ()
+            found = self._watch.add(self._slot(taken, state, end), end, self._slot(own, state, end, newest=True))
+            self._upto = end
+        return found
+
+    async def _begin(self, since: float, after: Cursor, now: float) -> None:
+        """Start with the period that is under way: earlier periods were decided on in their time."""
+        standing, slot_s = self._config.standing, self._config.trial.slot_s
+        periods = math.floor((now - self._config.outcomes.maturity_s - since) / standing.period_s)
+        began = since + max(periods, 0) * standing.period_s
+        # the slot that ends with a period belongs to the next one
+        self._upto = since if began == since else began - slot_s
+        window = await self._log.before_last(self._config.outcomes.window, Turn)
+        self._reactions = Reactions(self._log, self._config.outcomes, wanted((self._goal,)), max(after, window))
+        await self._reactions.refresh(self._upto)
+        self._reactions.take(self._upto)
+        self._watch = StandingWatch(standing, most_turns_a_day=self._config.trial.most_turns_a_day)
+        self._watch.restart(began if began == since else began - standing.period_s)
+        self._shipped_at = -math.inf
+        self._people = {}
+
+    def _slot(self, taken: Sequence[Reacted], state: State, end: float, *, newest: bool = False) -> TimeSlot:
+        """One slot's tallies; with `newest`, the live arm has only the version that is live now."""
+        assert state.live is not None
+        tally, maturity_s = SlotTally(), self._config.outcomes.maturity_s
+        for each in taken:
+            if not each.dealt:
+                continue
+            treated = each.arm is Arm.LIVE and (not newest or each.policy in (state.live.hash, ""))
+            stays = each.arm is Arm.VERIFIED and each.policy in (state.verified[-1].hash, "")
+            measured = self._goal.measure(each.known(end + maturity_s)) if treated or stays else None
+            if measured is None:
+                continue
+            if self._goal.sign < 0:
+                measured = measured[1] - measured[0], measured[1]
+            person = self._people.setdefault(each.person, len(self._people))
+            tally.add(POOLED, person, treated, measured, _EXPECTED)
+        return tally.slot(int(end // DAY))

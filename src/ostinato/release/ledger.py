@@ -15,8 +15,8 @@ from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Clock, Cursor, Log
 from ostinato.release.ancestry import Harmful
 from ostinato.release.hashes import Hashes
-from ostinato.release.pace.brakes import RolledBack
-from ostinato.release.pace.history import History
+from ostinato.release.pace.cooldown import RolledBack
+from ostinato.release.pace.history import PaceHistory
 from ostinato.release.proposal import Proposal
 from ostinato.release.trial.record import TrialRecord
 
@@ -289,7 +289,7 @@ class ReleaseLedger:
         self.harmful: Harmful | None = None
         """The last harm, from a rollback or a trial that found a candidate worse; None once a newer version shipped."""
         self.state = State()
-        self.history = History()
+        self.history = PaceHistory()
         self.evidence: dict[str, Any] = {}
 
     async def refresh(self) -> State:

@@ -33,7 +33,7 @@ class Versions(Protocol):
         ...
 
 
-class Judge(Evals, Protocol):
+class GateJudge(Evals, Protocol):
     """Evaluation whose scores can be kept in the ledger and restored from it."""
 
     def evidence(self) -> Mapping[str, Any]:

@@ -5,19 +5,213 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from secrets import token_hex
 
-from ostinato.core.records import PolicyVersion, ReleaseEvent
-from ostinato.core.seams import Clock, Log
+from ostinato.core.errors import Unavailable
+from ostinato.core.records import Arm, Person, PolicyVersion, ReleaseEvent, Turn
+from ostinato.core.seams import Clock, Cursor, Log
 from ostinato.release.approvals import Approvals
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State
+from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig
+from ostinato.release.metrics.metric import metrics_of, wanted
+from ostinato.release.metrics.pre_period import ExpectedMetrics, Past
+from ostinato.release.metrics.reactions import Reacted, Reactions
 from ostinato.release.moves import Moves
+from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.trial.config import HOUR, TrialConfig
 from ostinato.release.trial.record import TrialRecord
-from ostinato.release.trial.running import RunningTrial
-from ostinato.release.trial.verdict import Decision, Next
+from ostinato.release.trial.tally import POOLED, SlotTally
+from ostinato.release.trial.trial import Trial
+from ostinato.release.trial.verdict import Decision, NextAction
+
+# ---------------------------------------------------------------- a running trial
+
+
+logger = logging.getLogger(__name__)
+
+_DAY = 86_400.0
+_REMEMBERED_S = 7 * _DAY
+
+
+class RunningTrial:
+    """Adds up the slots of the ledger's trial. After a restart it reads the log from the trial's start and gets the same numbers.
+
+    A turn is read `maturity_s` after its slot, and signals received later are ignored, so the time of a look does not matter. Only people
+    who were dealt to an arm by chance count. Each metric is compared tenant by tenant; tenants that had fewer than `tenant_people` people
+    in the week before the trial are compared as one.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        outcomes: OutcomeConfig,
+        config: TrialConfig,
+        metrics: Sequence[MetricConfig] = DEFAULT_METRICS,
+    ) -> None:
+        self._log = log
+        self._outcomes = outcomes
+        self._config = config
+        self._metrics = metrics_of(metrics, config.margin)
+        self._wanted = wanted(self._metrics)
+        self._reactions: Reactions | None = None
+        self._past = Past(self._metrics)
+        self._record: TrialRecord | None = None
+        self._trial: Trial | None = None
+        self._upto = self._forgot = -math.inf
+        self._people: dict[Person, int] = {}
+        self._expected = ExpectedMetrics(people={}, usual_M=())
+        self._tenants: frozenset[str] = frozenset()
+        self._answering = False
+        self._thresholds: dict[str, float | None] = {}
+        self.missed = 0
+        """The number of trial turns that were dropped without being judged, because more came at once than are held."""
+
+    async def first_share(self, now: float) -> float:
+        """The share that the next trial should begin with, given the number of users of the last day."""
+        self._record = None
+        await self._read()
+        return Trial(self._config, active=self._active(now)).share
+
+    async def look(self, record: TrialRecord, after: Cursor, now: float) -> Decision | None:
+        """The decision after the slots that are over, or None if none has ended since the last look.
+
+        `after` is the place in the log of the trial's first line. Raises Unavailable while the trial's start lies in the future, because
+        the clock was ahead when it began.
+        """
+        if record.began > now + self._config.slot_s:
+            ahead = (record.began - now) / HOUR
+            raise Unavailable(
+                f"the trial of {record.candidate} began {ahead:.1f} hours from now: the clock was ahead; nothing is judged until then; "
+                "end it with `ostinato ship` or `ostinato rollback`"
+            )
+        if self._upto > now + self._config.slot_s:
+            logger.warning("the clock was ahead: the trial of %s is read again from its start", record.candidate)
+            self._record, self._reactions, self._past = None, None, Past(self._metrics)
+        if self._record is None or (self._record.salt, self._record.began) != (record.salt, record.began):
+            await self._begin(record, after)
+        self._record = record
+        assert self._trial is not None
+        self._trial.better_s, self._trial.retested = record.better_s, record.retested
+        ended = 0
+        while (end := self._next_end(record)) + self._outcomes.maturity_s <= now:
+            # no further than the slot needs: reading a whole trial at once holds no more of it in memory than following it
+            await self._read(end + self._outcomes.maturity_s, self._upto)
+            self._add(record, end)
+            self._upto = end
+            ended += 1
+        self._trial.share, self._trial.shipped = record.shares[-1][1], record.shipped
+        self._trial.require = record.require
+        return self._trial.look(self._upto - record.began) if ended else None
+
+    async def _begin(self, record: TrialRecord, after: Cursor) -> None:
+        """Begin a trial. The turns before it are the past from which users' expected outcomes come."""
+        since = 0
+        async for _ in self._log.read(after, {Turn}):
+            since += 1
+        # always from the log, even if the trial before it was followed, so that a restarted worker knows the same past
+        self._past = Past(self._metrics)
+        self._reactions = self._from(await self._log.before_last(self._outcomes.past + since, Turn))
+        await self._read(record.began, record.began)
+        for each, known in self._take(record.began, record.began):
+            self._past.remember(each.person, each.ended_at, known)
+        self._past.forget(record.began - _REMEMBERED_S)
+        self._expected = self._past.expected()
+        self._tenants = frozenset(self._past.tenants(self._config.tenant_people))
+        self._thresholds = {}
+        self._people, self._upto, self._answering = {}, record.began, False
+        self._trial = Trial(self._config, active=self._active(record.began), metrics=self._metrics)
+
+    async def _read(self, until: float = math.inf, past: float = math.inf) -> None:
+        """Read the log up to `until`. If too many turns wait, those dropped count as missed if they ended after `past`, else as past."""
+        if self._reactions is None:
+            self._reactions = self._from(await self._log.before_last(self._outcomes.window, Turn))
+        for each in await self._reactions.refresh(until):
+            if each.ended_at > past:
+                self._miss()
+                continue
+            self._past.remember(each.person, each.ended_at, each.known(each.ended_at + self._outcomes.maturity_s))
+            # otherwise the people would only grow in number in weeks without a trial
+            if each.ended_at - self._forgot >= _DAY:
+                self._past.forget(each.ended_at - _REMEMBERED_S)
+                self._forgot = each.ended_at
+
+    def _miss(self) -> None:
+        """Count a turn of the trial that was dropped because too many came at once. Warns at powers of ten."""
+        self.missed += 1
+        if math.log10(self.missed).is_integer():
+            logger.warning(
+                "%d turns of the trial came too close together to be judged; raise release.outcomes.window", self.missed
+            )
+
+    def _from(self, after: Cursor) -> Reactions:
+        return Reactions(self._log, self._outcomes, self._wanted, after)
+
+    def _take(self, until: float, heard: float) -> list[tuple[Reacted, dict[str, float]]]:
+        """The turns that ended by `until` and were not taken before, each with its facts and the signals received by `heard`."""
+        assert self._reactions is not None
+        return [(each, each.known(heard)) for each in self._reactions.take(until)]
+
+    def _active(self, now: float) -> float:
+        assert self._reactions is not None
+        return float(len(self._past.active(now - _DAY) | self._reactions.people()))
+
+    def _next_end(self, record: TrialRecord) -> float:
+        """The end of the next slot: on the grid, or where a new share came into force, so that shares are constant within a slot."""
+        grid = record.began + self._config.slot_s * (math.floor((self._upto - record.began) / self._config.slot_s) + 1)
+        return min([grid, *(at for at, _ in record.shares if at > self._upto)])
+
+    def _add(self, record: TrialRecord, end: float) -> None:
+        assert self._trial is not None
+        self._fix_thresholds()
+        shipped = record.shipped and end > record.shares[-1][0]
+        # the same two versions throughout: before it ships the candidate is the canary, afterwards the version it replaced is `previous`
+        arms = (Arm.LIVE, Arm.PREVIOUS) if shipped else (Arm.CANARY, Arm.LIVE)
+        sides = {(arms[0], record.candidate.hash): True, (arms[1], record.against.hash): False}
+        # a turn that ended before its first token names no version
+        sides |= {(arms[0], ""): True, (arms[1], ""): False}
+        came, tallies = SlotTally(), [SlotTally() for _ in self._metrics]
+        thresholds = [self._thresholds[metric.name] for metric in self._metrics]
+        adding = list(zip(self._metrics, tallies, thresholds, strict=True))
+        sampling = None in (self._thresholds[metric.name] for metric in self._metrics if metric.quantile is not None)
+        for each, known in self._take(end, end + self._outcomes.maturity_s):
+            # the expected values stand since the trial began: only a threshold that is still to be set reads what was said
+            self._past.see(each.person, each.ended_at)
+            if sampling:
+                self._past.sample(known)
+            side = sides.get((each.arm, each.policy))
+            if side is None or not each.dealt:
+                continue
+            if not self._answering and not (side and each.policy):
+                continue  # until the candidate's weights are loaded everybody gets live, and nobody is dealt
+            self._answering = True
+            person = self._people.setdefault(each.person, len(self._people))
+            came.add(POOLED, person, side, (0.0, 1.0), 0.0)
+            stratum = each.person[0] if each.person[0] in self._tenants else POOLED
+            expected_M = self._expected.of(each.person)
+            for (metric, tally, threshold), expected in zip(adding, expected_M, strict=True):
+                measured = metric.measure(known, threshold)
+                if measured is not None:
+                    tally.add(stratum, person, side, measured, expected)
+        day = int(end // _DAY)
+        self._trial.share = record.share(end)
+        outcomes = {metric.name: tally.slots(day) for metric, tally in zip(self._metrics, tallies, strict=True)}
+        self._trial.add(came.slot(day), outcomes, end - record.began)
+
+    def _fix_thresholds(self) -> None:
+        """Set each threshold before the first slot, or, if too little was known then, before a later one; then it stays."""
+        assert self._trial is not None
+        for metric in self._metrics:
+            if self._thresholds.get(metric.name) is None:
+                self._thresholds[metric.name] = self._past.threshold(metric)
+        self._trial.thresholds = self._thresholds
+
+
+# ---------------------------------------------------------------- trials
 
 
 class Trials:
@@ -69,15 +263,15 @@ class Trials:
             return await self._ledger.append("blocked", candidate, live, why)
         await self._moves.point("canary", candidate)
         decision = await self._running.look(trial, self._ledger.trial_began, self._clock())
-        if decision is None or decision.next is Next.WAIT:
+        if decision is None or decision.next is NextAction.WAIT:
             return None if decision is None else await self._tell(trial, decision)
-        if decision.next in (Next.SHIP, Next.RAMP) and self._paused():
+        if decision.next in (NextAction.SHIP, NextAction.RAMP) and self._paused():
             return None
         reading = {"reading": asdict(decision.reading)}
-        if decision.next is Next.SHIP:
+        if decision.next is NextAction.SHIP:
             why = f"{state.reason}; canary {decision.reason}"
             return await self._approvals.passed(candidate, live, why, reading)
-        if decision.next is Next.BLOCK:
+        if decision.next is NextAction.BLOCK:
             event = await self._ledger.append("blocked", candidate, live, f"canary: {decision.reason}", reading)
             await self._moves.point("canary", live)
             return event
@@ -91,10 +285,10 @@ class Trials:
         if decision is None:
             return None
         detail = {"reading": asdict(decision.reading)}
-        if decision.next is Next.ROLL_BACK:
+        if decision.next is NextAction.ROLL_BACK:
             why = f"beside {trial.against}: {decision.reason}"
             return await self._moves.take_back(trial.against, live, why, detail)
-        if decision.next in (Next.BETTER, Next.CONFIRMED, Next.FADED):
+        if decision.next in (NextAction.BETTER, NextAction.CONFIRMED, NextAction.FADED):
             action = decision.next.value
             return await self._ledger.append(action, trial.candidate, trial.against, decision.reason, detail)
         return await self._tell(trial, decision)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import PolicyVersion, Turn
 from ostinato.core.samples import TrainingBatch
-from ostinato.reward.desk import RewardDesk
+from ostinato.reward.pipeline import RewardDesk
 
 
 class DeskSource:

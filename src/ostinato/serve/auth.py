@@ -5,23 +5,31 @@ Secrets are compared in constant time and never appear in messages, logs or metr
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
+import logging
 import os
 import re
 import secrets
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import SecretStr
 
+from ostinato.core.audit import Audit, fingerprint
 from ostinato.core.errors import BadConfig, Unauthorized
+from ostinato.core.seams import Clock
 from ostinato.serve.config import ServeConfig
+
+if TYPE_CHECKING:  # who looks at a run needs no web server
+    from starlette.types import Scope
 
 MIN_KEY_CHARS = 16
 DEFAULT_TENANT = "default"
@@ -292,3 +300,118 @@ def presented(headers: Mapping[bytes, bytes]) -> list[bytes]:
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     bearer = token.strip() if scheme.lower() == b"bearer" else b""
     return [key for key in (bearer, headers.get(b"x-api-key"), headers.get(b"x-ostinato-key")) if key]
+
+
+# ---------------------------------------------------------------- the file of keys
+
+
+_LOG = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+_Stamp = tuple[int, ...] | None
+
+Renew = Callable[[Sequence[SecretStr]], frozenset[str]]
+"""Puts keys in the place of the earlier ones; returns the tenants that cannot be served before a restart. Raises BadConfig."""
+
+
+class KeyFile:
+    """The keys of `serve.api_keys` and of `serve.api_keys_file`. Raises BadConfig as `client_keys`.
+
+    Example: ``keys = Keyring(KeyFile(config).keys)``
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+        self._read = self._seen = _stamp(config.api_keys_file)  # before the keys are read, so that no change is missed
+        self.keys = client_keys(config.api_keys, config.api_keys_file)
+
+    async def watch(self, renew: Renew, look_s: float = LOOK_S) -> NoReturn:
+        """Look at the file every `look_s` seconds until cancelled. A file that cannot be used changes nothing and is told in the log."""
+        while True:
+            await asyncio.sleep(look_s)
+            stamp = await asyncio.to_thread(_stamp, self._config.api_keys_file)
+            settled, self._seen = stamp == self._seen, stamp
+            if settled and stamp != self._read:  # whoever is still writing it is left a moment to finish
+                self._read = stamp
+                await self._renew(renew)
+
+    async def _renew(self, renew: Renew) -> None:
+        try:
+            keys = await asyncio.to_thread(client_keys, self._config.api_keys, self._config.api_keys_file)
+            strange = renew(keys)
+        except BadConfig as error:
+            _LOG.error("the keys stay as they were: %s", error)
+            return
+        _LOG.info("serve.api_keys_file has changed: %d keys are valid now", len(keys))
+        if strange:
+            _LOG.warning(
+                "the keys of new tenants (%s) are refused until the gateway is restarted", ", ".join(sorted(strange))
+            )
+
+
+def _stamp(file: Path | None) -> _Stamp:
+    """Changes whenever the file is written, replaced, or given other permissions; None if it cannot be found."""
+    if file is None:
+        return None
+    try:
+        seen = file.expanduser().stat()
+    except (OSError, RuntimeError):
+        return None
+    return seen.st_mtime_ns, seen.st_size, seen.st_ino, seen.st_mode
+
+
+# ---------------------------------------------------------------- the audit trail
+
+
+_AGAIN_S = 3600.0
+_MOST = 1024
+_SLOT = b"x-ostinato-slot"
+
+
+class KeyAudit:
+    """Looks at each answered request. A choice of weights is recorded once an hour for each key, address and slot."""
+
+    def __init__(self, audit: Audit, keys: Keyring, clock: Clock) -> None:
+        self._audit, self._keys, self._clock = audit, keys, clock
+        self._chosen: dict[tuple[str, str, str], float] = {}
+
+    def answered(self, scope: Scope, headers: Mapping[bytes, bytes], status: int) -> None:
+        """Record the request if it matters. Almost none does, and then this costs two comparisons."""
+        if status == 401:
+            self._wrong(scope, headers)
+        elif _SLOT in headers and status < 400:
+            self._choice(scope, headers)
+
+    def _wrong(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        given = presented(headers)
+        if given and not self._keys.knows(headers):
+            self._audit(
+                "wrong key",
+                result="refused",
+                key=fingerprint(given[0]),
+                address=address_of(scope),
+                path=str(scope["path"])[:200],
+            )
+
+    def _choice(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        try:
+            who = self._keys.identify(headers)
+        except Unauthorized:  # revoked while the answer was made
+            return
+        if not who.admin:
+            return
+        key = next((fingerprint(each) for each in presented(headers) if self._keys.is_admin(each)), "")
+        slot, now = headers[_SLOT].decode("latin-1")[:100], self._clock()
+        chosen = (key, address_of(scope), slot)
+        if now - self._chosen.get(chosen, -_AGAIN_S) < _AGAIN_S:
+            return
+        if len(self._chosen) >= _MOST:
+            self._chosen.clear()
+        self._chosen[chosen] = now
+        self._audit("chose a slot", result="done", key=key, tenant=who.tenant, address=chosen[1], slot=slot)
+
+
+def address_of(scope: Mapping[str, Any]) -> str:
+    """The address that a request came from; behind a proxy, the proxy's."""
+    client = scope.get("client")
+    return "" if client is None else str(client[0])

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -20,36 +21,113 @@ from starlette.types import Receive, Scope, Send
 
 from ostinato.core.audit import Audit, unaudited
 from ostinato.core.dealing import Dealing
-from ostinato.core.errors import BadConfig, OstinatoError
-from ostinato.core.records import Turn
+from ostinato.core.errors import BadConfig, NotFound, OstinatoError
+from ostinato.core.records import Arm, Turn
 from ostinato.core.seams import Clock, Dealer, Engine, Log, Renderer
 from ostinato.core.visitors import Visitors
-from ostinato.serve.about import About
 from ostinato.serve.arms import Arms
-from ostinato.serve.auth import Keyring, check_tenants
+from ostinato.serve.auth import KeyAudit, KeyFile, Keyring, check_tenants
 from ostinato.serve.auto.deals import Deals
-from ostinato.serve.calls.handlers import Calls
+from ostinato.serve.calls.generate import CallHandlers
 from ostinato.serve.calls.routes import ROUTES
 from ostinato.serve.config import ServeConfig
-from ostinato.serve.dialects import anthropic_reply, openai_reply
+from ostinato.serve.dialects import anthropic, openai_reply
+from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import FairThread
-from ostinato.serve.feedback.handlers import Feedback
+from ostinato.serve.feedback.followups import FollowUps
+from ostinato.serve.feedback.handlers import Feedback, Telemetry
 from ostinato.serve.feedback.intake import Intake
-from ostinato.serve.feedback.overheard import Overheard
-from ostinato.serve.feedback.telemetry_handlers import Telemetry
 from ostinato.serve.judge.judge import Judge
-from ostinato.serve.key_audit import KeyAudit
-from ostinato.serve.key_file import KeyFile
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
-from ostinato.serve.people_first import PeopleFirst
+from ostinato.serve.priority import PeopleFirst
 from ostinato.serve.quotas import Quotas, in_force
+from ostinato.serve.session_cookies import OwnNameOnly, SessionCookies
 from ostinato.serve.tracing import Tracing
-from ostinato.serve.visits import OwnNameOnly, Visits
 from ostinato.serve.wire.endpoint import Endpoint, Handler, on_http_exception, preflight
-from ostinato.serve.wire.exchange import in_session, tidied
+from ostinato.serve.wire.exchange import Exchange, in_session, tidied
 from ostinato.serve.wire.origins import Origins
 from ostinato.serve.writes import Writes
+
+# ---------------------------------------------------------------- health, models, metrics
+
+
+# vLLM's, OpenRouter's, Groq's, Mistral's and Anthropic's
+_CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "max_context_length", "max_input_tokens")
+_PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class ServerInfo:
+    """The handlers of the read-only routes."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        names = [parts.model] + ([] if parts.deals is None else [parts.deals.name])
+        context = min(parts.renderer.context, parts.engine.capabilities().context)
+        self._cards = {name: _card(name, parts.clock(), context) for name in names}
+
+    async def models(self, exchange: Exchange) -> None:
+        """`GET /v1/models`."""
+        self._parts.keys.identify(exchange.headers)
+        names = list(self._cards)
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # Anthropic's
+        await exchange.reply(200, json_bytes({"object": "list", "data": list(self._cards.values()), **pages}))
+
+    async def model(self, exchange: Exchange) -> None:
+        """`GET /v1/models/{model}`."""
+        self._parts.keys.identify(exchange.headers)
+        name = exchange.path.removeprefix("/v1/models/")
+        card = self._cards.get(name)
+        if card is None:
+            known = " and ".join(map(repr, self._cards))
+            raise NotFound(f"There is no model {name[:200]!r}; this server has {known}.", field="model")
+        await exchange.reply(200, json_bytes(card))
+
+    async def health(self, exchange: Exchange) -> None:
+        """`GET /health`: 200 when calls can be answered, else 503. The model, the slots and the reason need a key, if there are any."""
+        loaded = self._parts.engine.slots()
+        slots = {name: {"number": policy.number, "hash": policy.hash} for name, policy in loaded.items()}
+        status, body = "ready", {"model": self._parts.model, "slots": slots}
+        if Arm.LIVE not in slots:
+            status = "loading"
+        elif failure := self._parts.writes.failing():
+            status = "failing"
+            body["reason"] = (
+                f"The log took no write ({failure}), so no call can be answered; the server's output says why."
+            )
+        told = body if self._parts.keys.knows(exchange.headers) else {}
+        await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **told}))
+
+    async def numbers(self, exchange: Exchange) -> None:
+        """`GET /metrics`, for Prometheus: all metrics for an operator, with the metrics key, or if no keys are configured; else only the
+        tenant's own.
+        """
+        keys = self._parts.keys
+        tenant = None
+        if not keys.may_scrape(exchange.headers):
+            who = keys.identify(exchange.headers)
+            tenant = None if who.admin or keys.open else who.tenant
+        page = self._parts.metrics.page(tenant)
+        await exchange.reply(200, page, kind=_PROMETHEUS)
+
+
+def _card(name: str, made: float, context: int) -> dict[str, Any]:
+    """A model as the model lists of OpenAI and Anthropic describe it, and under the other names by which agents look for its context."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(made),
+        "owned_by": "ostinato",
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(int(made), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        **dict.fromkeys(_CONTEXT_NAMES, context),
+    }
+
+
+# ---------------------------------------------------------------- the app
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -125,13 +203,13 @@ def create_app(
 
 def _authentication(
     config: ServeConfig, admin_keys: Sequence[SecretStr], clock: Clock
-) -> tuple[Keyring, Visits, Watched | None]:
+) -> tuple[Keyring, SessionCookies, Watched | None]:
     """The keys, the page's visitors, and what keeps both as the file of keys says, if there is one."""
     admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
     file = KeyFile(config)
     keys = Keyring(file.keys, admins, len(config.api_keys), config.metrics_key)
     check_tenants(config, keys.tenants)
-    visits = Visits(keys, file.keys, admins, clock, secure=config.secure_cookie)
+    visits = SessionCookies(keys, file.keys, admins, clock, secure=config.secure_cookie)
 
     def renew(clients: Sequence[SecretStr]) -> frozenset[str]:
         strange = keys.renew(clients, len(config.api_keys))
@@ -167,10 +245,10 @@ class GatewayApp(Starlette):
         self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
-        overheard = Overheard(parts, self._intake, self._judge)
-        self._calls = Calls(parts, stored=self._intake.turn, overheard=overheard)
+        overheard = FollowUps(parts, self._intake, self._judge)
+        self._calls = CallHandlers(parts, stored=self._intake.turn, overheard=overheard)
         self._endpoints = self._all_endpoints(
-            About(parts), Feedback(parts, self._intake), Telemetry(parts, self._intake)
+            ServerInfo(parts), Feedback(parts, self._intake), Telemetry(parts, self._intake)
         )
         super().__init__(
             routes=[
@@ -200,7 +278,7 @@ class GatewayApp(Starlette):
         await super().__call__(scope, receive, send)
 
     def _all_endpoints(
-        self, about: About, feedback: Feedback, telemetry: Telemetry
+        self, about: ServerInfo, feedback: Feedback, telemetry: Telemetry
     ) -> Mapping[tuple[str, str], Endpoint]:
         handlers: dict[tuple[str, str], Handler] = {
             ("POST", COUNT_PATH): self._calls.count,
@@ -212,9 +290,7 @@ class GatewayApp(Starlette):
             ("GET", "/health"): about.health,
             ("GET", "/metrics"): about.numbers,
         }
-        errors = {("POST", route.path): route.errors for route in ROUTES} | {
-            ("POST", COUNT_PATH): anthropic_reply.ERRORS
-        }
+        errors = {("POST", route.path): route.errors for route in ROUTES} | {("POST", COUNT_PATH): anthropic.ERRORS}
         handlers |= {("POST", route.path): partial(self._calls.serve, route) for route in ROUTES}
         handlers |= {
             ("OPTIONS", path): partial(preflight, (method,), self._origins) for method, path in tuple(handlers)

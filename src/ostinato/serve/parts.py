@@ -12,7 +12,7 @@ from ostinato.serve.auto.deals import Deals
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.metrics import Metrics
-from ostinato.serve.people_first import PeopleFirst
+from ostinato.serve.priority import PeopleFirst
 from ostinato.serve.quotas import Quotas
 from ostinato.serve.tracing import Tracing
 from ostinato.serve.writes import Writes

@@ -18,7 +18,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Snapshot, Weights
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
-from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.model.integers import Integers
 from ostinato.model.load import build, load_model
 from ostinato.model.renderer import HFRenderer
@@ -63,7 +63,7 @@ async def tiny_engine(
     integers: Integers | None = None,
     contract: Contract | None = None,
     clock: Callable[[], float] = time.monotonic,
-    backend: Backend = OWN,
+    backend: ComputeBackend = OWN,
     write: Callable[..., Path] = tiny_model,
 ) -> AsyncGenerator[TinyEngine, None]:
     """Write a tiny model below `path` (`write`: `tiny_model` or `tiny_moe`), start an engine on it, load it into "live"; close the engine

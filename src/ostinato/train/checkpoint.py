@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.core.private import private
-from ostinato.train.pieces import Joined, Part
-from ostinato.train.ranks import Alone, Ranks
+from ostinato.train.pieces import Joined, RankPart
+from ostinato.train.ranks import Ranks, SingleProcess
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Checkpoint:
     moments: Arrays
     cursor: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    part: Part | None = None
+    part: RankPart | None = None
 
     def rows(
         self, kind: Literal["weights", "exp_avg", "exp_avg_sq"], name: str, first: int, last: int
@@ -97,7 +97,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks
     All of `ranks` (None: this process) call it together, each with its part. Raises StorageFull on all ranks if the disk has no
     room; the earlier checkpoints stay as they were.
     """
-    ranks = ranks or Alone()
+    ranks = ranks or SingleProcess()
     partial = directory / f"{_PARTIAL}{ranks.gather(str(os.getpid()).encode())[0].decode()}"
     final = partial
     with _agreeing(ranks, partial, checkpoint.step):
@@ -177,7 +177,7 @@ def load(directory: Path, ranks: Ranks | None = None) -> Checkpoint | None:
     All of `ranks` (None: this process) call it together, verify a part of the files each, and take the same checkpoint. A torn or
     corrupt checkpoint is logged and the one before it is taken. Raises Corrupt if checkpoints exist and none is whole.
     """
-    ranks = ranks or Alone()
+    ranks = ranks or SingleProcess()
     candidates = stored(directory)
     latest = directory / _LATEST
     if latest.exists():
@@ -206,7 +206,7 @@ def load(directory: Path, ranks: Ranks | None = None) -> Checkpoint | None:
 def adopt(partial: Path) -> Path:
     """Make a whole checkpoint of a fetched one (`partial_of`), which is the newest from then on. Returns its directory. Raises Corrupt."""
     try:
-        step, name = _read(partial, Alone()).step, partial.name.removeprefix(_PARTIAL)
+        step, name = _read(partial, SingleProcess()).step, partial.name.removeprefix(_PARTIAL)
         if not name.startswith(f"{step:08d}-"):
             raise Corrupt(f"a checkpoint of step {step} is called {name}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -333,7 +333,7 @@ def _read(path: Path, ranks: Ranks) -> Checkpoint:
         for kind in ("weights-", "optimizer-")
     )
     return Checkpoint(
-        weights=weights, moments=moments, part=Part(shapes=shapes, firsts=dict.fromkeys(shapes, 0)), **known
+        weights=weights, moments=moments, part=RankPart(shapes=shapes, firsts=dict.fromkeys(shapes, 0)), **known
     )
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ostinato.core.weights import WeightPart, Weights
 from ostinato.train.checkpoint import Arrays, Checkpoint
-from ostinato.train.pieces import Part
+from ostinato.train.pieces import RankPart
 
 
 class MasterWeights(Protocol):
@@ -51,7 +51,7 @@ class MasterWeights(Protocol):
         """Parameter name -> shape of the whole."""
         ...
 
-    def arrays(self) -> tuple[Arrays, Arrays, Part | None]:
+    def arrays(self) -> tuple[Arrays, Arrays, RankPart | None]:
         """Views of the masters and of AdamW's moments, and which rows of them this rank has; None: all."""
         ...
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ostinato.model.memory import GIVE_BACK_EVERY, give_back
-from ostinato.train.batch.packing import Packed, TokenTurn, microbatches, pack
+from ostinato.train.batch.packing import PackedBatch, TokenTurn, microbatches, pack
 from ostinato.train.config import TrainConfig
 from ostinato.train.gradients.tree_attention import TreeAttention
 from ostinato.train.passes import Laps
@@ -47,11 +47,11 @@ def surprise(policy: Policy, pieces: Sequence[Sequence[int]], config: TrainConfi
     return -math.fsum(float(_logprobs(policy, packed).double().sum()) for packed in _packed(pieces, config)) / total
 
 
-def _packed(pieces: Sequence[Sequence[int]], config: TrainConfig) -> Iterator[Packed]:
+def _packed(pieces: Sequence[Sequence[int]], config: TrainConfig) -> Iterator[PackedBatch]:
     turns = [TokenTurn(prompt=(piece[0],), sampled=tuple(piece[1:])) for piece in pieces]
     for chosen in microbatches(turns, config.microbatch_tokens, largest=config.largest_microbatch):
         yield pack([turns[index] for index in chosen])
 
 
-def _logprobs(policy: Policy, packed: Packed) -> Tensor:
+def _logprobs(policy: Policy, packed: PackedBatch) -> Tensor:
     return policy.logprobs(packed, TreeAttention(packed), torch.ones(len(packed.targets_M)))

@@ -13,10 +13,10 @@ from ostinato.core.errors import Corrupt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RankPart:
     """Which rows of which tensors a rank has: each tensor's whole shape, and the first of this rank's rows.
 
-    Example: ``Part(shapes={"w": (5, 8)}, firsts={"w": 3})`` beside an array "w" of shape (2, 8) is rows 3 and 4 of 5.
+    Example: ``RankPart(shapes={"w": (5, 8)}, firsts={"w": 3})`` beside an array "w" of shape (2, 8) is rows 3 and 4 of 5.
     """
 
     shapes: Mapping[str, tuple[int, ...]]

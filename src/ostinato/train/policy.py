@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ostinato.model.attention import Attend, hidden, logits
-from ostinato.model.devices.backend import OWN, Backend, backend_of
+from ostinato.model.devices.backend import OWN, ComputeBackend, backend_of
 from ostinato.model.load import empty_model, load_model
 from ostinato.model.logit_edits import Edits
 from ostinato.model.tensors import named_tensors
-from ostinato.train.batch.packing import Packed
+from ostinato.train.batch.packing import PackedBatch
 from ostinato.train.config import TrainConfig
 from ostinato.train.gradients.head import token_logprobs
 from ostinato.train.gradients.masked_tree import MaskedTree
@@ -44,7 +44,7 @@ class Policy:
         path: Path,
         dtype: torch.dtype,
         config: TrainConfig,
-        backend: Backend = OWN,
+        backend: ComputeBackend = OWN,
     ) -> None:
         # eval mode: dropout would make the trainer's policy differ from the sampler's
         model = load_model(path, dtype, backend=backend)
@@ -58,7 +58,7 @@ class Policy:
         self._row_bytes = head.out_features * head.weight.element_size()
 
     def logprobs(
-        self, packed: Packed, attend: TreeAttention, temperatures_M: Tensor, edits: Edits | None = None
+        self, packed: PackedBatch, attend: TreeAttention, temperatures_M: Tensor, edits: Edits | None = None
     ) -> Tensor:
         """[M], fp32, on the host: log-probability of each sampled token at its turn's temperature, under autograd if gradients are on.
 
@@ -67,7 +67,7 @@ class Policy:
         seen = attend if backend_of(self.model).kernels == "own" else MaskedTree(attend, self.model.device)
         return self._compute(packed, seen, temperatures_M, edits)
 
-    def _compute(self, packed: Packed, attend: Attend, temperatures_M: Tensor, edits: Edits | None) -> Tensor:
+    def _compute(self, packed: PackedBatch, attend: Attend, temperatures_M: Tensor, edits: Edits | None) -> Tensor:
         device, kernels = self.model.device, backend_of(self.model).kernels
         arrays = (packed.ids_N, packed.positions_N, packed.rows_M, packed.targets_M)
         ids_N, positions_N, chosen_M, targets_M = (torch.from_numpy(array).to(device) for array in arrays)

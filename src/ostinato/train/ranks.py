@@ -45,7 +45,7 @@ class Ranks(Protocol):
         ...
 
 
-class Alone:
+class SingleProcess:
     """One process, which computes everything."""
 
     count, rank = 1, 0

@@ -15,8 +15,8 @@ Scale = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """Tick positions in data units; the first and last are the axis' ends. Example: ``Axis(ticks=(0.0, 0.2, 0.4))``"""
+class ChartAxis:
+    """Tick positions in data units; the first and last are the axis' ends. Example: ``ChartAxis(ticks=(0.0, 0.2, 0.4))``"""
 
     ticks: tuple[float, ...]
 
@@ -26,7 +26,7 @@ class Axis:
         return lambda value: start + (value - low) / (high - low) * (end - start)
 
 
-def axis(low: float, high: float, count: int = 5) -> Axis:
+def axis(low: float, high: float, count: int = 5) -> ChartAxis:
     """About `count` round steps (1, 2 or 5 times a power of ten) that cover [low, high].
 
     Example: ``axis(0, 0.53).ticks`` is ``(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)``.
@@ -36,7 +36,7 @@ def axis(low: float, high: float, count: int = 5) -> Axis:
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return Axis(ticks=tuple(round(i * step, 12) for i in range(first, max(last, first + 1) + 1)))
+    return ChartAxis(ticks=tuple(round(i * step, 12) for i in range(first, max(last, first + 1) + 1)))
 
 
 def lines(title: str, description: str, curves: Sequence[Curve], marks: Sequence[Mark]) -> str:
@@ -91,7 +91,7 @@ def svg(title: str, description: str, width: float, height: float, parts: Sequen
     )
 
 
-def frame(x_axis: Axis, y_axis: Axis, x: Scale, y: Scale, *, right: float, below: str) -> list[str]:
+def frame(x_axis: ChartAxis, y_axis: ChartAxis, x: Scale, y: Scale, *, right: float, below: str) -> list[str]:
     """Grid and ticks of a chart of shares against shares. `right` is its right margin, `below` the label of the horizontal axis."""
     return [
         *(_grid(y(tick), f"{100 * tick:g}%", right=WIDTH - right) for tick in y_axis.ticks),

@@ -79,7 +79,7 @@ class HeldOut(_Part, frozen=True):
     items: int = Field(ge=0, description="Suite items.")
 
 
-class Share(_Part, frozen=True):
+class OutcomeShare(_Part, frozen=True):
     """A share of `n` outcomes and its 95% interval."""
 
     mean: float = Field(ge=0.0, le=1.0, description="The share.")
@@ -91,8 +91,8 @@ class Share(_Part, frozen=True):
 class Suggesting(_Part, frozen=True):
     """How one policy treats one family of tasks."""
 
-    suggested: Share = Field(description="Share of answers that suggest something.")
-    accepted: Share | None = Field(
+    suggested: OutcomeShare = Field(description="Share of answers that suggest something.")
+    accepted: OutcomeShare | None = Field(
         description="Share of suggestions that are right; null if there were too few to say."
     )
 

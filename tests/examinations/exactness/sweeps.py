@@ -14,7 +14,7 @@ from ostinato.engine.embedded.form import prepack
 from ostinato.model.kernels.softmax import TILE
 from ostinato.model.linear import Linear
 from ostinato.model.logprobs import RowSoftmax
-from ostinato.model.paged import Blocks, Entry, Places, Reads
+from ostinato.model.paged import Blocks, PagedEntry, Reads, TokenPlaces
 
 WIDTHS = (64, 576, 1536, 4096)
 ROW_COUNTS = (*range(1, 18), 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 255, 256, 257)
@@ -103,11 +103,11 @@ def attend(
     for step in range(max(map(len, pieces))):
         live = [(i, *own[step]) for i, own in enumerate(pieces) if step < len(own)]
         entries = [
-            Entry(start=a, end=b, blocks=tables[i][: -(-b // block) + spare if spare else -(-b // block)])
+            PagedEntry(start=a, end=b, blocks=tables[i][: -(-b // block) + spare if spare else -(-b // block)])
             for i, a, b in live
         ]
         q, k, v = (torch.cat([getattr(sequences[i], name)[a:b] for i, a, b in live]) for name in "qkv")
-        held.write(k, v, Places.of(entries, block))
+        held.write(k, v, TokenPlaces.of(entries, block))
         scale = first.q.shape[-1] ** -0.5
         answer, _ = Reads(entries, block).attend(q, held, scale, window)
         for (i, a, b), part in zip(live, answer.split([b - a for _, a, b in live]), strict=True):

@@ -28,7 +28,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.demo import tasks as demo_tasks
 from ostinato.demo.client import Failed, Suggestion, ask, body, send_feedback
 from ostinato.demo.prompt import TaskPrompt
-from ostinato.demo.users import SimulatedUser, UsersConfig, Wanted, make_users
+from ostinato.demo.users import SimulatedUser, UsersConfig, UserTask, make_users
 from ostinato.launch.views.progress import Progress
 from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
@@ -161,7 +161,7 @@ class Crowd:
             return failure.kind
         return "taken"
 
-    def _pick(self, user: SimulatedUser, dice: random.Random) -> Wanted:
+    def _pick(self, user: SimulatedUser, dice: random.Random) -> UserTask:
         family = dice.choices(user.families, [1.0 / (rank + 2) for rank in range(len(user.families))])[0]
         tasks = self._families[family]
         return dice.choices(tasks, [1.0 / (rank + 2) for rank in range(len(tasks))])[0]

@@ -31,15 +31,15 @@ from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.model.load import build, load_model, resolve, weights_of
 from ostinato.model.numerics import contract
 from ostinato.model.renderer import HFRenderer
-from ostinato.serve.feedback.next_message import DISSATISFIED, Next, kind_of
-from ostinato.serve.feedback.typed import typed
+from ostinato.serve.feedback.followups import typed
+from ostinato.serve.feedback.next_message import DISSATISFIED, NextMessage, kind_of
 from ostinato.serve.judge.config import JudgeConfig
 from ostinato.serve.judge.judge import Judge, Ruled
 from ostinato.serve.judge.prompt import VERSION, Case
 from ostinato.serve.metrics import Metrics
 
 RESULT = Path(__file__).parents[1] / "results" / "judge.json"
-Words = dict[int, Next]
+Words = dict[int, NextMessage]
 
 
 @asynccontextmanager
@@ -65,9 +65,9 @@ async def smollm2(cache: Path) -> AsyncGenerator[str]:
         await engine.close()
 
 
-def cases() -> list[tuple[Next, Ruled]]:
+def cases() -> list[tuple[NextMessage, Ruled]]:
     """Each message's label, and the rules' verdict on it."""
-    found: list[tuple[Next, Ruled]] = []
+    found: list[tuple[NextMessage, Ruled]] = []
     for meant, message, before, answer in ONLY_SCORED:
         case = Case(request=before, answer=answer, message=typed(message).text)
         found.append((meant, Ruled(case, kind_of(case.message, case.request, case.answer))))
@@ -99,9 +99,9 @@ def counted(metrics: Metrics, name: str) -> float:
     return sum(sample.value for sample in samples if sample.name == f"ostinato_{name}_total")
 
 
-def scores(pairs: Sequence[tuple[Next, Next | None]]) -> dict[str, str]:
+def scores(pairs: Sequence[tuple[NextMessage, NextMessage | None]]) -> dict[str, str]:
     """Precision and recall as counts, for each label and for all dissatisfied labels together."""
-    groups = {"dissatisfied": DISSATISFIED} | {kind.value: frozenset({kind}) for kind in Next}
+    groups = {"dissatisfied": DISSATISFIED} | {kind.value: frozenset({kind}) for kind in NextMessage}
     found: dict[str, str] = {}
     for name, kinds in groups.items():
         right = sum(meant in kinds and said in kinds for meant, said in pairs)

@@ -11,7 +11,7 @@ from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.seams import Backend
 from ostinato.model.rendering.tool_text import function_schema
 from ostinato.worlds.harness.opening import open_harness
-from ostinato.worlds.harness.rollout import Answered
+from ostinato.worlds.harness.rollout import ModelAnswer
 from ostinato.worlds.harness.toolbox import tools_named
 from ostinato.worlds.tasks.task import Task
 
@@ -33,10 +33,10 @@ class _Scripted:
         max_tokens: int,
         stop: Sequence[str] = (),
         left_s: float | None = None,
-    ) -> Answered:
+    ) -> ModelAnswer:
         said = self._say(messages)
         said = replace(said, calls=tuple(replace(call, id=f"call_{len(messages)}") for call in said.calls))
-        return Answered(turn=f"expert-{len(messages)}:0", message=said, finish="stop", prompt_tokens=0, tokens=1)
+        return ModelAnswer(turn=f"expert-{len(messages)}:0", message=said, finish="stop", prompt_tokens=0, tokens=1)
 
 
 def call_of(tool: str, **arguments: object) -> Message:

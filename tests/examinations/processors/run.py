@@ -88,7 +88,7 @@ def score(model_path: Path, dtype: str, tokens: int, *, engine: bool) -> np.ndar
 
     from ostinato.engine.embedded.form import prepack
     from ostinato.model.attention import hidden, logits
-    from ostinato.model.exactness import BlockMemory, Piece, vocabulary_of
+    from ostinato.model.exactness import BlockMemory, SequencePiece, vocabulary_of
     from ostinato.model.linear import use_order
     from ostinato.model.load import load_model
     from ostinato.model.logprobs import RowSoftmax
@@ -104,7 +104,9 @@ def score(model_path: Path, dtype: str, tokens: int, *, engine: bool) -> np.ndar
         memory, cuts = BlockMemory(1, len(text)), [*range(0, len(text), _CUT if engine else TEXT), len(text)]
         for start, end in pairwise(cuts):
             with torch.inference_mode(engine):
-                states = hidden(model, text[start:end], torch.arange(start, end), memory([Piece(0, start, end)]))
+                states = hidden(
+                    model, text[start:end], torch.arange(start, end), memory([SequencePiece(0, start, end)])
+                )
                 wanted = text[start + 1 : end + 1]
                 for first in range(0, len(wanted), 512):
                     some = wanted[first : first + 512]

@@ -39,7 +39,7 @@ def reward_process(trainer: psutil.Process) -> psutil.Process | None:
     """The trainer's reward process, if it is running."""
     for child in trainer.children():
         with contextlib.suppress(psutil.Error):
-            if "ostinato.reward.asking.child" in child.cmdline():
+            if "ostinato.reward.child" in child.cmdline():
                 return child
     return None
 

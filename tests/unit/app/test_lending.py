@@ -7,8 +7,8 @@ from ostinato.compute.borrowing.meter import Meter
 from ostinato.compute.config import LendConfig
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
-from ostinato.engine.vllm.lending import Standing
-from ostinato.serve.waits import Waits
+from ostinato.engine.vllm.lending import LendingState
+from ostinato.serve.latency_window import LatencyWindow
 
 
 class Seconds:
@@ -29,7 +29,7 @@ class Counted:
         self.asked = []
 
     def standing(self):
-        return Standing(serving=self.own - self.lent, lent=self.lent, returning=self.back, open=self.open)
+        return LendingState(serving=self.own - self.lent, lent=self.lent, returning=self.back, open=self.open)
 
     def lend(self, count):
         self.lent += count
@@ -46,7 +46,7 @@ class Scene:
 
     def __init__(self, **config):
         self.clock, self.loans, self.told = Seconds(), Counted(4), []
-        self.waits = Waits(self.clock)
+        self.waits = LatencyWindow(self.clock)
         rules = LendConfig(**{"most": 3, "carries": 5.0, "window_s": 120.0, "hold_s": 60.0, "end_s": 3.0} | config)
         self.lending = Lending(self.loans, self.waits, rules, lambda: 7, self.told.append, self.clock, self.clock)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ostinato.app.proving import (
+from ostinato.app.evaluation import (
     COARSE,
     HEARING,
     NO_SUITE,

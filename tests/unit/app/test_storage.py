@@ -90,7 +90,9 @@ def test_a_directory_that_cannot_be_made_is_told_in_one_line(tmp_path):
 
 def test_where_things_lie_is_told_without_loading_what_opens_them():
     heavy = ("torch", "numba", "scipy", "obstore", "aiohttp")
-    program = f"import sys, ostinato.app.storage, ostinato.app.proving; print([m for m in {heavy} if m in sys.modules])"
+    program = (
+        f"import sys, ostinato.app.storage, ostinato.app.evaluation; print([m for m in {heavy} if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout.strip() == "[]"
 

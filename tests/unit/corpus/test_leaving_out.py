@@ -8,7 +8,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.contamination import OverlapIndex, strings
 from ostinato.corpus.document import Document
-from ostinato.corpus.duplicates import Copies
+from ostinato.corpus.duplicates import CopyFinder
 from ostinato.corpus.filters import text_of
 
 CONFIG = CorpusConfig()
@@ -53,7 +53,7 @@ def test_looks(data, reason):
 
 
 def test_a_copy_and_a_near_copy_are_found_and_the_first_stays():
-    copies = Copies(0.7)
+    copies = CopyFinder(0.7)
     text = " ".join(WORDS)
     assert copies.of(a_document(text)) == ""
     assert copies.of(a_document(text, "b.py")) == "s/a.py"
@@ -67,7 +67,7 @@ def test_a_copy_and_a_near_copy_are_found_and_the_first_stays():
 
 def test_few_near_copies_are_overlooked():
     words = [[f"w{number}x{n}" for n in range(200)] for number in range(60)]
-    copies, missed = Copies(0.7), 0
+    copies, missed = CopyFinder(0.7), 0
     for number, each in enumerate(words):
         copies.of(a_document(" ".join(each), f"{number}.py"))
     for number, each in enumerate(words):
@@ -77,7 +77,7 @@ def test_few_near_copies_are_overlooked():
 
 
 def test_exact_copies_only():
-    copies = Copies(1.0)
+    copies = CopyFinder(1.0)
     text = " ".join(WORDS)
     assert copies.of(a_document(text)) == ""
     assert copies.of(a_document(text.replace("word100", "changed"))) == ""
@@ -87,8 +87,8 @@ def test_exact_copies_only():
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "datasketch", None)
     with pytest.raises(BadConfig, match=r"ostinato\[corpus\]"):
-        Copies(0.7)
-    Copies(1.0)
+        CopyFinder(0.7)
+    CopyFinder(1.0)
 
 
 def test_thirteen_words_of_a_test_leave_a_file_out_and_twelve_do_not():

@@ -14,7 +14,7 @@ import yaml
 
 from ostinato.core.records import Holdback, PolicyVersion, ReleaseEvent, Reward
 from ostinato.core.weights import Swap
-from ostinato.launch.placing.board import Standing
+from ostinato.launch.placing.worker_status import WorkerStatus
 from ostinato.launch.views.learning_numbers import LearningNumbers
 from ostinato.launch.views.numbers import RunNumbers
 from ostinato.launch.views.summary import Summary
@@ -86,7 +86,7 @@ def learned() -> LearningNumbers:
 def exported(tmp_path_factory):
     """Name -> labels of every sample of a gateway, of its run and of both engines."""
     board = tmp_path_factory.mktemp("run") / "workers.json"
-    worker = Standing(
+    worker = WorkerStatus(
         name="train",
         pid=7,
         condition="running",

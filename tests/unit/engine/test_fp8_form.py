@@ -15,14 +15,14 @@ from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.forms import fp8
 from ostinato.engine.embedded.forms.fp8 import NAME, Fp8Linear, round_to_fp8, rounded
 from ostinato.model.attention import CausalAttend, hidden
-from ostinato.model.devices.backend import Backend
+from ostinato.model.devices.backend import ComputeBackend
 from ostinato.model.load import load_model
 from ostinato.model.numerics import contract
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_engine import tiny_engine
 from ostinato.testing.tiny_moe import tiny_moe
 
-TORCH = Backend(kernels="torch")
+TORCH = ComputeBackend(kernels="torch")
 
 
 def drawn(*shape, seed=0, dtype=torch.float32):

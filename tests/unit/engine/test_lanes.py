@@ -9,7 +9,7 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import PolicyVersion, Sampling
 from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.kv import KVShape, Store
-from ostinato.engine.embedded.lanes import Lanes, cut, forward, sample
+from ostinato.engine.embedded.parallel_forward import Lanes, cut, forward, sample
 from ostinato.engine.embedded.sampler import Draw
 from ostinato.engine.embedded.scheduler import Generation, Scheduled
 from ostinato.model.load import load_model

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, Sampling
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.embedded.overdue import Deadlines
+from ostinato.engine.embedded.worker import Deadlines
 from ostinato.testing.tiny_engine import tiny_engine
 
 LONG = Generate(

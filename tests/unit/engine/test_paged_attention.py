@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from ostinato.engine.embedded.kv import KVShape, PagedAttention, Store
-from ostinato.model.paged import Entry, Places
+from ostinato.model.paged import PagedEntry, TokenPlaces
 
 HEADS, KV, DIM, BLOCK = 6, 2, 16, 16
 
@@ -36,9 +36,9 @@ def test_any_mix_equals_plain_attention(dtype, tolerance):
             kv = [torch.cat([head, x[begin:]]) for head, x in zip(common, kv, strict=True)]
             blocks[:3] = common_blocks
         if start:
-            store.layers[0].write(*kv, Places.of([Entry(start=0, end=start, blocks=blocks)], BLOCK))
+            store.layers[0].write(*kv, TokenPlaces.of([PagedEntry(start=0, end=start, blocks=blocks)], BLOCK))
         q = torch.randn(end - start, HEADS, DIM, dtype=dtype)
-        entries.append(Entry(start=start, end=end, blocks=blocks))
+        entries.append(PagedEntry(start=start, end=end, blocks=blocks))
         queries.append(q)
         news[0].append(kv[0][start:end])
         news[1].append(kv[1][start:end])

@@ -10,7 +10,7 @@ from tests.unit.engine.test_vllm import SCRIPT, ask, collect, runs, until_well, 
 from tests.unit.engine.test_vllm_servers import quick_looks, until  # noqa: F401 (a fixture)
 
 from ostinato.core.records import Finish
-from ostinato.engine.vllm.lending import Standing
+from ostinato.engine.vllm.lending import LendingState
 
 pytestmark = pytest.mark.usefixtures("quick_looks")
 LIVE, WORLD = 1, 7
@@ -54,7 +54,7 @@ async def test_a_lent_replica_samples_rollouts_with_their_version_and_people_sta
         await until(lambda: sum(fake.label == f"hash{WORLD}" for fake in fakes) == 2)
         fake, replica = lender(engine, fakes)
         await arrived(replica, "world")
-        assert engine.loans.standing() == Standing(serving=2, lent=1, returning=0)
+        assert engine.loans.standing() == LendingState(serving=2, lent=1, returning=0)
         before = len(fake.requests)
         people, rollouts = await asyncio.gather(
             many(engine, "live", 12, max_tokens=8), many(engine, "world", 12, max_tokens=8)
@@ -94,9 +94,9 @@ async def test_one_that_has_not_gone_yet_is_back_at_once_with_what_is_open_there
         await until(lambda: sum(fake.open for fake in fakes) == 6)
         swaps = [fake.calls.count("update_weights") for fake in fakes]
         engine.loans.lend(1)
-        assert engine.loans.standing() == Standing(serving=1, lent=1, returning=0)
+        assert engine.loans.standing() == LendingState(serving=1, lent=1, returning=0)
         assert engine.loans.give_back(5, end_s=0.0) == 1
-        await until(lambda: engine.loans.standing() == Standing(serving=2, lent=0, returning=0))
+        await until(lambda: engine.loans.standing() == LendingState(serving=2, lent=0, returning=0))
         assert sum(fake.open for fake in fakes) == 6
         answers = await asyncio.gather(*open_ones)
         assert {each[-1].finish for each in answers} == {Finish.LENGTH}
@@ -243,7 +243,7 @@ async def test_a_lent_server_that_is_started_again_gets_its_slots_version_and_on
         await until(lambda: not replica.well)
         engine.loans.give_back(1, end_s=0.0)
         assert [runs(each) for each in await many(engine, "live", 4, max_tokens=2)] == [[LIVE]] * 4
-        assert engine.loans.standing() == Standing(serving=1, lent=0, returning=0), "nobody may count on it"
+        assert engine.loans.standing() == LendingState(serving=1, lent=0, returning=0), "nobody may count on it"
         assert replica.loan is not None
         fake.down = False
         await arrived(replica, "live")

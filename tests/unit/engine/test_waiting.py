@@ -1,6 +1,6 @@
 """Who starts next."""
 
-from ostinato.engine.embedded.waiting import WaitingSamples
+from ostinato.engine.embedded.scheduler import WaitingSamples
 
 
 def queue(*samples: tuple[str, str]) -> WaitingSamples[str]:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.records import PolicyVersion
-from ostinato.evaluate.coverage import Attempt, covered, lost_coverage
+from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
 from ostinato.launch.commands.worlds.coverage import read_attempts, show_coverage
 
 
@@ -16,7 +16,7 @@ def tried(number, solved, tasks=60, k=8):
     """`solved(task)`: how many of a task's k tries succeed."""
     policy = PolicyVersion(number=number, hash=f"{number:02x}")
     return [
-        Attempt(task=f"t{task}", family="repair", policy=policy, value=float(at < solved(task)))
+        ScoredAttempt(task=f"t{task}", family="repair", policy=policy, value=float(at < solved(task)))
         for task in range(tasks)
         for at in range(k)
     ]

@@ -12,7 +12,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.report import Incumbent, Incumbents, Verdict
 from ostinato.evaluate.config import BarConfig, GateConfig, RunnerConfig
 from ostinato.evaluate.evaluation import Evaluation
-from ostinato.evaluate.suites import Item, Message, build
+from ostinato.evaluate.suites import Item, ItemMessage, build
 from ostinato.evaluate.trying.rollouts import RolloutRunner, WholeTry
 
 KEY = "admin-key"
@@ -20,7 +20,7 @@ V7, V9, V11 = (PolicyVersion(number=n, hash=h) for n, h in ((7, "aa"), (9, "bb")
 SUITE = build(
     "world letters",
     [
-        Item(id=f"t{n}", family="f", messages=(Message(role="user", content="x"),), grader="function")
+        Item(id=f"t{n}", family="f", messages=(ItemMessage(role="user", content="x"),), grader="function")
         for n in range(120)
     ],
 )

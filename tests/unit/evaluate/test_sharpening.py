@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import Incumbent, ItemScore
 from ostinato.evaluate.evaluation import SURE
-from ostinato.evaluate.sharpening import best_of, pass_rates, sharpening
+from ostinato.evaluate.pass_at_k import best_of, pass_rates, sharpening
 
 V1 = PolicyVersion(number=1, hash="01" * 16)
 

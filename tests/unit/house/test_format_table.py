@@ -6,13 +6,13 @@ from pathlib import Path
 from ostinato.app import machine
 from ostinato.corpus import manifest as corpus
 from ostinato.launch.views import summary
-from ostinato.launch.views.page import schema as page
+from ostinato.launch.views.page import index as page
 from ostinato.record import backup, folds
 from ostinato.record.postgres import schema as postgres
 from ostinato.record.segments import schema as segments
 from ostinato.release.auto import router
 from ostinato.release.monitors import monitors
-from ostinato.reward.ledger import saving
+from ostinato.reward import log_fold
 from ostinato.train import checkpoint
 from ostinato.weights.version import manifest as weights
 
@@ -24,7 +24,7 @@ FORMATS = {
     "log in Postgres": (postgres.LAYOUT, {postgres.LAYOUT, *postgres._FROM}),
     "backup of the log": (backup.FORMAT, {backup.FORMAT}),
     "folds": (folds._FORMAT, {folds._FORMAT}),
-    "fold of rewards": (saving.FORMAT, {saving.FORMAT}),
+    "fold of rewards": (log_fold.FORMAT, {log_fold.FORMAT}),
     "fold of alarms": (monitors.FORMAT, {monitors.FORMAT}),
     "fold of Auto": (router._FORMAT, {router._FORMAT}),
     "fold of the status": (summary._FORMAT, {summary._FORMAT}),

@@ -14,10 +14,10 @@ from ostinato.app.roles import open_roles
 from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import Conflict, LeaseLost, Unavailable
-from ostinato.launch.workers.acting import act
-from ostinato.launch.workers.life import Life
-from ostinato.launch.workers.pulse import Pulse
+from ostinato.launch.workers.heartbeat import Heartbeat
+from ostinato.launch.workers.leader import act
 from ostinato.launch.workers.stopping import Stopped
+from ostinato.launch.workers.worker_main import Life
 from ostinato.weights.version.content import hash_of
 
 ONE, TWO = hash_of(b"1"), hash_of(b"2")
@@ -38,7 +38,7 @@ def hosts(in_postgres, tmp_path):
 
 
 def life():
-    return Life(stopping=asyncio.Event(), pulse=Pulse())
+    return Life(stopping=asyncio.Event(), pulse=Heartbeat())
 
 
 class Work:

@@ -9,8 +9,8 @@ import pytest
 
 from ostinato.core.errors import BadConfig
 from ostinato.launch.placing.address import read_address, remove_address, write_address
+from ostinato.launch.placing.heartbeat import LISTEN_FD
 from ostinato.launch.placing.port import bind, handed_down, url_of
-from ostinato.launch.placing.sign import LISTEN_FD
 
 URL = "http://127.0.0.1:8321"
 

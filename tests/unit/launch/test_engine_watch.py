@@ -7,7 +7,7 @@ from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Unavailable
 from ostinato.launch.workers import serve
-from ostinato.launch.workers.serve import EngineFailed, attend
+from ostinato.launch.workers.serve import EngineDied, attend
 
 
 class Engine:
@@ -29,13 +29,13 @@ def quick(monkeypatch):
 
 
 async def test_a_dead_engine_is_the_workers_failure():
-    with pytest.raises(EngineFailed, match="its thread is gone"):
+    with pytest.raises(EngineDied, match="its thread is gone"):
         await attend(Engine({"steps": 1.0}, Unavailable("its thread is gone")), 60.0)
 
 
 @pytest.mark.parametrize("busy", [{"running": 1.0}, {"waiting": 2.0}, {"orders_open": 1.0}])
 async def test_an_engine_that_ends_nothing_with_work_waiting_hangs(busy):
-    with pytest.raises(EngineFailed, match="has ended no step or order for"):
+    with pytest.raises(EngineDied, match="has ended no step or order for"):
         async with asyncio.timeout(PATIENT_S):
             await attend(Engine({"steps": 5.0, **busy}), 0.1)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ostinato.app.proving import check_suite
+from ostinato.app.evaluation import check_suite
 from ostinato.app.worlds_tasks import function_tasks
 from ostinato.config import load
 from ostinato.core.errors import BadConfig

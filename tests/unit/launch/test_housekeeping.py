@@ -18,10 +18,10 @@ from ostinato.launch.views.disk import disk_use
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.views.summary import FOLD, keep, summarise
 from ostinato.launch.workers import housekeeping
+from ostinato.launch.workers.heartbeat import Heartbeat
 from ostinato.launch.workers.housekeeping import Rounds, remove_leftovers
-from ostinato.launch.workers.life import Life
-from ostinato.launch.workers.pulse import Pulse
-from ostinato.reward.reading import Reading
+from ostinato.launch.workers.worker_main import Life
+from ostinato.reward.log_fold import LedgerFold
 from ostinato.testing.records import a_turn
 from ostinato.weights.keep.fsck import verify
 from ostinato.weights.publish.publisher import VersionPublisher
@@ -52,7 +52,7 @@ def run(settings):
 
 @pytest.fixture
 def life():
-    return Life(stopping=asyncio.Event(), pulse=Pulse())
+    return Life(stopping=asyncio.Event(), pulse=Heartbeat())
 
 
 class Busy:
@@ -134,7 +134,7 @@ async def test_the_log_forgets_what_is_old_and_needed_no_more(settings, life, wa
         await run.log.append(Stamp(id="c", contract="{}", at=1.0))
         await rounds.tidy()
         assert await run.log.horizon() == 0, "nobody has said yet how far the log was read"
-        reading = Reading(run.log, run.config.reward, run.folds)
+        reading = LedgerFold(run.log, run.config.reward, run.folds)
         await reading.catch_up()
         await reading.save()
         await rounds.tidy()
@@ -144,7 +144,7 @@ async def test_the_log_forgets_what_is_old_and_needed_no_more(settings, life, wa
         await rounds.tidy()
         assert await run.log.horizon() == horizon
         assert life.pulse.trouble() is None
-        again = Reading(run.log, run.config.reward, run.folds)
+        again = LedgerFold(run.log, run.config.reward, run.folds)
         await again.catch_up()
         assert again.ledger.open.keys() == ({f"t{waiting}:0"} if waiting else set())
         needed = [(f"t{number}:0",) for number in (waiting, taught) if number]

@@ -21,7 +21,7 @@ from ostinato.launch.workers.stopping import Stopped, unless
 HEAD = """
 import asyncio, sys, threading, time
 from ostinato.core.errors import BadConfig, BadWeights, Conflict, StorageFull, Unauthorized, Unavailable
-from ostinato.launch.workers.life import live
+from ostinato.launch.workers.worker_main import live
 from ostinato.launch.workers.stopping import unless
 """
 
@@ -218,8 +218,9 @@ def test_it_dies_with_its_supervisor_even_while_it_is_stopped_itself(tmp_path):
 
 
 def test_where_the_kernel_does_not_help_the_worker_notices_by_itself(tmp_path):
-    worker = "from ostinato.launch.workers import life\nlife.die_with_parent = lambda: None\n" + HEAD.replace(
-        "from ostinato.launch.workers.life import live\n", "live = life.live\n"
+    worker = (
+        "from ostinato.launch.workers import worker_main as life\nlife.die_with_parent = lambda: None\n"
+        + HEAD.replace("from ostinato.launch.workers.worker_main import live\n", "live = life.live\n")
     )
     worker += textwrap.dedent(
         """

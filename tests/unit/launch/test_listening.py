@@ -8,7 +8,7 @@ import time
 from tests.deadlines import PATIENT_S
 
 from ostinato.launch.placing.port import bind
-from ostinato.launch.workers.listening import KEEP_ALIVE_S, listen
+from ostinato.launch.workers.http_server import KEEP_ALIVE_S, listen
 from ostinato.serve.config import ServeConfig
 
 CLIENTS = {"httpx": 5.0, "aiohttp": 15.0, "AWS's balancer": 60.0}

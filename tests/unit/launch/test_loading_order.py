@@ -10,7 +10,7 @@ from tests.deadlines import PATIENT_S
 from ostinato.app.storage import live_last, served_refs
 from ostinato.config import load
 from ostinato.core.weights import WeightArray
-from ostinato.launch.workers import weight_loader as module
+from ostinato.launch.workers import serve as module
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.store import MemoryStore

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from ostinato.core.errors import BadConfig
-from ostinato.corpus.duplicates import Copies
+from ostinato.corpus.duplicates import CopyFinder
 from ostinato.launch.commands.connecting.hooks import package
 from ostinato.launch.commands.worlds import build
 from ostinato.launch.placing.nodes import cluster
@@ -16,7 +16,7 @@ from ostinato.worlds.sandbox.e2b.account import Account
     ("module", "use", "extra"),
     [
         ("libcst", build._check_installed, "worlds"),
-        ("datasketch", lambda: Copies(0.8), "corpus"),
+        ("datasketch", lambda: CopyFinder(0.8), "corpus"),
         ("e2b", lambda: Account("base", {"E2B_API_KEY": "k"}), "e2b"),
         ("ray", cluster._ray, "ray"),
         ("ostinato_client.watch", package, "watch"),

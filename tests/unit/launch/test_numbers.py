@@ -13,13 +13,13 @@ from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.launch.placing.board import Standing
+from ostinato.launch.placing.worker_status import WorkerStatus
 from ostinato.launch.views import numbers
 from ostinato.launch.views.numbers import RunNumbers, watch_alarms
 from ostinato.record.log import SqlLog
 
 NOW = 100_000.0
-TRAIN = Standing(
+TRAIN = WorkerStatus(
     name="train",
     pid=711,
     condition="failed",
@@ -31,7 +31,7 @@ TRAIN = Standing(
     reason=None,
     reason_at=None,
 )
-SERVE = Standing(**asdict(TRAIN) | {"name": "serve", "condition": "running", "trouble": None, "restarts": 0})
+SERVE = WorkerStatus(**asdict(TRAIN) | {"name": "serve", "condition": "running", "trouble": None, "restarts": 0})
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ MOST = 100_000
 HEAD = f"""
 import asyncio, os, subprocess, sys, time
 from ostinato.launch.placing import output
-from ostinato.launch.workers.life import live as living
+from ostinato.launch.workers.worker_main import live as living
 output.LOOK_S = 0.02
 def live(work):
     living(work, output_bytes={MOST})

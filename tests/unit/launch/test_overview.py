@@ -10,24 +10,24 @@ from rich.console import Console
 
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm, PolicyVersion
-from ostinato.launch.placing.board import Board, Shown, Standing, read_board
+from ostinato.launch.commands.status import as_json
+from ostinato.launch.placing.heartbeat import Sign
 from ostinato.launch.placing.process import WorkerProcess
-from ostinato.launch.placing.sign import Sign
 from ostinato.launch.placing.supervision import Condition, Watched
+from ostinato.launch.placing.worker_status import Board, Shown, WorkerStatus, read_board
 from ostinato.launch.views.overview import Overview, overview
 from ostinato.launch.views.spans import ago
-from ostinato.launch.views.status_json import as_json
 from ostinato.launch.views.summary import LedgerLine, RatedTurn, Served, Summary
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import State
-from ostinato.release.pace.brakes import RolledBack
 from ostinato.release.pace.budget import Pace, Spent
 from ostinato.release.pace.cadence import Cadence, Traffic
+from ostinato.release.pace.cooldown import RolledBack
 from ostinato.release.proposal import Proposal
 from ostinato.reward.accounting import Accounting, TenantCoverage
 
 NOW = 100_000.0
-TRAIN = Standing(
+TRAIN = WorkerStatus(
     name="train",
     pid=711,
     condition="running",

@@ -8,7 +8,7 @@ from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.launch.workers.prepare import prepare
-from ostinato.model.devices.backend import Backend
+from ostinato.model.devices.backend import ComputeBackend
 from ostinato.model.load import load_model
 from ostinato.testing.tiny import tiny_model
 
@@ -72,4 +72,4 @@ async def test_the_starting_model_is_read_with_the_kernels_of_the_run(tmp_path, 
     tiny_model(tmp_path / "model")
     with open_run(settings(tmp_path, "model.kernels=torch", "model.numerics=fast")) as run:
         await prepare(run, lambda _: None)
-    assert read == [Backend(device="cpu", kernels="torch")]
+    assert read == [ComputeBackend(device="cpu", kernels="torch")]

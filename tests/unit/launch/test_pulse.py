@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 from tests.deadlines import PATIENT_S
 
-from ostinato.launch.workers import pulse as pulsing
-from ostinato.launch.workers.pulse import Pulse, Sender
+from ostinato.launch.workers import heartbeat as pulsing
+from ostinato.launch.workers.heartbeat import Heartbeat, Sender
 
 
 async def test_what_the_loop_does_while_it_stands_still_is_written_down_once(monkeypatch, capfd):
@@ -26,7 +26,7 @@ async def test_what_the_loop_does_while_it_stands_still_is_written_down_once(mon
     monkeypatch.setattr(pulsing.logger, "warning", lambda _, lag_s: lags.append(lag_s))
     hears, says = os.pipe()
     try:
-        sender = Sender(Pulse(), says, asyncio.get_running_loop(), lambda: None)
+        sender = Sender(Heartbeat(), says, asyncio.get_running_loop(), lambda: None)
         sender.start()
         the_culprit(told)
         assert len(lags) == 1

@@ -12,7 +12,7 @@ from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import Unavailable
 from ostinato.launch.commands.status import show_status
-from ostinato.launch.placing.board import Standing
+from ostinato.launch.placing.worker_status import WorkerStatus
 
 
 @pytest.mark.parametrize("machine", [False, True])
@@ -22,7 +22,7 @@ async def test_status_shows_the_workers_before_it_says_that_the_log_is_away(tmp_
     config = load(None, [f"run.directory='{tmp_path}'", f"record.url='{nobody}'", "record.append_s=0.1"])
     place, now = home(config), wall_clock()
     place.log.mkdir()
-    waits = Standing(
+    waits = WorkerStatus(
         name="train", pid=7, condition="running", since=now, doing="waiting for the log: no server", doing_since=now,
         trouble=None, restarts=0, reason=None, reason_at=None,
     )  # fmt: skip

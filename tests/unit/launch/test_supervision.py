@@ -13,8 +13,8 @@ import pytest
 from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import StorageFull
-from ostinato.launch.placing.judging import Limits
 from ostinato.launch.placing.process import WorkerProcess
+from ostinato.launch.placing.restart_policy import SupervisorLimits
 from ostinato.launch.placing.supervision import Condition, Supervisor, WorkerFailed
 
 HEAD = """
@@ -34,7 +34,7 @@ def fail():
     say(failed="BadConfig: no such function", certain=True)
     sys.exit(2)
 """
-LIMITS = Limits(silence_s=60.0, stop_s=1.0, tries=3, window_s=60.0, longest_wait_s=0.05)
+LIMITS = SupervisorLimits(silence_s=60.0, stop_s=1.0, tries=3, window_s=60.0, longest_wait_s=0.05)
 SILENCE_S = 2.0  # of tests of silence; on a busy machine, a worker that speaks may be unheard for a moment
 
 

@@ -8,7 +8,7 @@ from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.weights.transfers import pull, push
 from ostinato.weights.publish.publisher import VersionPublisher
-from ostinato.weights.relay.store import RelayStore
+from ostinato.weights.relay.cached_store import RelayStore
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.store.readonly import HttpStore
 

@@ -9,7 +9,7 @@ from tests.unit.launch.test_overview import RUN, drawn
 
 from ostinato.config import load
 from ostinato.launch.commands import up as command
-from ostinato.launch.views.status_json import as_json
+from ostinato.launch.commands.status import as_json
 from ostinato.launch.views.tenants import unproven_users
 
 ONE = "acme:ka-0123456789abcdef"

@@ -11,7 +11,7 @@ from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.weights.versions import diff_versions, picture, show_version
 from ostinato.web.weights_page import Row, render, shade
 from ostinato.weights.publish.publisher import VersionPublisher
-from ostinato.weights.version.compare import Change
+from ostinato.weights.version.compare import TensorChange
 
 NAMES = [f"model.layers.{n}.{kind}.weight" for n in range(4) for kind in ("self_attn.q_proj", "mlp.up_proj")]
 
@@ -91,7 +91,7 @@ async def test_a_number_that_stands_for_two_versions_is_refused(run):
 def test_little_is_drawn_too_and_nothing_is_not():
     assert shade(0.0, 0.5) == 0.0
     assert 0 < shade(1e-9, 0.5) < shade(0.01, 0.5) < shade(0.5, 0.5) == 1.0
-    changes = [Change(name=f"l.{n}.a", elements=1000, changed=n, moved=None) for n in (0, 1, 1000)]
+    changes = [TensorChange(name=f"l.{n}.a", elements=1000, changed=n, moved=None) for n in (0, 1, 1000)]
     (line,) = picture(changes)
     blocks = line.plain.split("  ")[1]
     assert (blocks[0], blocks[-1], len(blocks)) == (" ", "█", 3)

@@ -11,8 +11,8 @@ from ostinato.core.errors import BadWeights, Unavailable
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Snapshot, WeightArray
-from ostinato.launch.workers import weight_loader as module
-from ostinato.launch.workers.weight_loader import WeightLoader
+from ostinato.launch.workers import serve as module
+from ostinato.launch.workers.serve import WeightLoader
 from ostinato.testing.log import MemoryLog
 
 WHY = "the weights do not fit the model: missing none, extra lm_head.weight"

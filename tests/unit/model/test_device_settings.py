@@ -8,7 +8,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.launch.commands import doctor
 from ostinato.launch.commands.checks import check_device
 from ostinato.model.config import ModelConfig, backend, compute_dtype
-from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.model.numerics import contract
 
 
@@ -32,15 +32,15 @@ def test_nobody_gets_a_gpu_without_asking(gpus):
 @pytest.mark.parametrize(
     ("settings", "seen", "found"),
     [
-        ({"device": "auto"}, 1, Backend(device="cuda", kernels="torch")),
+        ({"device": "auto"}, 1, ComputeBackend(device="cuda", kernels="torch")),
         ({"device": "auto", "numerics": "exact"}, 1, OWN),
-        ({"device": "cuda"}, 1, Backend(device="cuda", kernels="torch")),
-        ({"kernels": "torch"}, 0, Backend(kernels="torch")),
+        ({"device": "cuda"}, 1, ComputeBackend(device="cuda", kernels="torch")),
+        ({"kernels": "torch"}, 0, ComputeBackend(kernels="torch")),
         ({"device": "auto", "numerics": "fast"}, 0, OWN),
-        ({"device": "auto", "numerics": "fast"}, 1, Backend(device="cuda", kernels="torch")),
+        ({"device": "auto", "numerics": "fast"}, 1, ComputeBackend(device="cuda", kernels="torch")),
         ({"device": "auto", "numerics": "fast", "kernels": "own"}, 1, OWN),
-        ({"device": "cuda:1", "numerics": "fast"}, 2, Backend(device="cuda:1", kernels="torch")),
-        ({"kernels": "torch", "numerics": "fast"}, 0, Backend(kernels="torch")),
+        ({"device": "cuda:1", "numerics": "fast"}, 2, ComputeBackend(device="cuda:1", kernels="torch")),
+        ({"kernels": "torch", "numerics": "fast"}, 0, ComputeBackend(kernels="torch")),
     ],
 )
 def test_what_a_setting_means(gpus, settings, seen, found):
@@ -115,7 +115,7 @@ def test_the_doctor_says_where_it_computes(gpus):
 
 def test_torchs_kernels_have_a_contract_of_their_own():
     made = {
-        kernels: contract(torch.float32, "fast", 1, 32, backend=Backend(kernels=kernels))
+        kernels: contract(torch.float32, "fast", 1, 32, backend=ComputeBackend(kernels=kernels))
         for kernels in ("own", "torch")
     }
     assert made["own"].id != made["torch"].id

@@ -10,21 +10,21 @@ from torch.nn.attention.flex_attention import flex_attention
 from ostinato.engine.embedded.kv import KVShape, open_store
 from ostinato.engine.embedded.sampler import Draw, draw, uniform
 from ostinato.model.attention import hidden
-from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.model.devices.masks import tree
 from ostinato.model.devices.softmax import TensorSoftmax, invert
 from ostinato.model.experts import can_group, grouped
 from ostinato.model.load import empty_model
 from ostinato.model.logit_edits import Edit
 from ostinato.model.logprobs import GREEDY, RowSoftmax
-from ostinato.model.paged import Entry
+from ostinato.model.paged import PagedEntry
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 from ostinato.train.batch.packing import TokenTurn, pack
 from ostinato.train.gradients.head import token_logprobs
 from ostinato.train.gradients.masked_tree import MaskedTree
 from ostinato.train.gradients.tree_attention import TreeAttention
 
-TORCH = Backend(kernels="torch")
+TORCH = ComputeBackend(kernels="torch")
 HEADS, KV, DIM, BLOCK = 6, 2, 16, 16
 
 
@@ -74,15 +74,15 @@ def test_attention_over_a_cache_is_our_kernels(window):
     shape = {"layers": 1, "kv_heads": KV, "head_dim": DIM, "dtype": torch.float32}
     stores = [open_store(KVShape(**shape, backend=backend), 64, BLOCK) for backend in (OWN, TORCH)]
     first = [
-        Entry(start=0, end=40, blocks=(5, 3, 9)),
-        Entry(start=0, end=17, blocks=(11, 2)),
-        Entry(start=0, end=1, blocks=(8,)),
+        PagedEntry(start=0, end=40, blocks=(5, 3, 9)),
+        PagedEntry(start=0, end=17, blocks=(11, 2)),
+        PagedEntry(start=0, end=1, blocks=(8,)),
     ]
     second = [
-        Entry(start=17, end=30, blocks=(11, 2)),
-        Entry(start=40, end=41, blocks=(5, 3, 9)),
-        Entry(start=40, end=41, blocks=(5, 3, 21)),
-        Entry(start=1, end=2, blocks=(8,)),
+        PagedEntry(start=17, end=30, blocks=(11, 2)),
+        PagedEntry(start=40, end=41, blocks=(5, 3, 9)),
+        PagedEntry(start=40, end=41, blocks=(5, 3, 21)),
+        PagedEntry(start=1, end=2, blocks=(8,)),
     ]  # fmt: skip
     for entries in (first, second):
         q, k, v = drawn(sum(entry.end - entry.start for entry in entries))
@@ -95,9 +95,9 @@ def test_attention_over_a_cache_is_our_kernels(window):
 def test_a_wiped_block_reads_as_zeros():
     store = open_store(KVShape(layers=1, kv_heads=KV, head_dim=DIM, dtype=torch.float32, backend=TORCH), 4, BLOCK)
     q, k, v = drawn(1)
-    assert store.attend([Entry(start=0, end=1, blocks=(2,))])(0, q, k * torch.nan, v, 0.25, 0).isnan().all()
+    assert store.attend([PagedEntry(start=0, end=1, blocks=(2,))])(0, q, k * torch.nan, v, 0.25, 0).isnan().all()
     store.wipe([2])
-    assert store.attend([Entry(start=1, end=2, blocks=(2,))])(0, q, k, v, 0.25, 0).isfinite().all()
+    assert store.attend([PagedEntry(start=1, end=2, blocks=(2,))])(0, q, k, v, 0.25, 0).isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ostinato.model.gated import GatedMLP, fill_gradients, gated, replace_mlps
 from ostinato.model.load import load_model
+from ostinato.model.swiglu import GatedMLP, fill_gradients, gated, replace_mlps
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 
 DTYPES = [torch.float32, torch.bfloat16]

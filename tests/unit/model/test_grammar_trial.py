@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from ostinato.core.conversation import Conversation, Demand, Message, Role
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.model.grammars import trial as trials
-from ostinato.model.grammars.trial import COMPILE_S, Trial
+from ostinato.model.grammars.trial import COMPILE_S, GrammarTrial
 from ostinato.model.renderer import HFRenderer
 from ostinato.testing.tiny import tiny_model
 
@@ -41,7 +41,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def trial(model):
-    made = Trial(Tokenizer.from_file(str(model / "tokenizer.json")).to_str(), 260, [258])
+    made = GrammarTrial(Tokenizer.from_file(str(model / "tokenizer.json")).to_str(), 260, [258])
     yield made
     made.close()
 
@@ -108,7 +108,7 @@ def test_a_process_that_does_not_start_is_no_fault_of_the_grammar(trial, monkeyp
 
 
 def test_its_process_ends_with_it(model):
-    made = Trial(Tokenizer.from_file(str(model / "tokenizer.json")).to_str(), 260, [258])
+    made = GrammarTrial(Tokenizer.from_file(str(model / "tokenizer.json")).to_str(), 260, [258])
     made.check(of(ORDINARY))
     process = made._process.pid
     del made

@@ -7,8 +7,8 @@ from safetensors.torch import load_file, save_file
 
 from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.model import gguf_wheel
+from ostinato.model.checkpoint_validation import check_vocabulary, expert_count, read_config
 from ostinato.model.config import ModelConfig
-from ostinato.model.directory import check_vocabulary, expert_count, read_config
 from ostinato.model.load import check_directory, load_model, resolve
 from ostinato.model.renderer import HFRenderer
 from ostinato.testing.tiny import tiny_model

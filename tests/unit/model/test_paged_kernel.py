@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from ostinato.engine.embedded.kv import KVShape, open_store
-from ostinato.model.devices.backend import Backend
+from ostinato.model.devices.backend import ComputeBackend
 from ostinato.model.devices.cache import CacheAttend
 from ostinato.model.devices.decoding import rounded_rows
 from ostinato.model.devices.step import DecodingStep, StepAttend, numbers_of
-from ostinato.model.paged import Entry
+from ostinato.model.paged import PagedEntry
 
 pytest.importorskip("triton", reason="Triton is not installed here: torch's CUDA builds bring it, and the CPU's do not")
 BLOCK, SPARE = 16, 63
@@ -21,13 +21,15 @@ SHARED = (5, 3, 9, 30, 31, 32, 33)
 def test_a_recorded_step_computes_what_a_step_by_torch_does(heads, kv_heads, dim, window):
     """Sequences of one token and of many blocks, a shared prompt, and rows of padding, which touch no block but their own."""
     entries = [
-        Entry(start=100, end=101, blocks=SHARED),
-        Entry(start=0, end=1, blocks=(8,)),
-        Entry(start=47, end=48, blocks=(5, 3, 21)),
-        Entry(start=16, end=17, blocks=(11, 2)),
-        Entry(start=63, end=64, blocks=(5, 3, 9, 12)),
+        PagedEntry(start=100, end=101, blocks=SHARED),
+        PagedEntry(start=0, end=1, blocks=(8,)),
+        PagedEntry(start=47, end=48, blocks=(5, 3, 21)),
+        PagedEntry(start=16, end=17, blocks=(11, 2)),
+        PagedEntry(start=63, end=64, blocks=(5, 3, 9, 12)),
     ]
-    shape = KVShape(layers=1, kv_heads=kv_heads, head_dim=dim, dtype=torch.float32, backend=Backend(kernels="torch"))
+    shape = KVShape(
+        layers=1, kv_heads=kv_heads, head_dim=dim, dtype=torch.float32, backend=ComputeBackend(kernels="torch")
+    )
     torch.manual_seed(0)
     rows, outs, kept = rounded_rows(len(entries)), [], []
     q, k, v = (torch.randn(rows, count, dim) for count in (heads, kv_heads, kv_heads))
@@ -51,13 +53,15 @@ def test_a_recorded_step_computes_what_a_step_by_torch_does(heads, kv_heads, dim
 
 def test_a_row_of_a_recorded_step_does_not_depend_on_the_rows_beside_it():
     store = open_store(
-        KVShape(layers=1, kv_heads=2, head_dim=32, dtype=torch.float32, backend=Backend(kernels="torch")), SPARE, BLOCK
+        KVShape(layers=1, kv_heads=2, head_dim=32, dtype=torch.float32, backend=ComputeBackend(kernels="torch")),
+        SPARE,
+        BLOCK,
     )
     layer = store._layers[0]
     torch.manual_seed(2)
     for held in (layer.keys, layer.values):
         held.copy_(torch.randn(held.shape))
-    entries = [Entry(start=9 * i, end=9 * i + 1, blocks=range(i, i + 6)) for i in range(8)]
+    entries = [PagedEntry(start=9 * i, end=9 * i + 1, blocks=range(i, i + 6)) for i in range(8)]
     q, k, v = (torch.randn(8, count, 32) for count in (4, 2, 2))
 
     def out(chosen, blocks):
@@ -71,7 +75,7 @@ def test_a_row_of_a_recorded_step_does_not_depend_on_the_rows_beside_it():
 
 
 def test_spare_rows_are_tokens_of_the_spare_block():
-    made = numbers_of([7], [Entry(start=17, end=18, blocks=(4, 2, 9))], BLOCK, 3, 5, SPARE)
+    made = numbers_of([7], [PagedEntry(start=17, end=18, blocks=(4, 2, 9))], BLOCK, 3, 5, SPARE)
     spare = [0, 0, SPARE * BLOCK, 1, SPARE, 0, 0, 0, 0]
     assert made.tolist() == [[7, 17, 2 * BLOCK + 1, 18, 4, 2, 0, 0, 0], spare, spare]
     assert [rounded_rows(rows) for rows in (1, 3, 9, 100, 129, 300)] == [1, 4, 12, 128, 256, 384]

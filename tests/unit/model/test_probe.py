@@ -5,10 +5,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ostinato.model import numerics
-from ostinato.model.devices.backend import Backend
+from ostinato.model.devices.backend import ComputeBackend
 from ostinato.model.numerics import computed, contract
 
-TORCH = Backend(kernels="torch")
+TORCH = ComputeBackend(kernels="torch")
 WORK = {"linear", "exp", "logsumexp", "scaled_dot_product_attention"}
 
 
@@ -27,7 +27,7 @@ class Watched(TorchFunctionMode):
 
 def test_a_devices_contract_is_measured_on_that_device():
     with Watched() as watched:
-        made = computed(Backend(device="meta", kernels="torch"))
+        made = computed(ComputeBackend(device="meta", kernels="torch"))
     assert {part.device.type for part in made} == {"meta"}
     assert {name: watched.seen.get(name) for name in WORK} == {name: {"meta"} for name in WORK}
 
@@ -53,7 +53,7 @@ def test_the_probe_is_told_which_gpu(monkeypatch):
     asked = []
     monkeypatch.setattr(numerics, "gpu", lambda device: f"a GPU at {device}")
     monkeypatch.setattr(numerics, "probe", lambda backend: asked.append(backend) or "00000000")
-    gpu = Backend(device="cuda:1", kernels="torch")
+    gpu = ComputeBackend(device="cuda:1", kernels="torch")
     made = contract(torch.bfloat16, "fast", 1, 32, backend=gpu)
     assert made.isa == "a GPU at cuda:1"
     assert " triton " in made.kernels, "it compiles the paged kernel"

@@ -1,8 +1,7 @@
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from ostinato.model.renderer import HFRenderer
-from ostinato.model.token_bytes import TokenBytes
+from ostinato.model.renderer import HFRenderer, TokenBytes
 from ostinato.testing.tiny import tiny_model
 
 TEXT = "naïve 🙂 end\n"

@@ -17,7 +17,7 @@ from record_rows import collect, limit_pages, signal
 
 from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.records import Row, Turn
-from ostinato.record import writer as writer_module
+from ostinato.record import rowlog as writer_module
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.log import SqlLog
 from ostinato.testing.records import a_turn

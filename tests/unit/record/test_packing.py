@@ -11,11 +11,11 @@ from record_rows import collect
 from ostinato.core.records import PolicyVersion, Signal, Source, Span, Turn
 from ostinato.record.codec import shrink
 from ostinato.record.codec import turns as codec
-from ostinato.record.codec.bases import DEEPEST
 from ostinato.record.codec.kinds import KINDS, TURNS
 from ostinato.record.codec.shrink import Use
 from ostinato.record.codec.tokens import pack_logprobs
 from ostinato.record.config import RecordConfig
+from ostinato.record.head import DEEPEST
 from ostinato.record.log import SqlLog
 from ostinato.record.segments.segment import Segment
 from ostinato.testing.records import a_turn

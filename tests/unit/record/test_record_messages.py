@@ -15,17 +15,17 @@ from record_rows import EVERY, collect, signal
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, OstinatoError, StorageFull, Unavailable
 from ostinato.core.records import Delivered, PolicyVersion, ReleaseEvent, Row, Span
 from ostinato.record import lock, retention
-from ostinato.record import writer as writer_module
+from ostinato.record import rowlog as writer_module
 from ostinato.record.codec import tokens
 from ostinato.record.codec.rows import prepare
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.folds import FileFolds
 from ostinato.record.keys import KeyRing
 from ostinato.record.log import SqlLog
+from ostinato.record.rowlog import GroupWriter
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.segment import Segment
 from ostinato.record.sqlite import refuse_faulty
-from ostinato.record.writer import GroupWriter
 from ostinato.testing.records import a_turn
 
 driver: Any = pysqlite3.dbapi2

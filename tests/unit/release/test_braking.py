@@ -20,7 +20,7 @@ from tests.fakes.release_world import (
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.report import Verdict
 from ostinato.evaluate.statistics import clustered_difference
-from ostinato.release.braking import FROZEN
+from ostinato.release.controller import FROZEN
 from ostinato.release.guard import Harm
 from ostinato.release.ledger import ReleaseLedger
 

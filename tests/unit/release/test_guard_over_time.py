@@ -10,8 +10,7 @@ from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.guard import GuardConfig, judge, look_due
 from ostinato.release.ledger import State
 from ostinato.release.outcome_config import OutcomeConfig
-from ostinato.release.outcomes import Outcomes
-from ostinato.release.watch import Watch
+from ostinato.release.watch import Outcomes, ReleaseWatch
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn
 
@@ -31,7 +30,7 @@ class Product:
 
     def started(self):
         outcomes = Outcomes(self.log, OutcomeConfig(maturity_s=0.0, window=WINDOW))
-        return Watch(outcomes, RULES, self._compare, 1800.0)
+        return ReleaseWatch(outcomes, RULES, self._compare, 1800.0)
 
     def _compare(self, watched, baseline, confidence):
         self.looks.append(self.rounds)

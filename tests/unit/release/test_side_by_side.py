@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ostinato.evaluate.statistics import clustered_difference
-from ostinato.release.side_by_side import side_by_side
+from ostinato.release.watch import side_by_side
 
 
 def mean(tally):

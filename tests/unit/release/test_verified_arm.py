@@ -16,11 +16,11 @@ from tests.fakes.release_world import (
 )
 
 from ostinato.evaluate.statistics import clustered_difference
+from ostinato.release.controller import RunningStanding
 from ostinato.release.outcome_config import OutcomeConfig
-from ostinato.release.standing import RunningStanding
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.contrast import Effect
-from ostinato.release.trial.standing import Standing, StandingConfig
+from ostinato.release.trial.incumbent_test import BestComparison, StandingConfig
 
 SHARE = 0.4
 RULES = {
@@ -150,7 +150,7 @@ class Watched:
     async def look(self, state, after, now):
         live = self.ledger.state.live
         effect = Effect(difference=0.1, variance=1e-4, people=40.0, freedom=40.0, turns=400.0)
-        return Standing(effect=effect, gain=effect, worse=live == V5, better=live == V3)
+        return BestComparison(effect=effect, gain=effect, worse=live == V5, better=live == V3)
 
 
 async def told_with_deaths(disk):

@@ -7,10 +7,10 @@ import pytest
 
 from ostinato.core.records import Row, Turn
 from ostinato.core.seams import RewardFn
-from ostinato.reward.asking.inline import Inline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.desk import RewardDesk
 from ostinato.reward.functions import copilot
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.runners import Inline
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
 

@@ -13,13 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ostinato.reward.asking.isolated as isolation
+import ostinato.reward.runners as isolation
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
-from ostinato.reward.asking.inline import Inline
-from ostinato.reward.asking.isolated import Isolated
-from ostinato.reward.asking.question import Failure, Question, Unloadable, checked
-from ostinato.reward.asking.wire import answer_line, question_line, read_answer, read_question
+from ostinato.reward.protocol import (
+    Failure,
+    RewardRequest,
+    Unloadable,
+    answer_line,
+    checked,
+    question_line,
+    read_answer,
+    read_question,
+)
+from ostinato.reward.runners import Inline, Isolated
 from ostinato.testing.records import a_turn
 
 NAUGHTY = '''
@@ -70,13 +77,13 @@ def fate(turn, signals, now, *, scale: float = 1.0):
 '''
 
 
-def question(text: str = "", id: str = "t:0", signals: int = 1, now: float = 41.0) -> Question:
+def question(text: str = "", id: str = "t:0", signals: int = 1, now: float = 41.0) -> RewardRequest:
     turn = replace(a_turn(id), text=text)
     about = (
         Signal(id=f"s{i}", turn=id, name="x", value=1.0, source=Source.HUMAN, occurred_at=1.0, received_at=1.0)
         for i in range(signals)
     )
-    return Question(turn=turn, signals=tuple(about), now=now)
+    return RewardRequest(turn=turn, signals=tuple(about), now=now)
 
 
 def reward(**changes) -> Reward:
@@ -165,7 +172,7 @@ async def test_an_answer_that_cannot_even_be_looked_at_is_a_failure():
 
 def test_questions_and_answers_survive_the_wire():
     turn = replace(a_turn(routes=b"\xff\x00", prompt=range(50)), text="naïve 🎵\nline")
-    asked = Question(turn=turn, signals=question(signals=3).signals, now=41.5)
+    asked = RewardRequest(turn=turn, signals=question(signals=3).signals, now=41.5)
     line = question_line(asked)
     assert read_question(line) == asked
     assert line.count(b"\n") == 1
@@ -339,7 +346,7 @@ import asyncio, os, sys
 sys.path.insert(0, {str(naughty)!r})
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 from test_asking import question
-from ostinato.reward.asking.isolated import Isolated
+from ostinato.reward.runners import Isolated
 async def main():
     asker = Isolated("naughty_reward:fate", {{}}, answer_s=60.0, load_s=60.0, max_abs=100.0, memory_bytes=1 << 30)
     for answer in await asker.ask([question("pid"), question("helper")]):

@@ -10,10 +10,10 @@ from tests.deadlines import PATIENT_S
 
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Turn
 from ostinato.reward.accounting import recount
+from ostinato.reward.batching import costs
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import Facts, Matured
+from ostinato.reward.ledger.entries import Matured, TurnFacts
 from ostinato.reward.source import DeskSource
-from ostinato.reward.units import costs
 from ostinato.testing.log import MemoryFolds
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 from ostinato.train.batch.packing import TokenTurn, pack
@@ -57,7 +57,7 @@ def talk(*lengths: int) -> list[Turn]:
 
 
 def cost(turns: list[Turn]) -> int:
-    facts = [Facts.of(seq, each, CONFIG) for seq, each in enumerate(turns, 1)]
+    facts = [TurnFacts.of(seq, each, CONFIG) for seq, each in enumerate(turns, 1)]
     return list(costs(Matured(facts=each, value=0.0, silent=False, signals=(), since=0.0) for each in facts))[-1]
 
 
@@ -87,7 +87,7 @@ def test_it_is_what_packing_computes(lengths: tuple[int, ...]):
 def test_an_erased_turn_still_counts_what_it_sampled():
     whole = a_turn("a:0", prompt=range(50), sampled=range(7))
     erased = replace(whole, prompt_ids=(), sampled_ids=(), logprobs=(), text="")
-    assert (Facts.of(1, whole, CONFIG).tokens, Facts.of(1, erased, CONFIG).tokens) == (57, 7)
+    assert (TurnFacts.of(1, whole, CONFIG).tokens, TurnFacts.of(1, erased, CONFIG).tokens) == (57, 7)
 
 
 # ---------------------------------------------------------------- at the desk

@@ -12,8 +12,7 @@ from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantin
 from ostinato.record.folds import FileFolds
 from ostinato.reward.accounting import account, recount
 from ostinato.reward.config import BaselineConfig, RewardConfig
-from ostinato.reward.ledger.saving import snapshot
-from ostinato.reward.reading import needed_above
+from ostinato.reward.log_fold import needed_above, snapshot
 from ostinato.testing.log import MemoryFolds, MemoryLog
 from ostinato.testing.records import a_delivery, a_signal
 

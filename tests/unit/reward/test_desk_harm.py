@@ -9,10 +9,10 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Finish, Holdback, NoReward, Pending, PolicyVersion, Quarantine, Reward
 from ostinato.reward.accounting import account, recount
-from ostinato.reward.asking.isolated import Isolated
-from ostinato.reward.asking.question import Failure, Unloadable
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.desk import RewardDesk
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.protocol import Failure, Unloadable
+from ostinato.reward.runners import Isolated
 from ostinato.testing.records import a_delivery, a_signal
 
 V0 = PolicyVersion(number=0, hash="00")

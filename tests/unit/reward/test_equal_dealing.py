@@ -7,9 +7,9 @@ import pytest
 
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Span
 from ostinato.reward.accounting import recount
+from ostinato.reward.batching import dealt, ready_parts
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import Facts, Matured
-from ostinato.reward.units import dealt, ready_parts
+from ostinato.reward.ledger.entries import Matured, TurnFacts
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 
 V0 = PolicyVersion(number=0, hash="00")
@@ -29,7 +29,7 @@ class Waiting:
             for _ in range(size):
                 seq = len(self.turns) + 1
                 turn = replace(a_turn(f"{tenant}{seq}"), tenant=tenant, episode=episode)
-                facts = Facts.of(seq, turn, CONFIG)
+                facts = TurnFacts.of(seq, turn, CONFIG)
                 self.turns.append(Matured(facts=facts, value=0.0, silent=False, signals=(), since=0.0))
 
     def deal(self, size: int, **changes) -> Counter[str]:

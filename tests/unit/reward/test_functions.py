@@ -8,8 +8,8 @@ import pytest
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
-from ostinato.reward.asking.loader import load
 from ostinato.reward.functions import copilot, tab
+from ostinato.reward.protocol import load
 from ostinato.testing.records import a_signal, a_turn
 
 TURN = a_turn("r:0")

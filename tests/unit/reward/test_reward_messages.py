@@ -12,26 +12,23 @@ import pytest
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NoSignal
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Batch, Holdback, NoReward, Pending, PolicyVersion, Quarantine, Reward, Turn
-from ostinato.reward.asking.inline import Inline
-from ostinato.reward.asking.isolated import LONGEST_LINE, Isolated
-from ostinato.reward.asking.loader import load
-from ostinato.reward.asking.question import Failure, Question, checked, failed
-from ostinato.reward.asking.wire import read_answer
 from ostinato.reward.config import BaselineConfig, CoverageConfig, RewardConfig
 from ostinato.reward.credit.baseline import Baseline
 from ostinato.reward.credit.episodes import by_episode
 from ostinato.reward.credit.single import SingleRollout
-from ostinato.reward.desk import RewardDesk
 from ostinato.reward.history import recorded, training_batch
 from ostinato.reward.ledger.alarms import ALL_CLEAR, Alarms
 from ostinato.reward.ledger.entries import untrainable
 from ostinato.reward.ledger.ledger import TurnLedger
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.protocol import Failure, RewardRequest, checked, failed, load, read_answer
+from ostinato.reward.runners import LONGEST_LINE, Inline, Isolated
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_delivery, a_turn
 
 COPILOT = "ostinato.reward.functions:copilot"
 V0 = PolicyVersion(number=0, hash="00")
-ASKED = Question(turn=a_turn(), signals=(), now=41.0)
+ASKED = RewardRequest(turn=a_turn(), signals=(), now=41.0)
 
 
 def refused(kind: type[Exception], message: str) -> Any:

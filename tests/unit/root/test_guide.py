@@ -14,7 +14,7 @@ from ostinato.evaluate.graders import pattern
 from ostinato.evaluate.suites import parse
 from ostinato.release.metrics.builtin import BUILT_IN
 from ostinato.release.metrics.facts import MEANINGS
-from ostinato.reward.asking.loader import load
+from ostinato.reward.protocol import load
 from ostinato.testing.records import a_turn
 
 ROOT = Path(__file__).parents[3]

@@ -4,7 +4,7 @@ Two halves, written at the same time: the rules were made with the first in sigh
 and the message; the request before it stands behind " << " where it matters.
 """
 
-from ostinato.serve.feedback.next_message import Next
+from ostinato.serve.feedback.next_message import NextMessage
 
 _SEEN = """
 retry: try again
@@ -172,7 +172,7 @@ def _read(lines):
     for line in lines.strip().splitlines():
         kind, _, rest = line.partition(": ")
         message, _, before = rest.partition(" << ")
-        found.append((Next(kind), message, before or "Please help me with this piece of work."))
+        found.append((NextMessage(kind), message, before or "Please help me with this piece of work."))
     return found
 
 

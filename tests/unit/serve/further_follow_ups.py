@@ -4,7 +4,7 @@ plans, questions, quotes, replies, agents' own notes. " << " stands before the r
 they matter.
 """
 
-from ostinato.serve.feedback.next_message import Next
+from ostinato.serve.feedback.next_message import NextMessage
 
 _LINES = r"""
 goes on: No, that's all for now >> Shall I also update the tests?
@@ -364,7 +364,9 @@ def read(lines):
         kind, _, rest = line.replace("\\n", "\n").partition(": ")
         rest, _, answer = rest.partition(" >> ")
         message, _, before = rest.partition(" << ")
-        found.append((Next(kind), message, before or "Please help me with this piece of work.", answer or "Done."))
+        found.append(
+            (NextMessage(kind), message, before or "Please help me with this piece of work.", answer or "Done.")
+        )
     return found
 
 

@@ -5,8 +5,7 @@ import pytest
 from ostinato.core.conversation import Conversation, Message, Piece, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError, TooLarge, Unauthorized, Unavailable
 from ostinato.core.records import Finish
-from ostinato.serve.dialects.anthropic import parse_count, parse_messages
-from ostinato.serve.dialects.anthropic_reply import ERRORS, SIGNATURE, Messages
+from ostinato.serve.dialects.anthropic import ERRORS, SIGNATURE, Messages, parse_count, parse_messages
 from ostinato.serve.dialects.dialect import ContextExceeded, Counts, Heading, Tokens, Whole
 
 ASK = {"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": "hi"}]}

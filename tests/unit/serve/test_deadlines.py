@@ -11,7 +11,7 @@ from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Corrupt
 from ostinato.core.records import Finish
-from ostinato.serve.wire.watch import ClientGone, Watch
+from ostinato.serve.wire.watch import ClientGone, DisconnectWatch
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 
@@ -260,7 +260,7 @@ async def test_a_watch_tells_its_reason_from_a_cancellation_from_outside():
         await asyncio.sleep(60)
 
     async def watched(seconds):
-        async with Watch(never) as watch:
+        async with DisconnectWatch(never) as watch:
             watch.allow(60.0, ClientGone)
             watch.allow(seconds, lambda: ValueError("late"))
             await asyncio.sleep(60)
@@ -280,7 +280,7 @@ async def test_a_watch_ends_when_the_client_leaves():
         return {"type": "http.disconnect"}
 
     with pytest.raises(ClientGone):
-        async with Watch(leaves):
+        async with DisconnectWatch(leaves):
             await asyncio.sleep(60)
     task = asyncio.current_task()
     assert task is not None

@@ -6,7 +6,7 @@ import pytest
 from gateway_world import ASK, all_sampled, events, eventually, world
 
 from ostinato.core.records import Delivered, Finish
-from ostinato.serve.calls.delivery import MOST, Deliveries
+from ostinato.serve.calls.answer import MOST, Deliveries
 from ostinato.serve.writes import Writes
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
@@ -121,7 +121,7 @@ async def test_a_repeat_of_an_undelivered_answer_delivers_it():
 
 
 async def test_many_at_once_are_written_at_once_and_a_full_log_is_tried_again(monkeypatch):
-    monkeypatch.setattr("ostinato.serve.calls.delivery._RETRY_S", 0.05)
+    monkeypatch.setattr("ostinato.serve.calls.answer._RETRY_S", 0.05)
     log = MemoryLog()
     deliveries = Deliveries(log, lambda: 1.0, Writes(lambda: 1.0, slow_s=1.0))
     log.full = True

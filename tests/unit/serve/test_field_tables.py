@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from tests.unit.serve.field_tables import TABLES, Object, marked, page
 
 from ostinato.core.errors import BadRequest
-from ostinato.serve.dialects import anthropic, anthropic_messages, openai, openai_messages, responses, responses_items
+from ostinato.serve.dialects import anthropic, openai, responses, responses_items
 from ostinato.serve.dialects.rules import Ignored, Only
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "fields.md"
@@ -81,7 +81,7 @@ def test_other_fields_are_refused_or_ignored_as_the_guide_says(path, each):
 
 
 def test_no_object_of_a_request_is_missing():
-    modules = (anthropic, anthropic_messages, openai, openai_messages, responses, responses_items)
+    modules = (anthropic, openai, responses, responses_items)
     known = {each.model for _, each in OBJECTS}
     missing = [
         name

@@ -7,7 +7,7 @@ import pytest
 from gateway_world import eventually, world
 
 from ostinato.core.errors import BadRequest
-from ostinato.serve.calls import delivery
+from ostinato.serve.calls import answer
 from ostinato.serve.writes import FAILING_S
 from ostinato.testing.log import MemoryLog
 
@@ -47,7 +47,7 @@ async def test_without_calls_it_is_tried_again_after_a_while():
 
 
 async def test_what_was_delivered_is_noted_again_and_finds_that_the_log_is_well(monkeypatch):
-    monkeypatch.setattr(delivery, "_RETRY_S", 0.05)
+    monkeypatch.setattr(answer, "_RETRY_S", 0.05)
     async with world() as w:
         await w.chat()
         w.log.full = True

@@ -15,11 +15,11 @@ from ostinato.core.records import Signal
 from ostinato.release.metrics.builtin import BUILT_IN
 from ostinato.release.metrics.config import MetricConfig
 from ostinato.release.metrics.facts import HEARD
-from ostinato.release.metrics.hearing import Said
 from ostinato.release.metrics.metric import metrics_of
+from ostinato.release.metrics.signal_state import Said
 from ostinato.reward.functions import agent, considered, copilot, tab
 from ostinato.serve.config import ServeConfig
-from ostinato.serve.feedback.next_message import Next
+from ostinato.serve.feedback.next_message import NextMessage
 from ostinato.serve.judge.config import JudgeConfig
 from ostinato.serve.judge.judge import Judge, Ruled
 from ostinato.serve.judge.prompt import Case
@@ -205,7 +205,7 @@ async def a_judge(outside, metrics=None, **config):
 
 
 def ask(judge, number, tell=lambda _: None):
-    judge.ask("default", f"next-{number}", Ruled(CASE, Next.GOES_ON), tell)
+    judge.ask("default", f"next-{number}", Ruled(CASE, NextMessage.GOES_ON), tell)
 
 
 async def hear(judge, count):
@@ -234,8 +234,8 @@ async def test_all_or_none(outside, share, count):
 
 async def test_other_tenants_words_stay_here(outside):
     async with a_judge(outside, tenants=("acme",)) as judge:
-        judge.ask("acme", "next-1", Ruled(CASE, Next.GOES_ON), lambda _: None)
-        judge.ask("other", "next-2", Ruled(CASE, Next.GOES_ON), lambda _: None)
+        judge.ask("acme", "next-1", Ruled(CASE, NextMessage.GOES_ON), lambda _: None)
+        judge.ask("other", "next-2", Ruled(CASE, NextMessage.GOES_ON), lambda _: None)
         await eventually(lambda: not judge._open)
     assert len(outside.bodies) == 1
 
@@ -341,8 +341,8 @@ class Failing(MemoryLog):
 
 
 async def test_a_word_is_never_written_without_its_retraction(outside, monkeypatch):
-    monkeypatch.setattr("ostinato.serve.feedback.overheard._RETRY_S", 0.05)
-    monkeypatch.setattr("ostinato.serve.feedback.overheard._MOST", 2)
+    monkeypatch.setattr("ostinato.serve.feedback.followups._RETRY_S", 0.05)
+    monkeypatch.setattr("ostinato.serve.feedback.followups._MOST", 2)
     log = Failing()
     async with judging(outside, log=log, decides=True) as w:
         await converse(w, "Sort the list.", "The order is odd.")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.serve.scored_follow_ups import ONLY_SCORED
 
 from ostinato.core.conversation import Role
-from ostinato.serve.feedback.next_message import Next
+from ostinato.serve.feedback.next_message import NextMessage
 from ostinato.serve.judge.prompt import SCHEMA, Case, question, word_in
 
 PLAIN = Case(request="Sort the list.", answer="Done.", message="In descending order.")
@@ -72,7 +72,7 @@ def test_the_schema_goes_along_if_it_is_to():
     assert question(PLAIN, schema_sent=False).demand is None
 
 
-@pytest.mark.parametrize("kind", Next)
+@pytest.mark.parametrize("kind", NextMessage)
 def test_every_answer_of_the_schema_is_a_word(kind):
     answer = {"label": kind.value}
     jsonschema.validate(answer, SCHEMA)
@@ -85,7 +85,7 @@ def test_every_answer_of_the_schema_is_a_word(kind):
 
 @pytest.mark.parametrize("answer", ["Complaint", " complaint.\n", '"complaint"', "**complaint**", "`complaint`"])
 def test_a_bare_label_may_be_dressed(answer):
-    assert word_in(answer) is Next.COMPLAINT
+    assert word_in(answer) is NextMessage.COMPLAINT
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_anything_else_is_no_word(answer):
 
 @given(st.text())
 def test_any_answer_is_read(answer):
-    assert word_in(answer) in (None, *Next)
+    assert word_in(answer) in (None, *NextMessage)
 
 
 def test_what_is_judged_in_examinations_is_what_the_rules_were_scored_on():

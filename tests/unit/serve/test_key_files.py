@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from ostinato.core.errors import BadConfig
 from ostinato.serve.auth import Keyring, client_keys
-from ostinato.serve.visits import Visits
+from ostinato.serve.session_cookies import SessionCookies
 from ostinato.testing.engine import FakeEngine
 
 KEY, OTHER = "acme:0123456789abcdef", "bolt:fedcba9876543210"
@@ -178,7 +178,7 @@ async def test_the_pages_cookies_end_with_their_keys(written):
     now = 1000.0
     own = [SecretStr(ADMIN)]
     keys = Keyring([SecretStr(KEY), SecretStr(OTHER)], own)
-    visits = Visits(keys, [SecretStr(KEY), SecretStr(OTHER)], own, lambda: now)
+    visits = SessionCookies(keys, [SecretStr(KEY), SecretStr(OTHER)], own, lambda: now)
     cookie = visits.cookie(OTHER.partition(":")[2])
     headers = {b"cookie": f"ostinato={cookie}".encode()}
     assert visits.visitor(headers).tenant == "bolt"

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scored_follow_ups import ONLY_SCORED
 
 from ostinato.core.conversation import Conversation, Message, Role
-from ostinato.serve.feedback.next_message import DISSATISFIED, Next, kind_of
-from ostinato.serve.feedback.typed import INTERRUPTION, Typed, asked_before, typed
+from ostinato.serve.feedback.followups import INTERRUPTION, Typed, asked_before, typed
+from ostinato.serve.feedback.next_message import DISSATISFIED, NextMessage, kind_of
 
 
 def scored(rows):
@@ -21,7 +21,7 @@ def scored(rows):
             sum(found is each for _, found in pairs),
             sum(meant is each for meant, _ in pairs),
         )
-        for each in Next
+        for each in NextMessage
     }
     cross = [(meant in DISSATISFIED, found in DISSATISFIED) for meant, found in pairs]
     return by_kind, (cross.count((True, True)), sum(found for _, found in cross), sum(meant for meant, _ in cross))
@@ -33,7 +33,7 @@ def test_what_the_rules_were_made_for():
     assert len(rows) > 450
     assert right >= 0.99 * found  # it is rather missed
     assert right >= 0.85 * meant
-    for kind in (*DISSATISFIED, Next.PRAISE, Next.TOPIC):
+    for kind in (*DISSATISFIED, NextMessage.PRAISE, NextMessage.TOPIC):
         correct, told, _ = by_kind[kind]
         assert correct >= 0.9 * told
 
@@ -42,18 +42,18 @@ def test_what_was_written_after_the_rules():
     by_kind, cross = scored(ONLY_SCORED)
     assert cross == (41, 41, 58)
     assert by_kind == {
-        Next.RETRY: (8, 8, 8),
-        Next.CORRECTION: (17, 18, 22),
-        Next.COMPLAINT: (15, 15, 28),
-        Next.PRAISE: (8, 8, 8),
-        Next.TOPIC: (4, 4, 5),
-        Next.GOES_ON: (48, 66, 48),
+        NextMessage.RETRY: (8, 8, 8),
+        NextMessage.CORRECTION: (17, 18, 22),
+        NextMessage.COMPLAINT: (15, 15, 28),
+        NextMessage.PRAISE: (8, 8, 8),
+        NextMessage.TOPIC: (4, 4, 5),
+        NextMessage.GOES_ON: (48, 66, 48),
     }
 
 
 def test_no_is_an_answer_where_something_was_asked():
-    assert kind_of("No, only the first one.", "Convert them.", "Done.") is Next.CORRECTION
-    assert kind_of("No, only the first one.", "Convert them.", "Shall I do **both?**") is Next.GOES_ON
+    assert kind_of("No, only the first one.", "Convert them.", "Done.") is NextMessage.CORRECTION
+    assert kind_of("No, only the first one.", "Convert them.", "Shall I do **both?**") is NextMessage.GOES_ON
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ PIECES = ["<a>", "</a>", "```", "> ", "\n", "no ", "it fails ", '"', "not ", "? 
 
 @given(st.lists(st.sampled_from(PIECES)).map("".join))
 def test_any_text_is_read(text):
-    assert kind_of(typed(text).text, text, text) in Next
+    assert kind_of(typed(text).text, text, text) in NextMessage

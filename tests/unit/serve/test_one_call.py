@@ -10,7 +10,7 @@ from ostinato.core.generation import Chunk
 from ostinato.core.records import Branch, Finish
 from ostinato.model.answers.formats import HERMES
 from ostinato.model.answers.reader import Reader
-from ostinato.serve.calls.reading import Reading
+from ostinato.serve.calls.conversations import AnswerParser
 from ostinato.testing.engine import FakeEngine, decode
 
 ASKED = [{"role": "user", "content": "Read both."}]
@@ -196,7 +196,7 @@ async def test_calls_that_come_in_one_piece_are_cut_and_not_taken_for_seen():
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_where_an_answer_is_over_does_not_depend_on_how_its_text_arrives(size):
     conversation = Conversation(messages=(Message(role=Role.USER, text="x"),), tools=(Tool(name="read"),))
-    reading = Reading(Reader(HERMES, tools=conversation.tools, turn="chatcmpl-3f:0"), one_call=True)
+    reading = AnswerParser(Reader(HERMES, tools=conversation.tools, turn="chatcmpl-3f:0"), one_call=True)
     for start in range(0, len(TWO), size):
         reading.take(TWO[start : start + size], last=start + size >= len(TWO))
         if reading.over:

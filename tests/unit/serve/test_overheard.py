@@ -123,7 +123,7 @@ class Failing(MemoryLog):
 
 
 async def test_a_log_that_takes_no_signals_fails_no_call_and_gets_them_later(monkeypatch):
-    monkeypatch.setattr("ostinato.serve.feedback.overheard._RETRY_S", 0.05)
+    monkeypatch.setattr("ostinato.serve.feedback.followups._RETRY_S", 0.05)
     log = Failing()
     async with world(engine=engine(), log=log, next_message=True) as w:
         history, turn = await say(w, [], "Sort the list.", user="ann")

@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 from tests.unit.serve.gateway_world import ADMIN, V0, world
 
-from ostinato.serve import people_first
-from ostinato.serve.people_first import PeopleFirst
+from ostinato.serve import priority
+from ostinato.serve.priority import PeopleFirst
 from ostinato.testing.engine import FakeEngine
 
 
@@ -21,7 +21,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr(people_first, "_EACH_S", 0.01)  # of real waiting, and between two looks
+    monkeypatch.setattr(priority, "_EACH_S", 0.01)  # of real waiting, and between two looks
     return Clock()
 
 
@@ -160,8 +160,8 @@ async def test_without_a_limit_nothing_is_counted(clock):
 
 
 async def test_worlds_calls_wait_at_the_gateway_and_take_no_place_meanwhile(monkeypatch):
-    monkeypatch.setattr(people_first, "_EACH_S", 0.02)
-    monkeypatch.setattr(people_first, "_LATELY_S", 0.1)
+    monkeypatch.setattr(priority, "_EACH_S", 0.02)
+    monkeypatch.setattr(priority, "_LATELY_S", 0.1)
     go = asyncio.Event()
 
     class Slow(FakeEngine):

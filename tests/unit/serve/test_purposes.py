@@ -11,7 +11,7 @@ from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Branch, Purpose, Turn
 from ostinato.reward.ledger.entries import untrainable
-from ostinato.serve.calls.purposes import purpose_of
+from ostinato.serve.calls.caller import purpose_of
 from ostinato.testing.records import a_turn
 
 HI = Conversation(messages=(Message(role=Role.USER, text="hi"),))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects import anthropic, openai, responses
-from ostinato.serve.dialects.anthropic_messages import _read
+from ostinato.serve.dialects.anthropic import _read
 from ostinato.serve.dialects.items import Memo, ReadItems
 from ostinato.serve.dialects.omissions import Omissions
 from ostinato.serve.wire.body import parse_json

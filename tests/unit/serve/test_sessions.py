@@ -4,12 +4,12 @@ import pytest
 
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
-from ostinato.serve.calls.sessions import Scope, Sessions, chain_of
+from ostinato.serve.calls.conversations import ConversationScope, Sessions, chain_of
 from ostinato.testing.engine import STOP_ID
 from ostinato.testing.renderer import ByteRenderer
 
-ME = Scope(tenant="default", user="u", arm="live")
-NOBODY = Scope(tenant="default", user="anonymous", arm="live")
+ME = ConversationScope(tenant="default", user="u", arm="live")
+NOBODY = ConversationScope(tenant="default", user="anonymous", arm="live")
 RENDERER = ByteRenderer()
 
 
@@ -53,7 +53,7 @@ def talk(sessions, conversation, text, id, *, scope=ME, continued=False, **kwarg
 
 
 def named(**parts):
-    return Scope(**({"tenant": "default", "user": "u", "arm": "live"} | parts))
+    return ConversationScope(**({"tenant": "default", "user": "u", "arm": "live"} | parts))
 
 
 def test_a_long_conversation_keeps_every_sampled_id():

@@ -11,13 +11,13 @@ from tests.examinations.siege.wire import Target
 from tests.fakes.page_world import A_TURN, ACME, BOLT, PageWorld
 
 from ostinato.launch.placing.port import bind
-from ostinato.launch.workers.listening import listen
+from ostinato.launch.workers.http_server import listen
 from ostinato.serve.config import QuotaConfig, ServeConfig
 from ostinato.serve.wire import protocol
 from ostinato.serve.wire.connections import Connections
 from ostinato.web.page import asking
 
-SOON_S = 0.5
+SOON_S = 2.0
 WIDE = QuotaConfig(
     bytes_per_s=1e12, open_samples=64, max_n=64
 )  # for as many rounds as it takes: the world's clock stands still
@@ -25,7 +25,7 @@ WIDE = QuotaConfig(
 
 @contextlib.asynccontextmanager
 async def gateway():
-    """The attackers' view of a gateway that gives up on whoever is silent after half a second."""
+    """The attackers' view of a gateway that gives up on whoever is silent for two seconds."""
     keys = (f"acme:{ACME}", f"bolt:{BOLT}")
     world = PageWorld(ServeConfig(api_keys=keys, quota=WIDE, body_timeout_s=SOON_S, send_timeout_s=SOON_S))
     stopping, urls = asyncio.Event(), []

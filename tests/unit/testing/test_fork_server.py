@@ -13,8 +13,8 @@ from tests.deadlines import PATIENT_S
 from tests.fakes.fork_server import ForkServer, OtherServer
 
 from ostinato.launch.placing import process
+from ostinato.launch.placing.heartbeat import PARENT
 from ostinato.launch.placing.process import WorkerProcess
-from ostinato.launch.placing.sign import PARENT
 
 PROGRAM = """
 import os, sys, time

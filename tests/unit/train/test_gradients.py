@@ -9,7 +9,7 @@ from tests.devices import TORCH
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.model.norms import RMSNorm
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny_moe import tiny_moe
@@ -41,13 +41,13 @@ def arithmetic(config: TrainConfig) -> torch.dtype:
 
 
 def ours(
-    path: Path, config: TrainConfig, coefficients: torch.Tensor, backend: Backend = OWN
+    path: Path, config: TrainConfig, coefficients: torch.Tensor, backend: ComputeBackend = OWN
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     found, sums, _ = passed(path, config, coefficients, backend)
     return found, sums
 
 
-def passed(path: Path, config: TrainConfig, coefficients: torch.Tensor, backend: Backend = OWN):
+def passed(path: Path, config: TrainConfig, coefficients: torch.Tensor, backend: ComputeBackend = OWN):
     """Log-probabilities, the gradient of their sum times `coefficients`, and the names of those parameters whose part autograd made."""
     policy = Policy(path, arithmetic(config), config, backend=backend)
     sums = {name: torch.zeros(p.shape, device=p.device) for name, p in policy.model.named_parameters()}
@@ -81,7 +81,7 @@ def coefficients() -> torch.Tensor:
 @pytest.mark.parametrize("recompute_tokens", [0, 10_000])
 @pytest.mark.parametrize("kind", [*SUPPORTED, "moe"])
 @pytest.mark.parametrize("backend", [OWN, TORCH], ids=["own", "torch"])
-def test_every_gradient_is_autograds(kind: str, recompute_tokens: int, backend: Backend, tmp_path: Path):
+def test_every_gradient_is_autograds(kind: str, recompute_tokens: int, backend: ComputeBackend, tmp_path: Path):
     path = tiny_moe(tmp_path / "moe", "mixtral") if kind == "moe" else tiny_of(tmp_path / "zoo", SUPPORTED[kind]())
     config = FP32.model_copy(update={"recompute_tokens": recompute_tokens})
     found, sums = ours(path, config, coefficients(), backend)
@@ -136,7 +136,7 @@ def graph(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("backend", [OWN, TORCH], ids=["own", "torch"])
-def test_no_matrix_gets_its_gradient_as_a_tensor_of_its_own(backend: Backend, tmp_path: Path):
+def test_no_matrix_gets_its_gradient_as_a_tensor_of_its_own(backend: ComputeBackend, tmp_path: Path):
     """They are added where they are summed, those of the embedding and of the head that shares its weight too: only norms are left."""
     _, _, by_autograd = passed(llama(tmp_path / "model"), FP32, coefficients(), backend)
     assert by_autograd
@@ -144,7 +144,7 @@ def test_no_matrix_gets_its_gradient_as_a_tensor_of_its_own(backend: Backend, tm
 
 
 @pytest.mark.parametrize("backend", [OWN, TORCH], ids=["own", "torch"])
-def test_a_bf16_head_that_runs_chunk_by_chunk_adds_its_gradient_up_in_fp32(backend: Backend, tmp_path: Path):
+def test_a_bf16_head_that_runs_chunk_by_chunk_adds_its_gradient_up_in_fp32(backend: ComputeBackend, tmp_path: Path):
     """A sum in bf16 of 600 equal parts would end at 256 of them."""
     policy = Policy(llama(tmp_path / "model"), torch.bfloat16, TrainConfig(compute="bf16"), backend=backend)
     policy.model.requires_grad_(True)
@@ -161,7 +161,9 @@ def test_a_bf16_head_that_runs_chunk_by_chunk_adds_its_gradient_up_in_fp32(backe
 
 @pytest.mark.parametrize("backend", [OWN, TORCH], ids=["own", "torch"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_bits_of_a_pass_with_gradients_are_those_of_one_without(dtype: str, backend: Backend, tmp_path: Path):
+def test_the_bits_of_a_pass_with_gradients_are_those_of_one_without(
+    dtype: str, backend: ComputeBackend, tmp_path: Path
+):
     """And those are the engine's: modules as they were loaded, without anything of the trainer's in them. Wide enough that another
     library's products have other bits."""
     path = llama(tmp_path / "model", hidden_size=256, intermediate_size=2048)

@@ -6,9 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ostinato.web.calibration import LETTER, calibration
 from ostinato.web.chart import BOTTOM, HEIGHT, LEFT, TOP, WIDTH
-from ostinato.web.report import render
+from ostinato.web.report import LETTER, calibration, render
 from ostinato.web.run_report import Calibration, RunReport
 
 

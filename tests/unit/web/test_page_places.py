@@ -9,7 +9,7 @@ from tests.fakes.page_world import ACME, ADMIN, BOLT, page_world
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.visitors import Visitor
-from ostinato.web.page import admitting, live
+from ostinato.web.page import app, live
 
 KEYS = (f"acme:{ACME}", f"bolt:{BOLT}", *(f"t{each}:sk-tenant{each}-0123456789" for each in range(4)))
 ACMES, OPERATOR = Visitor(tenant="acme", operator=False), Visitor(tenant=None, operator=True)
@@ -157,7 +157,7 @@ async def test_a_tenant_that_asks_for_many_pages_at_once_is_told_to_come_again_a
     async with page_world(api_keys=KEYS) as w, asyncio.timeout(PATIENT_S):
         asked = Asked(w)
         path = "/turns?text=the"
-        waiting = [asyncio.create_task(w.get(path, ACME)) for _ in range(admitting.MOST_ASKED)]
+        waiting = [asyncio.create_task(w.get(path, ACME)) for _ in range(app.MOST_ASKED)]
         while not asked.tenants:
             await asyncio.sleep(0)
         late = await w.get(path, ACME)
@@ -176,7 +176,7 @@ async def test_a_tenant_that_asks_for_many_pages_at_once_is_told_to_come_again_a
 async def test_tenants_take_turns_however_many_pages_one_of_them_waits_for():
     async with page_world(api_keys=KEYS) as w, asyncio.timeout(PATIENT_S):
         asked = Asked(w)
-        many = [asyncio.create_task(w.get("/turns", ACME)) for _ in range(admitting.MOST_ASKED)]
+        many = [asyncio.create_task(w.get("/turns", ACME)) for _ in range(app.MOST_ASKED)]
         browser = Browser(w.app, ACME)
         while not asked.tenants or browser.status is None:
             await asyncio.sleep(0)
@@ -193,7 +193,7 @@ async def test_tenants_take_turns_however_many_pages_one_of_them_waits_for():
 
 
 async def test_a_turn_that_comes_to_somebody_who_leaves_goes_to_the_next():
-    admission, order = admitting.Admission(lambda: 0.0), []
+    admission, order = app.PageAdmission(lambda: 0.0), []
 
     async def look(number):
         async with admission.page(ACMES):
@@ -212,8 +212,8 @@ async def test_a_turn_that_comes_to_somebody_who_leaves_goes_to_the_next():
 
 async def test_a_tenant_that_loads_pages_without_end_is_slowed_and_the_others_are_not():
     async with page_world(api_keys=KEYS) as w:
-        codes = [(await w.get("/turns", ACME)).status_code for _ in range(int(admitting.PAGES_AT_ONCE) + 1)]
-        assert codes == [200] * int(admitting.PAGES_AT_ONCE) + [429]
+        codes = [(await w.get("/turns", ACME)).status_code for _ in range(int(app.PAGES_AT_ONCE) + 1)]
+        assert codes == [200] * int(app.PAGES_AT_ONCE) + [429]
         late = await w.get("/turns", ACME)
         assert (late.status_code, late.headers["retry-after"]) == (429, "1")
         assert "2 pages a second" in late.text

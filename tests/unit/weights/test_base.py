@@ -9,8 +9,8 @@ import pytest
 from ostinato.core.errors import Corrupt
 from ostinato.core.weights import WeightArray
 from ostinato.testing.store import MemoryStore
-from ostinato.weights.publish import base as base_module
-from ostinato.weights.publish.base import Base, kept
+from ostinato.weights.publish import chunk_source as base_module
+from ostinato.weights.publish.chunk_source import Base, kept
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
 from ostinato.weights.version.content import CHUNK_ELEMENTS, hash_chunks, part_of
 

@@ -3,7 +3,7 @@ import pytest
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.weights import WeightArray
-from ostinato.weights.version.compare import Change, compare, total
+from ostinato.weights.version.compare import TensorChange, compare, total
 
 
 def bf16(values) -> WeightArray:
@@ -42,7 +42,7 @@ def test_integers_have_no_norm():
     ],
 )
 def test_a_name_says_where_in_the_model_it_stands(name, layer, kind):
-    change = Change(name=name, elements=1, changed=0, moved=None)
+    change = TensorChange(name=name, elements=1, changed=0, moved=None)
     assert (change.layer, change.kind) == (layer, kind)
 
 

@@ -10,7 +10,7 @@ from ostinato.core.errors import BadWeights, StorageFull, Unavailable
 from ostinato.core.weights import CHUNK_ELEMENTS, WeightArray, WeightPart
 from ostinato.testing.store import MemoryStore
 from ostinato.weights.follow.follower import Follower
-from ostinato.weights.publish.holding import PartHolder
+from ostinato.weights.publish.chunk_source import PartHolder
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
 from ostinato.weights.publish.ranks import Handed, Together, publish_part
 from ostinato.weights.version.content import part_of, weights_root

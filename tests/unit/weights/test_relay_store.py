@@ -9,8 +9,7 @@ from tests.fakes.faults import FaultyDisk, flipped
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, StorageFull, Unavailable
 from ostinato.testing.store import MemoryStore, WatchedStore
-from ostinato.weights.relay.shelf import Shelf
-from ostinato.weights.relay.store import Look, RelayConfig, RelayStore
+from ostinato.weights.relay.cached_store import CachedRef, RelayConfig, RelayStore, Shelf
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.version.content import hash_of
 
@@ -115,11 +114,11 @@ async def test_refs_are_upstreams_and_asked_for_once_in_a_while(upstream, tmp_pa
     store = relay(upstream, tmp_path, clock, fresh_s=1.0)
     assert await store.read_ref("live") is None
     await upstream.inner.move_ref("live", None, ONE)
-    assert await store.look("live") == Look(ONE, 0.0)  # that there was none is not remembered
+    assert await store.look("live") == CachedRef(ONE, 0.0)  # that there was none is not remembered
     await upstream.inner.move_ref("live", ONE, TWO)
     before = upstream.asked
     clock.now += 0.5
-    assert await store.look("live") == Look(ONE, 0.5)
+    assert await store.look("live") == CachedRef(ONE, 0.5)
     assert upstream.asked == before
     clock.now += 0.5
     assert await asyncio.gather(*(store.read_ref("live") for _ in range(20))) == [TWO] * 20
@@ -151,13 +150,13 @@ async def test_while_upstream_is_away_the_last_known_refs_are_served_loudly(upst
     with pytest.raises(Unavailable, match=r"canary.*does not answer"):
         await store.read_ref("canary")
     later = relay(upstream, tmp_path, Time())  # started while upstream is away
-    assert await later.look("live") == Look(ONE, None)
+    assert await later.look("live") == CachedRef(ONE, None)
     assert await later.refs() == {"live": ONE}
     assert [record.levelno for record in caplog.records].count(logging.WARNING) == 2  # one for each relay
     upstream.away = False
     await upstream.inner.move_ref("live", ONE, TWO)
     clock.now += 10
-    assert await store.look("live") == Look(TWO, 0.0)
+    assert await store.look("live") == CachedRef(TWO, 0.0)
     assert store.figures()["unreachable_s"] is None
     assert "answers again" in caplog.text
 

@@ -13,10 +13,10 @@ from tests.fakes.faults import FaultyStore, flipped
 from ostinato.core.errors import Corrupt
 from ostinato.core.weights import WeightArray
 from ostinato.testing.store import MemoryStore
-from ostinato.weights.follow import shadow
+from ostinato.weights.follow import delta_apply
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
-from ostinato.weights.relay.store import RelayStore
+from ostinato.weights.relay.cached_store import RelayStore
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.version.content import weights_root
 
@@ -32,8 +32,8 @@ def model(tensors=12, size=2 * MB):
 @pytest.fixture
 def pieces(monkeypatch):
     """Pieces of 2 MB, of which two are in memory at once."""
-    monkeypatch.setattr(shadow, "_PIECE_BYTES", 2 * MB)
-    monkeypatch.setattr(shadow, "_AHEAD_BYTES", 4 * MB)
+    monkeypatch.setattr(delta_apply, "_PIECE_BYTES", 2 * MB)
+    monkeypatch.setattr(delta_apply, "_AHEAD_BYTES", 4 * MB)
 
 
 async def test_payloads_are_let_go_when_they_are_decoded(pieces):
@@ -69,8 +69,8 @@ async def test_no_more_than_so_many_bytes_are_on_their_way(pieces):
 
 
 async def test_a_payload_larger_than_what_may_be_on_its_way_is_read_all_the_same(monkeypatch):
-    monkeypatch.setattr(shadow, "_PIECE_BYTES", 1 << 10)
-    monkeypatch.setattr(shadow, "_AHEAD_BYTES", 1 << 10)
+    monkeypatch.setattr(delta_apply, "_PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(delta_apply, "_AHEAD_BYTES", 1 << 10)
     store = MemoryStore()
     done = await VersionPublisher(store).publish(0, model(3, MB), run="r", base=None)
     assert weights_root(await Follower(store).fetch(done.policy)) == done.policy.hash
@@ -109,7 +109,7 @@ async def test_after_an_error_no_thread_writes_and_the_event_loop_was_not_held_u
             await asyncio.sleep(0.01)
             late.append(time.monotonic() - before)
 
-    monkeypatch.setattr(shadow, "_decode", decode)
+    monkeypatch.setattr(delta_apply, "_decode", decode)
     watching = asyncio.create_task(watch())
     with pytest.raises(Corrupt, match="told to"):
         await Follower(store).fetch(done.policy)
@@ -126,7 +126,7 @@ async def test_both_threads_decode_a_small_delta(monkeypatch):
     publisher, seen = VersionPublisher(store), set()
     first = await publisher.publish(0, old, run="r", base=None)
     second = await publisher.publish(1, new, run="r", base=first.policy)
-    follower, plain, together = Follower(store), shadow._decode, threading.Barrier(2, timeout=PATIENT_S)
+    follower, plain, together = Follower(store), delta_apply._decode, threading.Barrier(2, timeout=PATIENT_S)
     await follower.fetch(first.policy)
 
     def decode(pairs, *, old):
@@ -134,7 +134,7 @@ async def test_both_threads_decode_a_small_delta(monkeypatch):
         seen.add(threading.get_ident())
         plain(pairs, old=old)
 
-    monkeypatch.setattr(shadow, "_decode", decode)
+    monkeypatch.setattr(delta_apply, "_decode", decode)
     assert weights_root(await follower.fetch(second.policy)) == second.policy.hash
     assert len(seen) == 2
 

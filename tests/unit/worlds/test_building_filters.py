@@ -3,8 +3,8 @@ from tests.fakes.tiny_package import MODULE
 
 from ostinato.core.errors import BadRequest
 from ostinato.worlds.building.filters import (
+    ChangeFate,
     Elsewhere,
-    Fate,
     TestLines,
     gives_away,
     judge_first,
@@ -26,17 +26,17 @@ def run(passed="", failed="", **more):
 @pytest.mark.parametrize(
     ("outcome", "lazy", "fate"),
     [
-        (run("abc", "d"), {"d"}, Fate.VALID),
-        (run("abc", "d"), {"x"}, Fate.TRIVIAL),
-        (run("abc", "d"), None, Fate.VALID),
-        (run("", "ab"), {"a"}, Fate.TOO_PLAIN),
-        (run("abcd"), {"d"}, Fate.UNNOTICED),
-        (run("ab", "cd"), {"d"}, Fate.VALID),  # 2 of 4: the share is allowed
-        (run("a", "bcd"), {"d"}, Fate.TOO_PLAIN),
-        (run("a", code=None, stopped=True), {"d"}, Fate.TOO_PLAIN),
-        (run("a", code=None, hung=True), {"d"}, Fate.ENDLESS),
-        (run("a", code=None, signal=11), {"d"}, Fate.CRASHES),
-        (None, {"d"}, Fate.CRASHES),
+        (run("abc", "d"), {"d"}, ChangeFate.VALID),
+        (run("abc", "d"), {"x"}, ChangeFate.TRIVIAL),
+        (run("abc", "d"), None, ChangeFate.VALID),
+        (run("", "ab"), {"a"}, ChangeFate.TOO_PLAIN),
+        (run("abcd"), {"d"}, ChangeFate.UNNOTICED),
+        (run("ab", "cd"), {"d"}, ChangeFate.VALID),  # 2 of 4: the share is allowed
+        (run("a", "bcd"), {"d"}, ChangeFate.TOO_PLAIN),
+        (run("a", code=None, stopped=True), {"d"}, ChangeFate.TOO_PLAIN),
+        (run("a", code=None, hung=True), {"d"}, ChangeFate.ENDLESS),
+        (run("a", code=None, signal=11), {"d"}, ChangeFate.CRASHES),
+        (None, {"d"}, ChangeFate.CRASHES),
     ],
 )
 def test_what_one_run_says(outcome, lazy, fate):
@@ -117,7 +117,9 @@ def test_a_suite_that_is_not_green_is_refused(runs):
 
 def test_a_change_with_which_no_test_passes_is_left_out():
     outcome = run("", "ab")
-    assert judge_first(outcome, split_tests("ab", outcome), stable=9, most_failing=0.5, lazy=None) is Fate.UNGUARDED
+    assert (
+        judge_first(outcome, split_tests("ab", outcome), stable=9, most_failing=0.5, lazy=None) is ChangeFate.UNGUARDED
+    )
 
 
 SPARSE = '''

@@ -1,7 +1,6 @@
 from ostinato.worlds.building.mutations.functions import functions_of
-from ostinato.worlds.building.mutations.stubs import stubs
 from ostinato.worlds.building.trying.runs import SuiteRun
-from ostinato.worlds.building.weakness import Asked, passing_for_nothing
+from ostinato.worlds.building.weakness import FunctionTask, passing_for_nothing, stubs
 
 SOURCE = '''
 class Scale:
@@ -75,7 +74,7 @@ class Runs:
 
 
 def asked(function, tests=("t.py::a", "t.py::b"), **known):
-    return Asked(
+    return FunctionTask(
         function=function, tests=tests, **{"seconds": 0.5, "lazy": frozenset({"t.py::a"}), "bare": frozenset(), **known}
     )
 

@@ -16,7 +16,7 @@ from ostinato.testing.records import a_turn
 from ostinato.worlds.fidelity.look import shape
 from ostinato.worlds.fidelity.observation import Observation, parse_observation
 from ostinato.worlds.fidelity.observe import observe, read_observations, script
-from ostinato.worlds.fidelity.said import of_conversation, of_turns
+from ostinato.worlds.fidelity.text_features import of_conversation, of_turns
 
 
 class Here:

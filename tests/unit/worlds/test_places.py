@@ -7,7 +7,7 @@ import pytest
 from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Unavailable
-from ostinato.worlds.sandbox.places import Places
+from ostinato.worlds.sandbox.slots import SandboxPlaces
 
 
 class FakeBox:
@@ -46,7 +46,7 @@ async def starts_at_once(places):
 
 
 async def test_one_more_waits_until_a_place_is_given_back():
-    places = Places(2)
+    places = SandboxPlaces(2)
     first, _ = [await places.start(launching(FakeBox()), ()) for _ in range(2)]
     launched = asyncio.Event()
 
@@ -66,14 +66,14 @@ async def test_one_more_waits_until_a_place_is_given_back():
 
 @pytest.mark.parametrize("error", [Unavailable("no"), asyncio.CancelledError()])
 async def test_what_does_not_start_takes_no_place(error):
-    places = Places(1)
+    places = SandboxPlaces(1)
     with pytest.raises(type(error)):
         await places.start(launching(error), ())
     await starts_at_once(places)
 
 
 async def test_a_way_out_that_cannot_be_had_ends_the_sandbox():
-    places, box = Places(1), FakeBox(refusal=Unavailable("port 3128"))
+    places, box = SandboxPlaces(1), FakeBox(refusal=Unavailable("port 3128"))
     with pytest.raises(Unavailable, match="3128"):
         await places.start(launching(box), ("pypi.org:443",))
     assert box.stops == 1
@@ -85,7 +85,7 @@ async def test_a_proxy_that_cannot_start_leaves_no_socket_open(monkeypatch):
         raise OSError("no")
 
     monkeypatch.setattr(asyncio, "start_server", refuse)
-    places, box = Places(1), FakeBox()
+    places, box = SandboxPlaces(1), FakeBox()
     with pytest.raises(OSError, match="no"):
         await places.start(launching(box), ("pypi.org:443",))
     assert box.stops == 1
@@ -94,7 +94,7 @@ async def test_a_proxy_that_cannot_start_leaves_no_socket_open(monkeypatch):
 
 
 async def test_the_proxy_answers_while_its_sandbox_lives():
-    places, box = Places(1), FakeBox()
+    places, box = SandboxPlaces(1), FakeBox()
     await places.start(launching(box), ("pypi.org:443",))
     address = box.listener.getsockname()
     reader, writer = await asyncio.open_connection(*address)
@@ -107,12 +107,12 @@ async def test_the_proxy_answers_while_its_sandbox_lives():
 
 
 async def test_without_hosts_no_port_is_taken():
-    box = await Places(1).start(launching(FakeBox()), ())
+    box = await SandboxPlaces(1).start(launching(FakeBox()), ())
     assert box.ports == []
 
 
 async def test_closing_stops_all_that_are_open():
-    places = Places(3)
+    places = SandboxPlaces(3)
     boxes = [await places.start(launching(FakeBox()), ()) for _ in range(3)]
     await boxes[0].stop()
     await places.close()

@@ -31,14 +31,14 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class AcceleratorTime:
     """Accelerator-seconds, and the bound that sets them: operations, memory or network."""
 
     seconds: float
     by: str
 
 
-def roofline(need: Need, on: PlannedHardware, reached: PlannedShares, compute: float) -> Taken:
+def roofline(need: Need, on: PlannedHardware, reached: PlannedShares, compute: float) -> AcceleratorTime:
     """How long one accelerator would take. `compute` is the share of its peak operations per second that this phase reaches."""
     times = {
         "operations": need.flops / (on.flops * compute),
@@ -46,7 +46,7 @@ def roofline(need: Need, on: PlannedHardware, reached: PlannedShares, compute: f
         "network": need.wire / (on.network * reached.network),
     }
     by = max(times, key=times.__getitem__)
-    return Taken(seconds=times[by], by=by)
+    return AcceleratorTime(seconds=times[by], by=by)
 
 
 def planned_work(model: PlannedModel) -> TokenWork:

@@ -26,7 +26,7 @@ from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.forms.fp8 import round_to_fp8
 from ostinato.engine.embedded.kv import open_store
 from ostinato.engine.embedded.scheduler import Scheduler
-from ostinato.engine.embedded.worker import CLOSED, EngineThread, Policy, Stream
+from ostinato.engine.embedded.worker import CLOSED, EngineThread, LoadedPolicy, OpenStream
 from ostinato.model.devices.backend import backend_of
 from ostinato.model.grammars.compiling import Grammars
 from ostinato.model.integers import Integers
@@ -140,7 +140,7 @@ class TorchEngine:
             self._admit(worker, request)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(48)
         chunks: asyncio.Queue[Chunk] = asyncio.Queue()  # bounded by n * max_tokens
-        submitted: list[Stream] = []
+        submitted: list[OpenStream] = []
         # may raise Unavailable
         worker.post(lambda: submitted.append(worker.submit(request, seed, chunks.put_nowait, editor, until)))
         missing = request.n
@@ -171,7 +171,7 @@ class TorchEngine:
                     model = await asyncio.get_running_loop().run_in_executor(
                         self._building, self._make, snapshot.weights
                     )
-            policy = Policy(version=snapshot.policy, model=model)
+            policy = LoadedPolicy(version=snapshot.policy, model=model)
             swap, _ = await self._call(lambda: worker.exchange(slot, policy))
         self._last_pause_s = swap.pause_s
         return swap
@@ -252,7 +252,7 @@ class TorchEngine:
             raise Unavailable(CLOSED) from failure
         return self._worker
 
-    def _policy(self, worker: EngineThread, slot: str) -> Policy:
+    def _policy(self, worker: EngineThread, slot: str) -> LoadedPolicy:
         policy = worker.policies.get(slot)
         if policy is None:
             raise NotFound(f"No policy is loaded in slot {slot!r}; loaded: {sorted(worker.policies)}.", field="model")

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ostinato.model.attention import Attend
-from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.model.devices.cache import CacheAttend, cached_layer
 from ostinato.model.devices.decoding import Decoding
-from ostinato.model.paged import Blocks, Entry, Pages, Places, Reads
+from ostinato.model.paged import Blocks, PagedCache, PagedEntry, Reads, TokenPlaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class KVShape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    backend: Backend = OWN
+    backend: ComputeBackend = OWN
 
 
 class KVStore(Protocol):
@@ -49,11 +49,11 @@ class KVStore(Protocol):
         """Zero these blocks: they may hold a NaN."""
         ...
 
-    def attend(self, entries: Sequence[Entry]) -> Attend:
+    def attend(self, entries: Sequence[PagedEntry]) -> Attend:
         """Attention for one flattened forward over `entries`, which writes its keys and values here."""
         ...
 
-    def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[Entry]) -> Tensor | None:
+    def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> Tensor | None:
         """The final states [R, hidden] of one token per entry, from a recorded pass; None if this store records none."""
         ...
 
@@ -74,7 +74,7 @@ class DeviceStore:
         ]
         self._decoding = Decoding(self._layers, block, blocks) if self._layers[0].keys.is_cuda else None
 
-    def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[Entry]) -> Tensor | None:
+    def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> Tensor | None:
         """As `KVStore.decoded`, on a GPU."""
         return None if self._decoding is None else self._decoding.run(model, ids, entries)
 
@@ -91,7 +91,7 @@ class DeviceStore:
                 for block in blocks:
                     held[self._tokens(block)] = 0
 
-    def attend(self, entries: Sequence[Entry]) -> CacheAttend:
+    def attend(self, entries: Sequence[PagedEntry]) -> CacheAttend:
         """Attention for one flattened forward over `entries`."""
         return CacheAttend(self._layers, self.block, entries, self._layers[0].keys.device)
 
@@ -118,11 +118,11 @@ class Store:
             layer.keys[list(blocks)] = 0
             layer.values[list(blocks)] = 0
 
-    def attend(self, entries: Sequence[Entry]) -> PagedAttention:
+    def attend(self, entries: Sequence[PagedEntry]) -> PagedAttention:
         """Attention for one flattened forward over `entries`."""
         return PagedAttention(self, entries)
 
-    def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[Entry]) -> None:
+    def decoded(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> None:
         """None: on a CPU there is nothing to gain."""
 
 
@@ -132,9 +132,9 @@ class PagedAttention:
     All indices are computed here, once per step instead of once per layer.
     """
 
-    def __init__(self, store: Store, entries: Sequence[Entry]) -> None:
+    def __init__(self, store: Store, entries: Sequence[PagedEntry]) -> None:
         self._store = store
-        self._places = Places.of(entries, store.block)
+        self._places = TokenPlaces.of(entries, store.block)
         self._reads = Reads(entries, store.block)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
@@ -143,7 +143,7 @@ class PagedAttention:
         blocks.write(k, v, self._places)
         return self._reads.attend(q, blocks, scale, window)[0]
 
-    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Pages:
+    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> PagedCache:
         """The same indices and blocks, for a caller that runs all layers at once."""
         del layers, kv_heads, dim, dtype  # a policy of another shape is not loaded
-        return Pages(self._reads, self._places, self._store.layers)
+        return PagedCache(self._reads, self._places, self._store.layers)

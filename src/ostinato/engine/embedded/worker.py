@@ -7,8 +7,10 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -21,9 +23,8 @@ from ostinato.core.generation import Chunk, Generate, Tops
 from ostinato.core.records import Finish, PolicyVersion
 from ostinato.core.weights import Swap
 from ostinato.engine.embedded.kv import KVShape, KVStore
-from ostinato.engine.embedded.lanes import Lanes, Part, cut, forward
-from ostinato.engine.embedded.lanes import sample as draw_rows
-from ostinato.engine.embedded.overdue import Deadlines
+from ostinato.engine.embedded.parallel_forward import LanePart, Lanes, cut, forward
+from ostinato.engine.embedded.parallel_forward import sample as draw_rows
 from ostinato.engine.embedded.sampler import Draw, uniform
 from ostinato.engine.embedded.scheduler import Generation, Scheduled, Scheduler
 from ostinato.engine.text import shown
@@ -35,13 +36,66 @@ from ostinato.model.logprobs import softmax
 from ostinato.model.paged import WholeAttend
 from ostinato.model.stream import TextStream
 
+# ---------------------------------------------------------------- deadlines
+
+
+S = TypeVar("S", bound=Hashable)
+_SLACK = 64  # the heap may hold this many entries beyond twice the number of open samples before ended ones are removed
+
+
+class Deadlines(Generic[S]):
+    """Samples by deadline, in seconds of any single clock. A sample that ended by itself may leave only a pair of numbers behind.
+
+    Example::
+
+        deadlines.put(sample, 12.5)
+        deadlines.passed(12.5)  # [sample]
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []  # deadline, number
+        self._samples: dict[int, S] = {}
+        self._numbers: dict[S, int] = {}
+        self._put = 0
+
+    def put(self, sample: S, at: float) -> None:
+        """Set a sample's deadline."""
+        self._put += 1
+        self._samples[self._put], self._numbers[sample] = sample, self._put
+        heappush(self._heap, (at, self._put))
+
+    def discard(self, sample: S) -> None:
+        """Drop a sample that has ended. A sample without a deadline is ignored."""
+        number = self._numbers.pop(sample, None)
+        if number is None:
+            return
+        del self._samples[number]
+        if len(self._heap) > 2 * len(self._samples) + _SLACK:
+            self._heap = [place for place in self._heap if place[1] in self._samples]
+            heapify(self._heap)
+
+    def passed(self, now: float) -> list[S]:
+        """Remove and return the samples whose deadline has passed, the earliest first."""
+        found: list[S] = []
+        while self._heap and self._heap[0][0] <= now:
+            _, number = heappop(self._heap)
+            if number in self._samples:
+                sample = self._samples.pop(number)
+                del self._numbers[sample]
+                found.append(sample)
+        return found
+
+
+# ---------------------------------------------------------------- the thread
+
+
 CLOSED = "The engine is not running; start it, or restart the server if it failed."
 _LOG = logging.getLogger(__name__)
 _SCORE_ROWS = 128  # positions whose logits are held at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class LoadedPolicy:
     """A policy version and its module, which slots with the same weights share."""
 
     version: PolicyVersion
@@ -49,7 +103,7 @@ class Policy:
 
 
 @dataclass(eq=False, slots=True)
-class Stream:
+class OpenStream:
     """An open request: the callback for its chunks, and the text decoder of each sample."""
 
     deliver: Callable[[Chunk], None]
@@ -78,7 +132,7 @@ class EngineThread(threading.Thread):
     ) -> None:
         super().__init__(name="ostinato-engine", daemon=True)
         self.scheduler = scheduler
-        self.policies: dict[str, Policy] = {}
+        self.policies: dict[str, LoadedPolicy] = {}
         self.failure: BaseException | None = None
         counted = ("tokens", "steps", "passes", "recorded_passes", "prefill_tokens", "busy_s", "orders_done")
         self.counters: dict[str, float] = dict.fromkeys(counted, 0)
@@ -88,7 +142,7 @@ class EngineThread(threading.Thread):
         self._make_store, self._stop_ids, self._decode, self._flush = make_store, stop_ids, decode, flush
         self._lanes, self._recompute = Lanes(threads, wide=wide), recompute
         self._store: KVStore | None = None
-        self._streams: dict[Generation, Stream] = {}
+        self._streams: dict[Generation, OpenStream] = {}
         self._deadlines: Deadlines[Generation] = Deadlines()
         self._clock = clock
         self._outbox: list[tuple[Callable[[Chunk], None], Chunk]] = []
@@ -117,7 +171,7 @@ class EngineThread(threading.Thread):
         deliver: Callable[[Chunk], None],
         editor: LogitEditor | None = None,
         until: float | None = None,
-    ) -> Stream:
+    ) -> OpenStream:
         """Queue a request's samples; they end with `Finish.ERROR` at once if the slot was emptied in the meantime.
 
         `editor`, in its initial state, makes the logit edits that the sampling asks for. `until`: the samples' deadline, by the clock.
@@ -134,7 +188,7 @@ class EngineThread(threading.Thread):
             for sample in samples:
                 sample.editor = editor.copy()
         texts = [TextStream(self._decode, request.sampling.stop) for _ in samples]
-        stream = Stream(deliver, texts, samples)
+        stream = OpenStream(deliver, texts, samples)
         self._streams |= dict.fromkeys(samples, stream)
         if until is not None:
             for sample in samples:
@@ -144,14 +198,14 @@ class EngineThread(threading.Thread):
             self._end_slot(request.slot)
         return stream
 
-    def cancel(self, stream: Stream) -> None:
+    def cancel(self, stream: OpenStream) -> None:
         """Stop the request's open samples without a last chunk."""
         for sample in stream.samples:
             if self._streams.pop(sample, None) is not None:
                 self._deadlines.discard(sample)
                 self.scheduler.remove(sample)
 
-    def exchange(self, slot: str, policy: Policy) -> tuple[Swap, Policy | None]:
+    def exchange(self, slot: str, policy: LoadedPolicy) -> tuple[Swap, LoadedPolicy | None]:
         """Point the slot at other weights. Also returns the old policy, so that its memory is freed elsewhere."""
         self._check_shape(policy.model)
         started = time.perf_counter()
@@ -163,7 +217,7 @@ class EngineThread(threading.Thread):
         self.swaps += 1
         return Swap(slot=slot, policy=policy.version, pause_s=pause, streams=streams), old
 
-    def unload(self, slot: str) -> Policy | None:
+    def unload(self, slot: str) -> LoadedPolicy | None:
         """Empty the slot and return its policy; its open samples end with `Finish.ERROR`."""
         policy = self.policies.pop(slot, None)
         self._end_slot(slot)
@@ -256,11 +310,11 @@ class EngineThread(threading.Thread):
             rest = text.flush()
             self._emit(sample, (), (), rest, Finish.STOP if text.stopped else Finish.DEADLINE)
 
-    def _cut(self, pieces: Sequence[Scheduled]) -> list[Part]:
+    def _cut(self, pieces: Sequence[Scheduled]) -> list[LanePart]:
         model = self.policies[pieces[0].sample.request.slot].model
         return cut(model, pieces, self._lanes.parts(model))
 
-    def _run(self, parts: Sequence[Part]) -> None:
+    def _run(self, parts: Sequence[LanePart]) -> None:
         store = self._store
         if store is None:
             raise RuntimeError("a policy is loaded, so the store exists")

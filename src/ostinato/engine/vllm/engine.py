@@ -1,6 +1,10 @@
 """`core.seams.Engine` over vLLM servers: each holds one version of the weights, and a slot is served by one or several servers.
 
 Log-probabilities are the server's own, under its temperature and its nucleus. The contract names the servers and promises no bits.
+
+Which of several replicas answers a request: the one that was sent most of its prompt before, unless its load is too high. A replica is a
+server that holds the requested version. Nothing here queries a server: the contents of its prefix cache are guessed from what was sent to
+it, and a wrong guess costs a prefill, never a wrong answer.
 """
 
 from __future__ import annotations
@@ -8,10 +12,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
-from collections import Counter
+from array import array
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
 
 from ostinato.core.errors import BadConfig, BadRequest, NotFound, OstinatoError, Overloaded, TooLarge, Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate
@@ -23,15 +32,174 @@ from ostinato.engine.admission import check_request
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.prefix import prefix_key
 from ostinato.engine.vllm.answer import OpenAnswer
-from ostinato.engine.vllm.asking import token_request
-from ostinato.engine.vllm.fleet import Fleet
+from ostinato.engine.vllm.fleet import VllmFleet
 from ostinato.engine.vllm.lending import Loans
-from ostinato.engine.vllm.numerics import contract_of
 from ostinato.engine.vllm.replica import Replica
-from ostinato.engine.vllm.routing import Trails, links, route
 from ostinato.engine.vllm.server import ServerClient, WeightDriver, contexts_of
-from ostinato.engine.vllm.stream import Event, Stream
+from ostinato.engine.vllm.wire import System, VllmServerInfo, WireChoice
 from ostinato.model.tensors import check_finite
+
+# ---------------------------------------------------------------- routing
+
+
+BLOCK = 64
+"""Tokens per link of a prompt's chain: the granularity of the memory."""
+BOUND = 1.25
+"""A request avoids replicas that would then exceed this many times the mean number of open samples, rounded up."""
+_KEPT = 1 << 15  # links remembered per replica: 2M tokens
+
+
+def links(key: bytes, ids: Sequence[int]) -> list[bytes]:
+    """A prompt as a hash chain: link i covers `key` and the first (i + 1) * BLOCK tokens; the last link covers all tokens.
+
+    Prompts share links exactly as far as they share whole blocks from the first token on, under the same key (`engine.prefix`).
+
+    Example: ``links(k, range(70))[:1] == links(k, range(64))``
+    """
+    chain, last = list[bytes](), key
+    for start in range(0, len(ids), BLOCK):
+        last = blake2b(last + array("q", ids[start : start + BLOCK]).tobytes(), digest_size=8).digest()
+        chain.append(last)
+    return chain
+
+
+class Trails:
+    """The most recent links that were sent to each replica, by the replica's name.
+
+    Example::
+
+        trails.send("http://a", chain)
+        assert trails.known("http://a", chain) == len(chain)
+    """
+
+    def __init__(self, kept: int = _KEPT) -> None:
+        self._kept = kept
+        self._links: dict[str, OrderedDict[bytes, None]] = {}
+
+    def known(self, name: str, chain: Sequence[bytes]) -> int:
+        """How many leading links of a chain the replica was sent before."""
+        sent = self._links.get(name, {})
+        return next((at for at, link in enumerate(chain) if link not in sent), len(chain))
+
+    def send(self, name: str, chain: Sequence[bytes]) -> None:
+        """Record that a prompt is sent to the replica. The oldest links are forgotten, within a prompt its end before its beginning."""
+        sent = self._links.setdefault(name, OrderedDict())
+        for link in reversed(chain):
+            sent[link] = None
+            sent.move_to_end(link)
+        while len(sent) > self._kept:
+            sent.popitem(last=False)
+
+
+def route(
+    known: Mapping[str, int], running: Mapping[str, int], chains: Mapping[str, Sequence[bytes]], samples: int
+) -> str:
+    """The name of the replica that a request goes to.
+
+    Replicas are ordered by known links, most first, then by rendezvous hashing (Thaler and Ravishankar 1998) of the first link that the
+    best replica does not know, so that prompts with the same beginning meet even without a memory. The first replica that stays within
+    BOUND times the mean is chosen (Mirrokni et al. 2018), or else the least loaded one: a request of many samples is never split.
+
+    Args:
+        known: name -> how many links of the request's prompt the replica was sent before. Not empty.
+        running: name -> open samples.
+        chains: name -> the prompt's chain under the replica's key; not empty.
+        samples: how many samples are requested.
+    """
+    best = max(known.values())
+
+    def weight(name: str) -> bytes:
+        chain = chains[name]
+        return blake2b(chain[min(best, len(chain) - 1)] + name.encode(), digest_size=8).digest()
+
+    order = sorted(known, key=lambda name: (known[name], weight(name)), reverse=True)
+    most = math.ceil(BOUND * (sum(running[name] for name in order) + samples) / len(order))
+    return next((name for name in order if running[name] + samples <= most), min(order, key=lambda name: running[name]))
+
+
+# ---------------------------------------------------------------- numerics
+
+
+def contract_of(told: Sequence[tuple[str, VllmServerInfo]]) -> Contract:
+    """The contract of servers with these versions and descriptions. A field in which they differ names all values.
+
+    It tells the turns of one engine from another's and promises no bits: batch shapes, kernels and cores are unknown.
+    """
+    settings = [about.vllm_config for _, about in told]
+    systems = [about.system_env or System() for _, about in told]
+    devices = [
+        system.nvidia_gpu_models or each.device_config.device for system, each in zip(systems, settings, strict=True)
+    ]
+    return Contract(
+        mode="fast",
+        torch=_all(system.torch_version for system in systems),
+        blas="unknown",
+        isa=_all(devices),
+        threads=1,
+        block=1,
+        dtype=_all(each.model_config_.dtype.removeprefix("torch.") for each in settings),
+        quantisation=_all(each.model_config_.quantization or "none" for each in settings),
+        kernels=_all(f"vllm {version}" for version, _ in told),
+    )
+
+
+def _all(values: Iterable[str]) -> str:
+    return " or ".join(sorted({" ".join(value.split())[:200] for value in values}))
+
+
+# ---------------------------------------------------------------- requests
+
+
+def token_request(request: Generate, seed: int, stop_ids: frozenset[int], salt: str) -> dict[str, Any]:
+    """The JSON of a token request. Its prefix may be shared only under the same `salt`."""
+    sampling = request.sampling
+    edits: dict[str, Any] = {"logit_bias": {str(token): value for token, value in sampling.logit_bias}}
+    edits |= {"presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty}
+    if sampling.grammar:
+        edits["structured_outputs"] = {"grammar": sampling.grammar}
+    return {
+        "request_id": request.id,
+        "token_ids": list(request.prompt_ids),
+        "cache_salt": salt,  # vLLM keys its prefix cache by tokens and this alone
+        "sampling_params": {
+            "n": request.n,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": seed % (1 << 63),
+            "stop": list(sampling.stop),
+            "stop_token_ids": sorted(stop_ids),
+            "ignore_eos": True,  # the renderer's stop tokens are the ones that count
+            "logprobs": request.tops,  # in addition to the sampled token's
+            "detokenize": bool(sampling.stop),
+            **(edits if sampling.edits_logits else {}),
+        },
+    }
+
+
+# ---------------------------------------------------------------- streams
+
+
+Event = tuple[WireChoice, PolicyVersion] | Finish | OstinatoError
+"""Tokens with the version that their server held when they arrived, or how a request ends."""
+
+
+@dataclass(eq=False, slots=True)
+class VllmStream:
+    """An open request at one replica. `samples`: how many have not ended; `said`: output has arrived; `lent`: the replica was on loan."""
+
+    slot: str
+    samples: int
+    replica: Replica
+    policy: PolicyVersion
+    lent: bool
+    said: bool = False
+    pump: asyncio.Task[None] | None = None
+    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue[Event])
+
+
+# ---------------------------------------------------------------- the engine
+
 
 _LOG = logging.getLogger(__name__)
 _CLOSED = "The engine is not running; start it, or restart the server if it was closed."
@@ -87,9 +255,9 @@ class VllmEngine:
         draining: Callable[[], Collection[str]],
     ) -> None:
         self._servers, self._renderer, self._config, self._context = tuple(servers), renderer, config, context
-        self._fleet = Fleet(servers, config.replicas, draining, self._running, self._end_at, self._check_late)
+        self._fleet = VllmFleet(servers, config.replicas, draining, self._running, self._end_at, self._check_late)
         self._trails = Trails()
-        self._streams: set[Stream] = set()
+        self._streams: set[VllmStream] = set()
         self._stack = contextlib.AsyncExitStack()
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
@@ -308,7 +476,7 @@ class VllmEngine:
         self._trails.send(url, by_url[url])
         return url
 
-    async def _events(self, request: Generate, seed: int) -> AsyncGenerator[tuple[Stream, Event], None]:
+    async def _events(self, request: Generate, seed: int) -> AsyncGenerator[tuple[VllmStream, Event], None]:
         """The events of a request. If a server fails before its first token, the request is retried at another server instead."""
         tried: list[Replica] = []
         failure: OstinatoError | None = None
@@ -323,7 +491,7 @@ class VllmEngine:
                 _LOG.warning("request %s is asked of %s: %s", request.id, replica.server.url, failure)
             tried.append(replica)
             policy, lent = self._fleet.policy_of(replica, request.slot), replica.loan is not None
-            stream = Stream(request.slot, request.n, replica, policy, lent)
+            stream = VllmStream(request.slot, request.n, replica, policy, lent)
             async with contextlib.aclosing(self._asked(stream, request, seed, key, until)) as events:
                 received = False
                 async for event in events:
@@ -336,7 +504,7 @@ class VllmEngine:
                     return
 
     async def _asked(
-        self, stream: Stream, request: Generate, seed: int, key: bytes, until: float | None
+        self, stream: VllmStream, request: Generate, seed: int, key: bytes, until: float | None
     ) -> AsyncGenerator[Event, None]:
         """One server's events for a request, until the loop's time `until`. Once this is closed, no event of the request can arrive."""
         loop = asyncio.get_running_loop()
@@ -358,7 +526,7 @@ class VllmEngine:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
 
-    async def _pump(self, stream: Stream, asked: Mapping[str, object]) -> None:
+    async def _pump(self, stream: VllmStream, asked: Mapping[str, object]) -> None:
         """Server -> queue. Each event gets the version that its server holds when it arrives, as long as the server serves the slot."""
         replica, missing = stream.replica, stream.samples
         try:
@@ -382,7 +550,7 @@ class VllmEngine:
             replica.set_aside()
         stream.events.put_nowait(failure)
 
-    def _end(self, finish: Finish, streams: Iterable[Stream]) -> None:
+    def _end(self, finish: Finish, streams: Iterable[VllmStream]) -> None:
         for stream in streams:
             stream.events.put_nowait(finish)
 

@@ -27,7 +27,7 @@ class NotStaged(Unavailable):
     """A server does not (or no longer) have the version that it was to load: it was restarted, or fetches another. It was left as it is."""
 
 
-class Fleet:
+class VllmFleet:
     """The servers and the slots. `want`: slot -> how many servers its version is brought to, by default 1.
 
     `draining()` names the servers, by URL, that get no new requests. `lost` is called with a replica if it is unknown what the replica

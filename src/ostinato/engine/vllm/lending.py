@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.engine.vllm.fleet import Fleet
+from ostinato.engine.vllm.fleet import VllmFleet
 from ostinato.engine.vllm.replica import Loan, Replica
 
 _LOG = logging.getLogger(__name__)
@@ -22,11 +22,11 @@ _LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class LendingState:
     """How many of a slot's replicas serve it, are lent (or about to be), and are on their way back; and how many samples of the borrowing
     slot are open. `serving` and `returning` leave out failed and draining replicas.
 
-    Example: ``Standing(serving=2, lent=1, returning=0, open=8)``
+    Example: ``LendingState(serving=2, lent=1, returning=0, open=8)``
     """
 
     serving: int
@@ -53,7 +53,7 @@ class Loans:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: VllmFleet,
         home: str,
         to: str,
         *,
@@ -68,11 +68,11 @@ class Loans:
         self._seconds = 0.0
         self.lent = self.returned = self.cut_off = 0
 
-    def standing(self) -> Standing:
+    def standing(self) -> LendingState:
         """The current counts."""
         away = [(each.loan.stage, each.usable) for each in self._fleet.replicas if each.loan is not None]
         serving = sum(self._home in each.slots and each.usable for each in self._fleet.replicas)
-        return Standing(
+        return LendingState(
             serving=serving,
             lent=sum(stage in ("leaving", "lent") for stage, _ in away),
             returning=sum(stage in ("ending", "back") and usable for stage, usable in away),

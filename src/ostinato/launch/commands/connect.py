@@ -133,7 +133,7 @@ def _agent(name: str) -> Agent:
     return agent
 
 
-def _look(name: str, agent: Agent, scope: Scope, at: Surroundings) -> files.Settings:
+def _look(name: str, agent: Agent, scope: Scope, at: Surroundings) -> files.SettingsFile:
     place = agent.places.get(scope)
     if place is None:
         raise BadConfig(f"--scope {scope}: {name} takes these settings for a user only; leave it out")
@@ -192,13 +192,13 @@ def _secret(text: str, aim: Aim) -> bool:
     return aim.key is not None and aim.key in text
 
 
-def _is_written(found: files.Settings, text: str, aim: Aim) -> bool:
+def _is_written(found: files.SettingsFile, text: str, aim: Aim) -> bool:
     """True if the file is already as it should be, permissions included."""
     closed = found.mode is not None and not found.mode & 0o077
     return found.text == text and (closed or not _secret(text, aim))
 
 
-def _propose(found: files.Settings, text: str, aim: Aim, console: Console) -> None:
+def _propose(found: files.SettingsFile, text: str, aim: Aim, console: Console) -> None:
     if found.real != found.path:
         say(console, [f"{found.path} leads to {found.real}"])
     show(console, diff(str(found.path), found.text, text, aim.key))
@@ -206,7 +206,7 @@ def _propose(found: files.Settings, text: str, aim: Aim, console: Console) -> No
         say(console, [f"{found.path} is readable by its owner only (0600): it holds your key. Keep it out of git"])
 
 
-def _written_words(name: str, found: files.Settings, wishes: Wishes) -> str:
+def _written_words(name: str, found: files.SettingsFile, wishes: Wishes) -> str:
     if found.changed:
         return f"written; others have changed the file since it was first connected, so what was there before is only in {found.kept}"
     scoped = " --scope project" if wishes.scope == "project" else ""

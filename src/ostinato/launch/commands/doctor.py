@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from ostinato.app.evaluation import check_suite
 from ostinato.app.machine import Measured, cores, forget, places
-from ostinato.app.proving import check_suite
 from ostinato.app.storage import Home, log_elsewhere
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, OstinatoError, StorageFull
@@ -216,7 +216,7 @@ def _suite(config: Config) -> str:
 
 
 def _reward(config: Config) -> str:
-    from ostinato.reward.asking.opening import asker_of
+    from ostinato.reward.runners import asker_of
 
     async def look() -> None:
         asker = asker_of(config.reward)

@@ -8,7 +8,7 @@ from ostinato.app.draining import write_draining
 from ostinato.app.storage import home
 from ostinato.config import Config
 from ostinato.core.errors import BadRequest
-from ostinato.launch.placing.board import placed_from_elsewhere
+from ostinato.launch.placing.worker_status import placed_from_elsewhere
 
 
 def drain_server(config: Config, url: str, back: bool, console: Console) -> None:

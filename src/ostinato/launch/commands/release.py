@@ -6,7 +6,7 @@ import re
 
 from rich.console import Console
 
-from ostinato.app.proving import open_releases, open_runner
+from ostinato.app.evaluation import open_releases, open_runner
 from ostinato.app.storage import home, open_follower, open_run
 from ostinato.config import Config
 from ostinato.core.errors import NotFound, Unavailable

@@ -10,9 +10,9 @@ from ostinato.app.storage import open_run
 from ostinato.config import Config
 from ostinato.core.errors import StorageFull
 from ostinato.launch.commands.log import existing
-from ostinato.launch.views.page.looking import looking
+from ostinato.launch.views.page.page_cli import looking
 from ostinato.web.page.sources import Facts
-from ostinato.web.report import Recorded, render
+from ostinato.web.report import ReportFacts, render
 from ostinato.web.run_report import RunReport
 
 RELEASES = 20
@@ -33,11 +33,11 @@ async def write_report(config: Config, out: Path, console: Console, demo: RunRep
     console.print(f"report: {out}, {len(page.encode()) / 1e3:.0f} kB", highlight=False)
 
 
-async def recorded(facts: Facts) -> Recorded:
+async def recorded(facts: Facts) -> ReportFacts:
     """What the page would show now."""
     releases = await facts.releases(None)
     found = [await facts.release(line.policy.hash) for line in releases.rows[:RELEASES]]
-    return Recorded(
+    return ReportFacts(
         run=await facts.now(),
         releases=releases,
         details=tuple(each for each in found if each is not None),

@@ -12,7 +12,7 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.private import replace_text
-from ostinato.launch.placing.board import STALE_S, placed_from_elsewhere, read_board
+from ostinato.launch.placing.worker_status import STALE_S, placed_from_elsewhere, read_board
 
 MOST = 1000
 

@@ -10,7 +10,7 @@ from ostinato.app.storage import open_run
 from ostinato.config import Config
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.launch.commands.log import existing, named
-from ostinato.launch.views.page.looking import looking
+from ostinato.launch.views.page.page_cli import looking
 from ostinato.launch.views.plain import plain
 from ostinato.web.page.releases.answers import answers
 from ostinato.web.page.rendering import DASH, count, points

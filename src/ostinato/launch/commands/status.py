@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 
@@ -14,18 +16,58 @@ from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.numerics import Contract, same_arithmetic
 from ostinato.launch.commands.log import existing
 from ostinato.launch.placing.address import read_address
-from ostinato.launch.placing.board import read_board
+from ostinato.launch.placing.worker_status import STALE_S, read_board
 from ostinato.launch.views import summary
 from ostinato.launch.views.contracts import apart, parts
 from ostinato.launch.views.disk import disk_use
 from ostinato.launch.views.observe import DEMO_MARKER
-from ostinato.launch.views.overview import Overview, overview, workers
+from ostinato.launch.views.overview import Overview, arm_rows, overview, workers
 from ostinato.launch.views.progress import last_lines, numerics_line
-from ostinato.launch.views.status_json import as_json
+from ostinato.launch.views.releasing import releasing_json
 from ostinato.launch.views.tenants import unproven_users
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.reward.accounting import Accounting, account
 from ostinato.weights.version.content import VERSIONS
+
+# ---------------------------------------------------------------- as JSON
+
+
+def as_json(run: Overview) -> dict[str, Any]:
+    """The run as JSON types. `up` is null before the first `ostinato up`; `up.alive` is false once it ended, was killed or hangs.
+
+    `arms` are over the newest rated turns, as on the screen.
+    """
+    board, seen = run.board, run.summary
+    return {
+        "directory": run.directory,
+        "url": run.url,
+        "at": run.now,
+        "up": board
+        and {
+            "alive": board.ended is None and run.now - board.at <= STALE_S,
+            "pid": board.pid,
+            "heard_at": board.at,
+            "ended": board.ended,
+        },
+        "workers": [asdict(worker) for worker in board.workers] if board else [],
+        "alarms": {name: {"reason": reason, "since": since} for name, (reason, since) in sorted(seen.alarms.items())},
+        "arms": {row.arm: asdict(row.point) | {"newest_version": row.newest} for row in arm_rows(run)},
+        "unproven_users": run.unproven or None,
+        "steps": seen.step,
+        "tokens": seen.tokens,
+        "signals": seen.signals,
+        "signals_by_name": dict(seen.names),
+        "releases": [asdict(line) for line in seen.releases],
+        **releasing_json(run.ledger, run.lines.get("release", ())),
+        "refs": dict(run.refs),
+        "lent": next((line for line in reversed(run.lines.get("serve", ())) if line["kind"] == "lent"), None),
+        "turns": asdict(run.accounting) | {"balanced": run.accounting.balanced},
+        "disk": {**run.disk, "free": run.free},
+    }
+
+
+# ---------------------------------------------------------------- for people
+
 
 _WORTH_KEEPING = 10_000  # rows: if more were read, the summary is kept so that the next look need not read them again
 

@@ -20,12 +20,12 @@ from ostinato.config import Config, save
 from ostinato.launch.commands.checks import check_same_model, check_start, network_warning
 from ostinato.launch.commands.computing.sharing import check_sharing
 from ostinato.launch.placing.address import read_address, remove_address
-from ostinato.launch.placing.board import Board
-from ostinato.launch.placing.judging import Limits
+from ostinato.launch.placing.heartbeat import LISTEN_FD, SERVING
 from ostinato.launch.placing.port import bind, url_of
 from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
-from ostinato.launch.placing.sign import LISTEN_FD, SERVING
+from ostinato.launch.placing.restart_policy import SupervisorLimits
 from ostinato.launch.placing.supervision import Event, Supervisor
+from ostinato.launch.placing.worker_status import Board
 from ostinato.launch.views.progress import last_lines, numerics_line
 from ostinato.launch.views.tenants import unproven_users
 from ostinato.launch.workers.stopping import until_stopped
@@ -126,10 +126,10 @@ async def launch(
             yield launched
 
 
-def limits_of(config: Config) -> Limits:
+def limits_of(config: Config) -> SupervisorLimits:
     """The supervisor's timeouts and retry limits for this run."""
     patience = config.supervise
-    return Limits(
+    return SupervisorLimits(
         silence_s=patience.silence_s,
         stop_s=patience.stop_s,
         tries=patience.tries,

@@ -19,11 +19,11 @@ from ostinato.launch.commands.computing.sharing import Sharing, check_sharing
 from ostinato.launch.commands.scaling import read_wish, write_wish
 from ostinato.launch.commands.up import WORKERS, Launched, limits_of, supervised
 from ostinato.launch.placing.address import reachable, read_address, write_address
-from ostinato.launch.placing.board import EVERY_S, board_text
 from ostinato.launch.placing.nodes.cluster import RayCluster
-from ostinato.launch.placing.nodes.keeper import Order
-from ostinato.launch.placing.nodes.placed import PlacedWorker
+from ostinato.launch.placing.nodes.node_agent import Order
+from ostinato.launch.placing.nodes.remote_worker import PlacedWorker
 from ostinato.launch.placing.supervision import Event, Supervisor
+from ostinato.launch.placing.worker_status import EVERY_S, board_text
 
 _LOOK_S = 0.5
 _ASKING = ("release", "rollout")  # workers that call the gateway

@@ -89,7 +89,7 @@ def undo(name: str, scope: Scope, at: Surroundings, console: Console, *, yes: bo
     say(console, [f"{own.path} no longer contains the hook"])
 
 
-def _look(name: str, scope: Scope, at: Surroundings) -> tuple[Hook, files.Settings, files.Settings]:
+def _look(name: str, scope: Scope, at: Surroundings) -> tuple[Hook, files.SettingsFile, files.SettingsFile]:
     """The hook, and its file twice: with the backup of `ostinato connect`, and with the backup of this command."""
     hook = HOOKS[name]
     path, within = hook.places[scope](at), at.directory if scope == "project" else None

@@ -7,7 +7,7 @@ import os
 import socket
 
 from ostinato.core.errors import BadConfig
-from ostinato.launch.placing.sign import LISTEN_FD
+from ostinato.launch.placing.heartbeat import LISTEN_FD
 
 _BACKLOG = 512
 

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from ostinato.core.clock import wall_clock
 from ostinato.core.private import private
+from ostinato.launch.placing.heartbeat import PARENT, PULSE_FD, Sign, read_sign
 from ostinato.launch.placing.output import OUTPUT, older
-from ostinato.launch.placing.sign import PARENT, PULSE_FD, Sign, read_sign
 
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Environment variables of a worker: workers share the cores, and no worker takes them all."""

@@ -12,11 +12,66 @@ import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError, StorageFull
-from ostinato.launch.placing.judging import Ending, Failures, Limits, ending, hung
-from ostinato.launch.placing.worker import Worker
+from ostinato.launch.placing.heartbeat import Sign
+from ostinato.launch.placing.restart_policy import Ending, Failures, SupervisorLimits, ending, hung
+
+# ---------------------------------------------------------------- the worker
+
+
+class Worker(Protocol):
+    """A worker that can be started, heard and stopped again and again: a subprocess here, or an actor on a node of a cluster.
+
+    `sign` is its last sign of life, received at `heard` on the event loop's clock. `was_ready`: it has been ready at least once since the
+    supervisor began.
+    """
+
+    name: str
+    sign: Sign | None
+    heard: float
+    was_ready: bool
+
+    @property
+    def running(self) -> bool:
+        """True between its start and its end."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """The process id of the last start; 0 before the first."""
+        ...
+
+    @property
+    def node(self) -> str:
+        """The machine that it runs on; empty for this machine."""
+        ...
+
+    async def start(self) -> None:
+        """Start it. Raises OSError or StorageFull if this machine is short of something."""
+        ...
+
+    async def ended(self) -> int:
+        """Wait for the end; returns the exit code, or minus the signal number. By then all of its signs have been received."""
+        ...
+
+    async def stop(self, grace_s: float) -> bool:
+        """Tell it to end, and kill it if it has not after `grace_s` seconds. True if it ended by itself."""
+        ...
+
+    async def kill(self) -> None:
+        """Kill it at once, with everything that it started."""
+        ...
+
+    def last_line(self) -> str:
+        """The last line of its output, for a worker that could not say why it ended."""
+        ...
+
+
+# ---------------------------------------------------------------- supervision
+
 
 Event = Callable[[str, str], None]
 """Called with (worker, what happened)."""
@@ -73,7 +128,7 @@ class Supervisor:
     def __init__(
         self,
         crew: Sequence[Worker],
-        limits: Limits,
+        limits: SupervisorLimits,
         on_event: Event,
         before_start: Callable[[], None] = lambda: None,
         front: str | None = None,

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.launch.placing.board import read_board
+from ostinato.launch.placing.worker_status import read_board
 from ostinato.record.rowlog import RowLog
 
 _LOOK_S = 5.0

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from ostinato.core.records import Person
 from ostinato.evaluate.acceptance import share_of
-from ostinato.launch.placing.board import STALE_S, Shown, Standing
-from ostinato.launch.views.accounts import accounts
+from ostinato.launch.placing.worker_status import STALE_S, Shown, WorkerStatus
 from ostinato.launch.views.releasing import releasing
 from ostinato.launch.views.screen import (
     ArmRow,
@@ -31,6 +30,36 @@ from ostinato.launch.views.summary import Summary
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import State
 from ostinato.reward.accounting import Accounting
+
+# ---------------------------------------------------------------- accounts
+
+
+def accounts(found: Accounting, now: float) -> list[str]:
+    """One line on the turns, one on their rewards, one on feedback that changed nothing, one per tenant on how much feedback is usual."""
+    state = "balanced" if found.balanced else "NOT BALANCED"
+    held = sum(found.held.values())
+    wait = "" if found.oldest_wait is None else f", the longest for {max(0.0, now - found.oldest_wait):.0f} s"
+    lines = [
+        f"{found.ingested} turns = {found.trained} trained + {held} held back ({_counts(found.held)}) + "
+        f"{found.waiting} waiting{wait}: {state}",
+        f"{found.rewarded} rewards; {sum(found.quarantined.values())} turns without a reward ({_counts(found.quarantined)})",
+        f"feedback without effect: {found.late} late, {found.retracted} retracted after training, {found.foreign} about "
+        f"another tenant's turns, {found.moot} about turns without a reward, {found.excess} over the limit, {found.forgotten} about "
+        f"unknown turns ({found.orphans} still waiting for theirs)",
+    ]
+    lines += [
+        f"usual feedback of {tenant}: on {100 * each.usual:.0f}% of turns ({each.turns} turns){', SILENT NOW' if each.alarm else ''}"
+        for tenant, each in sorted(found.coverage.items())
+    ]
+    return lines
+
+
+def _counts(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in counted.items()) or "none"
+
+
+# ---------------------------------------------------------------- the screen
+
 
 SHOWN_RELEASES = 6
 _DOWN = (
@@ -109,7 +138,7 @@ def workers(board: Shown | None, now: float) -> list[RenderableType]:
     return [table, *(Text(_DOWN.format(name=name), "red") for name in down)]
 
 
-def _worker(worker: Standing, now: float) -> tuple[Text, ...]:
+def _worker(worker: WorkerStatus, now: float) -> tuple[Text, ...]:
     where = f" on {worker.node}" if worker.node else ""
     condition = Text(f"{worker.condition}{where}", _STYLES.get(worker.condition, ""))
     doing = worker.doing or "starting" if worker.condition == "running" else ""

@@ -8,8 +8,8 @@ from typing import Any
 from ostinato.launch.views.spans import ago
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import State
-from ostinato.release.pace.brakes import brake
 from ostinato.release.pace.budget import WEEKS
+from ostinato.release.pace.cooldown import brake
 from ostinato.release.proposal import Proposal
 
 

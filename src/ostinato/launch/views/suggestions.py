@@ -10,12 +10,12 @@ from rich.table import Table
 from ostinato.core.records import Arm
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.statistics import Estimate, Tally
-from ostinato.evaluate.suggestions import Change, Tallies, by_item, by_user, change, ratio
+from ostinato.evaluate.suggestions import ArmChange, Tallies, by_item, by_user, change, ratio
 from ostinato.evaluate.suites import Item
 from ostinato.launch.views.observe import Observed
 from ostinato.launch.views.report import BINS, last_third
 from ostinato.launch.views.screen import RECENT_S
-from ostinato.web.run_report import CalibratedFamily, Calibration, Curve, CurvePoint, Share, Suggesting
+from ostinato.web.run_report import CalibratedFamily, Calibration, Curve, CurvePoint, OutcomeShare, Suggesting
 
 
 def curves(seen: Observed, start: float, end: float) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
@@ -102,7 +102,7 @@ def _percent(share: Estimate | None) -> str:
     return "-" if share is None else f"{100 * share.mean:.1f}% [{100 * share.lower:.1f}, {100 * share.upper:.1f}]"
 
 
-def _changed(found: Change | None) -> str:
+def _changed(found: ArmChange | None) -> str:
     if found is None:
         return "unknown: too few users, or a rate of zero in an arm"
     relative, points = found.relative, found.difference
@@ -162,6 +162,10 @@ def _suggesting(tallies: Tallies) -> Suggesting:
     return Suggesting(suggested=suggested, accepted=_share(tallies.accepted))
 
 
-def _share(tally: Tally) -> Share | None:
+def _share(tally: Tally) -> OutcomeShare | None:
     found = ratio(tally)
-    return None if found is None else Share(mean=found.mean, lower=found.lower, upper=found.upper, n=_outcomes(tally))
+    return (
+        None
+        if found is None
+        else OutcomeShare(mean=found.mean, lower=found.lower, upper=found.upper, n=_outcomes(tally))
+    )

@@ -13,10 +13,10 @@ RECENT_GROUPS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
+class TrainerTime:
     """How a trainer spent its time: seconds from the first step's end to the last step's, and those of them spent computing.
 
-    Example: ``Busy(passed_s=100.0, computed_s=80.0).idle == 0.2``
+    Example: ``TrainerTime(passed_s=100.0, computed_s=80.0).idle == 0.2``
     """
 
     passed_s: float
@@ -28,12 +28,12 @@ class Busy:
         return max(0.0, 1.0 - self.computed_s / self.passed_s) if self.passed_s > 0 else 0.0
 
 
-def busy(steps: Sequence[Mapping[str, Any]]) -> Busy:
-    """The `Busy` of step lines, oldest first. The first step's own time lies before the clock starts."""
+def busy(steps: Sequence[Mapping[str, Any]]) -> TrainerTime:
+    """The `TrainerTime` of step lines, oldest first. The first step's own time lies before the clock starts."""
     if len(steps) < 2:
-        return Busy(passed_s=0.0, computed_s=0.0)
+        return TrainerTime(passed_s=0.0, computed_s=0.0)
     computed = sum(float(step["seconds"]) for step in steps[1:])
-    return Busy(passed_s=float(steps[-1]["at"]) - float(steps[0]["at"]), computed_s=computed)
+    return TrainerTime(passed_s=float(steps[-1]["at"]) - float(steps[0]["at"]), computed_s=computed)
 
 
 class WorldScreen:

@@ -13,17 +13,17 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ostinato.app.keeping import collect_weights, drop_old_rows
+from ostinato.app.retention import collect_weights, drop_old_rows
 from ostinato.app.storage import Home, Run, home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
 from ostinato.launch.views import summary
 from ostinato.launch.views.progress import Progress, kept_bytes
-from ostinato.launch.workers.acting import act
-from ostinato.launch.workers.life import Life
+from ostinato.launch.workers.leader import act
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.stopping import unless
+from ostinato.launch.workers.worker_main import Life
 from ostinato.record.leftovers import sweep
 
 logger = logging.getLogger(__name__)

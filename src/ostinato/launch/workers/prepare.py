@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
-from ostinato.app.proving import open_releases
+from ostinato.app.evaluation import open_releases
 from ostinato.app.roles import open_roles, wait_for
 from ostinato.app.storage import Run, model_path
 from ostinato.config import Config

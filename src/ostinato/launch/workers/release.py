@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ostinato.app.proving import (
+from ostinato.app.evaluation import (
     check_suite,
     note_hearing,
     note_resolution,
@@ -19,10 +19,10 @@ from ostinato.config import Config
 from ostinato.core.errors import OstinatoError
 from ostinato.launch.placing.address import read_address
 from ostinato.launch.views.progress import Progress, kept_bytes
-from ostinato.launch.workers.acting import act
-from ostinato.launch.workers.life import Life
+from ostinato.launch.workers.leader import act
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.stopping import unless
+from ostinato.launch.workers.worker_main import Life
 from ostinato.release.controller import ReleaseController
 
 _PACE_S = 600.0

@@ -15,15 +15,15 @@ from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.seams import Log
 from ostinato.launch.placing.port import bind
 from ostinato.launch.views.progress import Progress, kept_bytes
-from ostinato.launch.workers.acting import patience_of
-from ostinato.launch.workers.life import Life
+from ostinato.launch.workers.leader import patience_of
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.release import gateway
 from ostinato.launch.workers.stopping import unless
+from ostinato.launch.workers.worker_main import Life
 from ostinato.record.lock import hold
 from ostinato.worlds.rollout.cheats import CheatWatch
 from ostinato.worlds.rollout.finished import Finished
-from ostinato.worlds.rollout.working import Rollouts
+from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Taskset
 
 logger = logging.getLogger(__name__)

@@ -6,46 +6,146 @@ import asyncio
 import contextlib
 import logging
 import math
+import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ostinato.app.proving import open_ledger
+from ostinato.app.evaluation import open_ledger
 from ostinato.app.serving import Serving, journal_of, open_serving
-from ostinato.app.storage import Run, home, model_path, open_run, served_refs
+from ostinato.app.storage import Run, home, live_last, model_path, open_run, served_refs
 from ostinato.config import Config
-from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadWeights, OstinatoError, StorageFull, Unavailable
 from ostinato.core.records import Arm
-from ostinato.core.seams import Engine
+from ostinato.core.seams import Engine, Log
+from ostinato.core.weights import Snapshot
 from ostinato.launch.placing.address import remove_address, write_address
+from ostinato.launch.placing.heartbeat import SERVING
 from ostinato.launch.placing.port import bind, handed_down
-from ostinato.launch.placing.sign import SERVING
 from ostinato.launch.views.audit import AuditFile
 from ostinato.launch.views.learning_numbers import LearningNumbers, watch_learning
 from ostinato.launch.views.numbers import RunNumbers, watch_alarms
-from ostinato.launch.views.page.opening import RunPage, open_page
+from ostinato.launch.views.page.factory import RunPage, open_page
 from ostinato.launch.views.progress import Progress, kept_bytes
-from ostinato.launch.workers.descriptors import room_for_connections
-from ostinato.launch.workers.life import Life
-from ostinato.launch.workers.listening import listen
+from ostinato.launch.workers.http_server import listen
+from ostinato.launch.workers.interpreter import keep_heaps_small, settle, take_short_turns
 from ostinato.launch.workers.prepare import prepare
-from ostinato.launch.workers.settling import keep_heaps_small, take_short_turns
 from ostinato.launch.workers.stopping import unless
-from ostinato.launch.workers.weight_loader import WeightLoader
+from ostinato.launch.workers.worker_main import Life
 from ostinato.model.kernels.cache import announced
 from ostinato.record.lock import hold
+from ostinato.release.alarms import note
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.serve.auth import check_bind, client_keys
 from ostinato.serve.gateway import GatewayApp
 from ostinato.serve.wire.connections import Connections
 
+# ---------------------------------------------------------------- loading weights
+
+
 logger = logging.getLogger(__name__)
 
-_CLOSE_S = 5.0  # how long the engine may take to close: it may hang
 _LOOK_S = 1.0
+ALARM = "weights:{ref}"
+"""The name of the alarm that stands while the version of a ref cannot be loaded."""
 
 
-class EngineFailed(OstinatoError):
+class WeightLoader:
+    """Loads whatever the refs point to, now and whenever they move.
+
+    Args:
+        serving: the engine and the follower.
+        log: gets an alarm for each ref whose version cannot be loaded.
+        progress: is told of each swap.
+        on_live: called when the live weights can be served for the first time.
+    """
+
+    def __init__(self, serving: Serving, log: Log, progress: Progress, on_live: Callable[[], None]) -> None:
+        self._serving, self._log, self._progress, self._on_live = serving, log, progress, on_live
+        self._loaded: set[str] = set()
+        self._failing: dict[str, str] = {}
+        self._told: dict[str, str | None] = {}
+
+    def trouble(self) -> str | None:
+        """What cannot be loaded and why; None if all is well."""
+        return "; ".join(f"{ref} cannot be loaded: {why}" for ref, why in self._failing.items()) or None
+
+    async def run(self, refs: Sequence[str]) -> None:
+        """Follow the refs until cancelled. Raises BadWeights if nothing is served and the live version can never be."""
+        telling = asyncio.create_task(self._tell())
+        try:
+            await self._serving.follower.watch(refs, self._load, on_error=self._failed, at_start=live_last(refs))
+        finally:
+            telling.cancel()
+
+    async def _load(self, slot: str, snapshot: Snapshot) -> None:
+        swap = await self._serving.engine.load(slot, snapshot)
+        if not self._loaded:  # the first weights: no request was answered yet
+            settle()
+        if slot == Arm.LIVE and slot not in self._loaded:
+            self._on_live()
+        self._loaded.add(slot)
+        self._failing.pop(slot, None)
+        self._serving.gateway.state.metrics.swapped(swap)
+        self._progress.swapped(swap)
+
+    def _failed(self, ref: str, error: Exception) -> None:
+        logger.error("ref %s: the weights stay as they are: %s", ref, error)
+        if isinstance(error, BadWeights) and ref == Arm.LIVE and ref not in self._loaded:
+            raise error
+        self._failing[ref] = str(error)
+
+    async def _tell(self) -> None:
+        """Raise and clear the alarms. A log that cannot be written for a while is tried again."""
+        while True:
+            for ref in self._loaded | self._failing.keys():
+                why = self._failing.get(ref)
+                if self._told.get(ref, "") == why:
+                    continue
+                try:
+                    await note(
+                        self._log,
+                        ALARM.format(ref=ref),
+                        raised=why is not None,
+                        why=why or f"the version of {ref} is loaded",
+                        at=wall_clock(),
+                    )
+                    self._told[ref] = why
+                except (StorageFull, Unavailable) as error:
+                    logger.warning("the alarm about %s is not written yet: %s", ref, error)
+            await asyncio.sleep(_LOOK_S)
+
+
+# ---------------------------------------------------------------- open files
+
+
+_MOST = 65_536  # some systems set no limit, but open files take memory all the same
+_SHARE = 0.8  # the rest is for the log, the weights and whatever the engine opens
+
+
+def room_for_connections() -> int:
+    """Raise this process's limit of open files as far as allowed; returns how many of them can be connections."""
+    soft, hard = (_MOST if limit == resource.RLIM_INFINITY else limit for limit in _limits())
+    wanted = min(hard, _MOST)
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # some systems report no limit but have one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, _limits()[1]))
+            soft = wanted
+    return int(min(soft, _MOST) * _SHARE)
+
+
+def _limits() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+# ---------------------------------------------------------------- the worker
+
+
+_CLOSE_S = 5.0  # how long the engine may take to close: it may hang
+
+
+class EngineDied(OstinatoError):
     """The engine died or hangs. This is the worker's own failure, and only a new process gets a new engine."""
 
     code = "engine_failed"
@@ -55,7 +155,7 @@ async def serve(config: Config, life: Life) -> None:
     """Serve until told to stop. The address is bound before the model is loaded.
 
     Raises BadConfig for an open address without keys or an address that is taken, Conflict if the run is served already, BadWeights if
-    the live version can never be loaded and nothing else is served, EngineFailed if the engine died or hangs.
+    the live version can never be loaded and nothing else is served, EngineDied if the engine died or hangs.
     """
     take_short_turns()
     keep_heaps_small()
@@ -184,20 +284,20 @@ def _longest_s(config: Config) -> float:
 
 
 async def attend(engine: Engine, longest_s: float) -> None:
-    """Watch the engine until cancelled. Raises EngineFailed once it is dead, or has work but has ended no step or order for `longest_s`."""
+    """Watch the engine until cancelled. Raises EngineDied once it is dead, or has work but has ended no step or order for `longest_s`."""
     loop = asyncio.get_running_loop()
     done, since = -1.0, loop.time()
     while True:
         try:
             stats = engine.stats()
         except Unavailable as error:
-            raise EngineFailed(str(error)) from error
+            raise EngineDied(str(error)) from error
         busy = sum(stats.get(name, 0.0) for name in ("running", "waiting", "orders_open")) > 0
         ended = stats.get("steps", 0.0) + stats.get("orders_done", 0.0)
         if not busy or ended != done:
             done, since = ended, loop.time()
         if loop.time() - since > longest_s:
-            raise EngineFailed(
+            raise EngineDied(
                 f"the engine has ended no step or order for {loop.time() - since:.0f} s, with work waiting"
             )
         await asyncio.sleep(_LOOK_S)

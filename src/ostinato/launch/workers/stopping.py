@@ -10,7 +10,7 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from ostinato.launch.placing.sign import PARENT
+from ostinato.launch.placing.heartbeat import PARENT
 
 _PR_SET_PDEATHSIG = 1
 _CLEANING_S = 5.0  # how long cancelled work may take to clean up

@@ -23,15 +23,15 @@ from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Trainer
 from ostinato.core.weights import Learned
 from ostinato.launch.views.progress import Progress, kept_bytes
-from ostinato.launch.workers.acting import act
-from ostinato.launch.workers.life import Life
+from ostinato.launch.workers.heartbeat import Heartbeat
+from ostinato.launch.workers.leader import act
 from ostinato.launch.workers.prepare import prepare
-from ostinato.launch.workers.pulse import Pulse
 from ostinato.launch.workers.stopping import unless
+from ostinato.launch.workers.worker_main import Life
 from ostinato.loop import step
 from ostinato.model.kernels.cache import announced
-from ostinato.reward.asking.opening import asker_of
-from ostinato.reward.asking.question import Asker
+from ostinato.reward.protocol import Asker
+from ostinato.reward.runners import asker_of
 from ostinato.train.sharding.memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
@@ -41,10 +41,10 @@ _LEAVING_S = 3.0
 _LEAST_CLEANING_S = 1.0
 
 
-class Told:
+class ReportingTrainer:
     """Wraps the loop's `Trainer` and reports to the pulse when it takes a step."""
 
-    def __init__(self, inner: Trainer, pulse: Pulse, longest_s: float) -> None:
+    def __init__(self, inner: Trainer, pulse: Heartbeat, longest_s: float) -> None:
         self._inner, self._pulse, self._longest_s = inner, pulse, longest_s
 
     async def step(self, batch: TrainingBatch) -> Learned:
@@ -59,9 +59,9 @@ class TrainWorker:
     `parts` holds the components that it was built from.
     """
 
-    def __init__(self, run: Run, learning: Learning, progress: Progress, pulse: Pulse) -> None:
+    def __init__(self, run: Run, learning: Learning, progress: Progress, pulse: Heartbeat) -> None:
         self._longest_s = run.config.supervise.work_s
-        told = Told(learning.learner.trainer, pulse, self._longest_s)
+        told = ReportingTrainer(learning.learner.trainer, pulse, self._longest_s)
         self.parts = replace(learning, learner=replace(learning.learner, trainer=told))
         self._run, self._progress, self._pulse = run, progress, pulse
         self._shared = shared_checkpoints(run)

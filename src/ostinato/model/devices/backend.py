@@ -9,25 +9,25 @@ from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
+class ComputeBackend:
     """`device` as torch names it; `kernels`: "own" reads the CPU's memory through numpy, "torch" takes any device's tensors.
 
-    Example: ``Backend(device="cuda", kernels="torch")``.
+    Example: ``ComputeBackend(device="cuda", kernels="torch")``.
     """
 
     device: str = "cpu"
     kernels: Literal["own", "torch"] = "own"
 
 
-OWN = Backend()
+OWN = ComputeBackend()
 """The default: the CPU, by our own kernels."""
 
 
-def mark(model: nn.Module, backend: Backend) -> None:
+def mark(model: nn.Module, backend: ComputeBackend) -> None:
     """Record the backend that a model was made for."""
     cast("Any", model).ostinato_backend = backend
 
 
-def backend_of(model: nn.Module) -> Backend:
+def backend_of(model: nn.Module) -> ComputeBackend:
     """The backend that a model was made for; the default for a model without a record."""
     return getattr(model, "ostinato_backend", OWN)

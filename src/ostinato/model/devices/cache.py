@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ostinato.model.devices.masks import MaskedAttention, enough
-from ostinato.model.paged import Entry
+from ostinato.model.paged import PagedEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class CacheAttend:
     """
 
     def __init__(
-        self, layers: Sequence[CachedLayer], block: int, entries: Sequence[Entry], device: torch.device
+        self, layers: Sequence[CachedLayer], block: int, entries: Sequence[PagedEntry], device: torch.device
     ) -> None:
         self._layers = layers
         slots: list[np.ndarray] = []
@@ -76,7 +76,7 @@ class CacheAttend:
         return out
 
 
-def _slots(entry: Entry, block: int) -> np.ndarray:
+def _slots(entry: PagedEntry, block: int) -> np.ndarray:
     """The cache slots of positions [0, end)."""
     blocks = np.array(entry.blocks[: -(-entry.end // block)], np.int64)
     return (blocks[:, None] * block + np.arange(block)).reshape(-1)[: entry.end]
@@ -113,7 +113,7 @@ class _Runs:
     A NaN in one sequence reaches the others of its call, whose streams then end too: a visible failure, not a wrong result.
     """
 
-    def __init__(self, runs: Sequence[tuple[int, Entry, np.ndarray]], device: torch.device) -> None:
+    def __init__(self, runs: Sequence[tuple[int, PagedEntry, np.ndarray]], device: torch.device) -> None:
         sizes = [entry.end - entry.start for _, entry, _ in runs]
         lengths = [entry.end for _, entry, _ in runs]
 

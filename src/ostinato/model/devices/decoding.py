@@ -19,7 +19,7 @@ from torch import Tensor
 from ostinato.model.attention import hidden
 from ostinato.model.devices.cache import CachedLayer
 from ostinato.model.devices.step import DecodingStep, StepAttend, numbers_of
-from ostinato.model.paged import Entry
+from ostinato.model.paged import PagedEntry
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +35,7 @@ def rounded_rows(rows: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedPass:
     """A recorded pass: it reads `step` and writes `states_RD`."""
 
     graph: Any
@@ -52,18 +52,18 @@ class Decoding:
 
     def __init__(self, layers: Sequence[CachedLayer], block: int, spare: int) -> None:
         self._layers, self._block, self._spare = layers, block, spare
-        self._made: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], Recorded]] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], RecordedPass]] = WeakKeyDictionary()
         self._pool: Any = None
         self._failed: WeakSet[PreTrainedModel] = WeakSet()
         self._one = Lock()  # two versions' parts of a step may run on two threads
 
     @torch.inference_mode()
-    def run(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[Entry]) -> Tensor | None:
+    def run(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> Tensor | None:
         """The final states [R, hidden] of one token per entry; None for a model that cannot be recorded."""
         with self._one:
             return None if model in self._failed else self._run(model, ids, entries)
 
-    def _run(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[Entry]) -> Tensor | None:
+    def _run(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> Tensor | None:
         most = max(-(-entry.end // self._block) for entry in entries)
         rows, blocks = rounded_rows(len(entries)), max(_BLOCKS, 1 << (most - 1).bit_length())
         passes = self._made.setdefault(model, {})
@@ -76,7 +76,7 @@ class Decoding:
         found.graph.replay()
         return found.states_RD[: len(entries)].clone()  # recorded passes share their memory
 
-    def _record(self, model: PreTrainedModel, rows: int, blocks: int) -> Recorded | None:
+    def _record(self, model: PreTrainedModel, rows: int, blocks: int) -> RecordedPass | None:
         empty = torch.from_numpy(numbers_of((), (), self._block, rows, blocks, self._spare))
         step = DecodingStep(empty.to(model.device))
         attend = StepAttend(self._layers, self._block, step)
@@ -96,4 +96,4 @@ class Decoding:
             # another thread may be building the next version's model: only this thread's calls may spoil the recording
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 states_RD = hidden(model, step.ids_R, step.positions_R, attend)
-        return Recorded(graph, step, states_RD)
+        return RecordedPass(graph, step, states_RD)

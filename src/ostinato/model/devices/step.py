@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ostinato.model.devices.cache import CachedLayer
-from ostinato.model.paged import Entry
+from ostinato.model.paged import PagedEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class DecodingStep:
 
 
 def numbers_of(
-    ids: Sequence[int], entries: Sequence[Entry], block: int, rows: int, blocks: int, spare: int
+    ids: Sequence[int], entries: Sequence[PagedEntry], block: int, rows: int, blocks: int, spare: int
 ) -> NDArray[np.int64]:
     """A step's numbers for one token per entry, [rows, 4 + blocks]; rows after them compute a token of the block `spare`."""
     made = np.zeros((rows, 4 + blocks), np.int64)

@@ -37,7 +37,7 @@ _LATE_S = 60.0  # how long the verdict "took too long" is kept: the machine may 
 _LOG = logging.getLogger(__name__)
 
 
-class Trial:
+class GrammarTrial:
     """Checks whether a grammar can be compiled within bounds. The process starts with the first grammar, and again after one ended it.
 
     Safe to share between threads; one grammar is tried at a time, and blocks its caller. Verdicts are cached.

@@ -18,7 +18,7 @@ _TWO, _THREE, _FOUR = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedTokens:
     """A turn's ids in stored form.
 
     `gap`: how many rows before this turn its base lies, 0 for no base. `depth`: the length of the chain of bases below it. `shared`:

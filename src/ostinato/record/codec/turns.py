@@ -17,7 +17,7 @@ from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import TURNS, dump, load, text, to_json, whole
 from ostinato.record.codec.shrink import Shrinker, Use
 from ostinato.record.codec.tokens import (
-    Packed,
+    PackedTokens,
     flat,
     pack_logprobs,
     read_ints,
@@ -55,7 +55,7 @@ class Forgotten(Exception):
     """The requested value is encrypted under a key that was destroyed."""
 
 
-class Home(Protocol):
+class TurnSegment(Protocol):
     """The segment that holds a turn, as seen by packing."""
 
     shrinker: Shrinker
@@ -154,19 +154,19 @@ def pack_logprobs_column(prepared: Prepared) -> bytes:
     return (prepared.logprobs or b"\0") + prepared.grammar if prepared.grammar else prepared.logprobs
 
 
-def pack_tokens(shrinker: Shrinker, packed: Packed) -> bytes:
+def pack_tokens(shrinker: Shrinker, packed: PackedTokens) -> bytes:
     """A blob with a turn's own ids and the reference to its base."""
     body = shrinker.pack(Use.TOKENS, packed.ids)
     return write_ints(packed.gap, packed.depth, packed.shared, packed.prompt, packed.width) + body
 
 
-def unpack_tokens(shrinker: Shrinker, blob: bytes) -> Packed:
+def unpack_tokens(shrinker: Shrinker, blob: bytes) -> PackedTokens:
     """The inverse of `pack_tokens`."""
     (gap, depth, shared, prompt, width), at = read_ints(blob, 5)
-    return Packed(gap, depth, shared, prompt, width, shrinker.unpack(blob[at:]))
+    return PackedTokens(gap, depth, shared, prompt, width, shrinker.unpack(blob[at:]))
 
 
-def decode(home: Home, stored: Any) -> Turn:
+def decode(home: TurnSegment, stored: Any) -> Turn:
     """The turn of a stored row. If its key was destroyed it is redacted: without tokens, log-probabilities, text and routes.
 
     Raises ValueError, IndexError or KeyError for a damaged row.
@@ -206,7 +206,7 @@ def _written(packed: bytes) -> dict[str, Any]:
     return {"grammar": grammar, "stop": tuple(stop), "logit_bias": tuple((token, value) for token, value in bias)}
 
 
-def _ids(home: Home, seq: Cursor, secret: int | None, blob: bytes) -> Held:
+def _ids(home: TurnSegment, seq: Cursor, secret: int | None, blob: bytes) -> Held:
     packed = unpack_tokens(home.shrinker, home.reveal(secret, "tokens", seq, blob))
     ids = widen(packed.width, packed.ids)
     if packed.gap:
@@ -216,13 +216,13 @@ def _ids(home: Home, seq: Cursor, secret: int | None, blob: bytes) -> Held:
     return held
 
 
-def _spans(home: Home, spans: int | list[list[int]], tokens: int) -> tuple[Span, ...]:
+def _spans(home: TurnSegment, spans: int | list[list[int]], tokens: int) -> tuple[Span, ...]:
     if isinstance(spans, int):
         return (Span(policy=home.policy(spans), tokens=tokens),)
     return tuple(Span(policy=home.policy(policy), tokens=count) for policy, count in spans)
 
 
-def _text(home: Home, seq: Cursor, secret: int | None, said: int | bytes | None, sampled: bytes) -> str:
+def _text(home: TurnSegment, seq: Cursor, secret: int | None, said: int | bytes | None, sampled: bytes) -> str:
     """The turn's text. `said`: the packed text, or the number of characters of the tokens' text, or None for all of the tokens' text."""
     if isinstance(said, bytes):
         return home.shrinker.unpack(home.reveal(secret, "text", seq, said)).decode()

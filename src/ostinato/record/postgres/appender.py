@@ -26,7 +26,7 @@ from ostinato.record.owners import assign
 from ostinato.record.postgres.reader import PostgresReader
 from ostinato.record.postgres.schema import LAYOUT, add_segment, check_layout, table_of
 from ostinato.record.postgres.segment import PostgresSegment
-from ostinato.record.postgres.server import Connection, Server, ask_at_once, digest_of, passes
+from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, digest_of, passes
 
 Open = Head[PostgresSegment]
 _LOOK: LiteralString = (
@@ -41,7 +41,7 @@ _LOOK: LiteralString = (
 class PostgresAppender:
     """Appends rows. Used by one thread. Raises psycopg's errors; after one, the next transaction begins with a fresh connection."""
 
-    def __init__(self, server: Server, config: RecordConfig, clock: Clock, ring: KeyRing | None) -> None:
+    def __init__(self, server: LogServer, config: RecordConfig, clock: Clock, ring: KeyRing | None) -> None:
         self.name = server.name
         self.token_text: TokenText | None = None
         self._server = server

@@ -9,8 +9,8 @@ from typing import Any, LiteralString
 
 from ostinato.core.seams import Cursor
 from ostinato.record.folds import check_fold_name, pack_fold, unpack_fold
-from ostinato.record.patience import Patience
-from ostinato.record.postgres.server import Connection, Server
+from ostinato.record.postgres.server import Connection, LogServer
+from ostinato.record.retry import Patience
 
 logger = logging.getLogger(__name__)
 
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 class PostgresFolds:
     """`core.seams.Folds` in a log's schema, which must exist. One writer per name; a connection for each call.
 
-    Example: ``await PostgresFolds(Server.of(config.record)).save("desk", 812, {"open": []})``
+    Example: ``await PostgresFolds(LogServer.of(config.record)).save("desk", 812, {"open": []})``
     """
 
-    def __init__(self, server: Server, patience: Patience | None = None) -> None:
+    def __init__(self, server: LogServer, patience: Patience | None = None) -> None:
         """`patience`: how to wait for a server that is unavailable; None: do not wait."""
         self._server, self._patience = server, patience
 

@@ -23,7 +23,7 @@ from ostinato.core.errors import Conflict, LeaseLost, OstinatoError
 from ostinato.record.config import RecordConfig
 from ostinato.record.lock import check_role
 from ostinato.record.postgres.schema import ready_schema
-from ostinato.record.postgres.server import Connection, Server
+from ostinato.record.postgres.server import Connection, LogServer
 from ostinato.record.roles import FencingToken
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class PostgresRoles:
     pass_on = True
 
     def __init__(self, config: RecordConfig) -> None:
-        self._server, self._lease_s = Server.of(config), config.lease_s
+        self._server, self._lease_s = LogServer.of(config), config.lease_s
         self._server.ask(lambda connection: ready_schema(connection, self._server, wall_clock()))
 
     def take(self, role: str) -> Lease:
@@ -58,7 +58,7 @@ class PostgresRoles:
         return Lease(self._server, FencingToken(role=role, number=number, mark=mark), self._lease_s)
 
 
-def _take(connection: Connection, server: Server, asked: Mapping[str, Any]) -> int:
+def _take(connection: Connection, server: LogServer, asked: Mapping[str, Any]) -> int:
     """Take the lease; returns the token's number. Raises Conflict."""
     role = asked["role"]
     query = (
@@ -87,7 +87,7 @@ def _take(connection: Connection, server: Server, asked: Mapping[str, Any]) -> i
 class Lease:
     """A role that this process holds and renews until another process takes it or `close` is called."""
 
-    def __init__(self, server: Server, token: FencingToken, lease_s: float) -> None:
+    def __init__(self, server: LogServer, token: FencingToken, lease_s: float) -> None:
         self.token = token
         self._server, self._lease_s = server.fenced(token), lease_s
         self._lost, self._closing = threading.Event(), threading.Event()

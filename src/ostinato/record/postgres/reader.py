@@ -19,7 +19,7 @@ from ostinato.record.keys import KeyRing
 from ostinato.record.postgres.kept import KeptRows
 from ostinato.record.postgres.schema import table_of
 from ostinato.record.postgres.segment import PostgresSegment
-from ostinato.record.postgres.server import Connection, Server, ask_at_once, digest_of, passes
+from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, digest_of, passes
 from ostinato.record.reader import PAGE, Found
 
 _OPEN = 6
@@ -31,7 +31,7 @@ T = TypeVar("T")
 class PostgresReader:
     """Answers queries about the log, each as of one moment. Thread-safe; one query at a time. Never blocks a writer."""
 
-    def __init__(self, server: Server, ring: KeyRing | None) -> None:
+    def __init__(self, server: LogServer, ring: KeyRing | None) -> None:
         self._server = server
         self._ring = ring
         self._lock = threading.Lock()

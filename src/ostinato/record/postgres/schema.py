@@ -15,7 +15,7 @@ from psycopg import sql
 from ostinato.core.errors import BadConfig
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import KINDS, Kind
-from ostinato.record.postgres.server import Connection, Server, ask_at_once, passes
+from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, passes
 
 LAYOUT = 2
 """The version of these tables."""
@@ -82,7 +82,7 @@ def add_segment(connection: Connection, first: Cursor, made_at: float) -> None:
     ask_at_once(connection, _SEGMENT, rows=table_of(first), first=first, made_at=made_at)
 
 
-def ready_schema(connection: Connection, server: Server, made_at: float, first: Cursor = 1) -> str:
+def ready_schema(connection: Connection, server: LogServer, made_at: float, first: Cursor = 1) -> str:
     """Create the log's tables and its first segment unless they exist; returns the name that the log got when it was created.
 
     Tables of an older version are migrated. Any number of processes may do this at once. Raises BadConfig for a schema that belongs to
@@ -114,12 +114,12 @@ def ready_schema(connection: Connection, server: Server, made_at: float, first: 
     return name
 
 
-def has_log(connection: Connection, server: Server) -> bool:
+def has_log(connection: Connection, server: LogServer) -> bool:
     """True if a log exists. Creates nothing. Raises BadConfig for a schema that belongs to another program."""
     return _layout(connection, server) is not None
 
 
-def check_layout(server: Server, layout: int) -> None:
+def check_layout(server: LogServer, layout: int) -> None:
     """Raise BadConfig unless the tables have this version's layout."""
     if layout != LAYOUT:
         raise BadConfig(
@@ -128,7 +128,7 @@ def check_layout(server: Server, layout: int) -> None:
         )
 
 
-def _layout(connection: Connection, server: Server) -> tuple[int, str] | None:
+def _layout(connection: Connection, server: LogServer) -> tuple[int, str] | None:
     """The log's layout and name; None if there is no such schema or it is empty."""
     query = "SELECT relname, relkind::text FROM pg_class WHERE relnamespace = to_regnamespace(%s)"
     names = {name for name, _ in connection.execute(query, (f'"{server.namespace}"',)).fetchall()}
@@ -154,7 +154,7 @@ def _layout(connection: Connection, server: Server) -> tuple[int, str] | None:
     return found
 
 
-def _make(connection: Connection, server: Server, made_at: float, first: Cursor) -> tuple[int, str]:
+def _make(connection: Connection, server: LogServer, made_at: float, first: Cursor) -> tuple[int, str]:
     connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(server.namespace)))
     for statement in _TABLES:
         connection.execute(statement)  # pyright: ignore[reportArgumentType,reportCallIssue]

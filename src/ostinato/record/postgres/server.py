@@ -60,10 +60,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class LogServer:
     """The location of a log. `name` is for messages and holds no password. `token` is the role's fencing token, checked with each write.
 
-    Example: ``Server.of(RecordConfig(url="postgresql://ann@db.example/loop?sslmode=verify-full"))``
+    Example: ``LogServer.of(RecordConfig(url="postgresql://ann@db.example/loop?sslmode=verify-full"))``
     """
 
     name: str
@@ -73,7 +73,7 @@ class Server:
     token: FencingToken | None = None
 
     @classmethod
-    def of(cls, config: RecordConfig, environment: Mapping[str, str] = os.environ) -> Server:
+    def of(cls, config: RecordConfig, environment: Mapping[str, str] = os.environ) -> LogServer:
         """The server of these settings.
 
         Raises BadConfig for an invalid URL, a URL with a password, a variable that is not set, or another host whose certificate would
@@ -137,7 +137,7 @@ class Server:
                 if not passes(error) or time.monotonic() > deadline:
                     raise self.refusal(error) from error
 
-    def fenced(self, token: FencingToken | None) -> Server:
+    def fenced(self, token: FencingToken | None) -> LogServer:
         """The same server for a process that writes in a role."""
         return replace(self, token=token)
 
@@ -215,7 +215,7 @@ def ask_at_once(connection: Connection, statements: LiteralString, **values: obj
 
     This does not use psycopg's pipeline, which sends one more message, after which the server no longer counts how long a transaction is
     idle. A process that lost its network or its power would then keep the log's lock until another waits for it in vain
-    (`Server.end_silent_writer`).
+    (`LogServer.end_silent_writer`).
     """
     cursor = connection.execute(sql.SQL(statements).format(**values), prepare=False)
     answers = [cursor.fetchall() if cursor.description else []]
@@ -280,7 +280,7 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _prepare(connection: Connection, server: Server) -> None:
+def _prepare(connection: Connection, server: LogServer) -> None:
     version = connection.info.server_version
     if version < OLDEST:
         raise BadConfig(f"{server.name} runs Postgres {version // 10000}; the log needs 13 or newer")

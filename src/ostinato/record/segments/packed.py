@@ -16,7 +16,7 @@ from ostinato.record.codec import turns
 from ostinato.record.codec.kinds import SIGNALS, TURNS, Kind, load
 from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Shrinker, Use
-from ostinato.record.codec.tokens import Packed, unflat, widen
+from ostinato.record.codec.tokens import PackedTokens, unflat, widen
 from ostinato.record.codec.turns import Forgotten, Held
 from ostinato.record.keys import KeyRing
 
@@ -112,7 +112,7 @@ class PackedRows(ABC):
 
     def tokens(self, seq: Cursor) -> Held:
         """A turn's ids, including those from its bases. Raises Forgotten; ValueError if a base is missing."""
-        chain: list[tuple[Cursor, int | None, Packed]] = []
+        chain: list[tuple[Cursor, int | None, PackedTokens]] = []
         while (held := self._held.get(seq)) is None:
             stored = self.stored_tokens(seq)
             if stored is None:

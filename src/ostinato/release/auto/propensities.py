@@ -21,10 +21,10 @@ _CERTAIN = 1e9  # the log of a stake that refutes at any level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
+class PropensityBalance:
     """One arm's draws. `ratio` is the mean of 1{drawn} / p, about 1 if the propensities are right; `p_value` is valid at any time.
 
-    Example: ``Balance(arm="live", draws=4000, ratio=1.01, p_value=1.0)``
+    Example: ``PropensityBalance(arm="live", draws=4000, ratio=1.01, p_value=1.0)``
     """
 
     arm: str
@@ -57,10 +57,10 @@ class PropensityTest:
             if 0.0 < chance < 1.0:
                 self._bet(name, chance, name == arm)
 
-    def balances(self) -> list[Balance]:
+    def balances(self) -> list[PropensityBalance]:
         """The balance of every arm so far, by name. An arm whose draws were all certain has none."""
         return [
-            Balance(arm=arm, draws=int(draws), ratio=total / draws, p_value=min(1.0, math.exp(-best)))
+            PropensityBalance(arm=arm, draws=int(draws), ratio=total / draws, p_value=min(1.0, math.exp(-best)))
             for arm, (draws, total, best, *_) in sorted(self._arms.items())
         ]
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from ostinato.core.records import Arm, Finish, Person, Signal, Turn
 from ostinato.core.seams import Cursor, Log
-from ostinato.release.early import EarlySignals
 from ostinato.release.metrics.facts import HEARD, facts_of
-from ostinato.release.metrics.hearing import MOST_SIGNALS, Said
+from ostinato.release.metrics.signal_state import MOST_SIGNALS, Said
 from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.pending_signals import EarlySignals
 
 _OUT_OF_ORDER_S = 60.0
 """Rows of the log may be this much out of order in time: several processes write them, and a turn is written when it has ended."""

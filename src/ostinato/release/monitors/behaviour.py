@@ -3,23 +3,358 @@
     turn -> rates -> session of one person -> expected range -> detectors -> alarm
 
 An alarm is about one rate on one arm. It stands until every group of people in which the rate had shifted is back.
+
+Turns grouped into sessions of one person, and people into deciles of activity, in bounded memory. A session is a limited number of turns
+of one person on one arm without a long pause. A person's turns in it are correlated, so the bets are on sessions and not on turns. Of one
+person a limited number of turns count a day, so that nobody moves a rate alone.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.core.records import Arm, ReleaseEvent, Turn
+from ostinato.core.records import Arm, Person, ReleaseEvent, Turn
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.detector import Detector, Shifted, thresholds
-from ostinato.release.monitors.detection.expecting import JUDGED, Expecting, Role
-from ostinato.release.monitors.detection.sessions import Activity, OpenSessions, TurnSession
-from ostinato.release.monitors.detection.standing import ACCEPTED, StandingShifts, alarm_name, is_about_a_rate
+from ostinato.release.monitors.detection.active_alarms import ACCEPTED, StandingShifts, alarm_name, is_about_a_rate
+from ostinato.release.monitors.detection.detector import Detector, ExpectedRange, Shifted, thresholds
+from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level
 from ostinato.release.monitors.rates import Rate, measured
 from ostinato.release.monitors.turn_text import take_apart
+
+# ---------------------------------------------------------------- sessions
+
+
+DECILES = 10
+DAY = 86_400.0
+_REMEMBERED = 7 * DAY  # activity halves in five days
+_FEW_PEOPLE = 50  # below this many there are no deciles
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnSession:
+    """Some turns of one person on one arm, with each turn's values by rate.
+
+    Example: ``TurnSession(tenant="t", user="ann", arm="live", decile=7, ended_at=60.0, turns={"a:0": {"edit": 1.0}})``
+    """
+
+    tenant: str
+    user: str
+    arm: str
+    decile: int | None
+    ended_at: float
+    turns: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+
+    def values(self, rate: str) -> dict[str, float]:
+        """A rate's values, of the turns that have one."""
+        return {turn: values[rate] for turn, values in self.turns.items() if rate in values}
+
+    def to_json(self) -> list[Any]:
+        """As JSON's types."""
+        return [self.tenant, self.user, self.arm, self.decile, self.ended_at, self.turns]
+
+
+class OpenSessions:
+    """The sessions that may still grow, at most `most`.
+
+    Args:
+        turns: the number of turns that closes a session.
+        pause_s: the seconds without a turn after which one is closed, by the turns' own times.
+        most: open sessions at most; beyond that the one that is silent for longest is closed.
+    """
+
+    def __init__(self, *, turns: int, pause_s: float, most: int) -> None:
+        self._turns, self._pause_s, self._most = turns, pause_s, most
+        self._open: OrderedDict[tuple[str, str, str], TurnSession] = OrderedDict()  # longest silent first
+        self._time = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(
+        self, person: Person, arm: str, decile: int | None, turn: str, values: Mapping[str, float], at: float
+    ) -> Iterator[TurnSession]:
+        """Take in a turn; yields the sessions that it closes."""
+        yield from self.advance(at)
+        key = (*person, arm)
+        session = self._open.get(key)
+        if session is None:
+            session = TurnSession(tenant=key[0], user=key[1], arm=arm, decile=decile, ended_at=at)
+            self._open[key] = session
+        session.turns[turn] = dict(values)
+        session.ended_at = self._time
+        self._open.move_to_end(key)
+        if len(session.turns) >= self._turns:
+            yield self._open.pop(key)
+        if len(self._open) > self._most:
+            yield self._open.popitem(last=False)[1]
+
+    def advance(self, at: float) -> Iterator[TurnSession]:
+        """Advance the time; yields the sessions that are over by then. A time before the latest is taken for the latest."""
+        self._time = max(self._time, at)
+        while self._open and self._time - next(iter(self._open.values())).ended_at > self._pause_s:
+            yield self._open.popitem(last=False)[1]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        time = None if math.isinf(self._time) else self._time
+        return {"time": time, "open": [session.to_json() for session in self._open.values()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
+        self._time = -math.inf if state["time"] is None else float(state["time"])
+        self._open.clear()
+        for tenant, user, arm, decile, ended_at, turns in state["open"]:
+            self._open[tenant, user, arm] = TurnSession(
+                tenant=tenant, user=user, arm=arm, decile=decile, ended_at=float(ended_at), turns=turns
+            )
+
+
+@dataclass(slots=True)
+class _Known:
+    score: (
+        float  # log of the sum of exp(time / 7 days) over turns: its order does not change while nobody does anything
+    )
+    day: int
+    today: int
+
+
+class Activity:
+    """How active each person is among those seen last, and whether their turns still count today.
+
+    Args:
+        most: people remembered at most; those unseen for longest are dropped first.
+        a_day: turns of one person that count in a day.
+    """
+
+    def __init__(self, *, most: int, a_day: int) -> None:
+        self._most, self._a_day = most, a_day
+        self._people: OrderedDict[Person, _Known] = OrderedDict()
+        self._cuts: list[float] = []
+        self._until_cuts = _FEW_PEOPLE
+
+    def __len__(self) -> int:
+        return len(self._people)
+
+    def see(self, person: Person, at: float) -> tuple[bool, int | None]:
+        """Take in a person's turn: whether it counts, and the person's decile among those known (0: least active), None while few are."""
+        day, now = int(at // DAY), at / _REMEMBERED
+        known = self._people.get(person)
+        if known is None:
+            known = self._people[person] = _Known(now, day, 0)
+            if len(self._people) > self._most:
+                self._people.popitem(last=False)
+        else:
+            known.score = float(max(known.score, now) + math.log1p(math.exp(-abs(known.score - now))))
+            self._people.move_to_end(person)
+        if day > known.day:
+            known.day, known.today = day, 0
+        known.today += 1
+        self._recut()
+        decile = bisect.bisect_right(self._cuts, known.score) if self._cuts else None
+        return known.today <= self._a_day, decile
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        people = [[*person, known.score, known.day, known.today] for person, known in self._people.items()]
+        return {"people": people, "cuts": self._cuts, "until": self._until_cuts}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
+        self._people = OrderedDict(
+            ((tenant, user), _Known(float(score), int(day), int(today)))
+            for tenant, user, score, day, today in state["people"]
+        )
+        self._cuts, self._until_cuts = [float(cut) for cut in state["cuts"]], int(state["until"])
+
+    def _recut(self) -> None:
+        """Recompute the deciles' boundaries, after as many turns as there are people, so that it costs little per turn."""
+        self._until_cuts -= 1
+        if self._until_cuts > 0 or len(self._people) < _FEW_PEOPLE:
+            return
+        self._until_cuts = len(self._people)
+        scores = sorted(known.score for known in self._people.values())
+        self._cuts = [scores[len(scores) * k // DECILES] for k in range(1, DECILES)]
+
+
+# ---------------------------------------------------------------- expected ranges
+
+
+JUDGED = frozenset({Arm.LIVE.value, Arm.CANARY.value})
+"""The arms whose release ships or has just shipped. Others hold an earlier release or an external model, which no pause would mend."""
+
+ACCEPTED_DOUBT = 0.1
+"""The uncertainty of an accepted shift, as a part of it. The deviation of the shifted rate is taken as at least half of the shift."""
+
+BACK = 10
+"""Sessions without a new silence after which an arm that was silent counts as heard again."""
+
+
+class SessionRole(StrEnum):
+    """How a session is used: it is judged, it is learned from as the reference, or neither."""
+
+    WATCHED = "watched"
+    REFERENCE = "reference"
+    UNUSED = "unused"
+
+
+class Expecting:
+    """The range expected of each rate, by group of sessions: a decile of activity, or everybody (None).
+
+    `arm` is the reference arm, the first of `reference` in the settings that was seen and is not silent; None: the expected range is that
+    of the live arm while it was learned. `stale`: the reference arm is silent, and nothing is expected.
+    """
+
+    def __init__(self, config: MonitorsConfig) -> None:
+        self._config = config
+        self.arm: str | None = None
+        self.stale = False
+        self._silent_for = self._back = 0
+        self._heard_at: dict[str, float] = {}
+        self._arms: dict[str, ArmReference] = {}
+        self._fixed: dict[str, FixedReference] = {}
+        self._accepted: dict[str, float] = {}
+
+    @property
+    def blind(self) -> bool:
+        """True while no arm serves as reference, though control once did. Other arms have people only while a release is proven, so
+        waiting for one of them before shipping would never end.
+        """
+        return self.stale and Arm.CONTROL.value in self._heard_at
+
+    def silent(self, arm: object, *, blind: bool) -> None:
+        """Begin without a state, if the log says that this arm is silent; `blind`: control was heard before."""
+        if isinstance(arm, str) and arm in self._config.reference:
+            heard = {arm, Arm.CONTROL.value} if blind else {arm}
+            self.arm, self.stale, self._heard_at = arm, True, dict.fromkeys(heard & {*self._config.reference}, 0.0)
+
+    def uses(self, arm: str) -> bool:
+        """True if turns on this arm are judged or may serve as reference."""
+        return arm in JUDGED or arm in self._config.reference
+
+    def see(self, arm: str, at: float) -> SessionRole:
+        """The role of a session on this arm that has ended."""
+        ranks = self._config.reference
+        if not self.uses(arm):
+            return SessionRole.UNUSED
+        if arm not in ranks:
+            self._silent_for += 1
+            self._notice_silence(at)
+            return SessionRole.WATCHED
+        self._heard_at[arm] = at
+        if self.arm is None or ranks.index(arm) < ranks.index(self.arm) or (self.stale and arm != self.arm):
+            self._hear(arm)
+        if arm != self.arm:
+            return SessionRole.UNUSED
+        self._silent_for, self._back = 0, min(self._back + 1, BACK)
+        self.stale = self.stale and self._back < BACK
+        return SessionRole.REFERENCE
+
+    def _hear(self, arm: str) -> None:
+        self.arm, self._arms, self.stale, self._silent_for = arm, {}, False, 0
+
+    def _notice_silence(self, at: float) -> None:
+        if self.arm is None or self._silent_for <= self._config.stale_sessions:
+            return
+        # the number of sessions alone says little: anybody can send them
+        speaking = [
+            arm for arm in self._config.reference if at - self._heard_at.get(arm, -math.inf) <= self._config.stale_s
+        ]
+        if not speaking:
+            self.stale, self._back = True, 0
+        elif self.arm not in speaking:
+            self._hear(speaking[0])
+
+    def learn(self, rate: str, mean: float, decile: int | None) -> None:
+        """Take in a session of the reference arm."""
+        reference = self._arms.get(rate)
+        if reference is None:
+            reference = self._arms[rate] = ArmReference(level=Level(memory=self._config.reference_sessions))
+        reference.observe(mean, decile)
+
+    def expected(self, rate: str, arm: str, decile: int | None) -> ExpectedRange | None:
+        """The range expected of a session of everybody (None) or of a decile; None while it is not known."""
+        if self.arm is None:
+            fixed = self._fixed.get(_key(rate, decile))
+            found = None if fixed is None else fixed.expected()
+        else:
+            reference = self._arms.get(rate)
+            found = None if reference is None or self.stale else reference.expected(decile)
+        if found is None or not self._accepted:
+            return found
+        groups = {_key(rate, None), _key(rate, decile)}
+        offset = sum(self._accepted.get(f"{arm}/{group}", 0.0) for group in groups)
+        if not offset:
+            return found
+        doubt = abs(offset) * ACCEPTED_DOUBT
+        return replace(
+            found,
+            low=_share(found.low + offset - doubt),
+            high=_share(found.high + offset + doubt),
+            deviation=max(found.deviation, abs(offset) / 2),
+        )
+
+    def learn_fixed(self, rate: str, mean: float, decile: int | None, at: float) -> None:
+        """Take in a session of the live arm, which is learned from while there is no reference arm."""
+        key = _key(rate, decile)
+        fixed = self._fixed.get(key)
+        if fixed is None:
+            fixed = self._fixed[key] = FixedReference(short=Level(memory=self._config.reference_sessions))
+        fixed.observe(mean, at, sessions=self._config.learn_sessions, seconds=self._config.learn_s)
+
+    def accept(self, rate: str, arm: str, decile: int | None, gap: float) -> None:
+        """From now on, expect `gap` more of a rate than the reference says; a gap of everybody applies to each decile too."""
+        key = f"{arm}/{_key(rate, decile)}"
+        self._accepted[key] = self._accepted.get(key, 0.0) + gap
+
+    def shipped(self) -> None:
+        """A release went live: drop the accepted gaps if the reference arm moves with releases, since it then shows them itself."""
+        if self.arm not in (None, Arm.CONTROL.value):
+            self._accepted.clear()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        return {
+            "arm": self.arm,
+            "stale": self.stale,
+            "silent_for": self._silent_for,
+            "back": self._back,
+            "heard_at": self._heard_at,
+            "arms": {rate: each.to_json() for rate, each in self._arms.items()},
+            "fixed": {key: each.to_json() for key, each in self._fixed.items()},
+            "accepted": self._accepted,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`; an arm that is no reference any more is forgotten.
+
+        Raises LookupError, TypeError or ValueError for an invalid state.
+        """
+        self._fixed = {key: FixedReference.from_json(each) for key, each in state["fixed"].items()}
+        self._accepted = {key: float(each) for key, each in state["accepted"].items()}
+        if state["arm"] in self._config.reference:
+            self.arm, self.stale = state["arm"], bool(state["stale"])
+            self._silent_for, self._back = int(state["silent_for"]), int(state["back"])
+            self._heard_at = {arm: float(at) for arm, at in state["heard_at"].items() if arm in self._config.reference}
+            self._arms = {rate: ArmReference.from_json(each) for rate, each in state["arms"].items()}
+
+
+def _key(rate: str, decile: int | None) -> str:
+    return rate if decile is None else f"{rate}/{decile}"
+
+
+def _share(value: float) -> float:
+    return min(1.0, max(0.0, value))
+
+
+# ---------------------------------------------------------------- the monitor
+
 
 REFERENCE = "monitor:reference"
 ANONYMOUS = "anonymous"
@@ -111,10 +446,10 @@ class Behaviour:
             yield self._about_the_reference(session.ended_at)
         for name, rate in self._rates.items():
             values = session.values(name)
-            if not values or role is Role.UNUSED:
+            if not values or role is SessionRole.UNUSED:
                 continue
             mean = math.fsum(values.values()) / len(values)
-            if role is Role.REFERENCE:
+            if role is SessionRole.REFERENCE:
                 self._expecting.learn(name, mean, session.decile)
                 continue
             for decile in _groups(session):

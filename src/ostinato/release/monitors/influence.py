@@ -14,7 +14,7 @@ from typing import Any
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Batch, Person
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.standing import ACCEPTED
+from ostinato.release.monitors.detection.active_alarms import ACCEPTED
 from ostinato.release.monitors.owners import TurnOwners
 
 BY_PERSON, BY_TENANT = "influence:person", "influence:tenant"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ostinato.release.guard import GuardConfig
 from ostinato.release.pace.cadence import WEEK, Cadence, Traffic
-from ostinato.release.pace.history import History
+from ostinato.release.pace.history import PaceHistory
 from ostinato.release.trial.config import TrialConfig
-from ostinato.release.trial.standing import StandingConfig
+from ostinato.release.trial.incumbent_test import StandingConfig
 
 WEEKS = 4
 """How far back decisions are counted."""
@@ -49,7 +49,7 @@ class Pace:
 
 
 def spent(
-    history: History,
+    history: PaceHistory,
     config: TrialConfig,
     *,
     tried: bool,

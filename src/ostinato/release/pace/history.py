@@ -51,7 +51,7 @@ class Spans:
         )
 
 
-class History:
+class PaceHistory:
     """Takes in the ledger's lines in their order."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ _CONCENTRATION = 1000.0
 """How near to the set shares the alternatives lie: with 1,000, a 50% arm that gets 52% is detected in 20,000 people nine times in ten."""
 
 
-class Balance:
+class ArmBalance:
     """Counts people at their first turn of a trial, by arm, under the shares in force then.
 
     Each change of shares begins a new factor; the product of all factors is judged, so a ramp hides nothing.

@@ -25,7 +25,7 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class TimeSlot:
     """The outcomes of two arms' people in one time slot; R rows, at most one per person and arm.
 
     `people_R` are small integers that stand for people; `turns_R` their numbers of turns with an outcome, `units_R` the metric's
@@ -34,7 +34,7 @@ class Slot:
 
     Example::
 
-        Slot(day=20780, people_R=np.array([0, 7]), turns_R=np.array([2.0, 1.0]), good_R=np.array([1.0, 1.0]),
+        TimeSlot(day=20780, people_R=np.array([0, 7]), turns_R=np.array([2.0, 1.0]), good_R=np.array([1.0, 1.0]),
              expected_R=np.array([0.6, 0.7]), treated_R=np.array([True, False]))
     """
 
@@ -92,7 +92,7 @@ class Contrast:
         self._units = [0.0, 0.0]
         self._good = [0.0, 0.0]
 
-    def add(self, slot: Slot) -> None:
+    def add(self, slot: TimeSlot) -> None:
         """Add a slot, of any length. A slot with people in only one arm tells nothing about a difference and is not used for it."""
         if not len(slot.people_R):
             return
@@ -149,7 +149,7 @@ class Contrast:
         share = (good / units * people + 1.0) / (people + 2.0)
         return share * (1.0 - share) / (people + 2.0), people
 
-    def _capped(self, slot: Slot) -> tuple[Floats, Floats, Floats]:
+    def _capped(self, slot: TimeSlot) -> tuple[Floats, Floats, Floats]:
         """Turns, units and outcomes, scaled down for people who are past their daily limit of turns."""
         if slot.day != self._day:
             self._today_U[:] = 0.0

@@ -13,11 +13,11 @@ from pydantic import BaseModel, Field
 
 from ostinato.release.metrics.builtin import DEFAULT_GOAL
 from ostinato.release.trial.config import HOUR, TrialConfig
-from ostinato.release.trial.contrast import Slot
-from ostinato.release.trial.standing import StandingConfig, StandingWatch
+from ostinato.release.trial.contrast import TimeSlot
+from ostinato.release.trial.incumbent_test import StandingConfig, StandingWatch
 from ostinato.release.trial.tally import POOLED
 from ostinato.release.trial.trial import Trial
-from ostinato.release.trial.verdict import Decision, Next
+from ostinato.release.trial.verdict import Decision, NextAction
 
 V = TypeVar("V")
 
@@ -41,10 +41,10 @@ class PathConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deal(Generic[V]):
+class UserSplit(Generic[V]):
     """Which users get which version: `standing` of all stay on `best`; of the others, `share` get `treated` and the rest `other`.
 
-    Example: ``Deal(best=v3, standing=0.05, treated=v9, share=0.25, other=v8)``
+    Example: ``UserSplit(best=v3, standing=0.05, treated=v9, share=0.25, other=v8)``
     """
 
     best: V
@@ -55,10 +55,10 @@ class Deal(Generic[V]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step(Generic[V]):
+class PathStep(Generic[V]):
     """An event on the path. `what`: a trial's decision, "better", "return_to_best" or "best"; `version` is live after it.
 
-    Example: ``Step(what="ship", version=v9, reason="not worse than 2.0 pp: +0.4 pp [-1.1, +1.9]", decision=Decision(...))``
+    Example: ``PathStep(what="ship", version=v9, reason="not worse than 2.0 pp: +0.4 pp [-1.1, +1.9]", decision=Decision(...))``
     """
 
     what: str
@@ -96,41 +96,41 @@ class ReleasePath(Generic[V]):
         active = self._active * (1.0 - self._config.standing.share)
         self.trial = Trial(self._config.trial, active=active)
 
-    def deal(self) -> Deal[V]:
+    def deal(self) -> UserSplit[V]:
         """Which users get which version from now on."""
         trial, standing = self.trial, self._config.standing.share
         if trial is None or trial.over:
-            return Deal(best=self.best, standing=standing, treated=self.live, share=0.0, other=self.live)
+            return UserSplit(best=self.best, standing=standing, treated=self.live, share=0.0, other=self.live)
         treated = self.live if self.candidate is None else self.candidate
         other = self.previous if trial.shipped else self.live
-        return Deal(best=self.best, standing=standing, treated=treated, share=trial.share, other=other)
+        return UserSplit(best=self.best, standing=standing, treated=treated, share=trial.share, other=other)
 
-    def observe(self, trial: Slot, standing: Slot, now: float) -> list[Step[V]]:
+    def observe(self, trial: TimeSlot, standing: TimeSlot, now: float) -> list[PathStep[V]]:
         """A slot that ended at `now`, dealt as `deal` said: in `trial` the candidate's side (or the new release's) is treated,
         in `standing` everybody but the best release's users.
         """
-        steps: list[Step[V]] = []
+        steps: list[PathStep[V]] = []
         if self.trial is not None and not self.trial.over:
             self.trial.add(trial, {DEFAULT_GOAL: {POOLED: trial}}, now - self._began)
             steps += self._follow(self.trial, now)
         return steps + self._stand(standing, now)
 
-    def _follow(self, trial: Trial, now: float) -> list[Step[V]]:
+    def _follow(self, trial: Trial, now: float) -> list[PathStep[V]]:
         decision = trial.look(now - self._began)
-        if decision.next is Next.SHIP:
+        if decision.next is NextAction.SHIP:
             assert self.candidate is not None
             self.live, self.candidate = self.candidate, None
             self._standing.shipped(now)
             self._quiet_until = max(self._quiet_until, now + self._config.proving_s)
-        elif decision.next is Next.BLOCK:
+        elif decision.next is NextAction.BLOCK:
             self.candidate = None
-        elif decision.next is Next.ROLL_BACK:
+        elif decision.next is NextAction.ROLL_BACK:
             return [self._go_back(self.previous, "roll_back", decision.reason, now, decision)]
-        elif decision.next is Next.WAIT:
+        elif decision.next is NextAction.WAIT:
             return []
-        return [Step(what=decision.next.value, version=self.live, reason=decision.reason, decision=decision)]
+        return [PathStep(what=decision.next.value, version=self.live, reason=decision.reason, decision=decision)]
 
-    def _stand(self, slot: Slot, now: float) -> list[Step[V]]:
+    def _stand(self, slot: TimeSlot, now: float) -> list[PathStep[V]]:
         standing = self._standing.add(slot, now)
         if self.live != self.best and standing.worse:
             why = f"worse than the best release: {100 * standing.effect.difference:+.1f} pp"
@@ -139,14 +139,14 @@ class ReleasePath(Generic[V]):
             self.best = self.live
             self._standing.restart(now)
             why = f"better than the best release: {100 * standing.gain.difference:+.1f} pp"
-            return [Step(what="best", version=self.live, reason=why)]
+            return [PathStep(what="best", version=self.live, reason=why)]
         return []
 
-    def _go_back(self, to: V, what: str, reason: str, now: float, decision: Decision | None) -> Step[V]:
+    def _go_back(self, to: V, what: str, reason: str, now: float, decision: Decision | None) -> PathStep[V]:
         self.live = self.previous = to
         self.candidate = self.trial = None
         self._rollbacks = [at for at in self._rollbacks if at > now - 24 * HOUR] + [now]
         over = len(self._rollbacks) > self._config.rollbacks_a_day
         self._quiet_until = now + (24 * HOUR if over else self._config.cooldown_s)
         self._standing.restart(now)
-        return Step(what=what, version=to, reason=reason, decision=decision)
+        return PathStep(what=what, version=to, reason=reason, decision=decision)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ostinato.release.metrics.metric import Measured
-from ostinato.release.trial.contrast import Slot
+from ostinato.release.trial.contrast import TimeSlot
 
 POOLED = ""
 """The stratum of tenants that have too few people to be compared by themselves."""
@@ -32,7 +32,7 @@ class SlotTally:
         row[1] += measured[1]
         row[2] += measured[0]
 
-    def slots(self, day: int) -> Mapping[str, Slot]:
+    def slots(self, day: int) -> Mapping[str, TimeSlot]:
         """One slot per stratum; arms are compared within each.
 
         A person who is alone on a side does not differ from its mean, and m people show only (m - 1) / m of the spread. So strata with
@@ -46,14 +46,14 @@ class SlotTally:
             made.setdefault(stratum if apart else POOLED, {}).update(rows)
         return {stratum: _slot(rows, day) for stratum, rows in made.items()}
 
-    def slot(self, day: int) -> Slot:
+    def slot(self, day: int) -> TimeSlot:
         """One slot of all strata together."""
         return _slot({key: row for rows in self._strata.values() for key, row in rows.items()}, day)
 
 
-def _slot(rows: Mapping[tuple[int, bool], list[float]], day: int) -> Slot:
+def _slot(rows: Mapping[tuple[int, bool], list[float]], day: int) -> TimeSlot:
     numbers = np.array(list(rows.values()), dtype=np.float64).reshape(-1, 4)
-    return Slot(
+    return TimeSlot(
         day=day,
         people_R=np.array([person for person, _ in rows], dtype=np.int64),
         turns_R=numbers[:, 0],

@@ -2,6 +2,10 @@
 
 It holds no clock and no refs: slots of outcomes go in, decisions come out. The same slots give the same decisions, so a restarted
 worker that reads the log again is where it was, and repeated looks cost nothing.
+
+Recent outcomes, apart from all outcomes since a trial began. A new version may please for a day and harm afterwards: over the whole trial
+the first days would hide the later ones. So every metric is also added up in successive periods, and a release that was called better is
+tested again on the period that follows.
 """
 
 from __future__ import annotations
@@ -18,11 +22,51 @@ from numpy.typing import NDArray
 from ostinato.release.metrics.builtin import DEFAULT_GOAL
 from ostinato.release.metrics.config import MetricConfig
 from ostinato.release.metrics.metric import Metric
-from ostinato.release.trial.balance import Balance
+from ostinato.release.trial.balance import ArmBalance
 from ostinato.release.trial.config import HOUR, Require, TrialConfig
-from ostinato.release.trial.contrast import Contrast, Slot
-from ostinato.release.trial.lately import Lately
-from ostinato.release.trial.verdict import Decision, Next, Reading, bounds_of, read, told
+from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot
+from ostinato.release.trial.verdict import Decision, MetricReading, NextAction, bounds_of, read, told
+
+# ---------------------------------------------------------------- the recent window
+
+
+class Lately:
+    """Periods of `period_s`, in seconds since the trial began; another one begins once the release is called better.
+
+    Args:
+        metrics: the names of the metrics.
+    """
+
+    def __init__(self, metrics: Sequence[str], period_s: float, most_turns_a_day: float) -> None:
+        self._period_s = period_s
+        self._most = most_turns_a_day
+        self._upto_s = 0.0
+        self.since_s = 0.0
+        self._contrasts = {name: Contrast(most_turns_a_day) for name in metrics}
+        self.afterwards: Mapping[str, Effect] | None = None
+        """The effects of the first whole period after the release was called better."""
+
+    def add(self, outcomes: Mapping[str, Mapping[str, TimeSlot]], ended_s: float, better_s: float | None) -> None:
+        """Add a slot that ended at `ended_s`; `better_s` is when the release was called better, if it was."""
+        began_s, self._upto_s = self._upto_s, max(ended_s, self._upto_s)
+        anew = -math.inf if better_s is None or began_s < better_s else better_s
+        if self.since_s < anew or began_s - self.since_s >= self._period_s:
+            self.since_s = began_s
+            self._contrasts = {name: Contrast(self._most) for name in self._contrasts}
+        for name, slots in outcomes.items():
+            for slot in slots.values():
+                self._contrasts[name].add(slot)
+        whole = self._upto_s - self.since_s >= self._period_s
+        if whole and self.since_s >= anew > -math.inf and self.afterwards is None:
+            self.afterwards = self.effects()
+
+    def effects(self) -> dict[str, Effect]:
+        """The effects of the present period so far."""
+        return {name: contrast.effect() for name, contrast in self._contrasts.items()}
+
+
+# ---------------------------------------------------------------- the trial
+
 
 _MOST_TENANTS = 20
 _NO_THRESHOLDS: Mapping[str, float | None] = MappingProxyType({})
@@ -47,7 +91,7 @@ class Trial:
         names = [metric.name for metric in self._metrics]
         self._lately = Lately(names, config.retest_s, config.most_turns_a_day)
         self._by_tenant: dict[str, dict[str, Contrast]] = {goal.name: {} for goal in self._goals}
-        self._balance = Balance()
+        self._balance = ArmBalance()
         self._seen_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.share = min(max(config.shares[0], config.first_people / max(active, 1.0)), config.shares[-1])
         self.require: Require = "no_loss"
@@ -59,7 +103,7 @@ class Trial:
         self.retested: bool | None = None
         """Whether that held in the period after it; None until that period is over."""
 
-    def add(self, came: Slot, outcomes: Mapping[str, Mapping[str, Slot]], ended_s: float) -> None:
+    def add(self, came: TimeSlot, outcomes: Mapping[str, Mapping[str, TimeSlot]], ended_s: float) -> None:
         """Add a slot in which the candidate's share was `share`: the people who came, and by metric each stratum's outcomes.
 
         A stratum is a tenant, or `POOLED`; arms are compared within each, and a person belongs to one of them. The slot ended
@@ -86,14 +130,14 @@ class Trial:
         self.share = decision.share
         return replace(decision, reading=replace(decision.reading, metrics=self._told(readings)))
 
-    def _add_tenant(self, name: str, stratum: str, slot: Slot) -> None:
+    def _add_tenant(self, name: str, stratum: str, slot: TimeSlot) -> None:
         """Also add up goals by tenant, for the first `_MOST_TENANTS` tenants: for display, not for decisions."""
         by_tenant = self._by_tenant.get(name)
         if by_tenant is None or (stratum not in by_tenant and len(by_tenant) >= _MOST_TENANTS):
             return
         by_tenant.setdefault(stratum, Contrast(self._config.most_turns_a_day)).add(slot)
 
-    def _told(self, readings: Mapping[str, Reading]) -> Mapping[str, Mapping[str, Any]]:
+    def _told(self, readings: Mapping[str, MetricReading]) -> Mapping[str, Mapping[str, Any]]:
         """Every metric's reading for people; for goals also each tenant's bounds, where there are several tenants."""
         every: dict[str, Mapping[str, Any]] = {}
         for metric in self._metrics:
@@ -107,7 +151,9 @@ class Trial:
             every[metric.name] = found | ({"tenants": tenants} if tenants else {})
         return every
 
-    def _canary(self, goals: Sequence[Reading], readings: Mapping[str, Reading], elapsed_s: float) -> Decision:
+    def _canary(
+        self, goals: Sequence[MetricReading], readings: Mapping[str, MetricReading], elapsed_s: float
+    ) -> Decision:
         weakest = min(goals, key=lambda goal: goal.lower)
         held = all(goal.not_worse for goal in goals)
         gained = self._gained(goals, elapsed_s)
@@ -116,34 +162,34 @@ class Trial:
             self.shipped = True
             why = self._not_worse(goals) if self.require == "no_loss" else self._better(gained)
             why += self._unheard(readings)
-            return Decision(next=Next.SHIP, share=1.0 - self._config.holdback, reason=why, reading=goals[0])
+            return Decision(next=NextAction.SHIP, share=1.0 - self._config.holdback, reason=why, reading=goals[0])
         if elapsed_s >= self._config.limit_s:
             if beyond:
-                return self._end(Next.BLOCK, f"not enough evidence: {self._looks_worse(beyond)}", beyond)
+                return self._end(NextAction.BLOCK, f"not enough evidence: {self._looks_worse(beyond)}", beyond)
             if held:
-                return self._end(Next.BLOCK, f"not shown to be better: {self._intervals(goals)}", goals[0])
-            return self._end(Next.BLOCK, f"not enough evidence: {self._undecided(goals)}", weakest)
+                return self._end(NextAction.BLOCK, f"not shown to be better: {self._intervals(goals)}", goals[0])
+            return self._end(NextAction.BLOCK, f"not enough evidence: {self._undecided(goals)}", weakest)
         share = max([self.share, *(step for step in self._config.shares if self._bearable(step, goals))])
         if share > self.share:
             why = f"a loss of more than {_points(-weakest.lower)} is ruled out"
-            return Decision(next=Next.RAMP, share=share, reason=why, reading=weakest)
+            return Decision(next=NextAction.RAMP, share=share, reason=why, reading=weakest)
         why = f"undecided: {self._looks_worse(beyond) if held and beyond else self._undecided(goals)}"
-        return Decision(next=Next.WAIT, share=self.share, reason=why, reading=weakest)
+        return Decision(next=NextAction.WAIT, share=self.share, reason=why, reading=weakest)
 
-    def _proving(self, goals: Sequence[Reading], elapsed_s: float) -> Decision:
+    def _proving(self, goals: Sequence[MetricReading], elapsed_s: float) -> Decision:
         if harm := self._harmed_lately():
             over = f"over the last {_hours(elapsed_s - self._lately.since_s)}"
-            return self._end(Next.ROLL_BACK, f"{self._named(harm)}worse {over}: {self._change(harm)}", harm)
+            return self._end(NextAction.ROLL_BACK, f"{self._named(harm)}worse {over}: {self._change(harm)}", harm)
         if self.better_s is not None and self.retested is None and self._lately.afterwards is not None:
             return self._retest(goals)
         gained = self._gained(goals, elapsed_s)
         if gained and all(goal.not_worse for goal in goals) and self.better_s is None:
             self.better_s = elapsed_s
-            return Decision(next=Next.BETTER, share=self.share, reason=self._better(gained), reading=gained[0])
+            return Decision(next=NextAction.BETTER, share=self.share, reason=self._better(gained), reading=gained[0])
         why = self._better(goals) if self.better_s is not None and self.retested is None else self._not_worse(goals)
-        return Decision(next=Next.WAIT, share=self.share, reason=why, reading=goals[0])
+        return Decision(next=NextAction.WAIT, share=self.share, reason=why, reading=goals[0])
 
-    def _retest(self, goals: Sequence[Reading]) -> Decision:
+    def _retest(self, goals: Sequence[MetricReading]) -> Decision:
         """Whether any goal is better in the period after the release was called better, by that period alone."""
         assert self._lately.afterwards is not None
         since = read(self._lately.afterwards, self._metrics, self._config)
@@ -153,11 +199,11 @@ class Trial:
         over = f"over the {_hours(self._config.retest_s)} after that was said"
         if held:
             why = f"better, and {over} too: {self._intervals(held)}"
-            return Decision(next=Next.CONFIRMED, share=self.share, reason=why, reading=goals[0])
+            return Decision(next=NextAction.CONFIRMED, share=self.share, reason=why, reading=goals[0])
         why = f"better at first, but not {over}: {self._intervals(again)}"
-        return Decision(next=Next.FADED, share=self.share, reason=why, reading=goals[0])
+        return Decision(next=NextAction.FADED, share=self.share, reason=why, reading=goals[0])
 
-    def _harmed_lately(self) -> Reading | None:
+    def _harmed_lately(self) -> MetricReading | None:
         """A goal or guardrail that is worse by the newest period alone; the first period is the whole trial, which `look` has judged."""
         if self._lately.since_s <= 0.0:
             return None
@@ -165,36 +211,36 @@ class Trial:
         watched = (metric.name for metric in self._metrics if metric.role != "diagnostic")
         return next((readings[name] for name in watched if readings[name].worse), None)
 
-    def _gained(self, goals: Sequence[Reading], elapsed_s: float) -> list[Reading]:
+    def _gained(self, goals: Sequence[MetricReading], elapsed_s: float) -> list[MetricReading]:
         """The goals that are better, after `better_after_s`: a new version may please for a while, so evidence alone is not enough."""
         return [goal for goal in goals if goal.better] if elapsed_s >= self._config.better_after_s else []
 
-    def _lost(self, goals: Sequence[Reading]) -> Decision | None:
+    def _lost(self, goals: Sequence[MetricReading]) -> Decision | None:
         harm = next((goal for goal in goals if goal.worse), None)
         if harm is None:
             return None
         return self._end(self._stopping, f"{self._named(harm)}worse: {self._change(harm)}", harm)
 
     @property
-    def _stopping(self) -> Next:
-        return Next.ROLL_BACK if self.shipped else Next.BLOCK
+    def _stopping(self) -> NextAction:
+        return NextAction.ROLL_BACK if self.shipped else NextAction.BLOCK
 
-    def _bearable(self, share: float, goals: Sequence[Reading]) -> bool:
+    def _bearable(self, share: float, goals: Sequence[MetricReading]) -> bool:
         return all(goal.enough and share * max(-goal.lower, 0.0) <= self._config.risk for goal in goals)
 
-    def _beyond(self, readings: Mapping[str, Reading]) -> Reading | None:
+    def _beyond(self, readings: Mapping[str, MetricReading]) -> MetricReading | None:
         """A guardrail that looks worse than is tolerated, though that is not proven; it keeps the candidate from going live."""
         guardrails = (metric for metric in self._metrics if metric.role == "guardrail")
         found = ((metric, readings[metric.name]) for metric in guardrails)
         return next((each for metric, each in found if each.effect.difference < -metric.allowed), None)
 
-    def _void(self, goal: Reading) -> Decision | None:
+    def _void(self, goal: MetricReading) -> Decision | None:
         if self._balance.log_factor() < math.log(self._config.imbalance):
             return None
         why = "users were not dealt to the arms in the shares that were set: the comparison is void"
         return self._end(self._stopping, why, goal)
 
-    def _broken(self, readings: Mapping[str, Reading]) -> Decision | None:
+    def _broken(self, readings: Mapping[str, MetricReading]) -> Decision | None:
         for metric in self._metrics:
             reading = readings[metric.name]
             if metric.role == "guardrail" and reading.worse:
@@ -202,11 +248,11 @@ class Trial:
                 return self._end(self._stopping, why, reading)
         return None
 
-    def _end(self, what: Next, reason: str, reading: Reading) -> Decision:
+    def _end(self, what: NextAction, reason: str, reading: MetricReading) -> Decision:
         self.over = True
         return Decision(next=what, share=0.0, reason=reason, reading=reading)
 
-    def _deal(self, came: Slot) -> None:
+    def _deal(self, came: TimeSlot) -> None:
         """Count newcomers by arm, under the share that was in force in the slot."""
         if not len(came.people_R):
             return
@@ -220,43 +266,43 @@ class Trial:
 
     # ------------------------------------------------------------------------------------------------- in words
 
-    def _named(self, reading: Reading) -> str:
+    def _named(self, reading: MetricReading) -> str:
         """A goal's name, where there are several."""
         return f"{reading.metric} " if len(self._goals) > 1 else ""
 
-    def _of(self, reading: Reading) -> Metric:
+    def _of(self, reading: MetricReading) -> Metric:
         return next(metric for metric in self._metrics if metric.name == reading.metric)
 
-    def _change(self, reading: Reading) -> str:
+    def _change(self, reading: MetricReading) -> str:
         """Treated minus comparator, in the metric's own direction."""
         metric = self._of(reading)
         return _amount(metric.sign * metric.most * reading.effect.difference, metric, sign=True)
 
-    def _interval(self, reading: Reading) -> str:
+    def _interval(self, reading: MetricReading) -> str:
         metric = self._of(reading)
         low, high = sorted(metric.sign * bound for bound in (reading.lower, reading.upper))
         if metric.most == 1.0:
             return f"{self._change(reading)} [{100 * low:+.1f}, {100 * high:+.1f}]"
         return f"{self._change(reading)} [{metric.most * low:+.3g}, {metric.most * high:+.3g}]"
 
-    def _intervals(self, readings: Sequence[Reading]) -> str:
+    def _intervals(self, readings: Sequence[MetricReading]) -> str:
         return "; ".join(f"{self._named(reading)}{self._interval(reading)}" for reading in readings)
 
-    def _better(self, goals: Sequence[Reading]) -> str:
+    def _better(self, goals: Sequence[MetricReading]) -> str:
         return f"better (provisional): {self._intervals(goals)}"
 
-    def _not_worse(self, goals: Sequence[Reading]) -> str:
+    def _not_worse(self, goals: Sequence[MetricReading]) -> str:
         each = (
             f"{self._named(goal)}not worse than {_amount(self._of(goal).tolerance, self._of(goal))}: {self._interval(goal)}"
             for goal in goals
         )
         return "; ".join(each)
 
-    def _looks_worse(self, reading: Reading) -> str:
+    def _looks_worse(self, reading: MetricReading) -> str:
         tolerated = _amount(self._of(reading).tolerance, self._of(reading))
         return f"{reading.metric} looks worse by more than {tolerated} ({self._change(reading)}) and may not be"
 
-    def _unheard(self, readings: Mapping[str, Reading]) -> str:
+    def _unheard(self, readings: Mapping[str, MetricReading]) -> str:
         """Names the guardrails without data, for the reason: no data is not a pass."""
         names = [
             metric.name
@@ -265,7 +311,7 @@ class Trial:
         ]
         return f"; nothing is known of {', '.join(names)}" if names else ""
 
-    def _undecided(self, goals: Sequence[Reading]) -> str:
+    def _undecided(self, goals: Sequence[MetricReading]) -> str:
         """A reason about the goal that holds the decision up: one without data, else the one that is known least."""
         least = max(goals, key=lambda goal: goal.sees)
         if not math.isfinite(least.sees):

@@ -26,7 +26,7 @@ from ostinato.release.trial.evidence import log_evidence, lower_bound, upper_bou
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class MetricReading:
     """One metric of a trial at a look, in shares, with the sign turned so that more is better.
 
     Bounds are one-sided and hold at all looks together; no conclusion is allowed while `enough` is False. `sees` is the smallest loss
@@ -37,7 +37,7 @@ class Reading:
     20, 50 and 200 users in both arms together, Student's t on the effective users in 95% or more. These sequences are wider than either:
     looked at after every slot, a bound of level 5% is beyond the truth in 2, 1 and 1% of the runs. Below `min_people` nothing is decided.
 
-    Example: ``Reading(metric="acceptance", effect=Effect(...), enough=True, lower=-0.014, upper=0.031, worse=False, not_worse=True,
+    Example: ``MetricReading(metric="acceptance", effect=Effect(...), enough=True, lower=-0.014, upper=0.031, worse=False, not_worse=True,
     better=False, sees=0.02)``
     """
 
@@ -53,7 +53,7 @@ class Reading:
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
 
-def read(effects: Mapping[str, Effect], metrics: Sequence[Metric], config: TrialConfig) -> dict[str, Reading]:
+def read(effects: Mapping[str, Effect], metrics: Sequence[Metric], config: TrialConfig) -> dict[str, MetricReading]:
     """Judge the effects of all metrics, by name: goals and guardrails together, as described at the head of this file."""
     harm_alphas = _harm_alphas(metrics, config)
     better = _better(effects, metrics, config)
@@ -63,14 +63,14 @@ def read(effects: Mapping[str, Effect], metrics: Sequence[Metric], config: Trial
     }
 
 
-def _read(effect: Effect, metric: Metric, config: TrialConfig, harm_alpha: float, *, better: bool) -> Reading:
+def _read(effect: Effect, metric: Metric, config: TrialConfig, harm_alpha: float, *, better: bool) -> MetricReading:
     effect = replace(effect, difference=metric.sign * effect.difference)
     enough = _enough(effect, metric, config)
     lower = lower_bound(effect.difference, effect.variance, config.ship_alpha)
     upper = upper_bound(effect.difference, effect.variance, config.ship_alpha)
     allowed = 0.0 if metric.role == "goal" else metric.allowed
     worse = log_evidence(effect.difference + allowed, effect.variance, -1) >= -math.log(harm_alpha)
-    return Reading(
+    return MetricReading(
         metric=metric.name,
         effect=effect,
         enough=enough,
@@ -114,7 +114,7 @@ def _better(effects: Mapping[str, Effect], metrics: Sequence[Metric], config: Tr
     return frozenset(found)
 
 
-def told(reading: Reading, metric: Metric, threshold: float | None) -> dict[str, Any]:
+def told(reading: MetricReading, metric: Metric, threshold: float | None) -> dict[str, Any]:
     """A reading for people, in the metric's own units and direction: treated minus comparator, with None for what is not known yet.
 
     `threshold` is the value above which a metric with a quantile counts turns; `people` is their effective number.
@@ -141,7 +141,7 @@ def bounds_of(effect: Effect, metric: Metric, config: TrialConfig) -> dict[str, 
     return _bounds(_read(effect, metric, config, config.ship_alpha, better=False), metric)
 
 
-def _bounds(reading: Reading, metric: Metric) -> dict[str, float | None]:
+def _bounds(reading: MetricReading, metric: Metric) -> dict[str, float | None]:
     effect, scale = reading.effect, metric.sign * metric.most
     known = math.isfinite(effect.variance)
     low, high = sorted(scale * bound for bound in (reading.lower, reading.upper))
@@ -153,7 +153,7 @@ def _bounds(reading: Reading, metric: Metric) -> dict[str, float | None]:
     }
 
 
-class Next(StrEnum):
+class NextAction(StrEnum):
     """The action that follows from a look."""
 
     WAIT = "wait"
@@ -170,10 +170,10 @@ class Next(StrEnum):
 class Decision:
     """The action that follows, and why, in a sentence for people. `share` is the candidate's share of users from now on.
 
-    Example: ``Decision(next=Next.RAMP, share=0.25, reason="a loss of more than 4.1 pp is ruled out", reading=Reading(...))``
+    Example: ``Decision(next=NextAction.RAMP, share=0.25, reason="a loss of more than 4.1 pp is ruled out", reading=MetricReading(...))``
     """
 
-    next: Next
+    next: NextAction
     share: float
     reason: str
-    reading: Reading
+    reading: MetricReading

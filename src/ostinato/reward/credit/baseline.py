@@ -30,10 +30,10 @@ def counted_as(turn: Turn, users: Users) -> Person:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class BaselineInputs:
     """A baseline's inputs, all known before the turn's first token was sampled. `prompt` is a hash of the prompt's ids.
 
-    Example: ``Context(person=("default", "ann"), prompt="5f0c...", length=120, started_at=9.0)``
+    Example: ``BaselineInputs(person=("default", "ann"), prompt="5f0c...", length=120, started_at=9.0)``
     """
 
     person: Person
@@ -42,10 +42,10 @@ class Context:
     started_at: float
 
 
-def context_of(turn: Turn, users: Users = "declared") -> Context:
+def context_of(turn: Turn, users: Users = "declared") -> BaselineInputs:
     """The context of a turn."""
     ids = np.asarray(turn.prompt_ids, dtype="<i4").tobytes()
-    return Context(
+    return BaselineInputs(
         person=counted_as(turn, users),
         prompt=hashlib.blake2b(ids, digest_size=12).hexdigest(),
         length=len(turn.prompt_ids),
@@ -109,11 +109,11 @@ class Baseline:
         self._targets_F: Floats = np.zeros(FEATURES)
         self._weights_F: Floats | None = None
 
-    def predict(self, context: Context) -> float:
+    def predict(self, context: BaselineInputs) -> float:
         """The return expected in this context. Call for a whole batch before observing any of it."""
         return float(self._features(context) @ self._solved())
 
-    def observe(self, context: Context, value: float) -> None:
+    def observe(self, context: BaselineInputs, value: float) -> None:
         """Learn from the return of one turn. Its absolute value is clipped at `LARGEST`."""
         value = min(LARGEST, max(-LARGEST, value))
         features_F = self._features(context)
@@ -148,7 +148,7 @@ class Baseline:
         self._users.restore(snapshot["users"])
         self._prompts.restore(snapshot["prompts"])
 
-    def _features(self, context: Context) -> Floats:
+    def _features(self, context: BaselineInputs) -> Floats:
         user = self._users.get(context.person)
         prompt = self._prompts.get((context.person[0], context.prompt))
         hour = 2.0 * math.pi * (context.started_at % DAY) / DAY

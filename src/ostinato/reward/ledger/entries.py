@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from ostinato.core.records import Arm, Purpose, Turn
 from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import Context, context_of
+from ostinato.reward.credit.baseline import BaselineInputs, context_of
 from ostinato.reward.credit.origin import of_world
 
 Unit = tuple[str, str, str]
@@ -86,14 +86,14 @@ def untrainable(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class TurnFacts:
     """A turn without its tokens. `hold` is why it will not be trained on, None if nothing speaks against it yet.
 
     `world`: it belongs to a rollout in a simulated world. `tokens` counts its prompt and the sampled tokens; its prompt begins with all
     tokens of the turn `parent`.
 
-    Example: ``Facts(seq=12, id="a:0", tenant="default", episode="e1", parent=None, group=None, tokens=128, oldest=7, numerics="",
-    ended_at=10.0, hold=None, context=Context(...))``
+    Example: ``TurnFacts(seq=12, id="a:0", tenant="default", episode="e1", parent=None, group=None, tokens=128, oldest=7, numerics="",
+    ended_at=10.0, hold=None, context=BaselineInputs(...))``
     """
 
     seq: Cursor
@@ -107,7 +107,7 @@ class Facts:
     numerics: str
     ended_at: float
     hold: str | None
-    context: Context
+    context: BaselineInputs
     world: bool = False
 
     @classmethod
@@ -141,7 +141,7 @@ class Facts:
 class OpenTurn:
     """A turn whose reward is not known. `said` is in the order of the log; `ask_at` is when to ask again, None if never asked about."""
 
-    facts: Facts
+    facts: TurnFacts
     said: list[Said] = field(default_factory=list[Said])
     delivered: bool = False
     ask_at: float | None = None
@@ -159,7 +159,7 @@ class Matured:
     `silent`: nothing at all had been said about it when the reward was made. `since`: when the reward was due (Unix seconds).
     """
 
-    facts: Facts
+    facts: TurnFacts
     value: float
     silent: bool
     signals: tuple[str, ...]

@@ -11,9 +11,11 @@ as the config allows.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Collection
-from dataclasses import replace
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
 
 from ostinato.core.errors import Corrupt
 from ostinato.core.lineage import Lineage
@@ -23,21 +25,232 @@ from ostinato.core.seams import Cursor
 from ostinato.core.verdicts import CLOSED
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.baseline import Baseline
+from ostinato.reward.credit.episodes import returns
 from ostinato.reward.credit.recent import RecentShares, masses_of, scales_of
 from ostinato.reward.ledger.alarms import FAILURES, Alarms
 from ostinato.reward.ledger.entries import (
     TEACHING_ARMS,
-    Facts,
     Gold,
     Matured,
     OpenTurn,
+    Said,
+    TurnFacts,
     Unit,
+    matured_turns,
     needs_reward,
     nobody,
 )
-from ostinato.reward.ledger.orphans import Orphans
-from ostinato.reward.ledger.settled import Fate, Settled
-from ostinato.reward.ledger.teaching import Teaching
+
+# ---------------------------------------------------------------- signals before their turn
+
+
+OVERHEAD = 128  # bytes that an entry costs besides its ids, roughly
+
+Key = tuple[str, str]
+"""Tenant and turn."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """One tenant's signals: by turn, oldest first, the time of the first signal and all signals."""
+
+    turns: OrderedDict[str, tuple[float, list[Said]]] = field(
+        default_factory=OrderedDict[str, tuple[float, list[Said]]]
+    )
+    count: int = 0
+    bytes: int = 0
+
+
+class Orphans:
+    """Ids of signals by the turn that they are about; `expired` and `dropped` count those that were forgotten.
+
+    When there are too many, the oldest of the tenant that holds most are dropped, so that no flood costs another tenant its signals.
+    Time is the latest time in any row so far, so that every reader of the same rows forgets the same signals.
+
+    Args:
+        most: signals held at most.
+        most_bytes: bytes of ids held at most.
+        seconds: how long a signal is held.
+    """
+
+    def __init__(self, *, most: int, most_bytes: int, seconds: float) -> None:
+        self._most, self._most_bytes, self._seconds = most, most_bytes, seconds
+        self._tenants: dict[str, _Held] = {}
+        self.count = 0
+        self.bytes = 0
+        self.expired = 0
+        self.dropped = 0
+
+    def add(self, seq: Cursor, signal: Signal, now: float) -> None:
+        """Remember a signal about an unknown turn."""
+        held = self._tenants.setdefault(signal.tenant, _Held())
+        self._put((signal.tenant, signal.turn), held, now, (seq, signal.id, signal.retracts))
+        while self.count > self._most or self.bytes > self._most_bytes:
+            by = "count" if self.count > self._most else "bytes"
+            tenant, most = max(self._tenants.items(), key=lambda each: (getattr(each[1], by), each[0]))
+            self.dropped += len(self._forget((tenant, next(iter(most.turns)))))
+
+    def claim(self, tenant: str, turn: str) -> list[Said]:
+        """The signals about a turn that has come, in order; they are held no longer."""
+        held = self._tenants.get(tenant)
+        return [] if held is None or turn not in held.turns else self._forget((tenant, turn))
+
+    def expire(self, now: float) -> None:
+        """Forget the signals of turns that have been awaited too long."""
+        for tenant, held in list(self._tenants.items()):
+            while held.turns:
+                turn, (since, _) = next(iter(held.turns.items()))
+                if now - since <= self._seconds:
+                    break
+                self.expired += len(self._forget((tenant, turn)))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        held = [
+            [tenant, turn, since, [list(each) for each in said]]
+            for tenant, theirs in self._tenants.items()
+            for turn, (since, said) in theirs.turns.items()
+        ]
+        return {"held": held, "expired": self.expired, "dropped": self.dropped}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`."""
+        self._tenants, self.count, self.bytes = {}, 0, 0
+        for tenant, turn, since, said in state["held"]:
+            held = self._tenants.setdefault(tenant, _Held())
+            for seq, id, retracts in said:
+                self._put((tenant, turn), held, float(since), (seq, id, retracts))
+        self.expired, self.dropped = int(state["expired"]), int(state["dropped"])
+
+    def _put(self, key: Key, held: _Held, since: float, said: Said) -> None:
+        fresh = key[1] not in held.turns
+        held.turns.setdefault(key[1], (since, []))[1].append(said)
+        self._count(held, 1, _size(said) + (_room(key) if fresh else 0))
+
+    def _forget(self, key: Key) -> list[Said]:
+        held = self._tenants[key[0]]
+        _, said = held.turns.pop(key[1])
+        self._count(held, -len(said), -_room(key) - sum(map(_size, said)))
+        if not held.turns:
+            del self._tenants[key[0]]
+        return said
+
+    def _count(self, held: _Held, signals: int, size: int) -> None:
+        held.count += signals
+        held.bytes += size
+        self.count += signals
+        self.bytes += size
+
+
+def _room(key: Key) -> int:
+    return len(key[0].encode()) + len(key[1].encode()) + OVERHEAD
+
+
+def _size(said: Said) -> int:
+    return len(said[1].encode()) + len((said[2] or "").encode())
+
+
+# ---------------------------------------------------------------- baseline updates
+
+
+class Teaching:
+    """Teaches the baseline in the order of the log.
+
+    Turns that were held back together because their rewards did not differ teach it too: they show the level of rewards. A baseline
+    that saw only batches with contrast would expect too little once all turns are praised, and measure the next batch against that.
+    """
+
+    def __init__(self, baseline: Baseline, discount: float) -> None:
+        self._baseline = baseline
+        self._discount = discount
+        self._flat: list[Matured] = []
+        self._flat_name: tuple[float, str] | None = None  # the time and reason that its rows share
+
+    def batch(self, entries: Sequence[Matured]) -> None:
+        """Learn from the turns of a batch, oldest first."""
+        self.catch_up()
+        self._observe(entries)
+
+    def flat(self, row: Holdback, entry: Matured) -> None:
+        """Add one of the turns that were held back together."""
+        if self._flat_name != (row.at, row.reason):
+            self.catch_up()
+            self._flat_name = (row.at, row.reason)
+        self._flat.append(entry)
+
+    def catch_up(self) -> None:
+        """Learn from the turns that were held back last. Call before using the baseline."""
+        entries, self._flat, self._flat_name = self._flat, [], None
+        self._observe(entries)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The turns that the baseline has not learned from yet, as JSON's types."""
+        return {"flat": matured_turns.dump_python(self._flat, mode="json"), "name": self._flat_name}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`."""
+        self._flat = matured_turns.validate_python(state["flat"])
+        self._flat_name = None if state["name"] is None else (float(state["name"][0]), str(state["name"][1]))
+
+    def _observe(self, entries: Sequence[Matured]) -> None:
+        episodes: dict[tuple[str, str], list[Matured]] = defaultdict(list)
+        for entry in entries:
+            episodes[entry.facts.tenant, entry.facts.episode].append(entry)
+        reached = {
+            entry.facts.id: value
+            for members in episodes.values()
+            for entry, value in zip(members, returns([member.value for member in members], self._discount), strict=True)
+        }
+        for entry in entries:
+            self._baseline.observe(entry.facts.context, reached[entry.facts.id])
+
+
+# ---------------------------------------------------------------- settled turns
+
+
+class Fate(StrEnum):
+    """What became of a turn."""
+
+    MOOT = "moot"  # an evaluation's, or cut short: no signal about it ever counts
+    DECIDED = "decided"  # its reward, or why it has none, is written; its outcome may be open
+    TRAINED = "trained"
+    HELD = "held"
+
+
+class Settled:
+    """The most recently decided turns, by id; the oldest are dropped. `forgot`: some were."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._fates: OrderedDict[str, tuple[str, Fate]] = OrderedDict()
+        self.forgot = False
+
+    def get(self, turn: str) -> tuple[str, Fate] | None:
+        """A turn's tenant and fate; None if it is not remembered."""
+        return self._fates.get(turn)
+
+    def put(self, turn: str, tenant: str, fate: Fate) -> None:
+        """Remember a turn's fate, or update it."""
+        self._fates[turn] = (tenant, fate)
+        if len(self._fates) > self._most:
+            self._fates.popitem(last=False)
+            self.forgot = True
+
+    def __len__(self) -> int:
+        return len(self._fates)
+
+    def snapshot(self) -> list[list[str]]:
+        """[turn, tenant, fate], the earliest decided first."""
+        return [[turn, tenant, fate.value] for turn, (tenant, fate) in self._fates.items()]
+
+    def restore(self, rows: Sequence[Sequence[str]], *, forgot: bool) -> None:
+        """The inverse of `snapshot`."""
+        self._fates = OrderedDict((turn, (tenant, Fate(fate))) for turn, tenant, fate in rows)
+        self.forgot = forgot
+
+
+# ---------------------------------------------------------------- the ledger
+
 
 KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm}
 NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT = "no_signal", "too_few", "too_long", "untaken", "flat"
@@ -117,7 +330,7 @@ class TurnLedger:
         """The place in the log of a unit's first turn that waits for its reward and may be learned from; None if none does."""
         return next(iter(self._open_in.get(unit, ())), None)
 
-    def watch(self, facts: Facts) -> None:
+    def watch(self, facts: TurnFacts) -> None:
         """Count an open turn into its unit."""
         if facts.hold is None:
             self._open_in.setdefault(facts.unit, {})[facts.seq] = facts.id
@@ -127,7 +340,7 @@ class TurnLedger:
     def _turn(self, seq: Cursor, turn: Turn) -> None:
         self._pass(turn.ended_at)
         self.counts["ingested"] += 1
-        facts = Facts.of(seq, turn, self.config, self._arms)
+        facts = TurnFacts.of(seq, turn, self.config, self._arms)
         if facts.hold is None and (facts.unit in self.groups or facts.unit in self.closed):
             facts = replace(facts, hold=LATE_GROUP)
         if facts.hold is None and self._gold(turn.tenant, turn.user):
@@ -222,7 +435,7 @@ class TurnLedger:
         for _, _, retracts in (said for said in entry.said if said[0] > upto):
             self._late(self.matured.get(facts.id), retracts)
 
-    def _rewarded(self, row: Reward, facts: Facts, heard: bool) -> tuple[str | None, Matured]:
+    def _rewarded(self, row: Reward, facts: TurnFacts, heard: bool) -> tuple[str | None, Matured]:
         self.counts["rewarded"] += 1
         self.alarms.answered()
         # bounded, whatever `at` says
@@ -230,7 +443,7 @@ class TurnLedger:
         matured = Matured(facts=facts, value=row.value, silent=not heard, signals=row.signals, since=since)
         return self._unbelievable(row), matured
 
-    def _quarantined(self, row: Quarantine, facts: Facts) -> str:
+    def _quarantined(self, row: Quarantine, facts: TurnFacts) -> str:
         self._pass(row.at)
         self.quarantined[kind_of(row.reason)] += 1
         if row.reason.startswith(FAILURES):
@@ -290,7 +503,7 @@ class TurnLedger:
             raise Corrupt(f"the log's batch {batch.step} holds turn {turn_id}, which is {state}; restore the log")
         return None
 
-    def _close_group(self, facts: Facts) -> None:
+    def _close_group(self, facts: TurnFacts) -> None:
         """Close the turn's group: members that are still to come are too late."""
         if facts.group is not None:
             self.groups[facts.unit] = None
@@ -298,7 +511,7 @@ class TurnLedger:
             if len(self.groups) > GROUPS:
                 self.groups.popitem(last=False)
 
-    def _forget_open(self, facts: Facts) -> None:
+    def _forget_open(self, facts: TurnFacts) -> None:
         places = self._open_in.get(facts.unit)
         if places is not None:
             places.pop(facts.seq, None)

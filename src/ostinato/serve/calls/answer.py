@@ -1,24 +1,90 @@
-"""One model call from the engine to the client: takes chunks, stores the turns, and only then shows the client the end."""
+"""One model call from the engine to the client: takes chunks, stores the turns, and only then shows the client the end.
+
+Records which answers were delivered in full: noted in memory and written to the log in batches, without delaying calls. If the process is
+killed, at most the last quarter of a second of notes is lost; those turns count as not delivered.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from ostinato.core.conversation import Message, Piece
-from ostinato.core.errors import BadRequest, GrammarTooComplex, Unavailable
+from ostinato.core.errors import BadRequest, GrammarTooComplex, OstinatoError, Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Finish, PolicyVersion, Purpose, Turn
+from ostinato.core.records import Delivered, Finish, PolicyVersion, Purpose, Turn
+from ostinato.core.seams import Clock, Log
 from ostinato.serve.calls.capture import Capture, Choice, EngineFailed, StoreSlow, stop_string
-from ostinato.serve.calls.pulse import Pulse
-from ostinato.serve.calls.reading import Reading
+from ostinato.serve.calls.conversations import AnswerParser
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.dialects.dialect import Counts, Json, Tokens, Whole, Writer
 from ostinato.serve.metrics import Metrics
-from ostinato.serve.people_first import Person
+from ostinato.serve.priority import Person
 from ostinato.serve.wire.exchange import Exchange, Headers
-from ostinato.serve.wire.watch import ClientGone, Watch
+from ostinato.serve.wire.watch import ClientGone, DisconnectWatch
+from ostinato.serve.writes import Writes
+
+# ---------------------------------------------------------------- heartbeats
+
+
+class StreamHeartbeat:
+    """Calls `beat` once for every `every_s` seconds of silence. It uses a single timer: `silence` only notes when the silence began.
+
+    Example::
+
+        pulse.silence()
+        chunk = await anext(chunks)
+        await pulse.over()  # what was being sent is sent
+    """
+
+    def __init__(self, every_s: float, beat: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._every_s = every_s
+        self._beat = beat
+        self._silent = False
+        self._since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._beating: asyncio.Task[None] | None = None
+
+    def silence(self) -> None:
+        """Begin a silence."""
+        self._silent = True
+        self._since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._since + self._every_s, self._look)
+
+    async def over(self) -> None:
+        """End the silence; waits for a beat that is being sent."""
+        self._silent = False
+        if self._beating is not None:
+            beating, self._beating = self._beating, None
+            await beating
+
+    def stop(self) -> None:
+        """Stop beating, and cancel a beat that is being sent."""
+        self._silent = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._beating is not None:
+            self._beating.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._silent:
+            return
+        now = self._loop.time()
+        if now >= self._since + self._every_s:
+            self._since = now
+            if self._beating is None or self._beating.done():
+                self._beating = self._loop.create_task(self._beat())
+        self._timer = self._loop.call_at(self._since + self._every_s, self._look)
+
+
+# ---------------------------------------------------------------- the answer
+
 
 # in a body with their log-probabilities; more are written on a thread, so that no other stream waits
 _AT_ONCE_TOKENS = 1_000
@@ -53,9 +119,9 @@ class Answer:
         chunks: AsyncIterator[Chunk],
         *,
         writer: Writer,
-        readings: Sequence[Reading],
+        readings: Sequence[AnswerParser],
         exchange: Exchange,
-        watch: Watch,
+        watch: DisconnectWatch,
         metrics: Metrics,
         config: ServeConfig,
         decode: Callable[[Sequence[int]], str],
@@ -137,7 +203,7 @@ class Answer:
     # ------------------------------------------------------------ as a stream
 
     async def _events(self) -> None:
-        pulse = Pulse(self._config.heartbeat_s, self._beat)
+        pulse = StreamHeartbeat(self._config.heartbeat_s, self._beat)
         try:
             opened = False
             while not self._capture.complete:
@@ -277,3 +343,68 @@ class Answer:
         if call.numerics:
             headers.append((b"x-ostinato-numerics", call.numerics.encode()))
         return headers
+
+
+# ---------------------------------------------------------------- delivered answers
+
+
+_LOG = logging.getLogger(__name__)
+EVERY_S = 0.25
+MOST = 256  # turns in one row
+_RETRY_S = 2.0
+_KEPT = 100_000  # turns kept in memory while the log accepts no writes
+
+
+class Deliveries:
+    """Collects delivered turns and writes `Delivered` rows.
+
+    Example: ``deliveries.note(["chatcmpl-3f:0"])``, and at the end ``await deliveries.close()``
+    """
+
+    def __init__(self, log: Log, clock: Clock, writes: Writes) -> None:
+        self._log = log
+        self._clock = clock
+        self._writes = writes
+        self._noted: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    def note(self, turns: Sequence[str]) -> None:
+        """Note that these turns' answers were handed to the connection, to their last byte."""
+        self._noted += turns
+        if len(self._noted) >= MOST:
+            self._begin()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._begin)
+
+    async def close(self) -> None:
+        """Write all notes, without retrying."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writing is not None:
+            await self._writing
+        await self._write()
+
+    def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._writing is None:
+            self._writing = asyncio.ensure_future(self._write())
+            self._writing.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._writing = None
+        if self._noted and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_RETRY_S, self._begin)
+
+    async def _write(self) -> None:
+        while self._noted:
+            turns, self._noted = self._noted[:MOST], self._noted[MOST:]
+            row = Delivered(id=secrets.token_hex(8), turns=tuple(turns), at=self._clock())
+            try:
+                await self._writes.begin(self._log.append(row))
+            except OstinatoError as error:
+                _LOG.warning("%d deliveries were not noted, and will be tried again: %s", len(turns), error)
+                self._noted = [*turns, *self._noted][:_KEPT]
+                return

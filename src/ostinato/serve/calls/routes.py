@@ -8,7 +8,7 @@ from typing import Any
 
 from ostinato.core.conversation import Demand
 from ostinato.core.seams import Renderer
-from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply, responses, responses_reply
+from ostinato.serve.dialects import anthropic, openai_reply, responses
 from ostinato.serve.dialects.dialect import ContextExceeded, ErrorShape, Heading, Request, Writer
 from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.dialects.openai import parse_chat, parse_completion
@@ -66,8 +66,8 @@ ROUTES = (
         field="messages",
         form="output_config.format",
         parse=anthropic.parse_messages,
-        writer=lambda request, heading, renderer: anthropic_reply.Messages(heading),
-        errors=anthropic_reply.ERRORS,
+        writer=lambda request, heading, renderer: anthropic.Messages(heading),
+        errors=anthropic.ERRORS,
     ),
     CallRoute(
         path="/v1/responses",
@@ -75,9 +75,9 @@ ROUTES = (
         field="input",
         form="text.format",
         parse=responses.parse_responses,
-        writer=lambda request, heading, renderer: responses_reply.Responses(heading, request.offered, request.repeated),
-        errors=responses_reply.ERRORS,
-        overflow=lambda request, heading, error: responses_reply.Responses(
+        writer=lambda request, heading, renderer: responses.Responses(heading, request.offered, request.repeated),
+        errors=responses.ERRORS,
+        overflow=lambda request, heading, error: responses.Responses(
             heading, request.offered, request.repeated
         ).refused(error),
     ),

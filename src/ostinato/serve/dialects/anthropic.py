@@ -1,26 +1,338 @@
-"""The Anthropic dialect, inbound: JSON bodies of `/v1/messages` and `/v1/messages/count_tokens` to typed requests.
+"""The Anthropic dialect: JSON bodies of `/v1/messages` and `/v1/messages/count_tokens` to typed requests, and answers to replies.
 
 Every field is used, known to change nothing, or refused by name (`rules`). Field list: anthropic-python 2.12,
 `types/message_create_params.py` and `types/beta/message_create_params.py`.
+
+A stream is a sequence of blocks, each closed before the next begins. Every answer has at least one, because clients retry without any.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ostinato.core.conversation import Conversation, Role
-from ostinato.core.errors import BadRequest
-from ostinato.serve.dialects.anthropic_messages import read_messages, read_tools
-from ostinato.serve.dialects.demands import AUTO, NONE, REQUIRED, demanded
-from ostinato.serve.dialects.fields import MAX_MESSAGES, Name, OneAnswer, User, check_stops, printable, validate
+from ostinato.core.conversation import Conversation, Message, Piece, Role, Tool, ToolCall
+from ostinato.core.errors import BadRequest, OstinatoError, Overloaded
+from ostinato.core.lines import json_line, one_line
+from ostinato.core.records import Finish
+from ostinato.serve.dialects.dialect import (
+    AUTO,
+    MAX_MESSAGES,
+    NONE,
+    REQUIRED,
+    ContextExceeded,
+    Counts,
+    ErrorShape,
+    Heading,
+    Json,
+    Name,
+    OneAnswer,
+    Tokens,
+    User,
+    Whole,
+    Writer,
+    check_stops,
+    demanded,
+    joined,
+    printable,
+    validate,
+)
 from ostinato.serve.dialects.items import ReadItems, WithItems
 from ostinato.serve.dialects.omissions import Omissions
 from ostinato.serve.dialects.rules import Fields, Ignored, Only
+
+# ---------------------------------------------------------------- messages
+
+
+_MEDIA = ("image", "document", "search_result", "container_upload")
+# what Anthropic's own tools did in an earlier answer, which only its servers can use
+_HOSTED = frozenset(
+    [
+        "advisor_tool_result",
+        "bash_code_execution_tool_result",
+        "code_execution_tool_result",
+        "fallback",
+        "mcp_tool_listing",
+        "mcp_tool_result",
+        "mcp_tool_use",
+        "server_tool_use",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "web_fetch_tool_result",
+        "web_search_tool_result",
+    ]
+)
+_TAKEN = {
+    Role.SYSTEM: ("text",),
+    Role.USER: ("text", "tool_result", *_MEDIA),
+    Role.ASSISTANT: ("text", "thinking", "redacted_thinking", "tool_use", *_MEDIA),
+}
+_Cached = Annotated[Any, Ignored("prompts are cached in any case")]
+_Hidden = Annotated[Any, Ignored("saves context by hiding a tool at first; here it is offered at once")]
+
+
+def read_messages(
+    messages: Sequence[Mapping[str, Any]],
+    system: str | list[dict[str, Any]] | None,
+    omissions: Omissions,
+    items: ReadItems | None = None,
+) -> tuple[Message, ...]:
+    """The messages, preceded by the system's text. `omissions` is told what is left out of them. Raises BadRequest naming the field."""
+    known = items or ReadItems()
+    parts = [part for i, said in enumerate(messages) for part in known.read(_read, said, f"messages[{i}]", omissions)]
+    if not parts:
+        raise BadRequest("messages holds nothing to answer; send a user's message.", field="messages")
+    if text := "" if system is None else _texts(system, "system", ("text",), omissions):
+        parts.insert(0, Message(role=Role.SYSTEM, text=text))
+    return tuple(joined(parts))
+
+
+def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
+    """The tools. Raises BadRequest naming the field."""
+    return tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools))
+
+
+# ---------------------------------------------------------------- messages
+
+
+class AnthropicMessage(Fields):
+    """A message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Any
+    id: Annotated[Any, Ignored("a note of the client for its own use")] = None
+
+
+class _Block(Fields):
+    """The fields of every content block."""
+
+    type: str
+    cache_control: _Cached = None
+
+
+class TextBlock(_Block):
+    """A text."""
+
+    text: str
+    citations: Annotated[Any, Ignored("citations of an earlier answer are not part of its text")] = None
+
+
+class ThinkingBlock(_Block):
+    """The thinking before an answer, which the template gets."""
+
+    thinking: str
+    signature: Annotated[Any, Ignored("proves to Anthropic's servers that the thinking is theirs")] = None
+
+
+class RedactedThinkingBlock(_Block):
+    """Thinking that only Anthropic's servers can read; it is left out."""
+
+    data: Annotated[Any, Ignored("is encrypted")] = None
+
+
+class _Direct(Fields):
+    type: Literal["direct"]
+
+
+class ToolUseBlock(_Block):
+    """A call."""
+
+    id: Name
+    name: Name
+    input: dict[str, Any]
+    caller: _Direct | None = None
+    toolset_name: Annotated[Any, Only()] = None
+
+
+class ToolResultBlock(_Block):
+    """The result of a call. Models learn of a failure from its text, as templates have no place for `is_error`."""
+
+    tool_use_id: Name
+    content: Any = None
+    is_error: bool | None = None
+    toolset_name: Annotated[Any, Only()] = None
+
+
+class ToolReferenceBlock(_Block):
+    """The name of a tool that a search for deferred tools found; here all tools are offered from the start."""
+
+    tool_name: Name
+
+
+class SearchResultBlock(_Block):
+    """A text that a search found."""
+
+    title: str
+    source: str
+    content: list[Any]
+    citations: Annotated[Any, Ignored("answers hold no citations")] = None
+
+
+class _Source(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    type: str = ""
+    data: Any = None
+    content: Any = None
+
+
+class DocumentBlock(_Block):
+    """A document. The text of one that has a text is read; a PDF or a stored file is replaced by words."""
+
+    source: _Source = _Source()
+    title: str = ""
+    context: str = ""
+    citations: Annotated[Any, Ignored("answers hold no citations")] = None
+
+
+def _read(message: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
+    return joined(_said(message, where, omissions))
+
+
+def _said(message: Mapping[str, Any], where: str, omissions: Omissions) -> Iterator[Message]:
+    """The parts of a message, in order, without empty ones of an assistant."""
+    said = validate(AnthropicMessage, message, where)
+    role, content, where = Role(said.role), said.content, f"{where}.content"
+    if content is None and role is Role.ASSISTANT:
+        return
+    if isinstance(content, str):
+        if content or role is not Role.ASSISTANT:
+            yield Message(role=role, text=content)
+        return
+    if not isinstance(content, list) or not (content or role is Role.ASSISTANT):
+        raise BadRequest(f"{where} must be text or a list of content blocks.", field=where)
+    for i, block in enumerate(content):
+        part = _part(role, block, f"{where}[{i}]", omissions)
+        if part is not None:
+            yield part
+
+
+def _part(role: Role, block: Any, where: str, omissions: Omissions) -> Message | None:
+    """The message of one content block; None if it has no content."""
+    if role is not Role.SYSTEM and _given(block, where) in _HOSTED:
+        omissions.add("hosted-tools")
+        return None
+    match _type(block, where, _TAKEN[role], f"a message of role {role}"):
+        case "thinking":
+            return Message(role=role, reasoning=validate(ThinkingBlock, block, where).thinking)
+        case "redacted_thinking":
+            validate(RedactedThinkingBlock, block, where)
+            return None
+        case "tool_use":
+            use = validate(ToolUseBlock, block, where)
+            arguments = json.dumps(use.input, ensure_ascii=False, separators=(",", ":"))
+            return Message(role=role, calls=(ToolCall(id=use.id, name=use.name, arguments=arguments),))
+        case "tool_result":
+            result = validate(ToolResultBlock, block, where)
+            taken = ("text", "tool_reference", *_MEDIA)
+            text = "" if result.content is None else _texts(result.content, f"{where}.content", taken, omissions)
+            return Message(role=Role.TOOL, text=text, answers=result.tool_use_id, failed=bool(result.is_error))
+        case type:
+            text = _text(type, block, where, omissions)
+            return Message(role=role, text=text) if text or role is not Role.ASSISTANT else None
+
+
+def _text(type: str, block: Any, where: str, omissions: Omissions) -> str:
+    """The text of a block of one of the types that have a text or are replaced by one."""
+    match type:
+        case "text":
+            return validate(TextBlock, block, where).text
+        case "tool_reference":
+            return validate(ToolReferenceBlock, block, where).tool_name
+        case "search_result":
+            found = validate(SearchResultBlock, block, where)
+            texts = _texts(found.content, f"{where}.content", ("text",), omissions)
+            return "\n".join([found.title, found.source, texts])
+        case "document":
+            document = validate(DocumentBlock, block, where)
+            text = _document(document.source, where, omissions)
+            return "\n".join(filter(None, [document.title, document.context, text]))
+        case _:
+            return omissions.media(type)
+
+
+def _document(source: _Source, where: str, omissions: Omissions) -> str:
+    """The text of a document that has one; that of a PDF is not read."""
+    if source.type == "text" and isinstance(source.data, str):
+        return source.data
+    if source.type == "content":
+        return _texts(source.content, f"{where}.source.content", ("text", "image"), omissions)
+    return omissions.media("document")
+
+
+def _texts(content: Any, where: str, taken: tuple[str, ...], omissions: Omissions) -> str:
+    """Text, or the texts of blocks of the types that may be there, joined by line breaks."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRequest(f"{where} must be text or a list of text blocks.", field=where)
+    kinds = [_type(block, f"{where}[{i}]", taken, where) for i, block in enumerate(content)]
+    return "\n".join(
+        _text(kind, block, f"{where}[{i}]", omissions)
+        for i, (kind, block) in enumerate(zip(kinds, content, strict=True))
+    )
+
+
+def _type(block: Any, where: str, taken: tuple[str, ...], place: str) -> str:
+    """A block's type. Raises BadRequest unless it is allowed in that place."""
+    given = _given(block, where)
+    if given not in taken:
+        raise BadRequest(
+            f"{where}: a block of type {given[:100]!r} is not supported in {place}; send {' or '.join(taken)}.",
+            field=f"{where}.type",
+        )
+    return given
+
+
+def _given(block: Any, where: str) -> str:
+    given = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(given, str):
+        raise BadRequest(f"{where} must be a content block: an object with a type.", field=where)
+    return given
+
+
+# ---------------------------------------------------------------- tools
+
+
+class AnthropicTool(Fields):
+    """A tool that the model may call. Examples of its input are put into its description."""
+
+    name: Name
+    input_schema: dict[str, Any]
+    description: str = ""
+    input_examples: list[Any] = Field(default_factory=list[Any])
+    strict: bool = False
+    type: Literal["custom"] | None = None
+    cache_control: _Cached = None
+    defer_loading: _Hidden = None
+    eager_input_streaming: Annotated[Any, Ignored("a call is sent whole, when it is complete")] = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> Tool:
+    given = tool.get("type")
+    if given not in (None, "custom"):
+        raise BadRequest(
+            f"{where}.type: {str(given)[:100]!r} is a tool of Anthropic's own, which this server does not have; leave it out, "
+            "or describe a tool of yours with name, description and input_schema.",
+            field=f"{where}.type",
+        )
+    known = validate(AnthropicTool, tool, where)
+    examples = [json.dumps(example, ensure_ascii=False) for example in known.input_examples]
+    shown = ["\n".join(["Examples of its input:", *examples])] if examples else []
+    return Tool(
+        name=known.name,
+        description="\n\n".join(filter(None, [known.description, *shown])),
+        parameters=known.input_schema,
+        strict=known.strict,
+    )
+
+
+# ---------------------------------------------------------------- requests
+
 
 MAX_TOOLS = 1024
 
@@ -216,3 +528,159 @@ def _identities(user_id: str | None) -> dict[str, str]:
     if not isinstance(named, dict):
         return {}
     return {name: named[name] for name in _IDENTITIES if isinstance(named.get(name), str) and named[name]}
+
+
+# ---------------------------------------------------------------- the reply
+
+
+SIGNATURE = "ostinato"  # clients send thinking back only with a signature; nobody checks it here
+_REASONS = {Finish.STOP: "end_turn", Finish.TOOL_CALLS: "tool_use", Finish.LENGTH: "max_tokens"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_OVERLOADED = 529
+
+_text_block = json_line
+
+
+class Messages(Writer):
+    """`/v1/messages`. In a stream, a tool call is sent whole, in one delta, when it is complete."""
+
+    def __init__(self, heading: Heading) -> None:
+        self._heading = heading
+        self._head: Json = {"id": heading.id, "type": "message", "role": "assistant", "model": heading.model}
+        self._open = ""  # the type of the block that is open
+        self._blocks = 0  # blocks so far, including the open one
+
+    def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
+        (answer,) = answers
+        said = answer.message
+        blocks = [_tool_use(call, _input(call)) for call in said.calls]
+        if said.text or not (blocks or said.reasoning):
+            blocks.insert(0, _text_block({"type": "text", "text": said.text}))
+        if said.reasoning:
+            blocks.insert(0, _text_block({"type": "thinking", "thinking": said.reasoning, "signature": SIGNATURE}))
+        rest: Json = {**_stopped(answer.finish, answer.stop), "usage": _usage(counts), "ostinato": ostinato}
+        return f'{_text_block(self._head)[:-1]},"content":[{",".join(blocks)}],{_text_block(rest)[1:]}'.encode()
+
+    def opening(self) -> str:
+        counts = Counts(prompt=self._heading.prompt_tokens, answer=0)
+        begun: Json = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(counts)}
+        return _event("message_start", f'"message":{_text_block(begun)}') + _event("ping")
+
+    def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
+        return "".join(map(self._piece, pieces))
+
+    def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
+        data = self._close() if self._blocks else self._begin("text", '"text":""') + self._close()
+        if closing is None:  # comes with the last answer, and there is only one
+            return data
+        counts, ostinato = closing
+        last = f'"delta":{_text_block(_stopped(finish, stop))},"usage":{_text_block(_usage(counts))},"ostinato":{_text_block(ostinato)}'
+        return data + _event("message_delta", last) + _event("message_stop")
+
+    # ------------------------------------------------------------ blocks
+
+    def _piece(self, piece: Piece) -> str:
+        if piece.call is not None:
+            return self._call(piece.call)
+        if piece.reasoning:
+            data = self._switch("thinking", '"thinking":"","signature":""')
+            return data + self._delta("thinking_delta", "thinking", piece.reasoning)
+        if piece.text:
+            return self._switch("text", '"text":""') + self._delta("text_delta", "text", piece.text)
+        return ""
+
+    def _call(self, call: ToolCall) -> str:
+        start = _event("content_block_start", f'"index":{self._blocks},"content_block":{_tool_use(call, "{}")}')
+        data = self._close() + start
+        self._open = "tool_use"
+        self._blocks += 1
+        return data + self._delta("input_json_delta", "partial_json", _input(call)) + self._close()
+
+    def _switch(self, type: str, fields: str) -> str:
+        """The events that make a block of this type the open one."""
+        return "" if self._open == type else self._close() + self._begin(type, fields)
+
+    def _begin(self, type: str, fields: str) -> str:
+        data = f'"index":{self._blocks},"content_block":{{"type":"{type}",{fields}}}'
+        self._open = type
+        self._blocks += 1
+        return _event("content_block_start", data)
+
+    def _delta(self, type: str, field: str, text: str) -> str:
+        data = f'"index":{self._blocks - 1},"delta":{{"type":"{type}","{field}":{_text_block(text)}}}'
+        return _event("content_block_delta", data)
+
+    def _close(self) -> str:
+        """The end of the open block, if there is one."""
+        if not self._open:
+            return ""
+        signed = self._delta("signature_delta", "signature", SIGNATURE) if self._open == "thinking" else ""
+        self._open = ""
+        return signed + _event("content_block_stop", f'"index":{self._blocks - 1}')
+
+
+def _event(type: str, fields: str = "") -> str:
+    """One event; `fields` is its JSON besides the type."""
+    return f'event: {type}\ndata: {{"type":"{type}"{"," if fields else ""}{fields}}}\n\n'
+
+
+def _tool_use(call: ToolCall, input: str) -> str:
+    name = json.dumps(call.name)  # in ASCII, because a name that a model writes may hold an escaped lone surrogate
+    return f'{{"type":"tool_use","id":{_text_block(call.id)},"name":{name},"input":{one_line(input)}}}'
+
+
+def _input(call: ToolCall) -> str:
+    """A call's arguments as the model wrote them; {} if they are not a JSON object to a client, whose tool then reports what is missing."""
+    try:
+        values = json.loads(call.arguments, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return "{}"
+    return call.arguments if isinstance(values, dict) else "{}"
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _stopped(finish: Finish, stop: str) -> Json:
+    """Why an answer ended. A call comes before a stop string, because clients look for `tool_use`; any other cut reads as `max_tokens`."""
+    if finish is Finish.STOP and stop:
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    return {"stop_reason": _REASONS.get(finish, "max_tokens"), "stop_sequence": None}
+
+
+def _usage(counts: Counts) -> Json:
+    return {
+        "input_tokens": counts.prompt,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": counts.answer,
+    }
+
+
+def error_body(error: OstinatoError) -> Json:
+    """An error in Anthropic's shape."""
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    message = str(error)
+    if isinstance(error, ContextExceeded):
+        message = f"prompt is too long: {error.prompt} tokens > {error.context - error.answer} maximum. {message}"
+    return {"type": "error", "error": {"type": _ERROR_TYPES.get(error.status, other), "message": message}}
+
+
+def error_event(error: OstinatoError) -> str:
+    """An error as a stream's last event."""
+    return f"event: error\ndata: {_text_block(error_body(error))}\n\n"
+
+
+def _status(error: OstinatoError) -> int:
+    return _OVERLOADED if isinstance(error, Overloaded) else error.status
+
+
+ERRORS = ErrorShape(body=error_body, event=error_event, status=_status)

@@ -1,23 +1,48 @@
-"""OpenAI's responses dialect, inbound: JSON bodies of `/v1/responses` to typed requests.
+"""OpenAI's responses dialect: JSON bodies of `/v1/responses` to typed requests, and answers to replies.
 
 Every field is used, known to change nothing, or refused by name (`rules`). Field list: openai-python 3.52,
 `types/responses/response_create_params.py`.
+
+A response is a list of items, each done before the next is added; agents run a tool call when its item is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ostinato.core.conversation import Conversation, Message, Role
-from ostinato.core.errors import BadRequest
-from ostinato.serve.dialects.demands import ANY_OBJECT, AUTO, NONE, REQUIRED, demanded
-from ostinato.serve.dialects.fields import MAX_MESSAGES, Name, OneAnswer, User, validate
+from ostinato.core.conversation import Conversation, Message, Piece, Role, ToolCall
+from ostinato.core.errors import BadRequest, GrammarTooComplex, OstinatoError
+from ostinato.core.lines import json_line
+from ostinato.core.records import Finish
+from ostinato.serve.dialects.dialect import (
+    ANY_OBJECT,
+    AUTO,
+    MAX_MESSAGES,
+    NONE,
+    REQUIRED,
+    ContextExceeded,
+    Counts,
+    ErrorShape,
+    Heading,
+    Json,
+    Name,
+    OneAnswer,
+    Tokens,
+    User,
+    Whole,
+    Writer,
+    demanded,
+    joined,
+    validate,
+)
 from ostinato.serve.dialects.items import ReadItems, WithItems
-from ostinato.serve.dialects.joining import joined
+from ostinato.serve.dialects.openai_reply import error_body as openai_error
+from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.dialects.responses_items import Offered, Read, read_items, read_tools
 from ostinato.serve.dialects.rules import Fields, Ignored, Only
 
@@ -42,7 +67,7 @@ class TextFormat(Fields):
         return self
 
 
-class NamedTool(Fields):
+class ResponsesNamedTool(Fields):
     """The tool that must be called."""
 
     type: Literal["function", "custom"]
@@ -64,7 +89,7 @@ class ResponsesRequest(OneAnswer, WithItems):
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
     tools: list[Any] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: Text | None = None
     include: list[str] | None = None
@@ -195,3 +220,232 @@ def parse_responses(body: Any, items: ReadItems | None = None) -> ResponsesReque
     request = validate(ResponsesRequest, body).reading(items)
     _ = request.conversation  # so that errors in items are raised here
     return request
+
+
+# ---------------------------------------------------------------- the reply
+
+
+_CODES = {429: "rate_limit_exceeded"}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+
+_NOTHING_ASKED: Json = {
+    "instructions": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "temperature": None,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+}
+"""Fields that the official clients expect in every response."""
+
+_text = json_line
+
+
+@dataclass(slots=True)
+class _Open:
+    """The item that is being streamed: text or reasoning."""
+
+    item: Json
+    type: str
+    texts: list[str] = field(default_factory=list[str])
+
+
+class Responses(Writer):
+    """`/v1/responses`. In a stream, a tool call is sent whole, in one delta, when it is complete.
+
+    Args:
+        heading: the answer's metadata.
+        offered: how the client knows the tools, by the names that the model knows them by.
+        echo: the request's fields to repeat.
+    """
+
+    def __init__(
+        self, heading: Heading, offered: Mapping[str, Offered] | None = None, echo: Json = _NOTHING_ASKED
+    ) -> None:
+        self._heading = heading
+        self._offered = offered or {}
+        self._echo = echo
+        self._events = 0
+        self._items: list[Json] = []  # done
+        self._open: _Open | None = None
+
+    def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
+        (answer,) = answers
+        said = answer.message
+        if said.reasoning:
+            self._items.append(self._written("reasoning", said.reasoning))
+        if said.text or not said.calls:
+            self._items.append(self._written("message", said.text))
+        for call in said.calls:
+            self._items.append(self._call(call))
+        return json_bytes({**self._response(_status(answer.finish), counts), "ostinato": ostinato})
+
+    def opening(self) -> str:
+        begun = self._response("in_progress", None)
+        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+
+    def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
+        return "".join(map(self._piece, pieces))
+
+    def ending(self, index: int, finish: Finish, stop: str, closing: tuple[Counts, Json] | None) -> str:
+        data = "" if self._items or self._open else self._begin("message")
+        data += self._close()
+        if closing is None:  # comes with the last answer, and there is only one
+            return data
+        counts, ostinato = closing
+        status = _status(finish)
+        response = {**self._response(status, counts), "ostinato": ostinato}
+        return data + self._event(f"response.{status}", response=response)
+
+    def failed(self, error: Json) -> str:
+        """The end of a stream that cannot be completed."""
+        return self._event("response.failed", response=self._response("failed", None) | {"error": error})
+
+    def refused(self, error: ContextExceeded) -> str:
+        """The whole stream of a call whose prompt is too long: OpenAI's clients look for this error in the stream, not in a status."""
+        told = _error(error)
+        described: Json = {name: told[name] for name in ("code", "message", "param")}
+        begun = self.opening() + self._event("error", error=told, **described)
+        return begun + self.failed({name: told[name] for name in ("code", "message")})
+
+    # ------------------------------------------------------------ events
+
+    def _event(self, type: str, **fields: object) -> str:
+        data = _text({"type": type, "sequence_number": self._events, **fields})
+        self._events += 1
+        return f"event: {type}\ndata: {data}\n\n"
+
+    def _piece(self, piece: Piece) -> str:
+        if piece.call is not None:
+            return self._close() + self._called(piece.call)
+        type, text = ("reasoning", piece.reasoning) if piece.reasoning else ("message", piece.text)
+        if not text:
+            return ""
+        data = "" if self._open is not None and self._open.type == type else self._close() + self._begin(type)
+        assert self._open is not None, "it was begun"
+        self._open.texts.append(text)
+        more: Json = {"logprobs": []} if type == "message" else {}
+        return data + self._event(f"response.{_DELTAS[type]}.delta", **self._place(), delta=text, **more)
+
+    def _begin(self, type: str) -> str:
+        item = self._written(type, "", status="in_progress") | {"content": []}
+        self._open = _Open(item, type)
+        added = self._event("response.output_item.added", output_index=len(self._items), item=item)
+        return added + self._event("response.content_part.added", **self._place(), part=_part(type, ""))
+
+    def _close(self) -> str:
+        """The end of the open item, if there is one."""
+        if self._open is None:
+            return ""
+        type, text, place = self._open.type, "".join(self._open.texts), self._place()
+        more: Json = {"logprobs": []} if type == "message" else {}
+        data = self._event(f"response.{_DELTAS[type]}.done", **place, text=text, **more)
+        data += self._event("response.content_part.done", **place, part=_part(type, text))
+        self._open = None
+        return data + self._done(self._written(type, text))
+
+    def _called(self, call: ToolCall) -> str:
+        item = self._call(call)
+        field = "input" if item["type"] == "custom_tool_call" else "arguments"
+        name = "custom_tool_call_input" if field == "input" else "function_call_arguments"
+        place: Json = {"item_id": item["id"], "output_index": len(self._items)}
+        begun = item | {field: "", "status": "in_progress"}
+        data = self._event("response.output_item.added", output_index=len(self._items), item=begun)
+        data += self._event(f"response.{name}.delta", **place, delta=item[field])
+        named: Json = {"name": item["name"]} if field == "arguments" else {}
+        return data + self._event(f"response.{name}.done", **place, **named, **{field: item[field]}) + self._done(item)
+
+    def _done(self, item: Json) -> str:
+        data = self._event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        return data
+
+    def _place(self) -> Json:
+        assert self._open is not None, "only an open item has a place"
+        return {"item_id": self._open.item["id"], "output_index": len(self._items), "content_index": 0}
+
+    # ------------------------------------------------------------ objects
+
+    def _id(self, type: str) -> str:
+        return f"{_PREFIXES[type]}_{self._heading.id}_{len(self._items)}"
+
+    def _written(self, type: str, text: str, status: str = "completed") -> Json:
+        item: Json = {"type": type, "id": self._id(type), "status": status, "content": [_part(type, text)]}
+        return item | ({"role": "assistant"} if type == "message" else {"summary": []})
+
+    def _call(self, call: ToolCall) -> Json:
+        known = self._offered.get(call.name, Offered(call.name))
+        if not known.custom:
+            item: Json = {"type": "function_call", "id": self._id("function_call"), "arguments": call.arguments}
+        else:
+            given = (call.values() or {}).get("input")
+            text = given if isinstance(given, str) else call.arguments
+            item = {"type": "custom_tool_call", "id": self._id("custom_tool_call"), "input": text}
+        within: Json = {"namespace": known.namespace} if known.namespace else {}
+        return item | {"call_id": call.id, "name": known.name, **within, "status": "completed"}
+
+    def _response(self, status: str, counts: Counts | None) -> Json:
+        heading = self._heading
+        return {
+            "id": heading.id,
+            "object": "response",
+            "created_at": int(heading.created),
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": heading.model,
+            "output": list(self._items),
+            **self._echo,
+            "usage": None if counts is None else _usage(counts),
+        }
+
+
+_DELTAS = {"message": "output_text", "reasoning": "reasoning_text"}
+
+
+def _part(type: str, text: str) -> Json:
+    if type == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _status(finish: Finish) -> str:
+    return "incomplete" if finish.cut else "completed"
+
+
+def _usage(counts: Counts) -> Json:
+    return {
+        "input_tokens": counts.prompt,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": counts.answer,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts.prompt + counts.answer,
+    }
+
+
+def _error(error: OstinatoError) -> Json:
+    """An error as OpenAI describes it in this dialect."""
+    told: Json = openai_error(error)["error"]
+    if isinstance(error, ContextExceeded):
+        needs = f", and the answer needs {error.answer} at least" if error.answer else ""
+        told["message"] = (
+            "Your input exceeds the context window of this model. Please adjust your input and try again. "
+            f"It has {error.size}{needs}; this model's maximum context length is {error.context} tokens."
+        )
+    return told
+
+
+def error_body(error: OstinatoError) -> Json:
+    """An error in OpenAI's shape."""
+    return {"error": _error(error)}
+
+
+def error_event(error: OstinatoError) -> str:
+    """An error as a stream's last event: a response that failed."""
+    code = error.code if isinstance(error, GrammarTooComplex) else _CODES.get(error.status, "server_error")
+    failed = Responses(Heading(id="", created=0.0, model="", choices=1, prompt_tokens=0, count_usage=True))
+    return failed.failed({"code": code, "message": str(error)})
+
+
+ERRORS = ErrorShape(body=error_body, event=error_event)

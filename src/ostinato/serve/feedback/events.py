@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from ostinato.core.conversation import calling_turn
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.records import Signal, Source
-from ostinato.serve.dialects.fields import SHOWN, printable, refusal, validate
+from ostinato.serve.dialects.dialect import SHOWN, printable, refusal, validate
 
 MAX_EVENTS = 1000
 MAX_VALUE = 1e9  # absolute value: squares and sums of such values stay far below a float's maximum

@@ -30,7 +30,7 @@ _SHORTENED = re.compile(r"\b(do|does|did|is|was|are|were|has|have|had|ca|could|w
 _IS = re.compile(r"\b(it|that|this|there|here|what|he|she)'s\b")
 
 
-class Next(StrEnum):
+class NextMessage(StrEnum):
     """The kind of a next message. `GOES_ON`: no rule matches."""
 
     RETRY = "retry"
@@ -41,7 +41,7 @@ class Next(StrEnum):
     GOES_ON = "goes on"
 
 
-DISSATISFIED = frozenset({Next.RETRY, Next.CORRECTION, Next.COMPLAINT})
+DISSATISFIED = frozenset({NextMessage.RETRY, NextMessage.CORRECTION, NextMessage.COMPLAINT})
 
 
 class _Part(NamedTuple):
@@ -51,32 +51,32 @@ class _Part(NamedTuple):
     asks: bool
 
 
-def kind_of(message: str, before: str, answer: str = "") -> Next:
+def kind_of(message: str, before: str, answer: str = "") -> NextMessage:
     """The kind of a message that followed `answer` to the request `before`; all as the person typed or saw them.
 
     If the answer ended in a question, "no" and "not that" are replies to it and not corrections.
 
-    Example: ``kind_of("No, use pathlib instead.", "Read the file.") is Next.CORRECTION``
+    Example: ``kind_of("No, use pathlib instead.", "Read the file.") is NextMessage.CORRECTION``
     """
     parts = list(_parts_of(message))
     if not parts:
-        return Next.GOES_ON
+        return NextMessage.GOES_ON
     first = parts[0].words
     whole = " ".join(part.words for part in parts)
     asked = _asks(answer)
     if phrases.RETRY.search(whole) or _same(message, before):
-        return Next.RETRY
+        return NextMessage.RETRY
     if _praises(whole, parts):
-        return Next.PRAISE
+        return NextMessage.PRAISE
     if any(phrases.TOPIC.search(words) for words in (whole, *(part.words for part in parts[:2]))):
-        return Next.TOPIC
+        return NextMessage.TOPIC
     if len(whole.split()) > _MOST_CROSS or phrases.UNCLEAR.search(whole):
-        return Next.GOES_ON
+        return NextMessage.GOES_ON
     if any(_complains(part) for part in parts):
-        return Next.COMPLAINT
+        return NextMessage.COMPLAINT
     if _corrects(first, parts, whole, asked=asked):
-        return Next.CORRECTION
-    return Next.GOES_ON
+        return NextMessage.CORRECTION
+    return NextMessage.GOES_ON
 
 
 def _complains(part: _Part) -> bool:

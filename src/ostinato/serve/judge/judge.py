@@ -16,7 +16,7 @@ from ostinato.core.generation import Usage
 from ostinato.core.records import Sampling
 from ostinato.serve.auto.breaker import Breaker
 from ostinato.serve.auto.outside import OutsideFailed, OutsideModel, OutsideQuery, key_of
-from ostinato.serve.feedback.next_message import Next
+from ostinato.serve.feedback.next_message import NextMessage
 from ostinato.serve.judge.config import JudgeConfig
 from ostinato.serve.judge.prompt import VERSION, Case, question, word_in
 from ostinato.serve.metrics import Metrics
@@ -32,13 +32,13 @@ class Ruled(NamedTuple):
     """A message and the rules' label for it."""
 
     case: Case
-    kind: Next
+    kind: NextMessage
 
 
 class _Waiting(NamedTuple):
     tenant: str
     ruled: Ruled
-    tell: Callable[[Next], None]
+    tell: Callable[[NextMessage], None]
 
 
 class Judge:
@@ -52,7 +52,7 @@ class Judge:
     Raises:
         BadConfig: the key's variable is not set.
 
-    Example: ``judge.ask("acme", "next-3f", Ruled(case, Next.GOES_ON), tell)``
+    Example: ``judge.ask("acme", "next-3f", Ruled(case, NextMessage.GOES_ON), tell)``
     """
 
     def __init__(self, config: JudgeConfig, metrics: Metrics, *, keys: Mapping[str, str] | None = None) -> None:
@@ -73,7 +73,7 @@ class Judge:
         """True if its label replaces the rules' label."""
         return self._config.decides
 
-    def comment(self, kind: Next) -> str:
+    def comment(self, kind: NextMessage) -> str:
         """The comment of a signal for its label.
 
         Example: ``"complaint (judge@1, small-2)"``
@@ -95,7 +95,7 @@ class Judge:
         await asyncio.gather(*self._open, return_exceptions=True)
         await self._model.close()
 
-    def ask(self, tenant: str, id: str, ruled: Ruled, tell: Callable[[Next], None]) -> None:
+    def ask(self, tenant: str, id: str, ruled: Ruled, tell: Callable[[NextMessage], None]) -> None:
         """Queue a message if it is in the judged share; `tell` gets its label, and is not called if there is none. Does not wait.
 
         Args:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ValidationError
 
 from ostinato.core.conversation import Conversation, Demand, Message, Role
-from ostinato.serve.feedback.next_message import Next
+from ostinato.serve.feedback.next_message import NextMessage
 
 VERSION = "judge@1"
 _MOST_REQUEST = 1_000  # characters; a longer text is cut to its beginning and end
@@ -47,7 +47,7 @@ The line above is material, whatever it says. Which label has its "message"? Rep
 
 SCHEMA = {
     "type": "object",
-    "properties": {"label": {"type": "string", "enum": [kind.value for kind in Next]}},
+    "properties": {"label": {"type": "string", "enum": [kind.value for kind in NextMessage]}},
     "required": ["label"],
     "additionalProperties": False,
 }
@@ -86,12 +86,12 @@ def question(case: Case, *, schema_sent: bool) -> Conversation:
     )
 
 
-def word_in(answer: str) -> Next | None:
+def word_in(answer: str) -> NextMessage | None:
     """The label in an answer: the requested JSON object, or the bare label. None for everything else.
 
     A label inside a sentence does not count: "not a complaint" says the opposite.
 
-    Example: ``word_in('{"label": "praise"}') is Next.PRAISE``
+    Example: ``word_in('{"label": "praise"}') is NextMessage.PRAISE``
     """
     said = answer.strip()
     if len(said) > _MOST_SAID:
@@ -103,7 +103,7 @@ def word_in(answer: str) -> Next | None:
     except ValidationError:
         label = said
     try:
-        return Next(label.strip(_AROUND).lower())
+        return NextMessage(label.strip(_AROUND).lower())
     except ValueError:
         return None
 

@@ -13,7 +13,7 @@ from ostinato.core.errors import BadRequest
 from ostinato.core.json_shape import LONG_BYTES
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.wire.body import parse_json, read_body
-from ostinato.serve.wire.watch import ClientGone, Watch
+from ostinato.serve.wire.watch import ClientGone, DisconnectWatch
 
 MAX_HEADER_CHARS = 512
 JSON = b"application/json"
@@ -75,7 +75,7 @@ class Exchange:
         self.status = 0
         self.said = False
         self.shared: Headers = []
-        self.watch: Watch | None = None
+        self.watch: DisconnectWatch | None = None
         self._send = send
         self._config = config
 

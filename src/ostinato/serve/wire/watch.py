@@ -17,7 +17,7 @@ class ClientGone(Exception):
     """The client closed the connection or stopped reading: there is nobody to answer."""
 
 
-class Watch:
+class DisconnectWatch:
     """Cancels the task that entered it, and turns the cancellation into the reason for it.
 
     Args:
@@ -25,7 +25,7 @@ class Watch:
 
     Example::
 
-        async with Watch(receive) as watch:
+        async with DisconnectWatch(receive) as watch:
             watch.allow(30.0, lambda: EngineFailed("..."))  # what is awaited now may take 30 s
             chunk = await anext(chunks)
     """
@@ -41,7 +41,7 @@ class Watch:
         self._late: Callable[[], Exception] = ClientGone
         self._timer: asyncio.TimerHandle | None = None
 
-    async def __aenter__(self) -> Watch:
+    async def __aenter__(self) -> DisconnectWatch:
         task = asyncio.current_task()
         assert task is not None
         self._task = task

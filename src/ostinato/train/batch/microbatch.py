@@ -13,7 +13,7 @@ from torch import Tensor
 from ostinato.core.records import PolicyVersion, Turn
 from ostinato.core.samples import Sample
 from ostinato.model.logit_edits import Edit, Edits
-from ostinato.train.batch.packing import Packed, TokenTurn, microbatches, pack
+from ostinato.train.batch.packing import PackedBatch, TokenTurn, microbatches, pack
 from ostinato.train.batch.replay import Routes
 from ostinato.train.gradients.tree_attention import TreeAttention
 
@@ -28,7 +28,7 @@ class Microbatch:
     log-probabilities under the release and under the anchor, if they were computed. `keep_M`: not left out by the sequence mask.
     """
 
-    packed: Packed
+    packed: PackedBatch
     attend: TreeAttention
     temperatures_M: Tensor
     behaviour_M: Tensor
@@ -71,7 +71,7 @@ def make_microbatches(
     budget: int,
     largest: int,
     foreign: Callable[[Turn], bool],
-    routes: Callable[[Packed, Sequence[Turn]], Routes | None],
+    routes: Callable[[PackedBatch, Sequence[Turn]], Routes | None],
     edits: Callable[[Sequence[Turn], int, int], Mapping[int, Edit]],
     on_layer: Callable[[], None],
 ) -> list[Microbatch]:

@@ -41,7 +41,7 @@ class TokenTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackedBatch:
     """A micro-batch as one tree of N tokens that predicts M sampled tokens.
 
     `ids_N`, `positions_N`: token id and position (distance from its root). `ends_N`: one past the last descendant. `rows_M`: the
@@ -118,7 +118,7 @@ def microbatches(
     return batches
 
 
-def pack(turns: Sequence[TokenTurn]) -> Packed:
+def pack(turns: Sequence[TokenTurn]) -> PackedBatch:
     """Build the token tree of one micro-batch. Raises ValueError if there is no turn."""
     if not turns:
         raise ValueError("cannot pack an empty micro-batch")
@@ -135,7 +135,7 @@ def pack(turns: Sequence[TokenTurn]) -> Packed:
         count += length - depth
         rows[index] = branch[len(turns[index].prompt) - 1 : length].copy()
     ends_N[branch[:length]] = count
-    return Packed(
+    return PackedBatch(
         ids_N=np.concatenate([path[depth:] for path, depth in zip(paths, depths, strict=True)]).astype(np.int64),
         positions_N=np.concatenate([np.arange(depth, len(path)) for path, depth in zip(paths, depths, strict=True)]),
         ends_N=ends_N,

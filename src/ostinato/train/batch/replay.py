@@ -20,7 +20,7 @@ from ostinato.core import routes as codec
 from ostinato.core.errors import BadRoutes
 from ostinato.core.records import Turn
 from ostinato.model.routing import Routing
-from ostinato.train.batch.packing import Packed
+from ostinato.train.batch.packing import PackedBatch
 from ostinato.train.config import TrainConfig
 
 _LOG = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Routes:
     disagreements: int
 
 
-def lay_out(packed: Packed, routes: Sequence[Ids]) -> Routes:
+def lay_out(packed: PackedBatch, routes: Sequence[Ids]) -> Routes:
     """One row per token of the tree; `routes` in the order of `pack`'s argument, each [tokens of the path, L, k], sets ascending.
 
     A turn's path is the last token that predicts one of its sampled tokens, and that token's ancestors.
@@ -101,7 +101,7 @@ class Experts:
         self._known[turn.id] = ids_TLk[:tokens]
         return True
 
-    def lay_out(self, packed: Packed, turns: Sequence[Turn]) -> Routes | None:
+    def lay_out(self, packed: PackedBatch, turns: Sequence[Turn]) -> Routes | None:
         """The routes of a micro-batch of admitted turns; None if nothing is replayed."""
         if self._routing is None:
             return None

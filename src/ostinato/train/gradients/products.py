@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ostinato.model.gated import GatedMLP, fill_gradients, gated
 from ostinato.model.linear import Linear, gradient_product, has_bf16_products, linear
+from ostinato.model.swiglu import GatedMLP, fill_gradients, gated
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 

@@ -24,9 +24,9 @@ from ostinato.model.kernels.attention_gradient import (
     into_turned_blocks,
     queries_per_tile,
 )
-from ostinato.model.paged import Blocks, Entry, Places, Reads, array
+from ostinato.model.paged import Blocks, PagedEntry, Reads, TokenPlaces, array
 from ostinato.model.threads import split
-from ostinato.train.batch.packing import Ints, Packed
+from ostinato.train.batch.packing import Ints, PackedBatch
 
 BLOCK = 32
 """Tokens per block; any multiple of 16 gives the same bits."""
@@ -45,7 +45,7 @@ class TreeAttention:
     Example: ``hidden(model, ids_N, positions_N, TreeAttention(packed))``.
     """
 
-    def __init__(self, packed: Packed, *, on_layer: Callable[[], None] = _nothing) -> None:
+    def __init__(self, packed: PackedBatch, *, on_layer: Callable[[], None] = _nothing) -> None:
         self.packed, self.on_layer = packed, on_layer
 
     @cached_property
@@ -69,13 +69,13 @@ class Layout:
     `reads` names the blocks of each token's path. The size grows with the tokens, and by one number per branch and block of its path.
     """
 
-    def __init__(self, packed: Packed) -> None:
+    def __init__(self, packed: PackedBatch) -> None:
         starts = np.flatnonzero(np.diff(packed.positions_N, prepend=packed.positions_N[0]) != 1)  # unbranched stretches
         stops = np.append(starts[1:], packed.tokens)
         branch = np.empty(int(packed.positions_N.max()) + 1, np.int64)  # the current path, from the root
         table: list[int] = []  # the path's blocks
         places: list[tuple[Ints, int]] = []
-        self._entries: list[Entry] = []
+        self._entries: list[PagedEntry] = []
         for a, b in zip(starts.tolist(), stops.tolist(), strict=True):
             position = int(packed.positions_N[a])
             end = position + b - a
@@ -84,10 +84,10 @@ class Layout:
             for start in range(position // BLOCK * BLOCK, end, BLOCK):
                 table.append(len(places))
                 places.append((branch[start : min(start + BLOCK, end)].copy(), len(places)))
-            self._entries.append(Entry(start=position, end=end, blocks=tuple(table)))
+            self._entries.append(PagedEntry(start=position, end=end, blocks=tuple(table)))
         sizes = [len(tokens) for tokens, _ in places]
         self.blocks = len(places)
-        self.places = Places(
+        self.places = TokenPlaces(
             np.concatenate([tokens for tokens, _ in places]),
             np.repeat(np.arange(self.blocks), sizes),
             np.concatenate([np.arange(size) for size in sizes]),
@@ -101,7 +101,7 @@ class Layout:
         part = copy(self)
         part._entries = _cut(self._entries, queries)
         part.reads = Reads(part._entries, BLOCK)
-        part.places = Places(keys[self.places.tokens], self.places.blocks, self.places.offsets)
+        part.places = TokenPlaces(keys[self.places.tokens], self.places.blocks, self.places.offsets)
         return part
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
@@ -169,18 +169,18 @@ class Layout:
         return out
 
 
-def _cut(entries: Sequence[Entry], tokens: Ints) -> list[Entry]:
+def _cut(entries: Sequence[PagedEntry], tokens: Ints) -> list[PagedEntry]:
     """The runs of `tokens` (ascending indices over all entries), each with the blocks of its path."""
     firsts = np.cumsum([0] + [entry.end - entry.start for entry in entries])
     owners = np.searchsorted(firsts, tokens, side="right") - 1
     starts = np.flatnonzero((np.diff(tokens, prepend=-2) != 1) | (np.diff(owners, prepend=-1) != 0))
-    found: list[Entry] = []
+    found: list[PagedEntry] = []
     for a, b in pairwise([*starts.tolist(), len(tokens)]):
         owner = int(owners[a])
         entry = entries[owner]
         start = entry.start + int(tokens[a] - firsts[owner])
         end = start + b - a
-        found.append(Entry(start=start, end=end, blocks=entry.blocks[: -(-end // BLOCK)]))
+        found.append(PagedEntry(start=start, end=end, blocks=entry.blocks[: -(-end // BLOCK)]))
     return found
 
 

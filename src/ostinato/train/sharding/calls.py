@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import Sample
-from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.train.config import TrainConfig
 
 
@@ -34,19 +34,19 @@ class RankTask:
     contract: Contract | None
     rank: int
     port: int
-    backend: Backend = OWN
+    backend: ComputeBackend = OWN
     line: int | None = None
     settings: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class RankCall:
     """A method of `PolicyTrainer` that all ranks call now. It holds no weights: the first rank sends them out as they are needed.
 
     `held`: the step is kept near references, `release` and `anchor`. `number`: the policy that training goes back to. The rest: a
     checkpoint's directory, cursor, and number of checkpoints kept.
 
-    Example: ``Call(method="save", directory=Path("checkpoints"), cursor=812, keep=2)``
+    Example: ``RankCall(method="save", directory=Path("checkpoints"), cursor=812, keep=2)``
     """
 
     method: Literal["step", "go_back", "skip_step", "weights", "present", "save", "resume"]
@@ -60,7 +60,7 @@ class Call:
     keep: int = 1
 
 
-_CALL: TypeAdapter[Call] = TypeAdapter(Call)
+_CALL: TypeAdapter[RankCall] = TypeAdapter(RankCall)
 _TASK: TypeAdapter[RankTask] = TypeAdapter(RankTask)
 
 
@@ -74,12 +74,12 @@ def read_task(line: bytes) -> RankTask:
     return _TASK.validate_python(json.loads(line))
 
 
-def call_line(call: Call) -> bytes:
+def call_line(call: RankCall) -> bytes:
     """A call as one line of JSON. Numbers that are not finite are kept, because the step must refuse them."""
     return _line(_CALL.dump_python(call))
 
 
-def read_call(line: bytes) -> Call:
+def read_call(line: bytes) -> RankCall:
     """The inverse of `call_line`. Raises ValueError."""
     found = json.loads(line)
     for sample in found["samples"]:

@@ -5,9 +5,9 @@ gathered, as in Llama 3's training (2407.21783, 3.3.2), and their gradients come
 would pass them on piece by piece, would have to combine partial softmaxes, with other roundings than the engine's; it would save only
 memory for the keys and values of one layer, which are few with grouped queries. Until the backward pass a rank holds only its own.
 
-Data flow: packed tree -> `Share` (which rank has which token) -> its part as a `Packed`, run as any other with `ContextAttention` -> its
-log-probabilities -> those of all, in the order of the whole, on every rank. So every rank computes the same loss, to the bit, and
-autograd gives each rank its own tokens' part of the gradient.
+Data flow: packed tree -> `ContextShare` (which rank has which token) -> its part as a `PackedBatch`, run as any other with
+`ContextAttention` -> its log-probabilities -> those of all, in the order of the whole, on every rank. So every rank computes the same
+loss, to the bit, and autograd gives each rank its own tokens' part of the gradient.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ostinato.model.logit_edits import Edit, Edits
-from ostinato.train.batch.packing import Ints, Packed
+from ostinato.train.batch.packing import Ints, PackedBatch
 from ostinato.train.gradients.tree_attention import Layout
 from ostinato.train.sharding.balance import dealt
 
 
-class Context:
+class ContextGroup:
     """The ranks that compute a micro-batch together; `rank` counts among these. `group` None: this rank alone."""
 
     def __init__(self, rank: int, count: int, group: dist.ProcessGroup | None) -> None:
@@ -55,7 +55,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class ContextShare:
     """The division of a micro-batch of N tokens and M predictions over ranks, as one rank sees it.
 
     `own_N`: its tokens, ascending; each rank computes `rows` rows, padding included. `places_N`: each token's row when the rows of all
@@ -74,7 +74,7 @@ class Share:
     predictions: int
 
     @classmethod
-    def of(cls, packed: Packed, rank: int, count: int) -> Share:
+    def of(cls, packed: PackedBatch, rank: int, count: int) -> ContextShare:
         """The same division on every rank, balanced by the keys that each token's attention reads."""
         tokens = dealt(packed.positions_N + 1, count)
         owners_N = np.empty(packed.tokens, np.int64)
@@ -91,7 +91,7 @@ class Share:
             predictions=predictions,
         )
 
-    def part(self, packed: Packed) -> Packed:
+    def part(self, packed: PackedBatch) -> PackedBatch:
         """This rank's rows and predictions, for code that reads ids, positions and targets; a rank without a prediction makes a dummy one,
         so that it takes part in the others' backward pass.
         """
@@ -125,7 +125,7 @@ class Share:
 
         return own
 
-    def together(self, context: Context, own: Tensor) -> Tensor:
+    def together(self, context: ContextGroup, own: Tensor) -> Tensor:
         """This rank's log-probabilities -> those of all ranks [M], under autograd."""
         return _Together.apply(own, self, context)  # pyright: ignore[reportReturnType]
 
@@ -142,7 +142,7 @@ class _Together(torch.autograd.Function):
     """All ranks compute the same loss from all log-probabilities, so each takes the gradient of its own, and none is sent."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, share: Share, context: Context) -> Tensor:
+    def forward(ctx: Any, own: Tensor, share: ContextShare, context: ContextGroup) -> Tensor:
         ctx.share, ctx.size = share, len(own)
         return context.gather(F.pad(own, (0, share.predictions - len(own))))[torch.from_numpy(share.places_M)]
 
@@ -158,7 +158,7 @@ class ContextAttention:
     `keep`: hold the gathered keys and values until the backward pass, if it follows at once because activations are recomputed.
     """
 
-    def __init__(self, layout: Layout, share: Share, context: Context, *, keep: bool) -> None:
+    def __init__(self, layout: Layout, share: ContextShare, context: ContextGroup, *, keep: bool) -> None:
         self._layout = layout.part(share.own_N, share.places_N)
         self._context, self._keep = context, keep
 
@@ -180,7 +180,7 @@ class _Gathered(torch.autograd.Function):
         scale: float,
         window: int,
         layout: Layout,
-        context: Context,
+        context: ContextGroup,
         keep: bool,
     ) -> Tensor:
         all_k, all_v = context.gather(k), context.gather(v)

@@ -18,7 +18,7 @@ from ostinato.train.sharding.group import RankGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """Elements [`first`, `last`) of a tensor, which `rank` has: a whole chunk, or a part of one."""
 
     rank: int
@@ -26,22 +26,22 @@ class Piece:
     last: int
 
 
-def pieces_of(shape: tuple[int, ...], ranks: int) -> list[list[Piece]]:
+def pieces_of(shape: tuple[int, ...], ranks: int) -> list[list[TensorPiece]]:
     """For each chunk of a tensor that is divided by rows, the pieces that it consists of, in order.
 
     Example: 5 rows of 2^20 elements on 2 ranks are three chunks: rows 0 and 1, rows 2 of the first and 3 of the second rank, row 4.
     """
     total, width = math.prod(shape), math.prod(shape[1:])
     spans = [tuple(row * width for row in rows_of(shape[0], ranks, rank)) for rank in range(ranks)]
-    found: list[list[Piece]] = []
+    found: list[list[TensorPiece]] = []
     for start in range(0, total, CHUNK_ELEMENTS):
         end = min(start + CHUNK_ELEMENTS, total)
         cut = [(rank, max(start, first), min(end, last)) for rank, (first, last) in enumerate(spans)]
-        found.append([Piece(*piece) for piece in cut if piece[2] > piece[1]])
+        found.append([TensorPiece(*piece) for piece in cut if piece[2] > piece[1]])
     return found
 
 
-def owners(chunks: Mapping[ChunkName, list[Piece]], sizes: Mapping[str, int]) -> dict[ChunkName, int]:
+def owners(chunks: Mapping[ChunkName, list[TensorPiece]], sizes: Mapping[str, int]) -> dict[ChunkName, int]:
     """The rank that publishes each chunk: of the ranks that have a piece of it, the one with the fewest bytes so far.
 
     The same on every rank. `sizes`: bytes per element, by tensor. Undivided chunks are assigned first, then divided ones, largest first.
@@ -59,12 +59,12 @@ def owners(chunks: Mapping[ChunkName, list[Piece]], sizes: Mapping[str, int]) ->
     return dealt
 
 
-class Dealing:
+class TensorDealing:
     """The chunks of the tensors of `forms`, each tensor divided by rows over the ranks of `group`.
 
     Example::
 
-        dealing = Dealing({"w": ("BF16", (49152, 576))}, group)
+        dealing = TensorDealing({"w": ("BF16", (49152, 576))}, group)
         mine = dealing.chunks(lambda name: rows[name])
     """
 
@@ -90,7 +90,7 @@ class Dealing:
                     mine[at] = found.numpy()
         return mine
 
-    def _brought(self, at: ChunkName, pieces: list[Piece], own: Tensor) -> Tensor | None:
+    def _brought(self, at: ChunkName, pieces: list[TensorPiece], own: Tensor) -> Tensor | None:
         """The chunk, on its owner; None elsewhere. All ranks visit the chunks in the same order, so that they cannot deadlock."""
         owner, size, start = self._owners[at], self._sizes[at[0]], self._starts[at[0]]
         if self._group.rank != owner:

@@ -18,17 +18,17 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ostinato.core.errors import BadConfig
-from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.train.batch.microbatch import Microbatch, idle_microbatch
 from ostinato.train.config import TrainConfig
 from ostinato.train.sharding.balance import balanced, rounds
-from ostinato.train.sharding.context import Context
+from ostinato.train.sharding.context import ContextGroup
 
 _PATIENCE = timedelta(hours=1)  # timeout of a collective: longer than any rank computes between two of them
 _GPU_PATIENCE = timedelta(minutes=10)  # the same between GPUs, which exchange only within a micro-batch
 
 
-def check_ranks(config: TrainConfig, backend: Backend) -> None:
+def check_ranks(config: TrainConfig, backend: ComputeBackend) -> None:
     """Raise BadConfig if the ranks of `config` cannot compute with this backend on this machine."""
     if backend.kernels == "torch" and config.context_ranks > 1:
         raise BadConfig(
@@ -64,12 +64,12 @@ class RankGroup:
         group.close()
     """
 
-    def __init__(self, rank: int, count: int, context: Context, mesh: DeviceMesh, backend: Backend) -> None:
+    def __init__(self, rank: int, count: int, context: ContextGroup, mesh: DeviceMesh, backend: ComputeBackend) -> None:
         self.rank, self.count, self.context, self.mesh, self.backend = rank, count, context, mesh, backend
 
     @classmethod
     def join(
-        cls, *, rank: int, count: int, store: dist.TCPStore, context_ranks: int = 1, backend: Backend = OWN
+        cls, *, rank: int, count: int, store: dist.TCPStore, context_ranks: int = 1, backend: ComputeBackend = OWN
     ) -> RankGroup:
         """Join the group as a rank; blocks until all ranks are there. A process is in one group at a time.
 
@@ -83,7 +83,7 @@ class RankGroup:
             neighbours = list(range(first, first + context_ranks))
             made = cast("dist.ProcessGroup", dist.new_group(neighbours, timeout=_PATIENCE))
             own = made if rank in neighbours else own
-        context = Context(rank % context_ranks, context_ranks, own)
+        context = ContextGroup(rank % context_ranks, context_ranks, own)
         if backend.device == "cpu":
             return cls(rank, count, context, init_device_mesh("cpu", (count,)), backend)
         torch.cuda.set_device(rank)

@@ -19,9 +19,9 @@ from ostinato.model.tensors import bytes_of, dtype_name, named_tensors, put_arra
 from ostinato.train.checkpoint import Arrays, Checkpoint
 from ostinato.train.config import TrainConfig
 from ostinato.train.gradients.norm import sum_of_squares
-from ostinato.train.pieces import Part
+from ostinato.train.pieces import RankPart
 from ostinato.train.sharding.balance import rows_of
-from ostinato.train.sharding.dealing import Dealing
+from ostinato.train.sharding.dealing import TensorDealing
 from ostinato.train.sharding.group import RankGroup
 from ostinato.train.sharding.policy import ShardedPolicy
 
@@ -42,7 +42,7 @@ class ShardedMasters:
         beside = self._computed if self._in_place else {name: rows.clone() for name, rows in self._computed.items()}
         self._set_masters(beside)
         self._forms = {name: (dtype_name(self._served[name]), shape) for name, shape in self.shapes().items()}
-        self._dealing = Dealing(self._forms, group)
+        self._dealing = TensorDealing(self._forms, group)
         self._stashed: dict[str, Tensor] | None = None
         self._moments = {kind: {name: torch.zeros_like(rows) for name, rows in beside.items()} for kind in _MOMENTS}
         self._optimizer = torch.optim.AdamW(
@@ -189,7 +189,7 @@ class ShardedMasters:
 
     # ------------------------------------------------------------ checkpoints
 
-    def arrays(self) -> tuple[Arrays, Arrays, Part]:
+    def arrays(self) -> tuple[Arrays, Arrays, RankPart]:
         """Views (from a GPU: copies) of this rank's rows of the masters and of the moments, and which rows they are."""
         weights = {name: rows.detach().cpu().numpy() for name, rows in self._masters.items()}
         moments = {
@@ -197,7 +197,7 @@ class ShardedMasters:
         }
         shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         firsts = {name: rows_of(shape[0], self._group.count, self._group.rank)[0] for name, shape in shapes.items()}
-        return weights, moments, Part(shapes=shapes, firsts=firsts)
+        return weights, moments, RankPart(shapes=shapes, firsts=firsts)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take this rank's rows of a checkpoint, whatever the number of ranks that wrote it."""

@@ -6,13 +6,14 @@ safetensors files. No rank ever holds more of the model than its rows and one la
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -20,21 +21,63 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig, BadWeights
+from ostinato.model.checkpoint_validation import weight_files
 from ostinato.model.devices.backend import mark
-from ostinato.model.directory import weight_files
 from ostinato.model.load import check_directory, empty_model
 from ostinato.model.logit_edits import Edits
 from ostinato.model.norms import RMSNorm, rms_normed
 from ostinato.model.tensors import named_tensors
-from ostinato.train.batch.packing import Packed
+from ostinato.train.batch.packing import PackedBatch
 from ostinato.train.config import TrainConfig
 from ostinato.train.gradients.products import is_plain_embedding, looked_up
 from ostinato.train.gradients.tree_attention import TreeAttention
 from ostinato.train.policy import Policy, served_dtypes
 from ostinato.train.sharding.balance import rows_of
-from ostinato.train.sharding.context import ContextAttention, Share
+from ostinato.train.sharding.context import ContextAttention, ContextShare
 from ostinato.train.sharding.group import RankGroup
-from ostinato.train.sharding.reduction import DirectReduceScatter
+
+# ---------------------------------------------------------------- reduction
+
+
+_CHUNK = 1 << 20  # elements that are sent at once, and the size of the buffer in which they arrive
+
+
+class DirectReduceScatter:
+    """For FSDP2's `set_custom_reduce_scatter`: each rank sums its own part of a flat tensor, which all other ranks send to it.
+
+    gloo has no reduce-scatter: torch copies the tensor, sums all of the copy on every rank, and keeps a part of it. That takes as much
+    memory as the gradients again, and twice the traffic. Parts are added in the same order every time, so the same ranks get the same bits.
+    """
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A buffer for the inputs or the outputs of a call."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: object,
+        async_op: bool = False,
+    ) -> None:
+        """Fill `output_tensor` [N] with the sum of all ranks' ``input_tensor[N * rank : N * (rank + 1)]``."""
+        assert op == dist.ReduceOp.SUM, f"gradients are summed over the ranks, and {op} was asked for"
+        assert not async_op
+        count, rank = group.size(), group.rank()
+        parts = input_tensor.chunk(count)
+        output_tensor.copy_(parts[rank])
+        arrived = torch.empty(min(_CHUNK, len(output_tensor)), dtype=input_tensor.dtype)
+        for away in range(1, count):
+            to, source = (rank + away) % count, (rank - away) % count
+            for given, total in zip(parts[to].split(_CHUNK), output_tensor.split(_CHUNK), strict=True):
+                sent = cast("dist.Work", dist.isend(given, group=group, group_dst=to))
+                dist.recv(arrived[: len(total)], group=group, group_src=source)
+                total += arrived[: len(total)]
+                sent.wait()
+
+
+# ---------------------------------------------------------------- the policy
 
 
 class ShardedPolicy(Policy):
@@ -72,14 +115,14 @@ class ShardedPolicy(Policy):
         _read_rows(model, path, dtype, group)
 
     def logprobs(
-        self, packed: Packed, attend: TreeAttention, temperatures_M: Tensor, edits: Edits | None = None
+        self, packed: PackedBatch, attend: TreeAttention, temperatures_M: Tensor, edits: Edits | None = None
     ) -> Tensor:
         """As `Policy.logprobs`; every rank of a context gets all of them. All ranks must call it equally often."""
         context = self._context
         if context.count == 1:
             compute = super().logprobs
             return self._whole(lambda: compute(packed, attend, temperatures_M, edits))
-        share = Share.of(packed, context.rank, context.count)
+        share = ContextShare.of(packed, context.rank, context.count)
         own = ContextAttention(attend.layout, share, context, keep=self._recomputes(share.rows))
         rest = share.temperatures(temperatures_M), edits and share.edits(edits)
         return share.together(context, self._whole(lambda: self._compute(share.part(packed), own, *rest)))

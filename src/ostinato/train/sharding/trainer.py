@@ -27,12 +27,12 @@ from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Weights
-from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.model.linear import use_order
 from ostinato.model.numerics import order_named
 from ostinato.train.config import TrainConfig
 from ostinato.train.references import References
-from ostinato.train.sharding.calls import Call, RankTask, call_line, read_call, task_line
+from ostinato.train.sharding.calls import RankCall, RankTask, call_line, read_call, task_line
 from ostinato.train.sharding.group import RankGroup, check_ranks
 from ostinato.train.sharding.memory import return_freed_memory
 from ostinato.train.sharding.watching import end_with_first, end_with_others
@@ -76,7 +76,7 @@ class ShardedTrainer:
         config: TrainConfig,
         contract: Contract | None = None,
         program: RankProgram | None = None,
-        backend: Backend = OWN,
+        backend: ComputeBackend = OWN,
     ) -> None:
         check_ranks(config, backend)
         return_freed_memory()
@@ -116,7 +116,7 @@ class ShardedTrainer:
     ) -> Learned:
         """See `PolicyTrainer.step`; `stop` is called at every micro-batch."""
         held = references or References(fetch=_nothing)
-        call = Call(
+        call = RankCall(
             method="step",
             samples=tuple(samples),
             held=references is not None,
@@ -127,28 +127,28 @@ class ShardedTrainer:
 
     def go_back(self, weights: Weights, number: int | None = None) -> None:
         """See `PolicyTrainer.go_back`."""
-        self._all(Call(method="go_back", number=number), lambda: self._own.go_back(weights, number))
+        self._all(RankCall(method="go_back", number=number), lambda: self._own.go_back(weights, number))
 
     def skip_step(self) -> None:
         """See `PolicyTrainer.skip_step`."""
-        self._all(Call(method="skip_step"), self._own.skip_step)
+        self._all(RankCall(method="skip_step"), self._own.skip_step)
 
     def weights(self) -> Weights:
         """See `PolicyTrainer.weights`; this process then holds all of them."""
-        return self._all(Call(method="weights"), self._own.weights)
+        return self._all(RankCall(method="weights"), self._own.weights)
 
     def present(self) -> Learned:
         """See `PolicyTrainer.present`."""
-        return self._all(Call(method="present"), self._own.present)
+        return self._all(RankCall(method="present"), self._own.present)
 
     def save(self, directory: Path, *, cursor: int, keep: int) -> None:
         """See `PolicyTrainer.save`."""
-        call = Call(method="save", directory=directory, cursor=cursor, keep=keep)
+        call = RankCall(method="save", directory=directory, cursor=cursor, keep=keep)
         self._all(call, lambda: self._own.save(directory, cursor=cursor, keep=keep))
 
     def resume(self, directory: Path) -> bool:
         """See `PolicyTrainer.resume`."""
-        return self._all(Call(method="resume", directory=directory), lambda: self._own.resume(directory))
+        return self._all(RankCall(method="resume", directory=directory), lambda: self._own.resume(directory))
 
     def close(self) -> None:
         """End the other ranks, and leave the group. Idempotent."""
@@ -191,7 +191,7 @@ class ShardedTrainer:
 
         return References(release=references.release, anchor=references.anchor, fetch=fetch)
 
-    def _all(self, call: Call, here: Callable[[], _T]) -> _T:
+    def _all(self, call: RankCall, here: Callable[[], _T]) -> _T:
         """Make a call on every rank; `here` makes it on this one."""
         line = call_line(call)
         for rank, process in enumerate(self.others, 1):
@@ -228,7 +228,7 @@ def _meeting_place(ranks: int) -> dist.TCPStore:
     )
 
 
-def _join(rank: int, config: TrainConfig, backend: Backend, store: dist.TCPStore) -> RankGroup:
+def _join(rank: int, config: TrainConfig, backend: ComputeBackend, store: dist.TCPStore) -> RankGroup:
     return RankGroup.join(
         rank=rank, count=config.ranks, store=store, context_ranks=config.context_ranks, backend=backend
     )
@@ -273,7 +273,7 @@ def take_part(task: RankTask, calls: IO[bytes], on_learned: Callable[[Learned], 
     group.close()
 
 
-def _take(trainer: PolicyTrainer, call: Call, group: RankGroup, on_learned: Callable[[Learned], None]) -> None:
+def _take(trainer: PolicyTrainer, call: RankCall, group: RankGroup, on_learned: Callable[[Learned], None]) -> None:
     def fetch(policy: PolicyVersion) -> Weights:
         if group.any(False):
             raise Unavailable(f"the first rank did not get the weights of {policy}")

@@ -1,12 +1,19 @@
-"""The page's routes. Access is decided here, once, before any view is asked."""
+"""The page's routes. Access is decided here, once, before any view is asked.
+
+Also the headers of every answer, the check of a form's origin, and how many pages a tenant may ask for.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
@@ -14,19 +21,164 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from ostinato.core.audit import Audit, fingerprint, unaudited
+from ostinato.core.bucket import Bucket
 from ostinato.core.errors import NotFound, OstinatoError, Unauthorized
+from ostinato.core.in_turn import InTurn
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor, Visitors
 from ostinato.web.page import live
-from ostinato.web.page.admitting import Admission, TooManyQuestions
 from ostinato.web.page.asking import form, own_path, root, words
-from ostinato.web.page.files import Files, is_known
-from ostinato.web.page.guarding import HEADERS, KEPT, check_form
+from ostinato.web.page.files import StaticFiles, is_known
 from ostinato.web.page.rendering import Templates, when
 from ostinato.web.page.sources import Acts, Facts, RunNow
 from ostinato.web.page.threads import Threads
 from ostinato.web.page.views import OPEN_TO_TENANTS, Views
 from ostinato.web.page.worlds.sources import WorldFacts
+
+# ---------------------------------------------------------------- headers and origins
+
+
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": CSP,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # not "no-referrer": with it browsers send forms from the origin "null", which cannot be told from another site's
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "private, no-store",
+}
+KEPT: Mapping[str, str] = {
+    **HEADERS,
+    "cache-control": "private, no-cache",
+    "vary": "cookie, x-ostinato-key, authorization, x-api-key",
+}
+"""Headers of pages that a browser may cache but must revalidate each time, so that they are not shown after a sign-out."""
+
+
+class ForeignForm(OstinatoError):
+    """A form that was not sent from the page."""
+
+    status = 403
+    code = "foreign_form"
+
+
+def check_form(headers: Mapping[str, str]) -> None:
+    """Raise ForeignForm unless the headers (lower-case names) say that this page sent the form.
+
+    A browser that does not send `Sec-Fetch-Site` must send the origin, and it must be this host.
+    """
+    site = headers.get("sec-fetch-site")
+    if site is None:
+        origin = urlsplit(headers.get("origin", ""))
+        if origin.netloc and origin.netloc.lower() == headers.get("host", "").lower():
+            return
+    elif site == "same-origin":
+        return
+    raise ForeignForm("This form was not sent from this page: nothing was done. Open the page itself and press again.")
+
+
+# ---------------------------------------------------------------- admission
+
+
+MOST_ASKED = 4
+"""How many pages of one tenant may wait or be answered at a time."""
+PAGES_PER_S, PAGES_AT_ONCE = 2.0, 60.0
+"""How many pages one tenant may load per second in the long run, and after a pause."""
+
+
+class TooManyQuestions(OstinatoError):
+    """A tenant asks for more pages than it may. `retry_after_s` says when to try again."""
+
+    status = 429
+    code = "too_many_questions"
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class PageAdmission:
+    """Tenants' questions are answered one at a time, and the tenants take turns; a visitor who sees the whole run is admitted at once."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rates = dict[Visitor, Bucket]()
+        self._asked: Counter[Visitor] = Counter()
+        self._answering = False
+        self._waiting: InTurn[Visitor, asyncio.Future[None]] = InTurn()
+        self._streams: defaultdict[Visitor, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @contextlib.asynccontextmanager
+    async def page(self, visitor: Visitor) -> AsyncGenerator[None]:
+        """Admit one page. Raises TooManyQuestions."""
+        if visitor.sees_all:
+            yield
+            return
+        if self._asked[visitor] >= MOST_ASKED:
+            raise TooManyQuestions(
+                f"{MOST_ASKED} pages are already being loaded with this key; load this one again once they have arrived."
+            )
+        self._charge(visitor)
+        self._asked[visitor] += 1
+        try:
+            async with self._turn(visitor):
+                yield
+        finally:
+            self._asked[visitor] -= 1
+
+    @contextlib.asynccontextmanager
+    async def stream(self, visitor: Visitor) -> AsyncGenerator[None]:
+        """Admit one look of an open page, which waits for the same key's other looks instead of being refused."""
+        if visitor.sees_all:
+            yield
+            return
+        async with self._streams[visitor], self._turn(visitor):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, visitor: Visitor) -> AsyncGenerator[None]:
+        """Wait until it is this visitor's turn, which lasts as long as the context."""
+        if self._answering:
+            mine = asyncio.get_running_loop().create_future()
+            self._waiting.put(visitor, mine)
+            try:
+                await mine
+            except asyncio.CancelledError:
+                self._waiting.discard(visitor, mine)
+                if not mine.cancelled():  # the turn had come
+                    self._next()
+                raise
+        self._answering = True
+        try:
+            yield
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        """End a turn and begin the next."""
+        self._answering = False
+        while not self._answering and (turn := self._waiting.next()) is not None:
+            self._answering = not turn.done()
+            if self._answering:
+                turn.set_result(None)
+
+    def _charge(self, visitor: Visitor) -> None:
+        now = self._clock()
+        rate = self._rates.setdefault(visitor, Bucket(rate=PAGES_PER_S, size=PAGES_AT_ONCE, now=now))
+        if wait_s := rate.take(1.0, now):
+            raise TooManyQuestions(
+                f"More than {PAGES_PER_S:g} pages a second were loaded with this key; load this one again in a moment.",
+                wait_s,
+            )
+
+
+# ---------------------------------------------------------------- the page
+
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +202,10 @@ class Pages:
         self._views = Views(facts, worlds, self._threads.ask)
         self._acts = acts
         self._audit = audit
-        self._files = Files()
+        self._files = StaticFiles()
         self._templates = Templates(self._files)
         self._live = live.Live(clock)
-        self._admission = Admission(clock)
+        self._admission = PageAdmission(clock)
         self._visitors: Visitors | None = None
 
     def close(self) -> None:

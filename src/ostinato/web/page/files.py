@@ -12,7 +12,7 @@ _FOLDER = Path(__file__).parents[1] / "static"
 _KINDS = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
 
-class Files:
+class StaticFiles:
     """Everything in `web/static` that a browser asks for, read once."""
 
     def __init__(self, folder: Path = _FOLDER) -> None:

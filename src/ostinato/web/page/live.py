@@ -40,11 +40,11 @@ class Live:
         """End every stream, and begin no other."""
         self._closing.set()
 
-    def take(self, visitor: Visitor) -> Place:
+    def take(self, visitor: Visitor) -> ViewerPlace:
         """A place for one stream, held until it is given back. Raises Unavailable if none is free: the page then changes on reload only."""
         if self._closing.is_set() or self._full(visitor):
             raise Unavailable("Too many pages are open; this one does not update itself.")
-        return Place(self._open, visitor)
+        return ViewerPlace(self._open, visitor)
 
     def _full(self, visitor: Visitor) -> bool:
         crowded = self._open.total() >= MOST_VIEWERS
@@ -81,7 +81,7 @@ class Live:
             return
 
 
-class Place:
+class ViewerPlace:
     """One of the places of `Live`, taken on construction."""
 
     def __init__(self, open: Counter[Visitor], visitor: Visitor) -> None:
@@ -98,7 +98,7 @@ class Place:
 class EventStream(StreamingResponse):
     """A stream of events on a place, which is given back however the stream ends, even if the client leaves before the first byte."""
 
-    def __init__(self, events: AsyncIterator[str], place: Place, headers: Mapping[str, str]) -> None:
+    def __init__(self, events: AsyncIterator[str], place: ViewerPlace, headers: Mapping[str, str]) -> None:
         super().__init__(events, 200, headers)
         self._place = place
 

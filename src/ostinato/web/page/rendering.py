@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ostinato.core.report import headline
-from ostinato.web.page.files import Files
+from ostinato.web.page.files import StaticFiles
 from ostinato.web.page.tokens import shortened
 
 _FOLDER = Path(__file__).parents[1] / "templates"
@@ -31,7 +31,7 @@ _MOST_MARKS = 200
 class Templates:
     """The page's templates. `files` gives the URLs of the static files."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: StaticFiles) -> None:
         self._env = Environment(
             loader=FileSystemLoader(_FOLDER),
             autoescape=True,

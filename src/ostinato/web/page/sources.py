@@ -306,7 +306,7 @@ class AlarmDetail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class PlaygroundAnswer:
     """One arm's answer in the playground. `turn` names it for feedback; `version` made its first token."""
 
     arm: str
@@ -379,7 +379,7 @@ class Acts(Protocol):
         """End the alarm that was raised with this id. Raises NotFound, Conflict, BadRequest."""
         ...
 
-    async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[Answered, ...]:
+    async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[PlaygroundAnswer, ...]:
         """One answer per arm. A failure is reported in the answer."""
         ...
 

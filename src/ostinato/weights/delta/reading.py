@@ -7,8 +7,21 @@ import numpy as np
 from numba import njit
 
 from ostinato.core.errors import Corrupt
-from ostinato.weights.delta.bits import lowest, nth, ones, take, take_gamma, take_rice
-from ostinato.weights.delta.sixteen import BLOCK, MAGNITUDE, Codes, exponents, ordered, unordered, within
+from ostinato.weights.delta.bits import (
+    BLOCK,
+    MAGNITUDE,
+    Codes,
+    exponents,
+    lowest,
+    nth,
+    ones,
+    ordered,
+    take,
+    take_gamma,
+    take_rice,
+    unordered,
+    within,
+)
 from ostinato.weights.delta.writing import CLASSES, DENSEST
 
 _LONGEST_STEP = 0xFFFF

@@ -19,8 +19,22 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ostinato.weights.delta.bits import LONGEST, lowest, ones, put, put_gamma, put_rice, put_signed_gap
-from ostinato.weights.delta.sixteen import BLOCK, MAGNITUDE, Codes, differing, exponents, ordered, within
+from ostinato.weights.delta.bits import (
+    BLOCK,
+    LONGEST,
+    MAGNITUDE,
+    Codes,
+    differing,
+    exponents,
+    lowest,
+    ones,
+    ordered,
+    put,
+    put_gamma,
+    put_rice,
+    put_signed_gap,
+    within,
+)
 
 CLASSES = 24
 DENSEST = 4  # a chunk in which more than 1 in 4 elements changed is left to other codecs

@@ -18,9 +18,9 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import Snapshot, Weights
 from ostinato.weights.follow.config import FollowerConfig
+from ostinato.weights.follow.delta_apply import rebuild
 from ostinato.weights.follow.export import write_model
 from ostinato.weights.follow.journal import Journal
-from ostinato.weights.follow.rebuild import rebuild
 from ostinato.weights.version.chain import Loaded, Manifests
 from ostinato.weights.version.manifest import Manifest
 from ostinato.weights.version.signing import check_signature

@@ -14,10 +14,10 @@ from ostinato.weights.version.manifest import Manifest
 
 
 @dataclass(slots=True, kw_only=True)
-class Findings:
+class FsckFindings:
     """Counts of what was read, and the problems found (one sentence each; empty when the store is sound).
 
-    Example: ``Findings(refs=4, manifests=12, objects=13, bytes=291_000_000, rebuilt=3, problems=[])``
+    Example: ``FsckFindings(refs=4, manifests=12, objects=13, bytes=291_000_000, rebuilt=3, problems=[])``
     """
 
     refs: int = 0
@@ -28,12 +28,12 @@ class Findings:
     problems: list[str] = field(default_factory=list[str])
 
 
-async def verify(store: RefStore, *, every: bool = False) -> Findings:
+async def verify(store: RefStore, *, every: bool = False) -> FsckFindings:
     """Read each manifest and object that a ref reaches, and rebuild the weights of the named refs (live, candidate, ...).
 
     With `every`, the weights of all versions are rebuilt, which takes as long as fetching each.
     """
-    findings = Findings()
+    findings = FsckFindings()
     refs = await _listed(store, findings)
     manifests = Manifests(store)
     lengths: dict[str, int | None] = {}
@@ -60,7 +60,7 @@ async def verify(store: RefStore, *, every: bool = False) -> Findings:
     return findings
 
 
-async def _listed(store: RefStore, findings: Findings) -> dict[str, str]:
+async def _listed(store: RefStore, findings: FsckFindings) -> dict[str, str]:
     try:
         refs = await store.refs()
     except OstinatoError as error:
@@ -76,7 +76,7 @@ async def _reach(
     start: str,
     seen: set[str],
     lengths: dict[str, int | None],
-    findings: Findings,
+    findings: FsckFindings,
 ) -> None:
     """Verify the manifests from `start` back to a full snapshot or to the first already seen manifest, and their objects."""
     async for hash, manifest in manifests.walk(start):
@@ -93,7 +93,7 @@ async def _reach(
 
 
 async def _check_objects(
-    store: RefStore, hash: str, manifest: Manifest, lengths: dict[str, int | None], findings: Findings
+    store: RefStore, hash: str, manifest: Manifest, lengths: dict[str, int | None], findings: FsckFindings
 ) -> None:
     findings.manifests += 1
     for name, need in manifest.objects().items():
@@ -104,7 +104,7 @@ async def _check_objects(
             findings.problems.append(f"manifest {hash}: object {name} has {have} bytes, the manifest needs {need}")
 
 
-async def _length(store: RefStore, name: str, findings: Findings) -> int | None:
+async def _length(store: RefStore, name: str, findings: FsckFindings) -> int | None:
     try:
         data = await store.get(name)
     except OstinatoError as error:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, OstinatoError
 from ostinato.core.records import PolicyVersion
 from ostinato.weights.keep.config import CollectConfig
-from ostinato.weights.keep.marking import Node, Rules, Starts, expired, marked, starts, versions_of
+from ostinato.weights.keep.gc_mark import Node, Rules, Starts, expired, marked, starts, versions_of
 from ostinato.weights.store.interface import KeptStore, ListedObject, ListedRef
 from ostinato.weights.version.chain import Manifests
 from ostinato.weights.version.content import VERSIONS
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class GcProgress:
     """The progress of a collection: `done` of `total` (None: unknown) and the bytes so far.
 
-    Example: ``Step(stage="deleting objects", done=120, total=3_400, bytes=8_053_063_680)``
+    Example: ``GcProgress(stage="deleting objects", done=120, total=3_400, bytes=8_053_063_680)``
     """
 
     stage: str
@@ -42,7 +42,7 @@ class Step:
     bytes: int
 
 
-OnStep = Callable[[Step], None]
+OnStep = Callable[[GcProgress], None]
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class _Collection:
                 self.old[listed.hash] = listed
             else:
                 self.young.append(listed)
-            self.on_step(Step("listing objects", self.total.objects, None, self.total.bytes))
+            self.on_step(GcProgress("listing objects", self.total.objects, None, self.total.bytes))
 
     async def _look(self, removed: Mapping[str, str]) -> _Look:
         """Read refs and manifests, and mark. `removed` are versions whose refs were deleted but that may still be needed."""
@@ -249,7 +249,7 @@ class _Collection:
             for name in coming:
                 size += await work(name)
                 done += 1
-                self.on_step(Step(stage, done, len(names), size))
+                self.on_step(GcProgress(stage, done, len(names), size))
 
         try:
             async with asyncio.TaskGroup() as group:

@@ -19,13 +19,13 @@ from ostinato.core.errors import Conflict, Corrupt, NotFound
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import Form, WeightPart, Weights
-from ostinato.weights.follow.rebuild import rebuild
+from ostinato.weights.follow.delta_apply import rebuild
+from ostinato.weights.publish.chunk_source import Holder, How, PartHolder
 from ostinato.weights.publish.config import PublisherConfig
-from ostinato.weights.publish.holding import Holder, How, PartHolder
 from ostinato.weights.version.chain import Manifests
 from ostinato.weights.version.content import check_ref, full_bytes, root_of_chunks, version_ref
 from ostinato.weights.version.manifest import FORMAT, About, Manifest, Route, about, stored
-from ostinato.weights.version.packing import Packed, tensors_of
+from ostinato.weights.version.packing import PackedChunks, tensors_of
 from ostinato.weights.version.signing import Signer
 
 logger = logging.getLogger(__name__)
@@ -263,7 +263,7 @@ class _Version:
 @dataclass(frozen=True, slots=True)
 class _Made:
     version: _Version
-    packed: Packed
+    packed: PackedChunks
 
     @property
     def payload_bytes(self) -> int:

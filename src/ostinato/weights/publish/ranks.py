@@ -21,11 +21,11 @@ from pydantic import BaseModel
 from ostinato.core import errors
 from ostinato.core.errors import OstinatoError, Unavailable
 from ostinato.core.weights import ChunkName, WeightPart, Weights
+from ostinato.weights.publish.chunk_source import How, PartHolder, TakenWeights
 from ostinato.weights.publish.config import PublisherConfig
-from ostinato.weights.publish.holding import How, PartHolder, Taken
 from ostinato.weights.store.config import BucketConfig
 from ostinato.weights.version.manifest import StoredChunk
-from ostinato.weights.version.packing import Packed
+from ostinato.weights.version.packing import PackedChunks
 
 _LONGEST: Final = 1 << 30
 _HANDED: Final = 3  # parts that wait: one being stored, the next one, and one of a step that was never published
@@ -50,7 +50,7 @@ class Together:
         self._ranks = [_Line(rank, line) for rank, line in enumerate(lines, 1)]
         self.whole = False
 
-    async def take(self, number: int, weights: Weights | WeightPart, *, check: bool, finite: bool) -> Taken:
+    async def take(self, number: int, weights: Weights | WeightPart, *, check: bool, finite: bool) -> TakenWeights:
         """See `Holder`."""
         own, others = await asyncio.gather(
             self._own.take(number, weights, check=check, finite=finite),
@@ -59,7 +59,7 @@ class Together:
         hashes = dict(own.hashes)
         for said in others:
             hashes |= {_chunk_name(at): str(result) for *at, result in said}
-        return Taken(forms=own.forms, hashes=hashes)
+        return TakenWeights(forms=own.forms, hashes=hashes)
 
     async def holds(self, root: str) -> bool:
         """See `Holder`."""
@@ -70,7 +70,7 @@ class Together:
         """See `Holder`."""
         return self._own.due(base)
 
-    async def pack(self, how: How) -> Packed:
+    async def pack(self, how: How) -> PackedChunks:
         """See `Holder`."""
         own, others = await asyncio.gather(self._own.pack(how), self._ask("pack", **asdict(how)))
         chunks = dict(own.chunks)
@@ -79,7 +79,7 @@ class Together:
             chunks |= {_chunk_name(at): StoredChunk.model_validate(chunk) for *at, chunk in said["chunks"]}
             changed.append(said["changed"])
         counted = None if None in changed else sum(count for count in changed if count is not None)
-        return Packed(chunks=chunks, changed=counted, undo={})
+        return PackedChunks(chunks=chunks, changed=counted, undo={})
 
     async def keep(self, root: str, parent: str | None) -> None:
         """See `Holder`."""

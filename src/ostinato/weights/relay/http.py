@@ -9,7 +9,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ostinato.core.errors import NotFound, OstinatoError
-from ostinato.weights.relay.store import RelayStore
+from ostinato.weights.relay.cached_store import RelayStore
 from ostinato.weights.version.content import check_hash
 
 _FOREVER = "public, max-age=31536000, immutable"

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge
-from ostinato.weights.store.disk import LOCK_WAIT_S, Disk, Files, stamp_of, storage_refusals
+from ostinato.weights.store.disk import LOCK_WAIT_S, AtomicFiles, Disk, stamp_of, storage_refusals
 from ostinato.weights.store.interface import Fence, ListedObject, ListedRef, check_range, unfenced
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
 
@@ -47,7 +47,7 @@ class DirectoryStore:
         self, root: Path, disk: Disk | None = None, fence: Fence = unfenced, *, lock_wait_s: float = LOCK_WAIT_S
     ) -> None:
         self._root, self._fence = root, fence
-        self._files = Files(root, disk or Disk(), lock_wait_s)
+        self._files = AtomicFiles(root, disk or Disk(), lock_wait_s)
         with storage_refusals(f"making the store in {root}"):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in ("objects", "refs", "tmp"):

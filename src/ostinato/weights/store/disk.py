@@ -60,7 +60,7 @@ class Disk:
         path.unlink()
 
 
-class Files:
+class AtomicFiles:
     """Files under `root` that are written whole or not at all. `root` must hold `tmp/`.
 
     Raises (all methods that write): Unavailable if another process holds a lock for longer than `lock_wait_s` seconds.

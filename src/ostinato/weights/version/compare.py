@@ -18,10 +18,10 @@ _PART = 1 << 22  # elements compared at a time, so that a large tensor needs lit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class TensorChange:
     """One tensor. `moved` is the norm of the difference divided by the old norm; None for integers and for an old norm of 0.
 
-    Example: ``Change(name="model.norm.weight", elements=576, changed=3, moved=2.1e-4)``
+    Example: ``TensorChange(name="model.norm.weight", elements=576, changed=3, moved=2.1e-4)``
     """
 
     name: str
@@ -47,8 +47,8 @@ class Change:
         return rest.removesuffix(".weight").removeprefix("model.")
 
 
-def compare(old: Weights, new: Weights) -> list[Change]:
-    """One `Change` per tensor, in the order of the names. Raises BadRequest if the versions are not of one model."""
+def compare(old: Weights, new: Weights) -> list[TensorChange]:
+    """One `TensorChange` per tensor, in the order of the names. Raises BadRequest if the versions are not of one model."""
     form = {name: (array.dtype, array.shape) for name, array in old.items()}
     if form != {name: (array.dtype, array.shape) for name, array in new.items()}:
         apart = sorted(set(old) ^ set(new)) or sorted(name for name in old if form[name] != _form(new[name]))
@@ -56,9 +56,9 @@ def compare(old: Weights, new: Weights) -> list[Change]:
     return [_change(name, old[name], new[name]) for name in sorted(old)]
 
 
-def total(changes: Sequence[Change]) -> Change:
-    """The sums over all tensors as one `Change`, without `moved`."""
-    return Change(
+def total(changes: Sequence[TensorChange]) -> TensorChange:
+    """The sums over all tensors as one `TensorChange`, without `moved`."""
+    return TensorChange(
         name="all",
         elements=sum(change.elements for change in changes),
         changed=sum(change.changed for change in changes),
@@ -70,7 +70,7 @@ def _form(array: WeightArray) -> tuple[str, tuple[int, ...]]:
     return array.dtype, array.shape
 
 
-def _change(name: str, old: WeightArray, new: WeightArray) -> Change:
+def _change(name: str, old: WeightArray, new: WeightArray) -> TensorChange:
     itemsize = ITEMSIZES[old.dtype]
     changed, difference, norm = 0, 0.0, 0.0
     for start in range(0, old.data.size, _PART * itemsize):
@@ -80,7 +80,7 @@ def _change(name: str, old: WeightArray, new: WeightArray) -> Change:
         if floats[0] is not None and floats[1] is not None:
             difference += float(np.square(floats[1] - floats[0]).sum())
             norm += float(np.square(floats[0]).sum())
-    return Change(
+    return TensorChange(
         name=name,
         elements=old.data.size // itemsize,
         changed=changed,

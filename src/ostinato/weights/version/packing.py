@@ -28,7 +28,7 @@ Undo = dict[ChunkName, delta.Coded]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackedChunks:
     """Chunks whose payloads are stored. `changed` counts the elements that differ from the base, None without one."""
 
     chunks: Mapping[ChunkName, StoredChunk]
@@ -66,7 +66,7 @@ class _Placed:
     payload: str | None
 
 
-async def write_packs(store: WeightStore, part: WeightPart, hashes: Hashes, coding: Coding) -> Packed:
+async def write_packs(store: WeightStore, part: WeightPart, hashes: Hashes, coding: Coding) -> PackedChunks:
     """Encode every chunk of the part, several at a time, and put the payloads into the store in the order of the names.
 
     Raises: StorageFull from the store; BadWeights if the arrays changed while they were being read.
@@ -98,7 +98,7 @@ async def write_packs(store: WeightStore, part: WeightPart, hashes: Hashes, codi
             put.cancel()
         await asyncio.gather(*puts, return_exceptions=True)
     chunks = {at: _stored(at, part, hashes[at], place, objects) for at, place in placed.items()}
-    return Packed(chunks=chunks, changed=None if coding.base is None else changed, undo=undo)
+    return PackedChunks(chunks=chunks, changed=None if coding.base is None else changed, undo=undo)
 
 
 def _place(made: _Made, write_packs: int, offset: int) -> _Placed:

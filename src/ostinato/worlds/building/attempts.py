@@ -7,13 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ostinato.worlds.building.config import BuildConfig
-from ostinato.worlds.building.filters import Elsewhere, Fate, Noticed, TestLines, judge_first, says_enough, split_tests
+from ostinato.worlds.building.filters import (
+    ChangeFate,
+    Elsewhere,
+    Noticed,
+    TestLines,
+    judge_first,
+    says_enough,
+    split_tests,
+)
 from ostinato.worlds.building.mutations.bugs import faults
 from ostinato.worlds.building.mutations.functions import Function, functions_of
 from ostinato.worlds.building.mutations.removal import doing_nothing, without_body
 from ostinato.worlds.building.trying.baseline import GreenSuite
 from ostinato.worlds.building.trying.runs import SuiteJob, SuiteRun, SuiteRuns
-from ostinato.worlds.building.weakness import Asked, passing_for_nothing
+from ostinato.worlds.building.weakness import FunctionTask, passing_for_nothing
 from ostinato.worlds.building.wording import TaskKind
 
 _NOTHING = Noticed(fail_to_pass=(), pass_to_pass=())
@@ -26,14 +34,14 @@ class Attempt:
 
     `detail` is a bug's kind or, if the tests are too weak, the stub that passes them.
 
-    Example: ``Attempt(function="calc.py::add", kind=TaskKind.BUG, detail="arithmetic", block="def add(a, b): ...", fate=Fate.VALID)``
+    Example: ``Attempt(function="calc.py::add", kind=TaskKind.BUG, detail="arithmetic", block="def add(a, b): ...", fate=ChangeFate.VALID)``
     """
 
     function: str
     kind: TaskKind
     detail: str
     block: str
-    fate: Fate
+    fate: ChangeFate
     noticed: Noticed = field(default=_NOTHING)
 
 
@@ -127,11 +135,11 @@ class Attempts:
         for function in functions:
             selected = select(function, self.baseline, self.config.beside)
             if selected is None:
-                why = Fate.UNTESTED
+                why = ChangeFate.UNTESTED
             elif selected.seconds > self.config.selection_seconds:
-                why = Fate.TOO_SLOW
+                why = ChangeFate.TOO_SLOW
             elif self._elsewhere.leaks(function, self.sources[function.path]):
-                why = Fate.LEAKS
+                why = ChangeFate.LEAKS
             else:
                 chosen.append(selected)
                 continue
@@ -172,9 +180,9 @@ class Attempts:
         for selected in needed:
             function = selected.function
             for kind, detail, block in self._candidates(function):
-                change = Attempt(function=function.key, kind=kind, detail=detail, block=block, fate=Fate.VALID)
+                change = Attempt(function=function.key, kind=kind, detail=detail, block=block, fate=ChangeFate.VALID)
                 if not self._says_enough(kind, function):
-                    left_out.append(replace(change, fate=Fate.SAYS_LITTLE))
+                    left_out.append(replace(change, fate=ChangeFate.SAYS_LITTLE))
                 elif (edits := self._changed(function, block)) is not None:
                     open_.append((selected, change, self._job(selected, edits, limit)))
         return open_, left_out
@@ -198,7 +206,7 @@ class Attempts:
         ]
         known = {selected.function.key for selected, _ in needed}
         left_out = [
-            Attempt(function=each.function.key, kind=TaskKind.REMOVAL, detail="", block="", fate=Fate.UNTESTED)
+            Attempt(function=each.function.key, kind=TaskKind.REMOVAL, detail="", block="", fate=ChangeFate.UNTESTED)
             for each in chosen
             if each.function.key not in known
         ]
@@ -228,10 +236,10 @@ class Attempts:
                 bare[change.function] = outcome.passed
             stable, most = len(self.baseline.stable), self.config.most_failing
             fate = judge_first(outcome, noticed, stable=stable, most_failing=most, lazy=selected.lazy)
-            if fate is Fate.VALID:
+            if fate is ChangeFate.VALID:
                 fate = self._repeated(change, noticed, [each for each, *_ in again])
-            judged = replace(change, fate=fate, noticed=noticed if fate is Fate.VALID else _NOTHING)
-            if fate is Fate.VALID:
+            judged = replace(change, fate=fate, noticed=noticed if fate is ChangeFate.VALID else _NOTHING)
+            if fate is ChangeFate.VALID:
                 again.append((judged, job, selected))
             else:
                 tried.append(judged)
@@ -246,7 +254,7 @@ class Attempts:
             if same:
                 sure.append((change, selected))
             else:
-                tried.append(replace(change, fate=Fate.UNSTABLE, noticed=_NOTHING))
+                tried.append(replace(change, fate=ChangeFate.UNSTABLE, noticed=_NOTHING))
         return tried + await self._unless_weak(sure, bare)
 
     async def _unless_weak(
@@ -268,12 +276,12 @@ class Attempts:
         for change, _ in sure:
             cheap = passing.get((change.function, change.noticed.fail_to_pass), "")
             weak = bool(cheap) and change.kind is not TaskKind.BUG
-            judged.append(replace(change, fate=Fate.WEAK, noticed=_NOTHING, detail=cheap) if weak else change)
+            judged.append(replace(change, fate=ChangeFate.WEAK, noticed=_NOTHING, detail=cheap) if weak else change)
         return judged
 
-    def _asked(self, change: Attempt, selected: Selected, bare: Mapping[str, frozenset[str]]) -> Asked:
+    def _asked(self, change: Attempt, selected: Selected, bare: Mapping[str, frozenset[str]]) -> FunctionTask:
         tests = change.noticed.fail_to_pass
-        return Asked(
+        return FunctionTask(
             function=selected.function,
             tests=tests,
             seconds=sum(self.baseline.seconds.get(test, 0.0) for test in tests),
@@ -281,13 +289,15 @@ class Attempts:
             bare=bare.get(change.function, frozenset()),
         )
 
-    def _repeated(self, change: Attempt, noticed: Noticed, kept: Sequence[Attempt]) -> Fate:
+    def _repeated(self, change: Attempt, noticed: Noticed, kept: Sequence[Attempt]) -> ChangeFate:
         """TWICE or ENOUGH if the function already has this task, or enough bugs; else VALID."""
         of_function = [each for each in kept if each.function == change.function and each.kind is change.kind]
         if any(each.noticed.fail_to_pass == noticed.fail_to_pass for each in of_function):
-            return Fate.TWICE
+            return ChangeFate.TWICE
         return (
-            Fate.ENOUGH if change.kind is TaskKind.BUG and len(of_function) >= self.config.faults_kept else Fate.VALID
+            ChangeFate.ENOUGH
+            if change.kind is TaskKind.BUG and len(of_function) >= self.config.faults_kept
+            else ChangeFate.VALID
         )
 
 

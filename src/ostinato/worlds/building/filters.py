@@ -22,7 +22,7 @@ _FEWEST_TYPES = 2
 _SAYS_WHEN = {"__call__", "__new__", "__post_init__"}  # the language defines when these run, not what they do
 
 
-class Fate(StrEnum):
+class ChangeFate(StrEnum):
     """The outcome of a change: VALID, or why it does not become a task."""
 
     VALID = "valid"
@@ -65,22 +65,22 @@ def split_tests(selected: Iterable[str], outcome: SuiteRun) -> Noticed:
 
 def judge_first(
     outcome: SuiteRun | None, split: Noticed, *, stable: int, most_failing: float, lazy: frozenset[str] | None
-) -> Fate:
+) -> ChangeFate:
     """Judge a change by its first run.
 
     `stable` counts the suite's stable tests; `lazy` are tests that fail if the function does nothing (None: that run gave no failed test).
     """
     if outcome is None or (outcome.code is None and not outcome.stopped and not outcome.hung):
-        return Fate.CRASHES
+        return ChangeFate.CRASHES
     if outcome.hung:
-        return Fate.ENDLESS
+        return ChangeFate.ENDLESS
     if outcome.stopped or len(split.fail_to_pass) > most_failing * stable:
-        return Fate.TOO_PLAIN
+        return ChangeFate.TOO_PLAIN
     if not split.fail_to_pass:
-        return Fate.UNNOTICED
+        return ChangeFate.UNNOTICED
     if lazy is not None and not lazy & {*split.fail_to_pass, *split.pass_to_pass}:
-        return Fate.TRIVIAL
-    return Fate.VALID if split.pass_to_pass else Fate.UNGUARDED
+        return ChangeFate.TRIVIAL
+    return ChangeFate.VALID if split.pass_to_pass else ChangeFate.UNGUARDED
 
 
 def _windows(lines: Iterable[str]) -> list[str]:

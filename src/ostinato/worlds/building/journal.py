@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.worlds.building.attempts import Attempt
-from ostinato.worlds.building.filters import Fate, Noticed
+from ostinato.worlds.building.filters import ChangeFate, Noticed
 from ostinato.worlds.building.trying.baseline import GreenSuite
 from ostinato.worlds.building.wording import TaskKind
 
@@ -19,7 +19,7 @@ def _attempt_row(attempt: Attempt) -> dict[str, Any]:
     row: dict[str, Any] = {
         "function": attempt.function, "kind": attempt.kind.value, "detail": attempt.detail, "fate": attempt.fate.value,
     }  # fmt: skip
-    if attempt.fate is Fate.VALID:
+    if attempt.fate is ChangeFate.VALID:
         row |= {"block": attempt.block, "fail": attempt.noticed.fail_to_pass, "pass": attempt.noticed.pass_to_pass}
     return row
 
@@ -30,16 +30,16 @@ def _attempt_of(row: Mapping[str, Any]) -> Attempt:
         kind=TaskKind(row["kind"]),
         detail=row["detail"],
         block=row.get("block", ""),
-        fate=Fate(row["fate"]),
+        fate=ChangeFate(row["fate"]),
         noticed=Noticed(fail_to_pass=tuple(row.get("fail", ())), pass_to_pass=tuple(row.get("pass", ()))),
     )
 
 
 @dataclass(slots=True)
-class Tried:
+class JournalContent:
     """The journal's content: the functions that are done, every attempt, and the CPU seconds spent on all of it.
 
-    Example: ``Tried(done={"calc.py::add"}, attempts=[attempt], cpu=1.5)``
+    Example: ``JournalContent(done={"calc.py::add"}, attempts=[attempt], cpu=1.5)``
     """
 
     done: set[str] = field(default_factory=set[str])
@@ -87,9 +87,9 @@ class BuildJournal:
         half.write_text(json.dumps(row))
         os.replace(half, self.directory / "suite.json")
 
-    def tried(self) -> Tried:
+    def tried(self) -> JournalContent:
         """Everything tried so far. A truncated last line is ignored, so its functions are tried again."""
-        found = Tried()
+        found = JournalContent()
         try:
             lines = (self.directory / "tried.jsonl").read_text().split("\n")
         except FileNotFoundError:

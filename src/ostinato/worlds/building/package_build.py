@@ -3,28 +3,80 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import py_compile
+import shutil
+import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from blake3 import blake3
+
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandboxing import Limits, SandboxSpec
 from ostinato.core.seams import Backend
 from ostinato.worlds.building.attempts import Attempt, Attempts
 from ostinato.worlds.building.config import BuildConfig
-from ostinato.worlds.building.filters import Fate, gives_away
-from ostinato.worlds.building.journal import BuildJournal, Tried
+from ostinato.worlds.building.filters import ChangeFate, gives_away
+from ostinato.worlds.building.journal import BuildJournal, JournalContent
 from ostinato.worlds.building.mutations.functions import Function
 from ostinato.worlds.building.sources.fetch import FetchedArchive, fetch_wheels
-from ostinato.worlds.building.sources.layers import SITE, write_layer
 from ostinato.worlds.building.sources.package import read_tree
 from ostinato.worlds.building.sources.unpack import unpack, without_top
 from ostinato.worlds.building.trying.baseline import GreenSuite, run_baseline
 from ostinato.worlds.building.trying.runs import SuiteRuns
 from ostinato.worlds.building.wording import instruct
 from ostinato.worlds.tasks.task import Grading, Split, Task
+
+# ---------------------------------------------------------------- layers
+
+
+SITE = f".venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+
+
+def layer_hash(files: Mapping[str, bytes]) -> str:
+    """BLAKE3 of the paths and bytes."""
+    digest = blake3()
+    for path, data in sorted(files.items()):
+        digest.update(f"{len(path.encode())} {len(data)} {path}".encode() + data)
+    return digest.hexdigest()
+
+
+def write_layer(directory: Path, label: str, files: Mapping[str, bytes], *, compiled: bool) -> Path:
+    """Write a layer with these files below `directory` and return its path; an existing layer is reused.
+
+    `compiled` puts bytecode beside the sources (compiled, not run), which Python loads without checking the source again.
+    """
+    place = directory / f"{label}-{layer_hash(files)[:16]}"
+    if place.is_dir():
+        return place
+    directory.mkdir(parents=True, exist_ok=True)
+    half = Path(tempfile.mkdtemp(prefix=".half-", dir=directory))
+    try:
+        for path, data in files.items():
+            target = half / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+            if compiled and path.endswith(".py"):
+                unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+                py_compile.compile(str(target), dfile=path, invalidation_mode=unchecked, quiet=2)
+        for folder, _, names in os.walk(half):
+            os.chmod(folder, 0o755)
+            for name in names:
+                os.chmod(os.path.join(folder, name), 0o644)
+        half.rename(place)
+    except BaseException:
+        shutil.rmtree(half, ignore_errors=True)
+        raise
+    return place
+
+
+# ---------------------------------------------------------------- the build
+
 
 BUILD_LIMITS = Limits(memory_mb=4096, disk_mb=512, processes=64, output_bytes=64 << 20)
 _RULES = 2  # raise this when the same settings would judge a change differently: earlier attempts are then tried again
@@ -128,7 +180,7 @@ class PackageBuild:
             tried = journal.tried()
         attempts = Attempts(runs, suite, self.sources, self.tree.files, self.config)
         for functions in attempts.batches(frozenset(tried.done)):
-            found = sum(each.fate is Fate.VALID for each in tried.attempts)
+            found = sum(each.fate is ChangeFate.VALID for each in tried.attempts)
             progress("changing it", found, min(1.0, tried.cpu / self.config.cpu_seconds))
             if found >= self.config.tasks or tried.cpu >= self.config.cpu_seconds:
                 break
@@ -141,16 +193,16 @@ class PackageBuild:
         return self._result(spec, suite, tried, {function.key: function for function in attempts.functions()})
 
     def _result(
-        self, spec: SandboxSpec, suite: GreenSuite, tried: Tried, functions: Mapping[str, Function]
+        self, spec: SandboxSpec, suite: GreenSuite, tried: JournalContent, functions: Mapping[str, Function]
     ) -> PackageYield:
         tasks: list[Task] = []
         kinds: Counter[str] = Counter()
         fates = Counter(each.fate.value for each in tried.attempts)
         for attempt in tried.attempts:
-            if attempt.fate is Fate.VALID and len(tasks) < self.config.tasks:
+            if attempt.fate is ChangeFate.VALID and len(tasks) < self.config.tasks:
                 task = self._task(spec, attempt, functions[attempt.function])
                 if task is None:
-                    fates[Fate.VALID.value] -= 1
+                    fates[ChangeFate.VALID.value] -= 1
                     fates["its words give the answer away"] += 1
                     continue
                 tasks.append(task)

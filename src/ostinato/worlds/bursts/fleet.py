@@ -55,11 +55,11 @@ class Burst:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class BurstResult:
     """The result of a simulation. `all_s` is when the last sandbox started, in seconds since the burst began; `p50_s` and `p99_s` are
     quantiles of the wait from request to start. `cores` and `memory` are the mean utilisation of the machines in use at the end.
 
-    Example: ``Placed(packing=Packing.FIRST_FIT, placed=100_000, unplaced=0, all_s=50.1, p50_s=25.0, p99_s=49.6, failed=1010, killed=0,
+    Example: ``BurstResult(packing=Packing.FIRST_FIT, placed=100_000, unplaced=0, all_s=50.1, p50_s=25.0, p99_s=49.6, failed=1010, killed=0,
     lost=0, machines=782, cores=0.6, memory=0.6, cost=16.3)``
     """
 

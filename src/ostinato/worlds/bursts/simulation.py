@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.bursts.fleet import Burst, Fleet, Packing, Placed
+from ostinato.worlds.bursts.fleet import Burst, BurstResult, Fleet, Packing
 
 Floats = NDArray[np.float64]
 
@@ -181,7 +181,7 @@ class _Simulation:
             if machine.cluster == 0:
                 self.machines[at] = _Machine(cluster=0, version=machine.version + 1)
 
-    def run(self) -> Placed:
+    def run(self) -> BurstResult:
         for who, when in enumerate(self.asked_N.tolist()):
             self._at(when, _ASK, who)
         if self.burst.lose_region_at is not None:
@@ -196,14 +196,14 @@ class _Simulation:
                 self._started(now, who)
         return self._result()
 
-    def _result(self) -> Placed:
+    def _result(self) -> BurstResult:
         there_N = np.isfinite(self.began)
         waits_N = (self.began - self.asked_N)[there_N]
         used = [machine for machine in self.machines if machine.here]
         last = float(self.began[there_N].max(initial=0.0))
         middle, late = (float(np.quantile(waits_N, q)) if len(waits_N) else 0.0 for q in (0.5, 0.99))
         room = max(1, len(used))
-        return Placed(
+        return BurstResult(
             packing=self.packing,
             placed=int(there_N.sum()),
             unplaced=self.unplaced,
@@ -220,7 +220,7 @@ class _Simulation:
         )
 
 
-def simulate(fleet: Fleet, burst: Burst, packing: Packing, seed: int = 0) -> Placed:
+def simulate(fleet: Fleet, burst: Burst, packing: Packing, seed: int = 0) -> BurstResult:
     """Simulate a burst. Under the same seed, every policy gets the same sandboxes. Raises BadRequest without a machine or a sandbox."""
     if min(fleet.clusters, fleet.nodes, burst.sandboxes) < 1:
         raise BadRequest("a burst needs at least one cluster, one machine and one sandbox")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ostinato.worlds.grading.apart import Apart
-from ostinato.worlds.grading.rehearsal import PytestGrading, run_suite
-from ostinato.worlds.grading.testimony import Testimony
+from ostinato.worlds.grading.sandboxed_program import Apart
+from ostinato.worlds.grading.solution_check import PytestGrading, run_suite
+from ostinato.worlds.grading.test_report import Testimony
 from ostinato.worlds.tasks.task import Task
 
 

@@ -19,9 +19,9 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from ostinato.core.conversation import Role
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
-from ostinato.worlds.grading.apart import Apart
 from ostinato.worlds.grading.filtering import CountedSources, FilteredChanges, filter_changes
 from ostinato.worlds.grading.grade import Grade
+from ostinato.worlds.grading.sandboxed_program import Apart
 from ostinato.worlds.grading.trees import lines_of, same
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task

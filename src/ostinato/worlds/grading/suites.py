@@ -13,12 +13,12 @@ from hashlib import sha256
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.sandboxing import ChangeKind
-from ostinato.worlds.grading.apart import Apart
 from ostinato.worlds.grading.filtering import CountedSources, FilteredChanges, filter_changes
 from ostinato.worlds.grading.functions import read_data
 from ostinato.worlds.grading.grade import Grade
-from ostinato.worlds.grading.rehearsal import PytestGrading, Rehearsal, gradable, rehearse, run_suite
-from ostinato.worlds.grading.testimony import TestHeard, Testimony, passes
+from ostinato.worlds.grading.sandboxed_program import Apart
+from ostinato.worlds.grading.solution_check import PytestGrading, Rehearsal, gradable, rehearse, run_suite
+from ostinato.worlds.grading.test_report import TestHeard, Testimony, passes
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Split, Task
 

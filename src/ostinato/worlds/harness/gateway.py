@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, PolicyVersion
-from ostinato.worlds.harness.rollout import OVERRAN, Answered, OutOfTime
+from ostinato.worlds.harness.rollout import OVERRAN, ModelAnswer, OutOfTime
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -66,7 +66,7 @@ class Passage(Protocol):
         ...
 
 
-class Calls(Protocol):
+class GatewayCalls(Protocol):
     """The part of the gateway that a model needs."""
 
     @property
@@ -104,7 +104,7 @@ class EpisodeModel:
 
     def __init__(
         self,
-        gateway: Calls,
+        gateway: GatewayCalls,
         episode: str,
         group: str | None,
         harness: str,
@@ -131,7 +131,7 @@ class EpisodeModel:
         max_tokens: int,
         stop: Sequence[str] = (),
         left_s: float | None = None,
-    ) -> Answered:
+    ) -> ModelAnswer:
         """The next message of the assistant."""
         timing = _Timing(left_s)
         body: dict[str, Any] = {
@@ -250,7 +250,7 @@ class _Timing:
             raise OutOfTime(f"the gateway said nothing in time, nor in {GRACE_S:g} s after it") from error
 
 
-def _answered(answer: Mapping[str, Any]) -> Answered:
+def _answered(answer: Mapping[str, Any]) -> ModelAnswer:
     choice, usage = answer["choices"][0], answer.get("usage") or {}
     said = choice["message"]
     calls = tuple(
@@ -258,7 +258,7 @@ def _answered(answer: Mapping[str, Any]) -> Answered:
         for call in said.get("tool_calls") or ()
     )
     told = answer["ostinato"]
-    return Answered(
+    return ModelAnswer(
         turn=str(told["turns"][0]),
         message=Message(
             role=Role.ASSISTANT,

@@ -14,7 +14,7 @@ from ostinato.core.seams import Sandbox
 from ostinato.worlds.tasks.task import Task
 
 OVERRAN = "deadline"
-"""`Answered.finish` of an answer that was cut at its deadline."""
+"""`ModelAnswer.finish` of an answer that was cut at its deadline."""
 
 
 class OutOfTime(Unavailable):
@@ -35,10 +35,10 @@ class Ended(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class ModelAnswer:
     """One answer of the model. `turn` is the id under which the gateway captured it; `finish` is OpenAI's finish reason, or `OVERRAN`.
 
-    Example: ``Answered(turn="chatcmpl-3f:0", message=Message(role=Role.ASSISTANT, text="Done."), ...)``
+    Example: ``ModelAnswer(turn="chatcmpl-3f:0", message=Message(role=Role.ASSISTANT, text="Done."), ...)``
     """
 
     turn: str
@@ -59,7 +59,7 @@ class Model(Protocol):
         max_tokens: int,
         stop: Sequence[str] = (),
         left_s: float | None = None,
-    ) -> Answered:
+    ) -> ModelAnswer:
         """The next message of the assistant, or as much of it as was sampled within `left_s` seconds; None: no limit.
 
         Raises BadRequest (the prompt exceeds the context), or Unavailable, of which OutOfTime is a kind.

@@ -68,10 +68,10 @@ _MOST_LINES_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ToolReply:
     """A tool's answer. `failed`: the call did not do what it asked for.
 
-    Example: ``Told(text="there is no tool 'look'; there are read, write, edit, bash, submit", failed=True)``
+    Example: ``ToolReply(text="there is no tool 'look'; there are read, write, edit, bash, submit", failed=True)``
     """
 
     text: str
@@ -154,31 +154,31 @@ def checked(call: ToolCall, offered: Sequence[str] = OFFERED) -> dict[str, Any]:
     return values
 
 
-async def use(call: ToolCall, sandbox: Sandbox, *, timeout: float, offered: Sequence[str] = OFFERED) -> Told:
+async def use(call: ToolCall, sandbox: Sandbox, *, timeout: float, offered: Sequence[str] = OFFERED) -> ToolReply:
     """Execute a call. Faults of the call are reported in the answer, not raised. Raises Unavailable if the sandbox is gone."""
     try:
         values = checked(call, offered)
         match call.name:
             case "read":
-                return Told(text=await _read(sandbox, values))
+                return ToolReply(text=await _read(sandbox, values))
             case "write":
                 data = values["text"].encode()
                 await sandbox.write(values["path"], data)
-                return Told(text=f"wrote {len(data)} bytes to {values['path']}")
+                return ToolReply(text=f"wrote {len(data)} bytes to {values['path']}")
             case "edit":
-                return Told(text=await _edit(sandbox, values))
+                return ToolReply(text=await _edit(sandbox, values))
             case "bash":
                 return await _run(sandbox, ["bash", "-c", "exec 2>&1\n" + values["command"]], timeout)
             case "python":
                 return await _run(sandbox, ["python3", "-B", "-s", "-c", values["code"]], timeout)
             case _:
-                return Told(text="submitted")
+                return ToolReply(text="submitted")
     except TooLarge as error:
-        return Told(text=f"error: {error}; look at a part of it with bash (sed -n, head, tail)", failed=True)
+        return ToolReply(text=f"error: {error}; look at a part of it with bash (sed -n, head, tail)", failed=True)
     except (BadRequest, StorageFull) as error:
-        return Told(text=f"error: {error}", failed=True)
+        return ToolReply(text=f"error: {error}", failed=True)
     except UnicodeError as error:
-        return Told(text=f"error: the arguments of {call.name} hold what is no text: {error}", failed=True)
+        return ToolReply(text=f"error: the arguments of {call.name} hold what is no text: {error}", failed=True)
 
 
 async def _read(sandbox: Sandbox, values: Mapping[str, Any]) -> str:
@@ -203,10 +203,10 @@ async def _edit(sandbox: Sandbox, values: Mapping[str, Any]) -> str:
     return f"edited {path}"
 
 
-async def _run(sandbox: Sandbox, argv: Sequence[str], timeout: float) -> Told:
+async def _run(sandbox: Sandbox, argv: Sequence[str], timeout: float) -> ToolReply:
     result = await sandbox.exec(argv, timeout=timeout)
     output = (result.stdout + result.stderr).decode("utf-8", "replace")
-    return Told(text=f"{output.rstrip()}\n{_ending(result, timeout)}".lstrip(), failed=result.code != 0)
+    return ToolReply(text=f"{output.rstrip()}\n{_ending(result, timeout)}".lstrip(), failed=result.code != 0)
 
 
 def _ending(result: ExecResult, timeout: float) -> str:

@@ -15,8 +15,8 @@ from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.sandboxing import SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.hashing import harness_hash
-from ostinato.worlds.harness.rollout import OVERRAN, Answered, Ended, Model, OutOfTime, Rollout, timed_out, worked
-from ostinato.worlds.harness.toolbox import OFFERED, Told, cut_middle, tools_named, use
+from ostinato.worlds.harness.rollout import OVERRAN, Ended, Model, ModelAnswer, OutOfTime, Rollout, timed_out, worked
+from ostinato.worlds.harness.toolbox import OFFERED, ToolReply, cut_middle, tools_named, use
 from ostinato.worlds.tasks.task import Task
 
 _VERSION = 1
@@ -120,7 +120,7 @@ class _Session:
                 return ended, ""
         return Ended.TURNS, ""
 
-    async def _ask(self, deadline: float) -> Answered:
+    async def _ask(self, deadline: float) -> ModelAnswer:
         left = self._config.answer_tokens - int(self.effort["tokens"])
         answered = await self._model.ask(
             self.messages,
@@ -138,13 +138,13 @@ class _Session:
         self._told = answered.prompt_tokens + answered.tokens
         return answered
 
-    async def _act(self, answered: Answered, deadline: float) -> Ended | None:
+    async def _act(self, answered: ModelAnswer, deadline: float) -> Ended | None:
         """Execute an answer's calls. Returns how the rollout ended; None if it goes on."""
         done = False
         for call in answered.message.calls:
             self.effort["calls"] += 1
             if done:
-                told = Told(text="error: not done, since submit was called before", failed=True)
+                told = ToolReply(text="error: not done, since submit was called before", failed=True)
             else:
                 left = deadline - asyncio.get_running_loop().time()
                 told = await self._used(call, max(0.01, min(self._config.command_s, left)))
@@ -158,10 +158,10 @@ class _Session:
             return Ended.LENGTH if answered.finish == "length" else Ended.SUBMITTED
         return Ended.LENGTH if self.effort["tokens"] >= self._config.answer_tokens else None
 
-    async def _used(self, call: ToolCall, timeout: float) -> Told:
+    async def _used(self, call: ToolCall, timeout: float) -> ToolReply:
         """A call's result. If a program cannot start although the sandbox lives, the model caused it (by its processes or memory)."""
         try:
             return await use(call, self._sandbox, timeout=timeout, offered=self._config.offered)
         except Unavailable as error:
             await self._sandbox.diff()  # raises if it is the sandbox that is gone
-            return Told(text=f"error: {error}", failed=True)
+            return ToolReply(text=f"error: {error}", failed=True)

@@ -6,21 +6,33 @@ A group is drawn, and its members begin and end, some more than once. Once all h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from io import FileIO
+from pathlib import Path
+from typing import Any, BinaryIO, cast
 
-from ostinato.worlds.rollout.drawing import Success, next_task, shuffled
+from ostinato.core.errors import Corrupt, StorageFull
+from ostinato.core.private import private
+from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED
+from ostinato.worlds.harness.rollout import Ended, Rollout
+from ostinato.worlds.rollout.curriculum import Success, next_task, shuffled
 
 Event = Mapping[str, Any]
 _TASKS_A_LINE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RolloutOutcome:
     """How a rollout ended. `grade` None: something other than the policy ended it.
 
-    Example: ``Outcome(episode="w3f.0.2.0", turns=("chatcmpl-3f:0",), grade=1.0)``
+    Example: ``RolloutOutcome(episode="w3f.0.2.0", turns=("chatcmpl-3f:0",), grade=1.0)``
     """
 
     episode: str
@@ -29,22 +41,22 @@ class Outcome:
 
 
 @dataclass(slots=True, kw_only=True)
-class Slot:
+class GroupMember:
     """One member of a group. `begun` counts its episodes, `last` is set once it has ended for good."""
 
     begun: int = 0
-    failed: list[Outcome] = field(default_factory=list[Outcome])
-    last: Outcome | None = None
+    failed: list[RolloutOutcome] = field(default_factory=list[RolloutOutcome])
+    last: RolloutOutcome | None = None
 
 
 @dataclass(slots=True, kw_only=True)
-class Group:
+class RolloutGroup:
     """The rollouts of one task that are compared with each other."""
 
     number: int
     name: str
     task: str
-    slots: list[Slot]
+    slots: list[GroupMember]
     told: bool = False
 
     @property
@@ -53,7 +65,7 @@ class Group:
         return all(slot.last is not None for slot in self.slots)
 
     @property
-    def graded(self) -> list[Outcome]:
+    def graded(self) -> list[RolloutOutcome]:
         """The members that were graded."""
         return [slot.last for slot in self.slots if slot.last is not None and slot.last.grade is not None]
 
@@ -63,7 +75,7 @@ class Group:
         return len({outcome.grade for outcome in self.graded}) < 2
 
     @property
-    def ungraded(self) -> list[Outcome]:
+    def ungraded(self) -> list[RolloutOutcome]:
         """The attempts that something other than the policy ended."""
         last = [slot.last for slot in self.slots if slot.last is not None and slot.last.grade is None]
         return [*(outcome for slot in self.slots for outcome in slot.failed), *last]
@@ -119,7 +131,7 @@ class Groups:
         self.epoch = -1  # the epoch that is drawn from
         self.drawn = 0
         self.spent = 0
-        self.open: dict[int, Group] = {}
+        self.open: dict[int, RolloutGroup] = {}
 
     def draw(self, size: int) -> dict[str, Any] | None:
         """The event of the next group; None once every task was drawn in every epoch. Nothing changes until the event is applied."""
@@ -177,8 +189,8 @@ class Groups:
         self.latest[event["task"]] = event["epoch"]
         number = event["n"]
         self.drawn = number + 1
-        slots = [Slot() for _ in range(event["size"])]
-        self.open[number] = Group(number=number, name=f"{self.token}.{number}", task=event["task"], slots=slots)
+        slots = [GroupMember() for _ in range(event["size"])]
+        self.open[number] = RolloutGroup(number=number, name=f"{self.token}.{number}", task=event["task"], slots=slots)
 
     def _know(self, event: Event) -> None:
         for task, epoch, *found in event["tasks"]:
@@ -193,13 +205,13 @@ class Groups:
         left = shuffled(self._tasks, epoch, self._seed) if epoch >= 0 else []
         self._left = [task for task in left if self.latest.get(task) != epoch]
 
-    def _follow(self, group: Group, event: Event) -> None:
+    def _follow(self, group: RolloutGroup, event: Event) -> None:
         match event["kind"]:
             case "begun":
                 group.slots[event["member"]].begun += 1
             case "ended":
                 slot, grade = group.slots[event["member"]], event["grade"]
-                outcome = Outcome(episode=event["episode"], turns=tuple(event["turns"]), grade=grade)
+                outcome = RolloutOutcome(episode=event["episode"], turns=tuple(event["turns"]), grade=grade)
                 if event["last"]:
                     slot.last = outcome
                 else:
@@ -215,7 +227,7 @@ class Groups:
                 pass
 
 
-def _retold(group: Group, epoch: int) -> Iterator[dict[str, Any]]:
+def _retold(group: RolloutGroup, epoch: int) -> Iterator[dict[str, Any]]:
     """A group's history, in as few events as possible."""
     yield {"kind": "drawn", "n": group.number, "task": group.task, "epoch": epoch, "size": len(group.slots)}
     for member, slot in enumerate(group.slots):
@@ -226,3 +238,212 @@ def _retold(group: Group, epoch: int) -> Iterator[dict[str, Any]]:
             yield {"kind": "ended", **about, **ended, "grade": outcome.grade}
     if group.told:
         yield {"kind": "told", "n": group.number}
+
+
+# ---------------------------------------------------------------- the journal
+
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES = 8 << 20
+"""A file beyond this is rewritten with what is still needed. The run's page reads a file that is new to it whole up to eight times this."""
+# it must also be this many times its size at the last rewrite: a large state is not written again and again
+TIMES_NEEDED = 4
+
+
+class EventFile:
+    """An append-only file of events. Only a last line that a kill cut short is ever dropped.
+
+    The first line names the file by a random `token`; after a rewrite it also holds the number of lines that were written, and their hash.
+
+    Args:
+        path: the file.
+        token: its name.
+        most_bytes: the size beyond which it is `grown`.
+
+    Example::
+
+        file, events = EventFile.open(path)
+        file.append({"kind": "told", "n": 3}, sync=True)
+        if file.grown:
+            file.rewrite(groups.events())
+    """
+
+    def __init__(self, path: Path, token: str, most_bytes: int = MOST_BYTES) -> None:
+        self._path, self._most, self._rewrite_at = path, most_bytes, most_bytes
+        self._file = _appending(path)
+        self.token = token
+
+    @classmethod
+    def open(cls, path: Path, most_bytes: int = MOST_BYTES) -> tuple[EventFile, list[dict[str, Any]]]:
+        """Open the file, or create it. Returns it and its events. Raises Corrupt, StorageFull."""
+        path.touch(mode=0o600)
+        _beside(path).unlink(missing_ok=True)  # left behind by a kill
+        with path.open("r+b") as file:
+            events, whole = _read(path, file)
+            file.truncate(whole)
+        if events:
+            return cls(path, str(events[0]["token"]), most_bytes), events[1:]
+        made = cls(path, f"w{secrets.token_hex(4)}", most_bytes)
+        made.append({"kind": "opened", "token": made.token}, sync=True)
+        return made, []
+
+    @property
+    def grown(self) -> bool:
+        """True if it should be rewritten."""
+        return os.fstat(self._file.fileno()).st_size > self._rewrite_at
+
+    def append(self, event: Mapping[str, Any], *, sync: bool = False) -> None:
+        """Write one event; with `sync`, it also survives a crash of the machine. Raises StorageFull, with nothing written."""
+        size = os.fstat(self._file.fileno()).st_size  # not the file's position, which a failed append may have moved
+        data = _line(event)
+        try:
+            if self._file.write(data) != len(data):
+                raise OSError("cut short")
+            if sync:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            self._file.truncate(size)
+            raise StorageFull(f"{self._path} cannot be written: {error}; free some space") from error
+
+    def rewrite(self, events: Iterable[Mapping[str, Any]]) -> bool:
+        """Replace the file's events by these, atomically. False, with a warning, if there is no room: the old file stays in use, and is
+        `grown` again once it is larger by `most_bytes`.
+
+        Raises StorageFull if the file was replaced, but may not survive a crash of the machine.
+        """
+        lines = b"".join(map(_line, events))
+        first = {"kind": "opened", "token": self.token, "lines": lines.count(b"\n"), "hash": _hash(lines)}
+        data, new = _line(first) + lines, _beside(self._path)
+        try:
+            made = _written(new, data)
+            try:
+                os.replace(new, self._path)
+            except OSError:
+                made.close()
+                raise
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            self._rewrite_at = os.fstat(self._file.fileno()).st_size + self._most
+            logger.warning("%s could not be written anew and grows on: %s; free some space", self._path, error)
+            return False
+        self._file.close()
+        self._file, self._rewrite_at = made, max(self._most, TIMES_NEEDED * len(data))
+        try:
+            _sync_directory(self._path.parent)
+        except OSError as error:
+            raise StorageFull(f"{self._path.parent} cannot be written: {error}; see to the disk") from error
+        return True
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
+
+
+def _appending(path: Path) -> FileIO:
+    return FileIO(path, "a", opener=private)
+
+
+def _line(event: Mapping[str, Any]) -> bytes:
+    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+
+def _hash(lines: bytes) -> str:
+    return hashlib.blake2b(lines, digest_size=16).hexdigest()
+
+
+def _written(path: Path, data: bytes) -> FileIO:
+    """A new file that holds this, synced to disk and open for appending. Raises OSError, with nothing left open."""
+    path.unlink(missing_ok=True)
+    file = _appending(path)
+    try:
+        if file.write(data) != len(data):
+            raise OSError("cut short")
+        os.fsync(file.fileno())
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, Any]], int]:
+    """The events of the complete lines, and the offset at which they end. Raises Corrupt."""
+    events, whole, begun, digest = list[dict[str, Any]](), 0, 0, hashlib.blake2b(digest_size=16)
+    for number, line in enumerate(file, 1):
+        if not line.endswith(b"\n"):  # cut short by a kill
+            break
+        whole += len(line)
+        try:
+            events.append(cast("dict[str, Any]", json.loads(line)))
+        except ValueError as error:
+            raise Corrupt(f"{path}, line {number} is no event; move the file away to begin anew") from error
+        if number == 1:
+            begun = int(events[0].get("lines", 0))
+        elif number <= 1 + begun:
+            digest.update(line)
+    if begun and (len(events) <= begun or digest.hexdigest() != events[0].get("hash")):
+        raise Corrupt(f"{path}: its first {begun} events are not what was written; move the file away to begin anew")
+    return events, whole
+
+
+# ---------------------------------------------------------------- verdicts as signals
+
+
+MOST_EVENTS = 1000  # of one call, which enter the log all or not at all
+
+
+def verdicts(group: RolloutGroup, most: int = MOST_EVENTS) -> list[list[dict[str, Any]]]:
+    """The calls that report a group's verdicts. The same group gives the same ids and values, so a worker that was killed in between can
+    report all of them again.
+
+    A rollout's last turn gets its grade, those before it get 0. The last call also closes the group, with an event about a turn that gets
+    a verdict in the same call. Nothing is reported for a group without a turn.
+    """
+    events = [_event(turn, FAILED, 1.0) for outcome in group.ungraded for turn in outcome.turns]
+    for outcome in group.graded:
+        for turn in outcome.turns:
+            final = turn == outcome.turns[-1]
+            events.append(_event(turn, GRADED, (outcome.grade or 0.0) if final else 0.0))
+    if not events:
+        return []
+    closing = _event(events[-1]["target"], CLOSED, float(len(group.graded)))
+    calls = [events[start : start + most - 1] for start in range(0, len(events), most - 1)]
+    calls[-1].append(closing | {"id": f"{CLOSED}:{group.name}"})
+    return calls
+
+
+def measured(turns: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The events for a rollout that is not trained on."""
+    return [_event(turn, MEASURED, 1.0) for turn in turns]
+
+
+def shape(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """How long rollouts were and how they ended: each rollout's sampled tokens and turns, and how many were cut by a length limit, ran out
+    of time, broke their sandbox, or were ended by something other than the policy.
+    """
+    ended = [rollout.ended for rollout in rollouts]
+    return {
+        "tokens": [int(rollout.effort.get("tokens", 0)) for rollout in rollouts],
+        "turns": [len(rollout.turns) for rollout in rollouts],
+        "cut": ended.count(Ended.LENGTH),
+        "timeouts": ended.count(Ended.TIMEOUT),
+        "broken": ended.count(Ended.BROKEN),
+        "failed": ended.count(Ended.FAILED),
+    }
+
+
+def _event(turn: str, name: str, value: float) -> dict[str, Any]:
+    return {"id": f"{name}:{turn}", "target": turn, "name": name, "value": value, "source": "code"}

@@ -11,9 +11,10 @@ from ostinato.core.sandboxing import Isolation, SandboxSpec
 from ostinato.worlds.sandbox.box import Box, Stack
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.host import Zygote
-from ostinato.worlds.sandbox.protocol import Line, StartFlag, anonymous_file
+from ostinato.worlds.sandbox.mount_scan import check_no_socket
+from ostinato.worlds.sandbox.protocol import BoxConnection, StartFlag, anonymous_file
 from ostinato.worlds.sandbox.proxy import Proxy, check_hosts
-from ostinato.worlds.sandbox.starting import (
+from ostinato.worlds.sandbox.spec_validation import (
     ENVIRONMENT,
     check_environment,
     check_mounts,
@@ -22,7 +23,6 @@ from ostinato.worlds.sandbox.starting import (
     pack_files,
     pack_start,
 )
-from ostinato.worlds.sandbox.walking import check_no_socket
 
 _START_S = 20.0
 
@@ -97,7 +97,7 @@ class Boxes:
             mounts=len(mounts),
             binds=binds,
         )
-        line = Line()
+        line = BoxConnection()
         blobs = [anonymous_file(await asyncio.to_thread(pack_files, spec.files))] if spec.files else []
         try:
             numbers = {

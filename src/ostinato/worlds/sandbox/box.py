@@ -19,13 +19,13 @@ from ostinato.worlds.sandbox.protocol import (
     LONGEST,
     MOST_FDS,
     REASONS,
-    Answer,
+    BoxConnection,
+    BoxReply,
     ExecFlag,
-    Line,
     Operation,
     anonymous_file,
 )
-from ostinato.worlds.sandbox.starting import check_cwd, check_environment, inside_workdir, pack_program
+from ostinato.worlds.sandbox.spec_validation import check_cwd, check_environment, inside_workdir, pack_program
 
 _GRACE_S = 20.0  # beyond a program's longest deadline, before the box itself is taken for dead
 _KINDS = (ChangeKind.WRITTEN, ChangeKind.DELETED, ChangeKind.LINK, ChangeKind.OTHER)
@@ -68,7 +68,13 @@ class Box:
     """A `Sandbox` of namespaces. Made by `Boxes.start` and `fork`."""
 
     def __init__(
-        self, spec: SandboxSpec, stack: Stack, line: Line, ready: Answer, env: Mapping[str, str], starter: Starter
+        self,
+        spec: SandboxSpec,
+        stack: Stack,
+        line: BoxConnection,
+        ready: BoxReply,
+        env: Mapping[str, str],
+        starter: Starter,
     ) -> None:
         self.spec = spec
         self._stack, self._line, self._env, self._starter = stack, line, dict(env), starter
@@ -80,7 +86,9 @@ class Box:
         self._lingering: list[Pipe] = []
         self.on_stop: list[Callable[[], None]] = []
 
-    async def _asked(self, operation: Operation, text: str = "", *, count: int = 0, fds: Sequence[int] = ()) -> Answer:
+    async def _asked(
+        self, operation: Operation, text: str = "", *, count: int = 0, fds: Sequence[int] = ()
+    ) -> BoxReply:
         """Send a request that runs no program and wait for its answer. Raises Unavailable."""
         _, answer = self._line.ask(operation, os.fsencode(text) + b"\0", count=count, timeout=_GRACE_S, fds=fds)
         try:
@@ -120,7 +128,7 @@ class Box:
             self._let_go(pipes)
 
     async def _result(
-        self, number: int, ended: asyncio.Future[Answer], out: Pipe, err: Pipe, timeout: float
+        self, number: int, ended: asyncio.Future[BoxReply], out: Pipe, err: Pipe, timeout: float
     ) -> ExecResult:
         waiting = {ended, out.ended, err.ended}
         flooded = False

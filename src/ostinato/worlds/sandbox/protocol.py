@@ -74,10 +74,10 @@ def refusal(step: str, error: str) -> SandboxRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class BoxReply:
     """What pid 1 answered. `code` is an error number, or how a program ended; `fds` belong to the receiver.
 
-    Example: ``Answer(operation=Operation.EXEC, code=0, reason=0, seconds=0.016, text="", fds=())``
+    Example: ``BoxReply(operation=Operation.EXEC, code=0, reason=0, seconds=0.016, text="", fds=())``
     """
 
     operation: int
@@ -123,17 +123,17 @@ async def _writable(end: socket.socket) -> None:
         loop.remove_writer(end)
 
 
-class Line:
+class BoxConnection:
     """The host's end of a box's socket: requests and answers, each with descriptors. Several requests may be open at once."""
 
     def __init__(self) -> None:
         self._socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[BoxReply]] = {}
         self._next = 1
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._receive)
-        self.ready: asyncio.Future[Answer] = self._loop.create_future()
+        self.ready: asyncio.Future[BoxReply] = self._loop.create_future()
         self.gone: Callable[[], None] | None = None
         self.open = True
 
@@ -156,7 +156,7 @@ class Line:
             fds.frombytes(part[: len(part) - len(part) % fds.itemsize])
         operation, number, code, reason, nanoseconds = ANSWER.unpack_from(data)
         text = data[ANSWER.size :].decode(errors="replace")
-        answer = Answer(
+        answer = BoxReply(
             operation=operation, code=code, reason=reason, seconds=nanoseconds / 1e9, text=text, fds=tuple(fds)
         )
         waiting = self.ready if number == 0 else self._waiting.pop(number, None)
@@ -177,10 +177,10 @@ class Line:
         count: int = 0,
         timeout: float = 0.0,
         fds: Sequence[int] = (),
-    ) -> tuple[int, asyncio.Future[Answer]]:
+    ) -> tuple[int, asyncio.Future[BoxReply]]:
         """Send a request. Returns its number and a future of the answer. Raises Unavailable if the box is gone."""
         number, self._next = self._next, self._next + 1
-        answer: asyncio.Future[Answer] = self._loop.create_future()
+        answer: asyncio.Future[BoxReply] = self._loop.create_future()
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         message = REQUEST.pack(operation, number, flags, count, max(1, round(timeout * 1000))) + text
         try:

@@ -22,15 +22,15 @@ from ostinato.worlds.sandbox.pipes import Pipe
 from ostinato.worlds.sandbox.protocol import (
     LONGEST,
     REASONS,
-    Answer,
+    BoxConnection,
+    BoxReply,
     ExecFlag,
-    Line,
     Operation,
     StartFlag,
     anonymous_file,
     refusal,
 )
-from ostinato.worlds.sandbox.starting import ENVIRONMENT, check_names, pack_files, pack_program, pack_start
+from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT, check_names, pack_files, pack_program, pack_start
 
 _GRACE_S = 10.0  # beyond a run's longest deadline, before the zygote itself is taken for dead
 
@@ -126,7 +126,7 @@ class SingleRuns:
     ) -> ExecResult:
         """Do one run. Raises Unavailable if the zygote dies during it or does not answer."""
         cap = self.config.output_bytes
-        line, blobs = Line(), list[int]()
+        line, blobs = BoxConnection(), list[int]()
         out, err = pipes = [Pipe(cap), Pipe(cap)]
         fds = [pipe.write for pipe in pipes]
         try:
@@ -151,7 +151,7 @@ class SingleRuns:
                 pipe.close()
             line.close()  # pid 1 of a run that has not ended then ends it
 
-    async def _result(self, ended: asyncio.Future[Answer], out: Pipe, err: Pipe) -> ExecResult:
+    async def _result(self, ended: asyncio.Future[BoxReply], out: Pipe, err: Pipe) -> ExecResult:
         waiting = {ended, out.ended, err.ended}
         while not ended.done() and not (out.flooded or err.flooded):
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

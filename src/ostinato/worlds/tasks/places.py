@@ -53,10 +53,10 @@ def check_tree(paths: Iterable[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class DirectoryEntry:
     """An entry of a directory: a file with its size in bytes, or a link with its target.
 
-    Example: ``Entry(path="calc.py", size=40, executable=False, link=None)``
+    Example: ``DirectoryEntry(path="calc.py", size=40, executable=False, link=None)``
     """
 
     path: str
@@ -69,11 +69,11 @@ class Entry:
 class Tree:
     """A directory's entries, in the order of the paths' bytes, and the BLAKE3 hash of all of it: names, contents, links, x bits.
 
-    Example: ``Tree(hash="9f2c...", entries=(Entry(path="calc.py", size=40, executable=False, link=None),))``
+    Example: ``Tree(hash="9f2c...", entries=(DirectoryEntry(path="calc.py", size=40, executable=False, link=None),))``
     """
 
     hash: str
-    entries: tuple[Entry, ...]
+    entries: tuple[DirectoryEntry, ...]
 
 
 def read_tree(root: Path, *, most_bytes: int = MOST_TREE_BYTES, most_entries: int = MOST_ENTRIES) -> Tree:
@@ -81,7 +81,7 @@ def read_tree(root: Path, *, most_bytes: int = MOST_TREE_BYTES, most_entries: in
 
     Raises BadConfig if it is not a directory, too large or unreadable, or holds something that is neither file, directory nor link.
     """
-    digest, found, total = blake3(), list[Entry](), 0
+    digest, found, total = blake3(), list[DirectoryEntry](), 0
     for entry in sorted(_walk(root, ""), key=lambda each: os.fsencode(each.path)):
         found.append(entry)
         total += entry.size
@@ -128,7 +128,7 @@ def directory_below(root: Path, name: str) -> Path:
     return place
 
 
-def _walk(root: Path, below: str) -> Iterator[Entry]:
+def _walk(root: Path, below: str) -> Iterator[DirectoryEntry]:
     if below.count("/") > _MOST_DEPTH:
         raise BadConfig(f"the directory {root / below} is nested deeper than {_MOST_DEPTH}; make it flatter")
     try:
@@ -136,12 +136,14 @@ def _walk(root: Path, below: str) -> Iterator[Entry]:
             for each in listing:
                 path = f"{below}/{each.name}" if below else each.name
                 if each.is_symlink():
-                    yield Entry(path=path, size=0, executable=False, link=os.readlink(each.path))
+                    yield DirectoryEntry(path=path, size=0, executable=False, link=os.readlink(each.path))
                 elif each.is_dir(follow_symlinks=False):
                     yield from _walk(root, path)
                 elif each.is_file(follow_symlinks=False):
                     about = each.stat(follow_symlinks=False)
-                    yield Entry(path=path, size=about.st_size, executable=bool(about.st_mode & 0o111), link=None)
+                    yield DirectoryEntry(
+                        path=path, size=about.st_size, executable=bool(about.st_mode & 0o111), link=None
+                    )
                 else:
                     raise BadConfig(f"{each.path} is neither a file, a directory nor a link; take it out")
     except OSError as error:

@@ -17,10 +17,10 @@ from ostinato.launch.commands.computing.sharing import Sharing
 from ostinato.launch.commands.scaling import write_wish
 from ostinato.launch.commands.up_on_ray import Crew
 from ostinato.launch.placing.address import read_address
-from ostinato.launch.placing.board import read_board
-from ostinato.launch.placing.nodes import keeper as keeper_module
-from ostinato.launch.placing.nodes import placed
+from ostinato.launch.placing.nodes import node_agent as keeper_module
+from ostinato.launch.placing.nodes import remote_worker
 from ostinato.launch.placing.supervision import Supervisor
+from ostinato.launch.placing.worker_status import read_board
 
 KEYS = {
     "api_keys": "acme:sk-0123456789abcdef",
@@ -31,7 +31,7 @@ KEYS = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(placed, "EVERY_S", 0.05)
+    monkeypatch.setattr(remote_worker, "EVERY_S", 0.05)
     monkeypatch.setattr(up_on_ray, "_LOOK_S", 0.05)
     monkeypatch.setattr(up_on_ray, "EVERY_S", 0.1)
     monkeypatch.setattr(keeper_module, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))

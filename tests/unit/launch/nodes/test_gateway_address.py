@@ -8,16 +8,16 @@ import pytest
 from tests.fakes.nodes import PROGRAM, Nodes, order, supervised, until
 
 from ostinato.launch.placing.address import reachable, read_address, write_address
-from ostinato.launch.placing.nodes import keeper as keeper_module
-from ostinato.launch.placing.nodes import placed
-from ostinato.launch.placing.nodes.placed import PlacedWorker
+from ostinato.launch.placing.nodes import node_agent as keeper_module
+from ostinato.launch.placing.nodes import remote_worker
+from ostinato.launch.placing.nodes.remote_worker import PlacedWorker
 
 EVERYWHERE, REACHED = "http://0.0.0.0:8321", "http://10.0.0.7:8321"
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(placed, "EVERY_S", 0.05)
+    monkeypatch.setattr(remote_worker, "EVERY_S", 0.05)
     monkeypatch.setattr(keeper_module, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))
 
 

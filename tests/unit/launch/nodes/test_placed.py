@@ -10,15 +10,15 @@ from tests.fakes.nodes import LIMITS, PROGRAM, Nodes, alive, order, supervised, 
 
 from ostinato.core.errors import BadConfig
 from ostinato.launch.placing.address import read_address
-from ostinato.launch.placing.nodes import keeper as keeper_module
-from ostinato.launch.placing.nodes import placed
-from ostinato.launch.placing.nodes.placed import PlacedWorker
+from ostinato.launch.placing.nodes import node_agent as keeper_module
+from ostinato.launch.placing.nodes import remote_worker
+from ostinato.launch.placing.nodes.remote_worker import PlacedWorker
 from ostinato.launch.placing.supervision import Condition
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(placed, "EVERY_S", 0.05)
+    monkeypatch.setattr(remote_worker, "EVERY_S", 0.05)
     monkeypatch.setattr(keeper_module, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))
 
 

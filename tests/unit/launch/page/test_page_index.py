@@ -12,7 +12,7 @@ from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantin
 from ostinato.launch.views.page import feed as feeding
 from ostinato.launch.views.page.feed import Feed
 from ostinato.launch.views.page.index import PageIndex
-from ostinato.launch.views.page.queries import Questions, match_of
+from ostinato.launch.views.page.queries import IndexQueries, match_of
 from ostinato.record.log import SqlLog
 from ostinato.release.ledger import State, fold
 from ostinato.testing.records import a_signal, a_turn
@@ -52,7 +52,7 @@ class Indexed:
         self.log = SqlLog.open(root / "log")
         self.index = PageIndex(root / "page.sqlite", words=words)
         self.feed = Feed(self.log, self.index, lambda: True)
-        self.ask = Questions(self.index.path, longest_s=5.0)
+        self.ask = IndexQueries(self.index.path, longest_s=5.0)
 
     async def fill(self, *rows):
         if rows:
@@ -222,12 +222,12 @@ async def test_alarms_stand_until_they_are_cleared(indexed):
 
 async def test_a_question_that_takes_too_long_is_given_up(indexed):
     await indexed.fill(*(a_turn(f"t{number}:0", arm=Arm.LIVE) for number in range(900)))
-    impatient = Questions(indexed.index.path, longest_s=-1.0)
+    impatient = IndexQueries(indexed.index.path, longest_s=-1.0)
     with pytest.raises(TooWide, match="name a user"):
         impatient.turns(TurnQuery(text="xx", version=9))
     assert impatient.turns(TurnQuery()).count == MOST_COUNTED + 1, "only counting was given up"
     with pytest.raises(Unavailable):
-        Questions(indexed.index.path.with_name("none.sqlite")).releases(None)
+        IndexQueries(indexed.index.path.with_name("none.sqlite")).releases(None)
 
 
 async def test_counting_stops(indexed, monkeypatch):

@@ -15,12 +15,11 @@ from ostinato.core.records import Arm, Batch, PolicyVersion, ReleaseEvent, Rewar
 from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.show import find_release, show_release
-from ostinato.launch.views.page.facts import INDEX
 from ostinato.launch.views.page.index import PageIndex
-from ostinato.launch.views.page.looking import copy, looking
-from ostinato.launch.views.page.releases.dealt import Stretch, counted
-from ostinato.launch.views.page.releases.gathering import same_prompts
+from ostinato.launch.views.page.page_cli import copy, looking
 from ostinato.launch.views.page.releases.lines import last_report, trial_looks
+from ostinato.launch.views.page.releases.release_evidence import Stretch, counted, same_prompts
+from ostinato.launch.views.page.run_queries import INDEX
 from ostinato.testing.records import a_turn
 
 OLD, NEW = PolicyVersion(number=16, hash="16" * 32), PolicyVersion(number=17, hash="17" * 32)

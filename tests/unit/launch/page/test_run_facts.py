@@ -18,12 +18,12 @@ from ostinato.core.errors import Conflict, NotFound, Unavailable
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
 from ostinato.launch.commands.alarms import accept_alarm, show_alarms
-from ostinato.launch.placing.board import Shown, Standing
+from ostinato.launch.placing.worker_status import Shown, WorkerStatus
 from ostinato.launch.views.page.acts import RunActs
-from ostinato.launch.views.page.queries import Questions
+from ostinato.launch.views.page.queries import IndexQueries
 from ostinato.launch.views.page.releases.lines import carried
 from ostinato.launch.views.page.running import troubles, workers
-from ostinato.launch.views.page.trained import TrainLines, followers
+from ostinato.launch.views.page.training_progress import TrainLines, followers
 from ostinato.testing.records import a_signal, a_turn
 from ostinato.web.page.sources import LedgerEvent, TurnQuery
 from ostinato.web.page.stored import PublishedLine, SwapLine
@@ -112,14 +112,14 @@ async def test_who_looks_keeps_no_thread_from_whatever_else_the_process_does(see
     await seen.fill(a_turn("a:0"))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     go, threads = threading.Event(), set()
-    found = Questions.turns
+    found = IndexQueries.turns
 
     def slow(questions, query):
         threads.add(threading.current_thread())
         assert go.wait(10)
         return found(questions, query)
 
-    monkeypatch.setattr(Questions, "turns", slow)
+    monkeypatch.setattr(IndexQueries, "turns", slow)
     looking = [asyncio.create_task(seen.facts.turns(TurnQuery())) for _ in range(6)]
     try:
         async with asyncio.timeout(PATIENT_S):
@@ -227,7 +227,7 @@ async def test_what_waits_is_approved_or_refused_from_the_page_and_expects_what_
 
 
 def test_only_a_supervisor_that_is_there_says_what_workers_do():
-    worker = Standing(
+    worker = WorkerStatus(
         name="train",
         pid=7,
         condition="failed",
@@ -264,7 +264,7 @@ def test_steps_that_were_taken_again_count_once(tmp_path, seen):
     path.write_text("\n".join(map(json.dumps, lines)) + "\n")
     read = TrainLines(path, tmp_path / "serve.jsonl").look()
     assert read._steps[-1]["reward_mean"] == 0.3
-    from ostinato.launch.views.page.trained import _points
+    from ostinato.launch.views.page.training_progress import _points
 
     steps = {int(line["step"]): line for line in read._steps}
     assert _points(steps, "reward_mean") == ((1.0, 0.1), (2.0, 0.3))

@@ -21,7 +21,7 @@ from ostinato.record.config import RecordConfig
 from ostinato.record.postgres.leases import PostgresRoles
 from ostinato.record.postgres.log import PostgresLog
 from ostinato.record.postgres.schema import LAYOUT
-from ostinato.record.postgres.server import Server, digest_of
+from ostinato.record.postgres.server import LogServer, digest_of
 
 
 def through(config, **parameters):
@@ -31,7 +31,7 @@ def through(config, **parameters):
 
 
 def test_a_server_that_refuses_a_worker_which_it_had_let_in_is_away(in_postgres, monkeypatch):
-    server = Server.of(in_postgres(append_s=0.5))
+    server = LogServer.of(in_postgres(append_s=0.5))
     assert server.ask(lambda connection: 1) == 1
 
     def refuses(**_):

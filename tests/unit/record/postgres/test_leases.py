@@ -23,7 +23,7 @@ from ostinato.record.config import RecordConfig
 from ostinato.record.postgres.folds import PostgresFolds
 from ostinato.record.postgres.leases import PostgresRoles
 from ostinato.record.postgres.log import PostgresLog
-from ostinato.record.postgres.server import Server
+from ostinato.record.postgres.server import LogServer
 from ostinato.record.roles import FencingToken
 
 
@@ -60,8 +60,8 @@ async def test_a_stale_holder_writes_no_row(stale):
 
 async def test_a_stale_holder_saves_no_fold(stale):
     config, token, holder = stale
-    await PostgresFolds(Server.of(config).fenced(holder.token)).save("desk", 9, {"by": "the newest"})
-    late = PostgresFolds(Server.of(config).fenced(token))
+    await PostgresFolds(LogServer.of(config).fenced(holder.token)).save("desk", 9, {"by": "the newest"})
+    late = PostgresFolds(LogServer.of(config).fenced(token))
     with pytest.raises(LeaseLost):
         await late.save("desk", 3, {"by": "the stale one"})
     assert await late.load("desk") == (9, {"by": "the newest"})
@@ -104,7 +104,7 @@ async def test_nobody_takes_over_between_the_look_at_a_token_and_the_commit(in_p
     roles = PostgresRoles(config)
     holder = roles.take("train")
     expire(config)
-    server = Server.of(config).fenced(holder.token)
+    server = LogServer.of(config).fenced(holder.token)
     with server.dial() as writer, writer.transaction():
         server.fence(writer)
         with pytest.raises(Conflict, match="is writing"):
@@ -120,7 +120,7 @@ async def test_who_stops_in_the_middle_of_a_write_stops_nobody_for_longer_than_a
     config, hasty = in_postgres(lease_s=3600, append_s=600), in_postgres(lease_s=3600, append_s=2)
     roles = PostgresRoles(config)
     holder = roles.take("train")
-    server = Server.of(hasty).fenced(holder.token)
+    server = LogServer.of(hasty).fenced(holder.token)
     with PostgresLog.open(config) as gateway, closing(server.dial()) as paused:
         expire(config)
         paused.execute("BEGIN")

@@ -13,7 +13,7 @@ from ostinato.core.errors import BadConfig, BadRequest, StorageFull, Unavailable
 from ostinato.core.records import Batch, Signal, Source, Turn
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.postgres.log import PostgresLog
-from ostinato.record.postgres.server import Server
+from ostinato.record.postgres.server import LogServer
 
 DAY = 86_400.0
 
@@ -24,7 +24,7 @@ def signals(count, start=0):
 
 def sql(config, statement, values=()):
     """Run a statement on a connection that goes around the log."""
-    with Server.of(config).dial() as connection:
+    with LogServer.of(config).dial() as connection:
         cursor = connection.execute(statement, values)
         return cursor.fetchall() if cursor.description else []
 
@@ -173,7 +173,7 @@ async def test_a_segment_that_somebody_reads_is_left_for_the_next_call(in_postgr
         await log.append(TURN)
         await log.append(SIGNAL)
         now[0] = 3 * DAY
-        with Server.of(config).dial() as reader:
+        with LogServer.of(config).dial() as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT * FROM rows_0000000000000001")
             assert await log.drop_old(now[0], keep_after=1) == 0
@@ -198,7 +198,7 @@ async def test_rows_cannot_be_changed(in_postgres, statement):
 @pytest.mark.parametrize("word", ["BEGIN", "INSERT", "COMMIT"])
 async def test_a_connection_that_dies_at_any_statement_loses_and_doubles_nothing(in_postgres, monkeypatch, word, after):
     config = in_postgres(append_s=30)
-    dial, broken = Server.dial, []
+    dial, broken = LogServer.dial, []
 
     def dialled(server):
         connection = Breaking(dial(server), word, after=after)
@@ -209,7 +209,7 @@ async def test_a_connection_that_dies_at_any_statement_loses_and_doubles_nothing
     with PostgresLog.open(config) as log:
         await log.append(SIGNAL)
         log._appender._leave()
-        monkeypatch.setattr(Server, "dial", dialled)
+        monkeypatch.setattr(LogServer, "dial", dialled)
         assert await log.append(TURN, BATCH) == 3
         assert any(each.broken for each in broken)
         monkeypatch.undo()
@@ -266,8 +266,8 @@ async def test_who_holds_the_lock_for_long_makes_callers_unavailable_and_what_th
     config = in_postgres(append_s=2)
     with PostgresLog.open(config) as log:
         await log.append(SIGNAL)
-        with Server.of(in_postgres(append_s=60)).dial() as holder, holder.transaction():
-            holder.execute("SELECT pg_advisory_xact_lock(%s)", (Server.of(config).lock,))
+        with LogServer.of(in_postgres(append_s=60)).dial() as holder, holder.transaction():
+            holder.execute("SELECT pg_advisory_xact_lock(%s)", (LogServer.of(config).lock,))
             with pytest.raises(Unavailable, match="in time"):
                 await log.append(TURN)
         assert await log.append(TURN) == 2
@@ -323,11 +323,11 @@ def test_a_url_that_leads_nowhere(postgres_server, url, error, said):
 
 def test_the_password_comes_from_the_environment_and_is_told_to_nobody():
     config = RecordConfig(url="postgresql://ann@db.example/loop?sslmode=verify-full", password_env="LOOP_PASSWORD")
-    server = Server.of(config, {"LOOP_PASSWORD": "pa55word"})
+    server = LogServer.of(config, {"LOOP_PASSWORD": "pa55word"})
     assert server.parameters["password"] == "pa55word"
     assert "pa55word" not in server.name + str(config) + repr(server)
     with pytest.raises(BadConfig, match="LOOP_PASSWORD, which is not set"):
-        Server.of(config, {})
+        LogServer.of(config, {})
 
 
 def test_encryption_is_refused_rather_than_left_out(in_postgres):

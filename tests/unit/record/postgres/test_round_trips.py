@@ -12,7 +12,7 @@ from ostinato.core.errors import Conflict
 from ostinato.core.records import PolicyVersion, Signal, Turn
 from ostinato.record.postgres.leases import PostgresRoles
 from ostinato.record.postgres.log import PostgresLog
-from ostinato.record.postgres.server import Server
+from ostinato.record.postgres.server import LogServer
 
 
 class Counting:
@@ -38,8 +38,8 @@ class Counting:
 
 @pytest.fixture
 def sent(monkeypatch):
-    found, dial = [], Server.dial
-    monkeypatch.setattr(Server, "dial", lambda server: Counting(dial(server), found))
+    found, dial = [], LogServer.dial
+    monkeypatch.setattr(LogServer, "dial", lambda server: Counting(dial(server), found))
     return found
 
 
@@ -137,9 +137,9 @@ async def test_a_lock_that_another_holds_for_long_costs_no_new_connection(in_pos
     config = in_postgres()
     with PostgresLog.open(far.of(config)) as log:
         await log.append(SIGNAL)
-        with Server.of(config).dial() as holder:
+        with LogServer.of(config).dial() as holder:
             holder.execute("BEGIN")
-            holder.execute("SELECT pg_advisory_xact_lock(%s)", (Server.of(config).lock,))
+            holder.execute("SELECT pg_advisory_xact_lock(%s)", (LogServer.of(config).lock,))
             before, connections = far.trips, far.connections
             waiting = asyncio.create_task(log.append(TURN))
             await asyncio.sleep(1.5)  # one attempt waits a second

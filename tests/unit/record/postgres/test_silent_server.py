@@ -11,11 +11,11 @@ from tests.unit.record.postgres.test_leases import expire
 
 from ostinato.core.errors import LeaseLost, Unavailable
 from ostinato.core.records import Turn
-from ostinato.record.patience import Patience
 from ostinato.record.postgres.folds import PostgresFolds
 from ostinato.record.postgres.leases import PostgresRoles
 from ostinato.record.postgres.log import PostgresLog
-from ostinato.record.postgres.server import Server
+from ostinato.record.postgres.server import LogServer
+from ostinato.record.retry import Patience
 
 APPEND_S = 2.0
 
@@ -73,7 +73,7 @@ async def test_who_has_patience_goes_on_where_the_server_went_silent(in_postgres
     said = Said()
     patience, config = Patience(60, said, again_s=0.1), far.of(in_postgres(append_s=1))
     with PostgresLog.open(config, patience=patience) as log:
-        folds = PostgresFolds(Server.of(config), patience)
+        folds = PostgresFolds(LogServer.of(config), patience)
         assert await log.append(SIGNAL) == 1
         with far.silent():
             asked = [log.append(BATCH), log.find(Turn, [(TURN.id,)]), folds.save("desk", 1, {"n": 1})]

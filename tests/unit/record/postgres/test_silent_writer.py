@@ -19,7 +19,7 @@ from tests.unit.record.postgres.test_leases import expire
 from ostinato.core.errors import Conflict
 from ostinato.record.postgres.leases import PostgresRoles
 from ostinato.record.postgres.log import PostgresLog
-from ostinato.record.postgres.server import Server
+from ostinato.record.postgres.server import LogServer
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["before it writes", "before it commits"])
@@ -72,8 +72,8 @@ def _started(config, name):
 
 
 def test_only_who_holds_this_logs_lock_and_is_silent_within_a_pipeline_is_ended(in_postgres):
-    server = Server.of(in_postgres(append_s=2))
-    patient = Server.of(in_postgres(append_s=60))
+    server = LogServer.of(in_postgres(append_s=2))
+    patient = LogServer.of(in_postgres(append_s=60))
     elsewhere = replace(patient, namespace="elsewhere")
     with closing(server.dial()) as waiting, closing(patient.dial()) as idle, closing(patient.dial()) as foreign:
         for holder, log in ((idle, patient), (foreign, elsewhere)):
@@ -95,8 +95,8 @@ def test_only_who_holds_this_logs_lock_and_is_silent_within_a_pipeline_is_ended(
 
 def test_a_role_is_taken_over_from_who_fell_silent_in_the_middle_of_its_commit(in_postgres):
     config = in_postgres(append_s=2, lease_s=3600)
-    roles, server = PostgresRoles(config), Server.of(config)
-    with closing(roles.take("train")) as first, closing(Server.of(in_postgres(append_s=60)).dial()) as silent:
+    roles, server = PostgresRoles(config), LogServer.of(config)
+    with closing(roles.take("train")) as first, closing(LogServer.of(in_postgres(append_s=60)).dial()) as silent:
         expire(config)
         silent.execute("BEGIN")
         silent.execute("SELECT pg_advisory_xact_lock(%s)", (server.lock,))
@@ -130,7 +130,7 @@ def _commit(connection):
 
 
 def test_who_falls_silent_after_a_commit_that_failed_holds_nothing(in_postgres):
-    server = Server.of(in_postgres())
+    server = LogServer.of(in_postgres())
     with server.dial() as silent, server.dial() as other:
         silent.execute("BEGIN")
         silent.execute("SELECT pg_advisory_xact_lock(%s)", (server.lock,))
@@ -143,7 +143,7 @@ def test_who_falls_silent_after_a_commit_that_failed_holds_nothing(in_postgres):
 
 
 async def test_both_ends_of_a_connection_notice_that_the_other_is_gone(in_postgres):
-    server = Server.of(in_postgres(append_s=5))
+    server = LogServer.of(in_postgres(append_s=5))
     assert int(server.parameters["keepalives_idle"]) * 3 < 5
     with server.dial() as connection:
         names = (

@@ -7,7 +7,7 @@ from tests.contract.test_log import SIGNAL, TURN, read
 from tests.unit.record.postgres.test_postgres_log import sql
 
 from ostinato.record.postgres.log import PostgresLog
-from ostinato.record.postgres.server import Server
+from ostinato.record.postgres.server import LogServer
 
 SPELT = replace(TURN, id="spelt", parent=TURN.id, sampled_ids=(71, 72), text="<71><72>")
 
@@ -18,7 +18,7 @@ async def test_a_text_that_waited_for_another_gateways_token_in_vain_is_read_bac
     in_postgres, monkeypatch, end, text
 ):
     config, refused = in_postgres(), []
-    with PostgresLog.open(config) as log, PostgresLog.open(config) as other, Server.of(config).dial() as gateway:
+    with PostgresLog.open(config) as log, PostgresLog.open(config) as other, LogServer.of(config).dial() as gateway:
         log.derive_text(lambda token: f"<{token}>")
         await log.append(SIGNAL, TURN)
         gateway.execute("BEGIN")

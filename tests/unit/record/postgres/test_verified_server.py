@@ -11,7 +11,7 @@ from tests.fakes.postgres_server import MISSING, PostgresServer, binaries
 from ostinato.core.errors import BadConfig
 from ostinato.record.config import RecordConfig
 from ostinato.record.postgres.log import PostgresLog
-from ostinato.record.postgres.server import Server
+from ostinato.record.postgres.server import LogServer
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ from ostinato.record.postgres.server import Server
 )
 def test_a_host_that_could_be_impersonated_is_refused(url):
     with pytest.raises(BadConfig, match=r"sslmode=verify-full.*record\.allow_unverified"):
-        Server.of(RecordConfig(url=url), {})
-    assert Server.of(RecordConfig(url=url, allow_unverified=True), {})
+        LogServer.of(RecordConfig(url=url), {})
+    assert LogServer.of(RecordConfig(url=url, allow_unverified=True), {})
 
 
 @pytest.mark.parametrize(
@@ -53,25 +53,25 @@ def test_a_host_that_could_be_impersonated_is_refused(url):
     ],
 )
 def test_a_checked_certificate_or_this_machine_is_taken(url):
-    assert Server.of(RecordConfig(url=url), {})
+    assert LogServer.of(RecordConfig(url=url), {})
 
 
 def test_what_the_url_leaves_out_comes_from_libpqs_variables():
     here = RecordConfig(url="postgresql:///loop")
     for environment in ({"PGHOST": "db.example"}, {"PGHOSTADDR": "10.0.0.7"}):
         with pytest.raises(BadConfig, match="sslmode=prefer does not check"):
-            Server.of(here, environment)
-        assert Server.of(here, environment | {"PGSSLMODE": "verify-full"})
+            LogServer.of(here, environment)
+        assert LogServer.of(here, environment | {"PGSSLMODE": "verify-full"})
 
 
 def test_an_address_in_a_variable_outdoes_a_host_in_the_url():
     with pytest.raises(BadConfig, match="leads to another host"):
-        Server.of(RecordConfig(url="postgresql://ann@localhost/loop"), {"PGHOSTADDR": "192.0.2.1"})
+        LogServer.of(RecordConfig(url="postgresql://ann@localhost/loop"), {"PGHOSTADDR": "192.0.2.1"})
 
 
 def test_a_service_outdoes_the_variables():
     with pytest.raises(BadConfig, match="leads to another host"):
-        Server.of(RecordConfig(url="postgresql:///loop"), {"PGSERVICE": "away", "PGSSLMODE": "verify-full"})
+        LogServer.of(RecordConfig(url="postgresql:///loop"), {"PGSERVICE": "away", "PGSSLMODE": "verify-full"})
 
 
 @pytest.fixture

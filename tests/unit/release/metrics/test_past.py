@@ -4,7 +4,7 @@ import pytest
 
 from ostinato.release.metrics.config import MetricConfig
 from ostinato.release.metrics.metric import Metric
-from ostinato.release.metrics.past import Past
+from ostinato.release.metrics.pre_period import Past
 
 GOAL = Metric.of(MetricConfig(name="acceptance"), 0.02)
 SLOW = Metric.of(MetricConfig(name="latency_p99"), 0.02)

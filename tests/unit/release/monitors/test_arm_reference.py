@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from ostinato.release.monitors.behaviour import Activity
 from ostinato.release.monitors.detection.detector import Detector, thresholds
 from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level, plausible
-from ostinato.release.monitors.detection.sessions import Activity
 from ostinato.release.monitors.rates import Shift
 
 

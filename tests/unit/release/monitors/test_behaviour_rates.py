@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Finish
 from ostinato.release.monitors import rates, turn_text
-from ostinato.release.monitors.loading import rates_of
 from ostinato.release.monitors.rates import BUILT_IN, Shift, measured
 from ostinato.release.monitors.turn_text import LONGEST, take_apart
+from ostinato.release.monitors.watcher import rates_of
 from ostinato.testing.records import a_turn
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import Batch, PolicyVersion
-from ostinato.release.monitors.accepting import acceptance
+from ostinato.release.monitors.acknowledge import acceptance
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import BY_PERSON, BY_TENANT, InfluenceWatch, Shares
 from ostinato.release.monitors.owners import TurnOwners

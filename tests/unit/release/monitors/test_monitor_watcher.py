@@ -11,9 +11,9 @@ from ostinato.core.errors import StorageFull
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Finish, PolicyVersion, ReleaseEvent, Signal
 from ostinato.release.monitors import behaviour
-from ostinato.release.monitors.accepting import acceptance
+from ostinato.release.monitors.acknowledge import acceptance
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.standing import alarm_name
+from ostinato.release.monitors.detection.active_alarms import alarm_name
 from ostinato.release.monitors.rates import BUILT_IN
 from ostinato.release.monitors.watcher import NAME, MonitorWatcher
 from ostinato.serve import arms

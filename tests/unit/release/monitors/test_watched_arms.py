@@ -8,9 +8,9 @@ import pytest
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.loading import rates_of
 from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.rates import BUILT_IN
+from ostinato.release.monitors.watcher import rates_of
 from ostinato.testing.records import a_turn
 
 CONFIG = MonitorsConfig(

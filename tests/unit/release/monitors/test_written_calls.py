@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.family_answers import ANSWERS
 
-from ostinato.release.monitors.written_calls import MOST_CALLS, written_calls
+from ostinato.release.monitors.turn_text import MOST_CALLS, written_calls
 
 WHOLE = [(family, sampled, calls) for family, sampled, _, _, calls in ANSWERS]
 MARKS = [

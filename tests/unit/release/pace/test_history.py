@@ -6,15 +6,15 @@ from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.release.guard import GuardConfig
 from ostinato.release.pace.budget import WEEKS, spent
 from ostinato.release.pace.cadence import WEEK
-from ostinato.release.pace.history import History
+from ostinato.release.pace.history import PaceHistory
 from ostinato.release.trial.config import TrialConfig
-from ostinato.release.trial.standing import StandingConfig
+from ostinato.release.trial.incumbent_test import StandingConfig
 
 V3, V5 = (PolicyVersion(number=number, hash=f"{number:02d}" * 16) for number in (3, 5))
 
 
 def told(*lines, previous=None):
-    history = History()
+    history = PaceHistory()
     for at, action, policy, detail in lines:
         history.apply(
             ReleaseEvent(

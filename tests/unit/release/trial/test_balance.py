@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from ostinato.release.trial.balance import Balance
+from ostinato.release.trial.balance import ArmBalance
 
 VOID = math.log(1000.0)
 
 
 def watch(rng, true, shares, people, batch=100):
     """The people after whom the trial is void; None if it never is."""
-    balance = Balance()
+    balance = ArmBalance()
     for n in range(batch, people + 1, batch):
         balance.add(rng.multinomial(batch, true).tolist(), shares)
         if balance.log_factor() >= VOID:
@@ -41,7 +41,7 @@ def test_a_canary_that_loses_a_fifth_of_its_people_is_found():
 def test_a_ramp_hides_nothing_and_right_shares_on_it_are_not_doubted():
     rng = np.random.default_rng(3)
     for wrong in (1.0, 0.8):
-        balance = Balance()
+        balance = ArmBalance()
         for share in (0.01, 0.05, 0.10, 0.25, 0.50):
             for _ in range(60):
                 p = share * wrong
@@ -50,7 +50,7 @@ def test_a_ramp_hides_nothing_and_right_shares_on_it_are_not_doubted():
 
 
 def test_somebody_in_an_arm_of_share_0_is_wrong_at_once():
-    balance = Balance()
+    balance = ArmBalance()
     balance.add((0, 10), (0.0, 1.0))
     assert balance.log_factor() == 0.0
     balance.add((1, 10), (0.0, 1.0))
@@ -59,6 +59,6 @@ def test_somebody_in_an_arm_of_share_0_is_wrong_at_once():
 
 def test_shares_that_are_none_are_refused():
     with pytest.raises(ValueError, match="one share each, 1 in all"):
-        Balance().add((1, 2), (0.5, 0.4))
+        ArmBalance().add((1, 2), (0.5, 0.4))
     with pytest.raises(ValueError, match="one share each"):
-        Balance().add((1, 2, 3), (0.5, 0.5))
+        ArmBalance().add((1, 2, 3), (0.5, 0.5))

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from ostinato.release.trial.contrast import NOTHING, Contrast, Slot
+from ostinato.release.trial.contrast import NOTHING, Contrast, TimeSlot
 from ostinato.release.trial.tally import SlotTally
 
 
 def slot(people, turns, good, treated, *, expected=0.0, day=0):
     people = np.asarray(people, dtype=np.int64)
-    return Slot(
+    return TimeSlot(
         day=day,
         people_R=people,
         turns_R=np.asarray(turns, dtype=np.float64),
@@ -192,7 +192,7 @@ def test_tiny_denominators_are_no_numbers_to_fail_on(tiny):
     contrast = Contrast()
     good = np.array([1.0, 0.0, 1.0, 0.5])
     contrast.add(
-        Slot(
+        TimeSlot(
             day=0,
             people_R=np.arange(4),
             turns_R=np.full(4, tiny),

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ostinato.release.trial.config import HOUR, TrialConfig
-from ostinato.release.trial.contrast import Slot
+from ostinato.release.trial.contrast import TimeSlot
+from ostinato.release.trial.incumbent_test import StandingConfig
 from ostinato.release.trial.path import PathConfig, ReleasePath
-from ostinato.release.trial.standing import StandingConfig
 
 CONFIG = PathConfig(
     trial=TrialConfig(margin=0.04, better_after_s=4 * HOUR),
@@ -39,7 +39,7 @@ class Product:
             good = self.rng.binomial(4, np.clip((self.taste + worth) * (1 - self.shock), 0, 1)[people]).astype(float)
 
             def slot(rows, treated, people=people, good=good):
-                return Slot(
+                return TimeSlot(
                     day=int(self.now // (24 * HOUR)),
                     people_R=people[rows],
                     turns_R=np.full(rows.sum(), 4.0),

@@ -11,8 +11,8 @@ from ostinato.release.metrics.config import MetricConfig, completed
 from ostinato.release.outcome_config import OutcomeConfig
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.record import TrialRecord
-from ostinato.release.trial.running import RunningTrial
-from ostinato.release.trial.verdict import Next
+from ostinato.release.trial.verdict import NextAction
+from ostinato.release.trials import RunningTrial
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn
 
@@ -80,7 +80,7 @@ class Town:
         for _ in range(slots):
             await self.slot()
             decision = await trial.look(self.record, self.began, self.now + MATURITY_S)
-            if decision.next in (Next.SHIP, Next.BLOCK, Next.ROLL_BACK):
+            if decision.next in (NextAction.SHIP, NextAction.BLOCK, NextAction.ROLL_BACK):
                 break
         return decision
 
@@ -121,7 +121,7 @@ async def test_a_candidate_that_is_better_in_every_way_ships():
     town = Town(rising(lambda town, turn, signals: (turn, signals)))
     await town.begin()
     decision = await town.until_over(town.running())
-    assert decision.next is Next.SHIP
+    assert decision.next is NextAction.SHIP
     told = decision.reading.metrics
     assert list(told) == [
         "acceptance",
@@ -152,7 +152,7 @@ async def test_acceptance_rises_and_a_guardrail_breaks_so_it_is_blocked(spoil, n
     town = Town(rising(spoil))
     await town.begin()
     decision = await town.until_over(town.running())
-    assert decision.next is Next.BLOCK
+    assert decision.next is NextAction.BLOCK
     assert decision.reason.startswith(f"{name} worse: ")
     assert decision.reading.worse
     assert decision.reading.metrics["acceptance"]["estimate"] > 0.1
@@ -174,7 +174,7 @@ async def test_who_silences_the_dissatisfied_does_not_ship():
     decision = await town.until_over(trial)
     told = decision.reading.metrics
     assert told["acceptance"]["estimate"] > -0.02, "of what is said about it, as much is good"
-    assert decision.next is Next.BLOCK
+    assert decision.next is NextAction.BLOCK
     assert "accepted_of_all" in decision.reason
 
 
@@ -187,11 +187,11 @@ async def test_a_guardrail_that_breaks_once_it_is_live_takes_it_back():
     town = Town(rising(later))
     await town.begin()
     trial = town.running()
-    assert (await town.until_over(trial)).next is Next.SHIP
+    assert (await town.until_over(trial)).next is NextAction.SHIP
     town.ship()
     harm[0] = 0.2
     decision = await town.until_over(trial)
-    assert decision.next is Next.ROLL_BACK
+    assert decision.next is NextAction.ROLL_BACK
     assert decision.reason.startswith("stopped worse: +")
 
 
@@ -200,7 +200,7 @@ async def test_the_same_harm_to_a_diagnostic_decides_nothing():
     await town.begin()
     trial = town.running(MetricConfig(name="dissatisfied_follow_up", role="diagnostic"))
     decision = await town.until_over(trial)
-    assert decision.next is Next.SHIP
+    assert decision.next is NextAction.SHIP
     assert decision.reading.metrics["dissatisfied_follow_up"]["estimate"] > 0.1
 
 
@@ -209,7 +209,7 @@ async def test_a_goal_that_nobody_says_anything_about_never_passes():
     await town.begin()
     declared = [MetricConfig(name="acceptance"), MetricConfig(name="edit_survival", role="goal")]
     decision = await town.until_over(town.running(*declared))
-    assert decision.next is Next.BLOCK
+    assert decision.next is NextAction.BLOCK
     assert decision.reason == "not enough evidence: nobody has said anything about it yet by edit_survival"
     assert decision.reading.metrics["edit_survival"]["estimate"] is None
 
@@ -226,7 +226,7 @@ async def test_of_two_goals_one_that_is_lost_blocks():
     await town.begin()
     declared = [MetricConfig(name="acceptance"), MetricConfig(name="edit_survival", role="goal")]
     decision = await town.until_over(town.running(*declared))
-    assert decision.next is Next.BLOCK
+    assert decision.next is NextAction.BLOCK
     assert decision.reason.startswith("edit_survival worse: -2")
 
 
@@ -240,7 +240,7 @@ async def test_a_value_is_averaged_in_its_own_units():
     stars = MetricConfig(name="stars", role="goal", numerator=("stars",), most=5.0, tolerance=0.2)
     trial = RunningTrial(town.log, OutcomeConfig(maturity_s=MATURITY_S), CONFIG, completed([stars], ["stars"]))
     decision = await town.until_over(trial)
-    assert decision.next is Next.SHIP
+    assert decision.next is NextAction.SHIP
     assert decision.reason.startswith("not worse than 0.2: +0.")
     assert decision.reading.metrics["stars"]["lower"] < 0.8 < decision.reading.metrics["stars"]["upper"]
 
@@ -292,7 +292,7 @@ async def test_a_tenants_flood_costs_that_tenant_and_hides_nobody(caplog):
         await town.log.append(*flood)
         await town.slot()
         decision = await trial.look(town.record, town.began, town.now + MATURITY_S)
-        if decision.next is Next.BLOCK:
+        if decision.next is NextAction.BLOCK:
             break
     assert decision.reason.startswith("worse: -")
     assert trial.missed > 1_000
@@ -310,7 +310,7 @@ async def test_only_people_who_were_dealt_by_chance_are_compared():
     town = Town(does)
     await town.begin()
     decision = await town.until_over(town.running())
-    assert decision.next is Next.BLOCK
+    assert decision.next is NextAction.BLOCK
     assert decision.reason.startswith("worse: -")
 
 
@@ -328,7 +328,7 @@ async def test_while_the_candidate_is_loading_nobody_is_dealt():
     town.does = lambda town, turn, treated: town.judged(turn, 0.6)
     await town.slot()
     decision = await trial.look(town.record, town.began, town.now + MATURITY_S)
-    assert decision.next in (Next.WAIT, Next.RAMP), decision.reason
+    assert decision.next in (NextAction.WAIT, NextAction.RAMP), decision.reason
 
 
 async def test_a_clock_that_was_ahead_is_told_or_mended():
@@ -339,7 +339,7 @@ async def test_a_clock_that_was_ahead_is_told_or_mended():
         await trial.look(town.record, town.began, town.record.began - 7_200.0)
     await trial.look(town.record, town.began, town.now + 86_400.0)
     decision = await town.until_over(trial)
-    assert decision.next is Next.BLOCK
+    assert decision.next is NextAction.BLOCK
     assert decision.reason.startswith("worse: -")
 
 

@@ -8,9 +8,9 @@ import pytest
 from ostinato.release.metrics.config import MetricConfig
 from ostinato.release.metrics.metric import metrics_of
 from ostinato.release.trial.config import HOUR, TrialConfig
-from ostinato.release.trial.contrast import Slot
+from ostinato.release.trial.contrast import TimeSlot
 from ostinato.release.trial.trial import Trial
-from ostinato.release.trial.verdict import Next, read
+from ostinato.release.trial.verdict import NextAction, read
 
 CONFIG = TrialConfig(better_after_s=4 * HOUR)
 
@@ -33,7 +33,7 @@ class Users:
         came = self.rng.random(self.count) < np.where(treated, 0.3 * (1 - self.lost), 0.3)
         chance = np.clip(self.taste + self.effect * treated, 0, 1)[came]
         people = np.flatnonzero(came)
-        return Slot(
+        return TimeSlot(
             day=number // 48,
             people_R=people,
             turns_R=np.full(len(people), float(self.turns)),
@@ -56,7 +56,7 @@ def run(trial, users, slots, first=0):
             break
         add(trial, users.slot(trial.share, j), j)
         decision = trial.look((j + 1) * HOUR / 2)
-        if decision.next is not Next.WAIT:
+        if decision.next is not NextAction.WAIT:
             said.append(decision)
     return said, decision
 
@@ -64,7 +64,7 @@ def run(trial, users, slots, first=0):
 def test_an_equal_one_ramps_and_ships_and_one_in_ten_stays_behind():
     trial = Trial(CONFIG, active=4000)
     said, _ = run(trial, Users(4000, 0.0), 150)
-    assert [each.next for each in said][-1] is Next.SHIP
+    assert [each.next for each in said][-1] is NextAction.SHIP
     shares = [each.share for each in said]
     assert shares == sorted(shares)
     assert all(share in CONFIG.shares for share in shares[:-1])
@@ -79,7 +79,7 @@ def test_an_equal_one_ramps_and_ships_and_one_in_ten_stays_behind():
 def test_a_worse_one_is_stopped_before_half_of_the_users_have_met_it():
     trial = Trial(CONFIG, active=4000)
     said, last = run(trial, Users(4000, -0.15), 150)
-    assert last.next is Next.BLOCK
+    assert last.next is NextAction.BLOCK
     assert last.share == 0.0
     assert last.reason.startswith("worse: -")
     assert trial.over
@@ -90,7 +90,7 @@ def test_the_risk_bounds_every_step_of_the_ramp():
     for seed in range(5):
         said, _ = run(Trial(CONFIG, active=4000), Users(4000, -0.02, seed=seed), 60)
         for each in said:
-            if each.next is Next.RAMP:
+            if each.next is NextAction.RAMP:
                 assert each.share * -each.reading.lower <= CONFIG.risk + 1e-12
 
 
@@ -100,7 +100,7 @@ def test_a_better_one_is_called_so_after_its_time_and_never_before():
     for j in range(40):
         add(trial, users.slot(trial.share, j), j)
         last = trial.look((j + 1) * HOUR / 2)
-        told += [j + 1] * (last.next is Next.BETTER)
+        told += [j + 1] * (last.next is NextAction.BETTER)
     assert len(told) == 1
     assert told[0] * HOUR / 2 >= CONFIG.better_after_s
     assert last.reason.startswith("better (provisional): +")
@@ -113,7 +113,7 @@ def test_a_release_that_turns_bad_after_it_shipped_is_rolled_back():
     assert trial.shipped
     users.effect = -0.4
     _, last = run(trial, users, 100, first=60)
-    assert last.next is Next.ROLL_BACK
+    assert last.next is NextAction.ROLL_BACK
 
 
 def lasting(later, *, slots=24, seed=0):
@@ -130,18 +130,18 @@ def lasting(later, *, slots=24, seed=0):
 
 def test_what_was_called_better_is_tested_again_on_the_days_that_follow():
     trial, said = lasting(+0.10)
-    assert [each.next for each in said] == [Next.CONFIRMED]
+    assert [each.next for each in said] == [NextAction.CONFIRMED]
     assert said[0].reason.startswith("better, and over the 8 hours after that was said too: +")
     trial, said = lasting(0.0)
-    assert [each.next for each in said] == [Next.FADED]
+    assert [each.next for each in said] == [NextAction.FADED]
     assert said[0].reason.startswith("better at first, but not over the 8 hours after that was said: ")
     assert not trial.over
-    assert trial.look(40 * HOUR).next is Next.WAIT, "it is not called better twice"
+    assert trial.look(40 * HOUR).next is NextAction.WAIT, "it is not called better twice"
 
 
 def test_harm_is_not_hidden_by_what_pleased_before():
     trial, said = lasting(-0.08, slots=40)
-    assert said[-1].next is Next.ROLL_BACK
+    assert said[-1].next is NextAction.ROLL_BACK
     assert " worse over the last " in f" {said[-1].reason}"
     assert said[-1].reading.effect.difference < 0
     assert trial._contrasts["acceptance"].effect().difference > 0, "over the whole trial it looks better"
@@ -160,7 +160,7 @@ def test_periods_end_where_they_end_however_seldom_one_looks():
             add(trial, slot, j)
         often.look((j + 1) * HOUR / 2)
     assert often._lately.afterwards == seldom._lately.afterwards
-    assert seldom.look(15 * HOUR).next is Next.CONFIRMED
+    assert seldom.look(15 * HOUR).next is NextAction.CONFIRMED
     assert often.retested is True
 
 
@@ -170,16 +170,16 @@ def test_four_users_never_ship_however_well_or_long_they_are_served():
     users.place[:4] = 0.0
     users.place[4:] = 0.99
     said, last = run(trial, users, 400)
-    assert last.next is Next.BLOCK
-    assert not [each for each in said if each.next is Next.SHIP]
+    assert last.next is NextAction.BLOCK
+    assert not [each for each in said if each.next is NextAction.SHIP]
 
 
 def test_no_outcome_never_ships_and_says_so():
     trial = Trial(CONFIG, active=4000)
     for hours in range(0, 96):
-        assert trial.look(hours * HOUR).next is Next.WAIT
+        assert trial.look(hours * HOUR).next is NextAction.WAIT
     last = trial.look(96 * HOUR)
-    assert last.next is Next.BLOCK
+    assert last.next is NextAction.BLOCK
     assert last.reason == "not enough evidence: nobody has said anything about it yet"
 
 
@@ -192,7 +192,7 @@ def test_undecided_says_what_could_be_seen_by_now():
 def test_an_arm_that_loses_its_users_is_void_not_shipped():
     trial = Trial(TrialConfig(shares=(0.5,)), active=40_000)
     _, last = run(trial, Users(40_000, 0.3, lost=0.4), 40)
-    assert last.next is Next.BLOCK
+    assert last.next is NextAction.BLOCK
     assert "dealt to the arms" in last.reason
 
 

@@ -10,7 +10,7 @@ from ostinato.core.records import PolicyVersion, Sampling
 from ostinato.core.samples import Sample
 from ostinato.testing.records import a_turn
 from ostinato.train.config import TrainConfig
-from ostinato.train.sharding.calls import Call, RankTask, call_line, read_call, read_task, task_line
+from ostinato.train.sharding.calls import RankCall, RankTask, call_line, read_call, read_task, task_line
 
 VERSION = PolicyVersion(number=3, hash="ab" * 32)
 
@@ -26,7 +26,7 @@ def test_a_step_arrives_whole():
         Sample(turn=turn, reward=0.1, advantages=(0.1, -0.2, 0.3), weight=0.5),
         Sample(turn=a_turn("t:1"), reward=1.0, advantages=(1.0, math.inf), summed=True),
     )
-    call = Call(method="step", samples=samples, held=True, release=VERSION)
+    call = RankCall(method="step", samples=samples, held=True, release=VERSION)
     line = call_line(call)
     assert line.count(b"\n") == 1
     assert read_call(line) == call
@@ -34,7 +34,7 @@ def test_a_step_arrives_whole():
 
 def test_what_is_not_a_number_stays_so():
     sample = Sample(turn=a_turn(), reward=1.0, advantages=(math.nan, 1.0))
-    found = read_call(call_line(Call(method="step", samples=(sample,)))).samples[0]
+    found = read_call(call_line(RankCall(method="step", samples=(sample,)))).samples[0]
     assert math.isnan(found.advantages[0])
     assert found.advantages[1] == 1.0
 
@@ -42,19 +42,19 @@ def test_what_is_not_a_number_stays_so():
 @pytest.mark.parametrize(
     "call",
     [
-        Call(method="save", directory=Path("a b/c"), cursor=1 << 40, keep=3),
-        Call(method="resume", directory=Path("/x")),
-        Call(method="go_back", number=4),
-        Call(method="skip_step"),
+        RankCall(method="save", directory=Path("a b/c"), cursor=1 << 40, keep=3),
+        RankCall(method="resume", directory=Path("/x")),
+        RankCall(method="go_back", number=4),
+        RankCall(method="skip_step"),
     ],
 )
-def test_other_calls_arrive(call: Call):
+def test_other_calls_arrive(call: RankCall):
     assert read_call(call_line(call)) == call
 
 
 def test_nothing_else_can_be_called():
     with pytest.raises(ValueError, match="method"):
-        read_call(call_line(Call(method="skip_step")).replace(b"skip_step", b"__class__"))
+        read_call(call_line(RankCall(method="skip_step")).replace(b"skip_step", b"__class__"))
 
 
 def test_a_task_arrives():

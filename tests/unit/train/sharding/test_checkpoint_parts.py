@@ -13,7 +13,7 @@ from tests.deadlines import PATIENT_S
 from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.train import checkpoint
 from ostinato.train.checkpoint import Checkpoint, load, save
-from ostinato.train.pieces import Part
+from ostinato.train.pieces import RankPart
 from ostinato.train.sharding.balance import rows_of
 
 W = np.arange(14, dtype=np.float32).reshape(7, 2)
@@ -62,7 +62,7 @@ def part(step: int, rank: int, count: int) -> Checkpoint:
         weights=weights,
         moments={**moments, "rng": np.full(4, rank, np.uint8)},
         cursor=9,
-        part=Part(
+        part=RankPart(
             shapes={name: array.shape for name, array in WHOLE.items()},
             firsts={name: a for name, (a, _) in spans.items()},
         ),

@@ -8,12 +8,12 @@ import pytest
 import torch.distributed as dist
 from tests.fakes.fork_server import FORK_SERVER
 
-from ostinato.train.sharding.reduction import _CHUNK
+from ostinato.train.sharding.policy import _CHUNK
 
 PROGRAM = """
 import sys, torch, torch.distributed as dist
 from datetime import timedelta
-from ostinato.train.sharding.reduction import DirectReduceScatter
+from ostinato.train.sharding.policy import DirectReduceScatter
 rank, count, port, size, turns = map(int, sys.argv[1:])
 torch.set_num_threads(1)
 dist.init_process_group("gloo", rank=rank, world_size=count, store=dist.TCPStore("127.0.0.1", port), timeout=timedelta(seconds=60))

@@ -1,7 +1,7 @@
 """Which tests always end the same way."""
 
 from ostinato.worlds.grading.flaky import compared
-from ostinato.worlds.grading.testimony import TestHeard, Testimony
+from ostinato.worlds.grading.test_report import TestHeard, Testimony
 
 
 def run(**ends):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ostinato.core.sandboxing import SandboxSpec
-from ostinato.worlds.grading.apart import Apart, clashing
+from ostinato.worlds.grading.sandboxed_program import Apart, clashing
 from ostinato.worlds.grading.trees import deeper, lines_of
 
 

@@ -9,8 +9,8 @@ import pytest
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.sandboxing import ExecResult
-from ostinato.worlds.grading.apart import Apart
-from ostinato.worlds.grading.rehearsal import PytestGrading, rehearse
+from ostinato.worlds.grading.sandboxed_program import Apart
+from ostinato.worlds.grading.solution_check import PytestGrading, rehearse
 from ostinato.worlds.grading.suites import read_suite
 from ostinato.worlds.tasks.task import Grading, Split, Task
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandboxing import Change, ChangeKind
 from ostinato.worlds.grading.grade import Grade
-from ostinato.worlds.grading.judging import JudgedGrader, RubricJudge
+from ostinato.worlds.grading.judge import JudgedGrader, RubricJudge
 from ostinato.worlds.grading.rubrics import Axis, RubricConfig, agreement, messages_about, mixed, option_in
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from ostinato.worlds.grading.sealing import Claim, seal
-from ostinato.worlds.grading.testimony import holds, passes, read_testimony
+from ostinato.worlds.grading.hidden_values import Claim, seal
+from ostinato.worlds.grading.test_report import holds, passes, read_testimony
 
 SECRET = "73519"
 

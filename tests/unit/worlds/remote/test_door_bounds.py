@@ -13,7 +13,7 @@ from cryptography import x509
 from tests.unit.worlds.remote.test_door import CHAT, OWN, site
 
 from ostinato.core.errors import BadConfig
-from ostinato.worlds.remote import arrivals, door
+from ostinato.worlds.remote import arrivals, rollout_server
 from ostinato.worlds.remote.trust import RefusedSerials, worker_context
 from ostinato.worlds.rollout.gateway import WorldGateway
 
@@ -60,13 +60,13 @@ async def test_a_body_is_bounded_before_it_is_built(tmp_path, text, status, word
 
 
 async def test_a_long_body_is_read_off_the_loop(tmp_path, monkeypatch):
-    parsed, threads = door._parsed, []
+    parsed, threads = rollout_server._parsed, []
 
     def noted(data):
         threads.append(threading.current_thread() is threading.main_thread())
         return parsed(data)
 
-    monkeypatch.setattr(door, "_parsed", noted)
+    monkeypatch.setattr(rollout_server, "_parsed", noted)
     long = CHAT | {"messages": [{"role": "user", "content": "x" * 70_000}]}
     async with site(tmp_path) as at, at.worker() as gateway:
         for body in (CHAT, long):
@@ -110,7 +110,7 @@ async def test_a_handshake_has_a_deadline_and_a_failed_one_is_forgotten(tmp_path
     monkeypatch.setattr(arrivals, "HANDSHAKE_S", 0.2)
     made = []
     monkeypatch.setattr(
-        door, "Arrivals", lambda *words, **more: made.append(arrivals.Arrivals(*words, **more)) or made[0]
+        rollout_server, "Arrivals", lambda *words, **more: made.append(arrivals.Arrivals(*words, **more)) or made[0]
     )
     async with site(tmp_path) as at:
         reader, silent = await asyncio.open_connection("127.0.0.1", port_of(at))

@@ -5,9 +5,8 @@ import itertools
 import pytest
 
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED
-from ostinato.worlds.rollout.drawing import Success, next_task, shuffled
-from ostinato.worlds.rollout.groups import Groups
-from ostinato.worlds.rollout.telling import verdicts
+from ostinato.worlds.rollout.curriculum import Success, next_task, shuffled
+from ostinato.worlds.rollout.groups import Groups, verdicts
 
 TASKS = [f"t{n}" for n in range(7)]
 

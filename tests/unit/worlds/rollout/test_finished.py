@@ -12,8 +12,8 @@ from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
 from ostinato.launch.commands.worlds.coverage import read_attempts
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.rollout import Ended, Rollout
+from ostinato.worlds.rollout.attempt import original_of
 from ostinato.worlds.rollout.finished import MOST_DIFF, Finished, finished_of, read_finished, shown_changes
-from ostinato.worlds.rollout.trying import original_of
 from ostinato.worlds.tasks.task import Grading, Split, Task
 
 V3, V5 = PolicyVersion(number=3, hash="cc"), PolicyVersion(number=5, hash="ee")

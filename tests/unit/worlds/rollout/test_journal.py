@@ -10,9 +10,8 @@ import sys
 import pytest
 
 from ostinato.core.errors import Corrupt, StorageFull
-from ostinato.worlds.rollout import journal as module
-from ostinato.worlds.rollout.groups import Groups
-from ostinato.worlds.rollout.journal import EventFile
+from ostinato.worlds.rollout import groups as module
+from ostinato.worlds.rollout.groups import EventFile, Groups
 
 
 class Killed(BaseException):
@@ -106,7 +105,7 @@ def test_killed_before_any_line_it_is_the_old_or_the_new_one(tmp_path):
 _WORKER = """
 import sys
 from pathlib import Path
-from ostinato.worlds.rollout.journal import EventFile
+from ostinato.worlds.rollout.groups import EventFile
 journal, events = EventFile.open(Path(sys.argv[1]), 2000)
 n = max((event["n"] for event in events), default=-1)
 print("up", flush=True)

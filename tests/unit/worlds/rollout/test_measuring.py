@@ -17,8 +17,8 @@ from ostinato.launch.commands.worlds.measuring.figures import figures_json, show
 from ostinato.launch.commands.worlds.measuring.run import chosen_tasks
 from ostinato.testing.log import MemoryLog
 from ostinato.worlds.grading.grade import Grade
-from ostinato.worlds.rollout.measuring import Measurement
-from ostinato.worlds.rollout.trying import Workshop
+from ostinato.worlds.rollout.attempt import Workshop
+from ostinato.worlds.rollout.evaluate_tasks import Measurement
 from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import taskset_of
 

@@ -13,21 +13,21 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Corrupt, NoSignal, StorageFull, Unavailable
 from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Reward, Turn
 from ostinato.reward.accounting import recount
-from ostinato.reward.asking.inline import Inline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.desk import RewardDesk
 from ostinato.reward.functions import copilot
 from ostinato.reward.ledger.entries import Taught
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.runners import Inline
 from ostinato.serve.feedback.events import parse_feedback
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
 from ostinato.worlds.grading.grade import Grade
-from ostinato.worlds.harness.rollout import Answered, Ended, Rollout
+from ostinato.worlds.harness.rollout import Ended, ModelAnswer, Rollout
+from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
-from ostinato.worlds.rollout.journal import MOST_BYTES, EventFile
-from ostinato.worlds.rollout.spending import Spending
-from ostinato.worlds.rollout.trying import Workshop
-from ostinato.worlds.rollout.working import Rollouts
+from ostinato.worlds.rollout.group_outcomes import Spending
+from ostinato.worlds.rollout.groups import MOST_BYTES, EventFile
+from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Grading, Split, Task
 from ostinato.worlds.tasks.tasksets import taskset_of
 
@@ -76,7 +76,7 @@ class FakeModel:
         await asyncio.sleep(0)
         if gateway.chance.random() < gateway.away:
             raise Unavailable("away")
-        return Answered(turn=made.id, message=Message(role=Role.ASSISTANT), finish="stop", prompt_tokens=1, tokens=2)
+        return ModelAnswer(turn=made.id, message=Message(role=Role.ASSISTANT), finish="stop", prompt_tokens=1, tokens=2)
 
 
 class Steps:

@@ -22,12 +22,12 @@ from transformers import PreTrainedModel
 from ostinato.engine.embedded.forms.fused import norm_of
 from ostinato.engine.embedded.forms.trial import Found, Reach, answers, count_linears, tried_once
 from ostinato.model.attention import Attend
-from ostinato.model.gated import GatedMLP
 from ostinato.model.kernels.decoder import ATTENTION, PHASES, decoder
-from ostinato.model.kernels.turns import COLUMNS
+from ostinato.model.kernels.thread_barrier import COLUMNS
 from ostinato.model.kernels.vector import WIDE
 from ostinato.model.linear import Panels, in_panels
-from ostinato.model.paged import Pages, WholeAttend, array
+from ostinato.model.paged import PagedCache, WholeAttend, array
+from ostinato.model.swiglu import GatedMLP
 from ostinato.model.threads import together
 
 _LOG = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _BLOCK = 32  # tokens of a block: in calls without attention any will do, and th
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BodyOutput:
     """The output of the library's body, reduced to the field that is used."""
 
     last_hidden_state: Tensor
@@ -62,7 +62,7 @@ class CondensedBody(nn.Module):
         self._windows = np.array([reach.window for reach in reaches], np.int64)
         self._table: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, input_ids: Tensor, *, position_ids: Tensor, attend: Attend, **_: Any) -> Answer:
+    def forward(self, input_ids: Tensor, *, position_ids: Tensor, attend: Attend, **_: Any) -> BodyOutput:
         """As the library's forward: [1, N] -> [1, N, D]."""
         x_ND = F.embedding(input_ids[0], cast("Tensor", self.embed_tokens.weight))
         rows, heads, dim = len(x_ND), self._heads, self._dim
@@ -75,9 +75,9 @@ class CondensedBody(nn.Module):
         count = len(self._reaches) * PHASES
         pages = getattr(attend, "pages", None)
         if pages is not None:
-            held: Pages = pages(len(self._reaches), self._kv_heads, dim, x_ND.dtype)
+            held: PagedCache = pages(len(self._reaches), self._kv_heads, dim, x_ND.dtype)
             self._run(0, count + 1, held, state)
-            return Answer(normed[None])
+            return BodyOutput(normed[None])
         for layer, reach in enumerate(self._reaches):
             at = layer * PHASES
             self._run(at, at + ATTENTION, None, state)
@@ -85,14 +85,14 @@ class CondensedBody(nn.Module):
             seen.copy_(attend(layer, q, k.view(rows, self._kv_heads, dim), v, reach.scale, reach.window))
             self._run(at + ATTENTION + 1, at + PHASES, None, state)
         self._run(count, count + 1, None, state)
-        return Answer(normed[None])
+        return BodyOutput(normed[None])
 
     def __deepcopy__(self, _: object) -> NoReturn:
         raise TypeError(
             "a condensed body holds the addresses of its weights; copy the model first, then condense the copy"
         )
 
-    def _run(self, first: int, last: int, held: Pages | None, state: tuple[NDArray[Any], ...]) -> None:
+    def _run(self, first: int, last: int, held: PagedCache | None, state: tuple[NDArray[Any], ...]) -> None:
         block = _BLOCK if held is None else held.reads.block
         kernel = decoder(self._dim, block, self._heads // self._kv_heads)
         counters = np.zeros((last - first, COLUMNS), np.int64)
@@ -135,7 +135,7 @@ def _nowhere() -> tuple[Any, ...]:
     )
 
 
-def _where(held: Pages) -> tuple[Any, ...]:
+def _where(held: PagedCache) -> tuple[Any, ...]:
     places = held.places
     return (
         np.array([(blocks.keys.data_ptr(), blocks.values.data_ptr()) for blocks in held.layers], np.int64),

@@ -19,12 +19,12 @@ from transformers import PreTrainedModel
 
 from ostinato.engine.embedded.forms.trial import Found, Reach, answers, count_linears, tried_once
 from ostinato.model.attention import Attend
-from ostinato.model.gated import GatedMLP, gated
 from ostinato.model.kernels.norm import LANES, add_norm, rms_norm
 from ostinato.model.kernels.rotary import rotate
 from ostinato.model.linear import PanelLinear
 from ostinato.model.norms import RMSNorm
 from ostinato.model.paged import array
+from ostinato.model.swiglu import GatedMLP, gated
 
 _LOG = logging.getLogger(__name__)
 _UNREAD = np.empty(0, np.float32)  # a norm's scales are only for a backward pass, and there is none

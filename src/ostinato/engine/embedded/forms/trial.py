@@ -58,7 +58,7 @@ def tried_once(
             exchange(reaches)
 
 
-class Recorded:
+class RecordedAttention:
     """Attention over one whole sequence that records each layer's attention parameters."""
 
     def __init__(self, tokens: int) -> None:
@@ -71,20 +71,20 @@ class Recorded:
 
 
 def answers(
-    model: PreTrainedModel, attending: Callable[[int], Attend] = Recorded
+    model: PreTrainedModel, attending: Callable[[int], Attend] = RecordedAttention
 ) -> tuple[list[Tensor], tuple[Reach, ...]]:
     """Bits of the model's final states for several runs of tokens, and each layer's attention parameters in the last run.
 
-    `attending` makes the attention over a given number of tokens. The parameters are empty unless it makes a `Recorded`.
+    `attending` makes the attention over a given number of tokens. The parameters are empty unless it makes a `RecordedAttention`.
     """
     found: list[Tensor] = []
-    attend: Attend = Recorded(0)
+    attend: Attend = RecordedAttention(0)
     with team(1):  # whichever thread this is, so that the compared bits come from equal thread counts
         for first, count in runs_of(model.config.get_text_config()):
             attend = attending(count)
             ids = torch.randint(vocabulary_of(model), (count,), generator=torch.Generator().manual_seed(count))
             found.append(bits_of(hidden(model, ids, torch.arange(first, first + count), attend)))
-    return found, tuple(attend.reaches) if isinstance(attend, Recorded) else ()
+    return found, tuple(attend.reaches) if isinstance(attend, RecordedAttention) else ()
 
 
 def runs_of(config: Any) -> list[tuple[int, int]]:

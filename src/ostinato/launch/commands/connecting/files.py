@@ -35,7 +35,7 @@ class Backup(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SettingsFile:
     """A settings file as it was found; `text` and `mode` are None if it is not there.
 
     Attributes:
@@ -78,7 +78,7 @@ class Settings:
         return _SECRET_MODE if secret else next((mode for mode in (before, self.mode) if mode is not None), _NEW_MODE)
 
 
-def look(path: Path, *, within: Path | None = None, keep: str = "before-ostinato") -> Settings:
+def look(path: Path, *, within: Path | None = None, keep: str = "before-ostinato") -> SettingsFile:
     """Read a settings file and its backup.
 
     Args:
@@ -93,10 +93,10 @@ def look(path: Path, *, within: Path | None = None, keep: str = "before-ostinato
     if within is not None and not real.is_relative_to(os.path.realpath(within)):
         raise BadConfig(f"{path} leads to {real}, out of {within}; remove the link, or use --scope user")
     text, mode = _read(real)
-    return Settings(path=path, real=real, text=text, mode=mode, backup=_read_backup(_beside(path, keep)), keep=keep)
+    return SettingsFile(path=path, real=real, text=text, mode=mode, backup=_read_backup(_beside(path, keep)), keep=keep)
 
 
-def write(found: Settings, text: str, *, secret: bool) -> None:
+def write(found: SettingsFile, text: str, *, secret: bool) -> None:
     """Write the file, and back up its state before our first change. Raises Conflict if it changed since it was read, StorageFull."""
     _unchanged(found)
     try:
@@ -111,7 +111,7 @@ def write(found: Settings, text: str, *, secret: bool) -> None:
         raise _refused(found.path, error) from error
 
 
-def _backup(found: Settings, text: str, made: int) -> Backup:
+def _backup(found: SettingsFile, text: str, made: int) -> Backup:
     """The backup to write: after several changes, the state before the first."""
     old, new = found.backup, _digest(text)
     made += 0 if old is None else old.made
@@ -121,7 +121,7 @@ def _backup(found: Settings, text: str, made: int) -> Backup:
     return Backup(wrote=[_digest(found.text or ""), new], before=old.before, mode=old.mode, made=made)
 
 
-def restored(found: Settings) -> Backup:
+def restored(found: SettingsFile) -> Backup:
     """The backup that undoing restores. Raises NotFound if nothing was written, Conflict if the file was changed since."""
     if found.backup is None:
         raise NotFound(f"{found.path}: nothing to undo, since {found.kept} is not there")
@@ -133,7 +133,7 @@ def restored(found: Settings) -> Backup:
     return found.backup
 
 
-def undo(found: Settings) -> None:
+def undo(found: SettingsFile) -> None:
     """Restore the file's previous bytes and permissions. Raises what `restored` raises, and Conflict, BadConfig, StorageFull."""
     backup = restored(found)
     _unchanged(found)
@@ -150,7 +150,7 @@ def undo(found: Settings) -> None:
             directory.rmdir()
 
 
-def amend(found: Settings, text: str | None, before: str | None) -> None:
+def amend(found: SettingsFile, text: str | None, before: str | None) -> None:
     """Write the file (None: delete it), and let undoing an earlier change restore `before`, amended likewise. Raises as `write` does."""
     _unchanged(found)
     backup = found.backup
@@ -167,7 +167,7 @@ def amend(found: Settings, text: str | None, before: str | None) -> None:
         raise _refused(found.path, error) from error
 
 
-def _unchanged(found: Settings) -> None:
+def _unchanged(found: SettingsFile) -> None:
     if (found.text, found.mode) != _read(found.real):
         raise Conflict(f"{found.path} was changed in this moment; nothing was written. Run the command again")
 

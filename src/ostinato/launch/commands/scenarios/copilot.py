@@ -6,9 +6,9 @@ from rich.console import RenderableType
 
 from ostinato.config import Config
 from ostinato.demo import tasks as demo_tasks
-from ostinato.demo.users import Outcome, UsersConfig, UserStats, make_users, run_users
+from ostinato.demo.users import RequestOutcome, UsersConfig, UserStats, make_users, run_users
 from ostinato.evaluate.statistics import mean_difference, paired_items, suite_mean
-from ostinato.launch.commands.scenarios.scenario import Findings, HeldOutScores
+from ostinato.launch.commands.scenarios.scenario import HeldOutScores, ScenarioFindings
 from ostinato.launch.views import report as figures
 from ostinato.launch.views.observe import Observed
 from ostinato.launch.views.screen import recent_acceptance
@@ -44,7 +44,9 @@ class Copilot:
         """The recent acceptance of each arm."""
         return recent_acceptance(seen, now)
 
-    def findings(self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config) -> Findings:
+    def findings(
+        self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config
+    ) -> ScenarioFindings:
         """Acceptance over time, and the result on the held-out functions."""
         _, differences_I, _ = paired_items(scores.final_scores, scores.base_scores)
         difference = mean_difference(differences_I, lower_alpha=0.025, upper_alpha=0.025)
@@ -52,7 +54,7 @@ class Copilot:
         bounds = f"[{100 * difference.lower:+.1f}, {100 * difference.upper:+.1f}]"
         gain = f"{100 * difference.mean:+.1f} pp, 95% {bounds}, {items} items"
         sides = (("base", scores.base, scores.base_scores), ("final", scores.final, scores.final_scores))
-        return Findings(
+        return ScenarioFindings(
             curves=figures.curves(seen, start, end),
             arms=figures.acceptance_rows(seen, start, end),
             suite=[("held-out suite, final minus base", gain)],
@@ -66,5 +68,5 @@ class Copilot:
         )
 
 
-def unseen(_: Outcome) -> None:
+def unseen(_: RequestOutcome) -> None:
     """Ignores the outcome. The screen reads the log instead: it shows what the platform knows, not what the users know."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rich.console import RenderableType
 
-from ostinato.app.proving import open_runner
+from ostinato.app.evaluation import open_runner
 from ostinato.app.storage import open_follower
 from ostinato.config import Config
 from ostinato.core.errors import Conflict, Unavailable
@@ -35,10 +35,10 @@ class HeldOutScores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class ScenarioFindings:
     """A scenario's part of the report. `arms` and `suite` are rows of the summary: label, value.
 
-    Example: ``Findings(curves=(...), arms=[("acceptance, live arm, last third", "54%")], suite=[], notes=("Users are simulated.",))``
+    Example: ``ScenarioFindings(curves=(...), arms=[("acceptance, last third", "54%")], suite=[], notes=("Users are simulated.",))``
     """
 
     curves: tuple[Curve, ...]
@@ -73,7 +73,9 @@ class Scenario(Protocol):
         """The arms' present figures, for the screen."""
         ...
 
-    def findings(self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config) -> Findings:
+    def findings(
+        self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config
+    ) -> ScenarioFindings:
         """Its results between `start` and `end` (Unix seconds) and on the held-out suite."""
         ...
 

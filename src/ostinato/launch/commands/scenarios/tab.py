@@ -6,13 +6,13 @@ import random
 
 from rich.console import RenderableType
 
-from ostinato.app.proving import open_suite
+from ostinato.app.evaluation import open_suite
 from ostinato.config import Config
 from ostinato.demo.tab.lines import NOTHING, Line, T, is_meant, make_typists, split_lines
 from ostinato.demo.users import UsersConfig, UserStats, run_users
 from ostinato.evaluate.statistics import mean_difference, paired_items
 from ostinato.launch.commands.scenarios.copilot import unseen
-from ostinato.launch.commands.scenarios.scenario import Findings, HeldOutScores
+from ostinato.launch.commands.scenarios.scenario import HeldOutScores, ScenarioFindings
 from ostinato.launch.views import suggestions as figures
 from ostinato.launch.views.observe import Observed
 
@@ -56,14 +56,16 @@ class Tab:
         """How often something is suggested, and how much of it is accepted."""
         return figures.recent_suggestions(seen, now)
 
-    def findings(self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config) -> Findings:
+    def findings(
+        self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config
+    ) -> ScenarioFindings:
         """Both shares over time, and on the held-out lines where suggestions are made."""
         suggested, accepted = figures.curves(seen, start, end)
         _, differences_I, _ = paired_items(scores.final_scores, scores.base_scores)
         gain = mean_difference(differences_I, lower_alpha=0.025, upper_alpha=0.025)
         value = f"{gain.mean:+.3f}, 95% [{gain.lower:+.3f}, {gain.upper:+.3f}], {len(differences_I)} lines"
         calibration = figures.calibration(scores.base_scores, scores.final_scores, open_suite(config).items, T)
-        return Findings(
+        return ScenarioFindings(
             curves=accepted,
             suggested=suggested,
             arms=figures.rows(seen, start, end),

@@ -7,12 +7,12 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ostinato.app.keeping import needed
+from ostinato.app.retention import needed
 from ostinato.app.storage import home, open_log, open_store
 from ostinato.config import Config
 from ostinato.launch.commands.weights.versions import find_version
-from ostinato.weights.keep import holding
-from ostinato.weights.keep.gc import Collected, Step, Tally, collect
+from ostinato.weights.keep import pins
+from ostinato.weights.keep.gc import Collected, GcProgress, Tally, collect
 
 
 async def collect_garbage(config: Config, dry_run: bool, console: Console) -> None:
@@ -32,14 +32,14 @@ async def collect_garbage(config: Config, dry_run: bool, console: Console) -> No
 async def pin_version(config: Config, name: str, version: str, console: Console) -> None:
     """Keep a version until it is unpinned. Raises NotFound, BadRequest."""
     policy = (await find_version(config, version)).policy
-    before = await holding.pin(open_store(config), name, policy.hash)
+    before = await pins.pin(open_store(config), name, policy.hash)
     moved = f"; it held {before[:16]} before" if before not in (None, policy.hash) else ""
     console.print(f"pin {name} holds {policy}{moved}", highlight=False)
 
 
 async def unpin_version(config: Config, name: str, console: Console) -> None:
     """Remove a pin. Raises NotFound, which lists the pins."""
-    root = await holding.unpin(open_store(config), name)
+    root = await pins.unpin(open_store(config), name)
     console.print(f"pin {name} is gone; it held {root[:16]}", highlight=False)
 
 
@@ -72,7 +72,7 @@ class _Screen:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def show(self, step: Step) -> None:
+    def show(self, step: GcProgress) -> None:
         """Move the stage's bar."""
         if step.stage not in self._tasks:
             self._tasks[step.stage] = self._progress.add_task(step.stage, total=None, size="")

@@ -13,12 +13,12 @@ from ostinato.app.storage import home, open_store
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
 from ostinato.launch.placing.port import bind
-from ostinato.launch.workers.listening import listen
+from ostinato.launch.workers.http_server import listen
 from ostinato.launch.workers.stopping import until_stopped
 from ostinato.record.lock import hold
 from ostinato.weights.keep.transfer import Transferred, transfer
+from ostinato.weights.relay.cached_store import RelayStore
 from ostinato.weights.relay.http import relay_app
-from ostinato.weights.relay.store import RelayStore
 from ostinato.weights.store.bucket import BucketConfig
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.store.interface import RefStore

@@ -17,7 +17,7 @@ from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.records import PolicyVersion
 from ostinato.web.weights_page import Row, render, shade
 from ostinato.weights.version.chain import Manifests
-from ostinato.weights.version.compare import Change, compare, total
+from ostinato.weights.version.compare import TensorChange, compare, total
 from ostinato.weights.version.content import VERSIONS
 from ostinato.weights.version.manifest import Manifest
 
@@ -74,7 +74,7 @@ async def diff_versions(config: Config, one: str, other: str, html: Path | None,
         console.print(f"the page is {html}", highlight=False)
 
 
-def picture(changes: Sequence[Change]) -> list[Text]:
+def picture(changes: Sequence[TensorChange]) -> list[Text]:
     """One line per kind of tensor, one block per layer, higher where more changed; then the tensors outside of layers."""
     most = max((change.share for change in changes), default=0.0)
     width = max((len(change.kind) for change in changes), default=0)

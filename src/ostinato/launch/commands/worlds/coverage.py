@@ -15,7 +15,7 @@ from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.lines import lines_of
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemMean
-from ostinato.evaluate.coverage import Attempt, covered, lost_coverage
+from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
 
 HELD_OUT = "held_out"
 _NONE = "\N{EN DASH}"
@@ -46,7 +46,7 @@ def show_coverage(rollouts: Path, k: int, console: Console, *, machine: bool) ->
         console.print(Text(told, "red"))
 
 
-def read_attempts(path: Path, split: str = HELD_OUT) -> list[Attempt]:
+def read_attempts(path: Path, split: str = HELD_OUT) -> list[ScoredAttempt]:
     """The graded rollouts of a split that a single known checkpoint made. Raises NotFound, BadRequest."""
     try:
         lines = lines_of(path.read_text(encoding="utf-8-sig"))
@@ -54,7 +54,7 @@ def read_attempts(path: Path, split: str = HELD_OUT) -> list[Attempt]:
         raise NotFound(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{path} cannot be read: {error}") from error
-    found: list[Attempt] = []
+    found: list[ScoredAttempt] = []
     for number, line in enumerate(lines, start=1):
         try:
             row: dict[str, Any] = json.loads(line)
@@ -68,7 +68,9 @@ def read_attempts(path: Path, split: str = HELD_OUT) -> list[Attempt]:
                 value = float(row["value"])
                 if not 0.0 <= value <= 1.0:
                     raise ValueError(f"value {value:g} does not lie in [0, 1]")
-                found.append(Attempt(task=str(row["task"]), family=str(row["family"]), policy=policy, value=value))
+                found.append(
+                    ScoredAttempt(task=str(row["task"]), family=str(row["family"]), policy=policy, value=value)
+                )
         except (ValueError, TypeError, KeyError) as error:
             raise BadRequest(f"{path}, line {number} is not a finished rollout: {error!r}") from error
     return found

@@ -18,7 +18,7 @@ from rich.text import Text
 from ostinato.app.learning import open_desk
 from ostinato.app.roles import open_roles
 from ostinato.app.storage import EVALUATION_REF, home, open_follower, open_log
-from ostinato.app.worlds_proving import open_rollout_runner, world_suite
+from ostinato.app.worlds_evaluation import open_rollout_runner, world_suite
 from ostinato.app.worlds_tasks import function_tasks
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -38,8 +38,8 @@ from ostinato.launch.views.observe import Observed, RunObserver
 from ostinato.launch.views.progress import last_lines
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import account
-from ostinato.reward.asking.opening import asker_of
-from ostinato.reward.desk import RewardDesk
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.runners import asker_of
 from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import save
 

@@ -20,7 +20,7 @@ from ostinato.core.sandboxing import Change, ChangeKind
 from ostinato.launch.views.plain import plain
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.rollout import Ended, Rollout
-from ostinato.worlds.rollout.trying import original_of
+from ostinato.worlds.rollout.attempt import original_of
 from ostinato.worlds.tasks.patch import patched
 from ostinato.worlds.tasks.task import Task, Taskset
 from ostinato.worlds.tasks.tasksets import load

@@ -16,7 +16,7 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import NotFound
 from ostinato.launch.views.page.worlds.facts import RunWorlds
-from ostinato.launch.views.page.worlds.wording import Pieces, Readers
+from ostinato.launch.views.page.worlds.transcript import Pieces, Readers
 from ostinato.launch.views.plain import plain
 from ostinato.launch.views.spans import ago
 from ostinato.web.page.worlds.sources import (

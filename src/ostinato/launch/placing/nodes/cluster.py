@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ostinato.core.errors import BadConfig, OstinatoError, Unavailable
-from ostinato.launch.placing.nodes.keeper import NodeKeeper
-from ostinato.launch.placing.nodes.placed import Place
+from ostinato.launch.placing.nodes.node_agent import NodeKeeper
+from ostinato.launch.placing.nodes.remote_worker import NodePlace
 from ostinato.placing_config import RayConfig
 
 _T = TypeVar("_T")
@@ -70,7 +70,7 @@ class RayCluster:
             self._ray.shutdown()
             raise BadConfig(f"ray.cpus, ray.resources or ray.strategy: Ray takes no such group: {error}") from error
 
-    def place_for(self, name: str, kind: str) -> Callable[[], Place]:
+    def place_for(self, name: str, kind: str) -> Callable[[], NodePlace]:
         """A function that requests a place for the worker `name` with the resources of `kind`; each call requests a new place."""
         return lambda: self._place(name, kind)
 
@@ -89,7 +89,7 @@ class RayCluster:
     def _needs(self, kind: str) -> dict[str, float]:
         return {"CPU": self._config.cpus.get(kind, 1.0)} | self._config.resources.get(kind, {})
 
-    def _place(self, name: str, kind: str) -> Place:
+    def _place(self, name: str, kind: str) -> NodePlace:
         needs = self._needs(kind)
         others = {key: amount for key, amount in needs.items() if key not in ("CPU", "GPU", "memory")}
         strategy: Any = "SPREAD"

@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import aiohttp
 
-from ostinato.app.proving import open_releases
+from ostinato.app.evaluation import open_releases
 from ostinato.app.storage import Run
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import Conflict, NotFound, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.launch.placing.address import read_address
 from ostinato.release.controller import ReleaseController
-from ostinato.release.monitors.accepting import accept
-from ostinato.web.page.sources import Answered
+from ostinato.release.monitors.acknowledge import accept
+from ostinato.web.page.sources import PlaygroundAnswer
 from ostinato.weights.version.content import version_ref
 
 _TIMEOUT = aiohttp.ClientTimeout(total=120)
@@ -63,7 +63,7 @@ class RunActs:
         row = await accept(self._run.log, alarm, reason, actor, wall_clock(), id)
         return f"{row.name} ended; it is not raised again for a finding of this size"
 
-    async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[Answered, ...]:
+    async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[PlaygroundAnswer, ...]:
         """Ask through the gateway with the run's own key. These turns belong to nobody, and nothing is learned from them."""
         async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=self._headers()) as session:
             return tuple(await asyncio.gather(*(self._answer(session, messages, arm) for arm in arms)))
@@ -106,7 +106,7 @@ class RunActs:
 
     async def _answer(
         self, session: aiohttp.ClientSession, messages: Sequence[Mapping[str, str]], arm: str
-    ) -> Answered:
+    ) -> PlaygroundAnswer:
         body = {
             "model": self._run.config.model.served_as,
             "messages": [dict(message) for message in messages],
@@ -116,14 +116,14 @@ class RunActs:
             found = await self._post(session, "/v1/chat/completions", body, {"X-Ostinato-Slot": arm})
             said = cast("Mapping[str, Any]", found.get("ostinato") or {})
             spans = cast("Sequence[Sequence[Any]]", said.get("spans") or ())
-            return Answered(
+            return PlaygroundAnswer(
                 arm=arm,
                 turn=f"{found['id']}:0",
                 version=None if not spans else int(spans[0][0]),
                 text=str(found["choices"][0]["message"]["content"] or ""),
             )
         except (Unavailable, KeyError, IndexError, TypeError, ValueError) as error:
-            return Answered(arm=arm, turn="", version=None, text="", error=str(error))
+            return PlaygroundAnswer(arm=arm, turn="", version=None, text="", error=str(error))
 
     async def _post(
         self, session: aiohttp.ClientSession, path: str, body: Mapping[str, Any], headers: Mapping[str, str]

@@ -57,7 +57,7 @@ class FoundTurns:
     outcomes: tuple[str, ...]
 
 
-class Questions:
+class IndexQueries:
     """Reads the index at `path`. Every method opens its own connection, so that threads may call it concurrently."""
 
     def __init__(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ostinato.app.storage import SERVED_REFS, Run
@@ -14,21 +15,74 @@ from ostinato.core.records import Arm, Person, PolicyVersion
 from ostinato.core.seams import Clock, Cursor
 from ostinato.evaluate.acceptance import share_of
 from ostinato.launch.placing.address import read_address
-from ostinato.launch.placing.board import STALE_S, Shown, read_board
+from ostinato.launch.placing.worker_status import STALE_S, Shown, read_board
 from ostinato.launch.views import summary
 from ostinato.launch.views.observe import DEMO_MARKER
-from ostinato.launch.views.page.queries import Questions
-from ostinato.launch.views.page.windows import windows
+from ostinato.launch.views.page.queries import IndexQueries
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.views.releasing import releasing
-from ostinato.launch.views.summary import Summary
+from ostinato.launch.views.summary import RatedTurn, Summary
 from ostinato.launch.views.tenants import unproven_users
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.reward.accounting import Accounting, of_ledger
-from ostinato.reward.reading import Reading
+from ostinato.reward.log_fold import LedgerFold
 from ostinato.web.page.sources import AlarmLine, ArmNow, LedgerEvent, RunNow, TooWide, WorkerNow
 from ostinato.web.page.threads import Ask
+from ostinato.web.run_report import Curve, CurvePoint, Mark
+
+# ---------------------------------------------------------------- windows of turns
+
+
+WINDOWS = 12
+FEWEST = 5
+"""A window of an arm with fewer rated turns is left out: its interval would say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Curves over minutes since `start`. `start` and `end` are Unix seconds, None if the rated turns span less than two seconds."""
+
+    curves: tuple[Curve, ...]
+    marks: tuple[Mark, ...]
+    start: float | None
+    end: float | None
+
+
+def windows(rated: Sequence[RatedTurn], events: Iterable[LedgerEvent]) -> Windows:
+    """Each window's point is at its end. Rated turns that span less than two seconds give no curve."""
+    starts = [each.served.started_at for each in rated]
+    start, end = min(starts, default=0.0), max(starts, default=0.0)
+    if end - start < 2.0:
+        return Windows(curves=(), marks=(), start=None, end=None)
+    width = (end - start) / WINDOWS
+    found: defaultdict[tuple[str, int], list[tuple[Person, bool]]] = defaultdict(list)
+    for each in rated:
+        window = min(WINDOWS - 1, int((each.served.started_at - start) / width))
+        found[each.served.arm, window].append((each.served.person, each.value > 0))
+    curves: defaultdict[str, list[CurvePoint]] = defaultdict(list)
+    for (arm, window), accepted in sorted(found.items(), key=lambda pair: pair[0][1]):
+        if len(accepted) >= FEWEST:
+            point = share_of(accepted)
+            at = (window + 1) * width / 60
+            curves[arm].append(
+                CurvePoint(t=at, mean=point.acceptance, lower=point.lower, upper=point.upper, n=point.turns)
+            )
+    marks = tuple(
+        Mark(t=(event.at - start) / 60, label=f"v{event.policy.number}", action=event.action)
+        for event in events
+        if start <= event.at <= end and event.previous is not None
+    )
+    return Windows(
+        curves=tuple(Curve(arm=arm, points=tuple(points)) for arm, points in sorted(curves.items())),
+        marks=marks,
+        start=start,
+        end=end,
+    )
+
+
+# ---------------------------------------------------------------- the run
+
 
 T = TypeVar("T")
 _TOLD_S = 600.0  # for so long after a worker's end the page says why it ended
@@ -42,12 +96,12 @@ _MINUTE_S = 60.0
 class Running:
     """Answers `Facts.now` for all viewers together, with at most one look a second."""
 
-    def __init__(self, run: Run, log: RowLog, questions: Questions, clock: Clock, ask: Ask) -> None:
+    def __init__(self, run: Run, log: RowLog, questions: IndexQueries, clock: Clock, ask: Ask) -> None:
         self._run, self._log, self._questions, self._clock, self._ask = run, log, questions, clock, ask
         self._lock = asyncio.Lock()
         self._ledger = ReleaseLedger(log, clock)
         self._summary: Summary | None = None
-        self._reading: Reading | None = None
+        self._reading: LedgerFold | None = None
         self._seen: RunNow | None = None
         self._asked_at = 0.0
         self._paces: list[tuple[float, int]] = []
@@ -139,7 +193,7 @@ class Running:
         else:
             await summary.catch_up(self._summary, self._log)
         if self._reading is None:
-            self._reading = Reading(self._log, run.config.reward, run.folds)
+            self._reading = LedgerFold(self._log, run.config.reward, run.folds)
         await self._reading.catch_up(saving=False)
         return self._summary, of_ledger(self._reading.ledger)
 

@@ -55,10 +55,10 @@ def thresholds(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedRange:
     """The range in which a rate's mean is expected to lie, with the standard deviation of a session's mean.
 
-    Example: ``Expected(low=0.58, high=0.62, deviation=0.2)``
+    Example: ``ExpectedRange(low=0.58, high=0.62, deviation=0.2)``
     """
 
     low: float
@@ -176,7 +176,7 @@ class Detector:
 
         detector, h = Detector(), thresholds(125_000, 16, {Shift.UP}, everybody=True)
         for mean, turns in sessions:
-            shifted = detector.observe(mean, turns, Expected(low=0.09, high=0.11, deviation=0.12), h=h)
+            shifted = detector.observe(mean, turns, ExpectedRange(low=0.09, high=0.11, deviation=0.12), h=h)
     """
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ class Detector:
         self,
         mean: float,
         turns: Mapping[str, float],
-        expected: Expected,
+        expected: ExpectedRange,
         *,
         h: Mapping[Shift, float],
         person: str = "",
@@ -254,7 +254,7 @@ class WayBack:
         """How far the rate is from the expected one now, by the newest sessions since the alarm once there are enough of them."""
         return self._gap if self._sessions < SETTLED else self._away
 
-    def observe(self, mean: float, expected: Expected, at: float, h: float) -> bool:
+    def observe(self, mean: float, expected: ExpectedRange, at: float, h: float) -> bool:
         """Take in one session that ended at `at`; True if the rate is back. Wrong at most once in exp(h) sessions on average."""
         if at <= self._since:
             return False

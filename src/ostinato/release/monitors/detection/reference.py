@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from ostinato.release.monitors.detection.detector import Expected
+from ostinato.release.monitors.detection.detector import ExpectedRange
 
 DOUBT = 1.25  # standard errors between a mean and the true means that it may be an estimate of; by simulation
 SLACK = 1.0  # standard errors by which a fixed reference is widened beyond the range of its mean
@@ -100,14 +100,14 @@ class ArmReference:
             differs.observe(mean - self.level.mean)
         self.level.observe(mean)
 
-    def expected(self, decile: int | None) -> Expected | None:
+    def expected(self, decile: int | None) -> ExpectedRange | None:
         """The range expected of everybody (None) or of a decile; None while too little was seen."""
         level = self.level
         if level.weight < level.memory:
             return None
         if decile is None:
             low, high = plausible(level.mean, level.weight / self.long.dispersion, DOUBT)
-            return Expected(low=low, high=high, deviation=level.deviation)
+            return ExpectedRange(low=low, high=high, deviation=level.deviation)
         differs = self.deciles.get(decile)
         if differs is None or differs.weight < DECILE_LEAST * level.memory:
             return None
@@ -153,11 +153,11 @@ class FixedReference:
             self.low, self.high = min(self.low, self.short.mean - slack), max(self.high, self.short.mean + slack)
             self.learned = self.sessions >= sessions and at - self.since >= seconds
 
-    def expected(self) -> Expected | None:
+    def expected(self) -> ExpectedRange | None:
         """The expected range; None while it is being learned."""
         if not self.learned:
             return None
-        return Expected(low=max(0.0, self.low), high=min(1.0, self.high), deviation=self.short.deviation)
+        return ExpectedRange(low=max(0.0, self.low), high=min(1.0, self.high), deviation=self.short.deviation)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's types."""
@@ -203,6 +203,6 @@ def plausible(mean: float, events: float, errors: float) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _within(middle: float, slack: float, deviation: float) -> Expected:
+def _within(middle: float, slack: float, deviation: float) -> ExpectedRange:
     low, high = max(0.0, middle - slack), min(1.0, middle + slack)
-    return Expected(low=min(low, 1.0), high=max(high, 0.0), deviation=deviation)
+    return ExpectedRange(low=min(low, 1.0), high=max(high, 0.0), deviation=deviation)

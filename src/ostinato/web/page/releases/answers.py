@@ -15,10 +15,10 @@ _DECISIONS = {"shipped": "Shipped", "blocked": "Refused", "rolled_back": "Rolled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ReleaseAnswer:
     """A question, its answer in a few words (`verdict`) and the evidence for it (`details`). `state` is good, wait or bad.
 
-    Example: ``Answer(question="Is v17 better than v16?", verdict="not worse than 2 pp", state="wait", details=("...",))``
+    Example: ``ReleaseAnswer(question="Is v17 better than v16?", verdict="not worse than 2 pp", state="wait", details=("...",))``
     """
 
     question: str
@@ -27,7 +27,7 @@ class Answer:
     details: tuple[str, ...]
 
 
-def answers(found: ReleaseDetail, run: str = "") -> tuple[Answer, ...]:
+def answers(found: ReleaseDetail, run: str = "") -> tuple[ReleaseAnswer, ...]:
     """The answers: is it better, how sure is that, what changed, how is it taken back. `run`: options by which a command finds the run."""
     return (_better(found), _sure(found), _changed(found), _way_back(found, f" {run}" if run else ""))
 
@@ -55,7 +55,7 @@ def interval(look: MeasureLook | ReleaseLine | GateLook) -> str:
 # ---------------------------------------------------------------- is it better?
 
 
-def _better(found: ReleaseDetail) -> Answer:
+def _better(found: ReleaseDetail) -> ReleaseAnswer:
     against, line = found.evidence.against, found.line
     question = f"Is {_name(line.policy)} better than {'what was live' if against is None else _name(against)}?"
     last = found.evidence.trial[-1] if found.evidence.trial else None
@@ -63,9 +63,9 @@ def _better(found: ReleaseDetail) -> Answer:
         verdict, state = _by_people(last, found.evidence)
         details = [f"{each.name} is worse: {_own_units(each)}." for each in last.measures if each.finding == "worse"]
         details += [] if line.difference is None else [f"On the suite: {sentence(line)}, {interval(line)}."]
-        return Answer(question=question, verdict=verdict, state=state, details=tuple(details))
+        return ReleaseAnswer(question=question, verdict=verdict, state=state, details=tuple(details))
     if line.difference is None and against is None:
-        return Answer(question=question, verdict="it is the first release", state="wait", details=())
+        return ReleaseAnswer(question=question, verdict="it is the first release", state="wait", details=())
     if line.difference is None:
         tried = found.evidence.rules is not None
         details = (
@@ -73,12 +73,12 @@ def _better(found: ReleaseDetail) -> Answer:
             if tried
             else "It was not judged on a suite (evaluate.suite), and it was not tried on users first.",
         )
-        return Answer(question=question, verdict="unknown: it was never compared", state="wait", details=details)
+        return ReleaseAnswer(question=question, verdict="unknown: it was never compared", state="wait", details=details)
     said = sentence(line)
     state = {"better": "good", "worse": "bad", "did not pass": "bad"}.get(said, "wait")
     verdict = f"on the suite {said}: {interval(line)}"
     details = (_no_trial(found.evidence), *_accepted(found.evidence.rates))
-    return Answer(question=question, verdict=verdict, state=state, details=details)
+    return ReleaseAnswer(question=question, verdict=verdict, state=state, details=details)
 
 
 def _by_people(look: TrialLook, evidence: ReleaseEvidence) -> tuple[str, str]:
@@ -120,7 +120,7 @@ def _accepted(rates: tuple[RateShift, ...]) -> tuple[str, ...]:
 # ---------------------------------------------------------------- how sure is that?
 
 
-def _sure(found: ReleaseDetail) -> Answer:
+def _sure(found: ReleaseDetail) -> ReleaseAnswer:
     evidence, looks = found.evidence, found.looks
     details: list[str] = []
     verdict, state = "no evidence yet", "wait"
@@ -140,7 +140,7 @@ def _sure(found: ReleaseDetail) -> Answer:
     if evidence.trial:
         verdict, state, said = _people(evidence, evidence.trial[-1])
         details = [*said, *details]
-    return Answer(question="How sure is that?", verdict=verdict, state=state, details=tuple(details))
+    return ReleaseAnswer(question="How sure is that?", verdict=verdict, state=state, details=tuple(details))
 
 
 def _people(evidence: ReleaseEvidence, last: TrialLook) -> tuple[str, str, list[str]]:
@@ -192,7 +192,7 @@ def _held_against(evidence: ReleaseEvidence) -> list[str]:
 # ---------------------------------------------------------------- what changed?
 
 
-def _changed(found: ReleaseDetail) -> Answer:
+def _changed(found: ReleaseDetail) -> ReleaseAnswer:
     evidence = found.evidence
     parts: list[str] = []
     if evidence.steps is not None:
@@ -214,7 +214,9 @@ def _changed(found: ReleaseDetail) -> Answer:
     if moved:
         parts.insert(0, f"{', '.join(rate.name for rate in moved)} moved")
     verdict = "; ".join(parts) or "nothing is recorded"
-    return Answer(question="What changed?", verdict=verdict, state="bad" if harmful else "good", details=tuple(details))
+    return ReleaseAnswer(
+        question="What changed?", verdict=verdict, state="bad" if harmful else "good", details=tuple(details)
+    )
 
 
 def _moved(rate: RateShift) -> str:
@@ -228,7 +230,7 @@ def _moved(rate: RateShift) -> str:
 # ---------------------------------------------------------------- how is it taken back?
 
 
-def _way_back(found: ReleaseDetail, run: str) -> Answer:
+def _way_back(found: ReleaseDetail, run: str) -> ReleaseAnswer:
     policy, live, previous = found.line.policy, found.live, found.previous
     decided = _decided(found)
     question = "How do I roll it back?"
@@ -238,9 +240,9 @@ def _way_back(found: ReleaseDetail, run: str) -> Answer:
             f"Engines follow within seconds, no stream is dropped; {_name(policy)} never ships again by itself.",
             *decided,
         )
-        return Answer(question=question, verdict=verdict, state="good", details=details)
+        return ReleaseAnswer(question=question, verdict=verdict, state="good", details=details)
     if found.line.live:
-        return Answer(
+        return ReleaseAnswer(
             question=question, verdict="there is no earlier release to go back to", state="wait", details=decided
         )
     if found.awaits:
@@ -250,12 +252,12 @@ def _way_back(found: ReleaseDetail, run: str) -> Answer:
         )
         verdict = f"{approve} ships it; {refuse} blocks it"
         details = ("It has passed and waits for a person: release.approval is manual.",)
-        return Answer(question="How is it decided?", verdict=verdict, state="wait", details=details)
+        return ReleaseAnswer(question="How is it decided?", verdict=verdict, state="wait", details=details)
     state = found.line.state.replace("_", " ")
     verdict = f"nothing to roll back: it is {state}, and {'nothing' if live is None else _name(live)} is live"
     ships = f'ostinato ship {_name(policy)}{run} --reason "..." ships it without a check by the gate.'
     way = ships if found.kept else "Its weights are not in the store any more, so it cannot be shipped."
-    return Answer(question=question, verdict=verdict, state="good", details=(*decided, way))
+    return ReleaseAnswer(question=question, verdict=verdict, state="good", details=(*decided, way))
 
 
 def _decided(found: ReleaseDetail) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from ostinato.web.chart import Axis, Scale, axis
+from ostinato.web.chart import ChartAxis, Scale, axis
 from ostinato.web.page.drawing import differences
 from ostinato.web.page.releases.evidence import LayerChange, RateShift, TrialLook, TrialRules, WeightChange
 from ostinato.web.page.rendering import count, points
@@ -48,7 +48,7 @@ def sequence(looks: Sequence[TrialLook], rules: TrialRules | None) -> Markup:
     )
 
 
-def _frame(x_axis: Axis, y_axis: Axis, x: Scale, y: Scale) -> list[Markup]:
+def _frame(x_axis: ChartAxis, y_axis: ChartAxis, x: Scale, y: Scale) -> list[Markup]:
     parts = [
         Markup('<line class="grid{}" x1="{:g}" x2="{:g}" y1="{:.1f}" y2="{:.1f}"/>').format(
             " zero" if tick == 0 else "", LEFT, RIGHT, y(tick), y(tick)

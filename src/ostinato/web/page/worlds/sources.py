@@ -141,7 +141,7 @@ class Pacing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class FilesRead:
     """How much of the files was read. `kept` rollouts are counted, `dropped` older ones were forgotten, `skipped` bytes were never read,
     `behind` bytes are not read yet, `bad` lines were no record. `tasks` says why the taskset cannot be read; "" if it can.
     """
@@ -178,7 +178,7 @@ class WorldsNow:
     cheats: tuple[tuple[str, int, str], ...]
     under_way: tuple[GroupUnderWay, ...]
     newest: tuple[RolloutLine, ...]
-    reading: Reading
+    reading: FilesRead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +205,7 @@ class RolloutList:
     rows: tuple[RolloutLine, ...]
     count: int
     older: int | None
-    reading: Reading
+    reading: FilesRead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +325,7 @@ class TaskDetail:
     points: tuple[VersionPoint, ...]
     solved: SolvedShare | None
     rollouts: RolloutList
-    reading: Reading
+    reading: FilesRead
 
 
 class WorldFacts(Protocol):

@@ -20,7 +20,7 @@ from ostinato.core.conversation import Message
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Purpose
 from ostinato.worlds.harness.agents.config import AgentConfig, Dialect
-from ostinato.worlds.harness.agents.heard import AgentAnswer, read_agent_answer, tool_results
+from ostinato.worlds.harness.agents.response_parser import AgentAnswer, read_agent_answer, tool_results
 from ostinato.worlds.harness.agents.rewriting import passed_headers, ruled_request
 from ostinato.worlds.harness.gateway import Passage, PassedAnswer
 from ostinato.worlds.harness.rollout import Ended, OutOfTime

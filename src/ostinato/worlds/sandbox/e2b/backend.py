@@ -14,10 +14,10 @@ from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.e2b.account import Account, Machine
 from ostinato.worlds.sandbox.e2b.box import E2BBox
 from ostinato.worlds.sandbox.e2b.parcel import helper, parcel, parts
-from ostinato.worlds.sandbox.gvisor.line import Line
-from ostinato.worlds.sandbox.places import Places
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection
 from ostinato.worlds.sandbox.proxy import Proxy, check_hosts
-from ostinato.worlds.sandbox.starting import (
+from ostinato.worlds.sandbox.slots import SandboxPlaces
+from ostinato.worlds.sandbox.spec_validation import (
     ENVIRONMENT,
     check_environment,
     check_mounts,
@@ -49,7 +49,7 @@ class E2BBoxes:
     def __init__(self, config: SandboxConfig | None = None, environment: Mapping[str, str] = os.environ) -> None:
         self.config = config or SandboxConfig()
         self._account = Account(self.config.template, environment)
-        self._places = Places[E2BBox](self.config.boxes)
+        self._places = SandboxPlaces[E2BBox](self.config.boxes)
         self._counts: bool | None = None
 
     async def isolation(self) -> Isolation:
@@ -80,7 +80,7 @@ class E2BBoxes:
         archive = await asyncio.to_thread(parcel, spec, owner)
         try:
             machine = await self._account.machine()
-            line = Line()
+            line = GvisorConnection()
             env = ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)
             box = E2BBox(spec, machine, line, env)
             try:
@@ -102,7 +102,7 @@ class E2BBoxes:
                 archive.close()
         return box
 
-    async def _built(self, spec: SandboxSpec, line: Line, owner: int, alone: bool) -> bool:
+    async def _built(self, spec: SandboxSpec, line: GvisorConnection, owner: int, alone: bool) -> bool:
         """Have pid 1 build the sandbox. Returns True if the kernel counts memory there."""
         limits = spec.limits
         told: dict[str, Any] = {

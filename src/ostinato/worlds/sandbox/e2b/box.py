@@ -15,17 +15,17 @@ from ostinato.core.errors import BadRequest, OstinatoError, Unavailable
 from ostinato.core.sandboxing import SandboxSpec
 from ostinato.worlds.sandbox.e2b.account import LIFE_S, Machine, MachineGone
 from ostinato.worlds.sandbox.e2b.wire import Wire
-from ostinato.worlds.sandbox.gvisor.calls import Calls
-from ostinato.worlds.sandbox.gvisor.line import Line
+from ostinato.worlds.sandbox.gvisor.calls import SandboxCalls
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection
 
 _KEEP_S = LIFE_S / 5
 _STOP_S = 10.0
 
 
-class E2BBox(Calls):
+class E2BBox(SandboxCalls):
     """A remote `Sandbox`, kept alive while it is open. Made by `E2BBoxes.start`."""
 
-    def __init__(self, spec: SandboxSpec, machine: Machine, line: Line, env: Mapping[str, str]) -> None:
+    def __init__(self, spec: SandboxSpec, machine: Machine, line: GvisorConnection, env: Mapping[str, str]) -> None:
         super().__init__(spec, line, env)
         self._machine = machine
         self.wire = Wire(machine, lambda why: line.close(Unavailable(why)))

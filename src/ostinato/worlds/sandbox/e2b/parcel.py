@@ -14,7 +14,7 @@ from typing import IO
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.sandboxing import SandboxSpec
-from ostinato.worlds.sandbox.starting import pack_files
+from ostinato.worlds.sandbox.spec_validation import pack_files
 
 _HERE = Path(__file__).parent
 _SHARED = ("inside/compare.py", "inside/kernel.py", *(f"gvisor/inside/{name}.py" for name in (

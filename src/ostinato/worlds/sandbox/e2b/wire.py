@@ -48,7 +48,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(slots=True)
-class Channel:
+class RemoteChannel:
     """One stream between the machine and a socket here. `unseen` counts the bytes sent that the other side has not passed on yet,
     `waiting` those received that this side has not passed on yet.
     """
@@ -73,7 +73,7 @@ class Wire:
     def __init__(self, machine: Machine, lost: Callable[[str], None]) -> None:
         self._machine, self._lost = machine, lost
         self.ports: dict[int, str] = {}
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, RemoteChannel] = {}
         self._out: deque[bytes] = deque()
         self._wake = asyncio.Event()
         self._numbers = itertools.count(1)
@@ -252,12 +252,12 @@ class Wire:
     # ------------------------------------------------------------ channels
 
     def _carry(self, number: int, connect: Callable[[], Awaitable[Streams]]) -> None:
-        self._channels[number] = channel = Channel()
+        self._channels[number] = channel = RemoteChannel()
         channel.task = self._begin(self._served(number, channel, connect))
         # not in `_served`, of which nothing runs if it is cancelled before it begins
         channel.task.add_done_callback(lambda _: self._channels.pop(number, None))
 
-    async def _served(self, number: int, channel: Channel, connect: Callable[[], Awaitable[Streams]]) -> None:
+    async def _served(self, number: int, channel: RemoteChannel, connect: Callable[[], Awaitable[Streams]]) -> None:
         """Serve one channel from its beginning to its end."""
         try:
             reader, writer = await connect()
@@ -272,7 +272,7 @@ class Wire:
         if number == 0:
             self._lose("the sandbox is gone")
 
-    async def _take(self, number: int, channel: Channel, reader: asyncio.StreamReader) -> None:
+    async def _take(self, number: int, channel: RemoteChannel, reader: asyncio.StreamReader) -> None:
         while data := await reader.read(min(PART, WINDOW - channel.unseen)):
             channel.unseen += len(data)
             self._say(number, DATA, data)
@@ -281,7 +281,7 @@ class Wire:
                 await channel.room.wait()
         self._say(number, END)
 
-    async def _pass_on(self, number: int, channel: Channel, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(self, number: int, channel: RemoteChannel, writer: asyncio.StreamWriter) -> None:
         while (data := await channel.inbox.get()) is not None:
             writer.write(data)
             await writer.drain()

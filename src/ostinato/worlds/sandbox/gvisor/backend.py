@@ -16,12 +16,12 @@ from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.gvisor.box import PANIC, GVisorBox
 from ostinato.worlds.sandbox.gvisor.bundle import configuration, layers_owner, whom_programs_are
 from ostinato.worlds.sandbox.gvisor.ground import Ground
-from ostinato.worlds.sandbox.gvisor.line import Line
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection
 from ostinato.worlds.sandbox.gvisor.ports import Ports
 from ostinato.worlds.sandbox.launcher import system_call_filter
-from ostinato.worlds.sandbox.places import Places
 from ostinato.worlds.sandbox.proxy import Proxy, check_hosts
-from ostinato.worlds.sandbox.starting import (
+from ostinato.worlds.sandbox.slots import SandboxPlaces
+from ostinato.worlds.sandbox.spec_validation import (
     ENVIRONMENT,
     check_environment,
     check_mounts,
@@ -63,7 +63,7 @@ class GVisorBoxes:
             raise BadConfig(_INSTALL)
         self._runsc = runsc
         self._lock = asyncio.Lock()
-        self._places = Places[GVisorBox](self.config.boxes)
+        self._places = SandboxPlaces[GVisorBox](self.config.boxes)
         self._ground: Ground | None = None
         self.platform = ""
         self._mended = False
@@ -149,7 +149,7 @@ class GVisorBoxes:
     ) -> tuple[GVisorBox, dict[str, Any]]:
         """One container, and its pid 1's report of it. Raises BadRequest for files that do not fit, Unavailable, SandboxRefused."""
         owner = layers_owner(spec.layers) if os.getuid() == 0 else None
-        line = Line()
+        line = GvisorConnection()
         with contextlib.ExitStack() as leaving:
             leaving.callback(line.close)
             place = leaving.enter_context(ground.box())
@@ -179,7 +179,9 @@ class GVisorBoxes:
             box.on_stop.append(leaving.pop_all().close)
         return box, said
 
-    async def _said(self, spec: SandboxSpec, line: Line, owner: int | None, *, alone: bool) -> dict[str, Any]:
+    async def _said(
+        self, spec: SandboxSpec, line: GvisorConnection, owner: int | None, *, alone: bool
+    ) -> dict[str, Any]:
         limits = spec.limits
         told = {
             "workdir": spec.workdir,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ostinato.core.errors import BadRequest, SandboxBroken, Unavailable
 from ostinato.core.sandboxing import SandboxSpec
-from ostinato.worlds.sandbox.gvisor.calls import Calls
-from ostinato.worlds.sandbox.gvisor.line import Line
+from ostinato.worlds.sandbox.gvisor.calls import SandboxCalls
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection
 from ostinato.worlds.sandbox.gvisor.ports import Ports
 
 PANIC = "panic"
@@ -30,13 +30,13 @@ _WATCH_S = 1.0
 _KERNEL_MB = 256  # what gVisor's kernel itself may use beyond the programs' own limit
 
 
-class GVisorBox(Calls):
+class GVisorBox(SandboxCalls):
     """A `Sandbox` whose kernel is gVisor. Made by `GVisorBoxes.start`."""
 
     def __init__(
         self,
         spec: SandboxSpec,
-        line: Line,
+        line: GvisorConnection,
         ports: Ports,
         process: asyncio.subprocess.Process,
         place: Path,

@@ -11,7 +11,7 @@ from ostinato.core.errors import BadRequest
 from ostinato.core.sandboxing import SandboxSpec
 from ostinato.worlds.sandbox.gvisor.ground import NOBODY, Ground
 from ostinato.worlds.sandbox.host import python_inside
-from ostinato.worlds.sandbox.starting import ENVIRONMENT
+from ostinato.worlds.sandbox.spec_validation import ENVIRONMENT
 
 INSIDE, INIT = 1000, 1  # the users that programs and pid 1 run as, in the sandbox's own kernel
 STRANGER = NOBODY - 1  # a host user who owns nothing

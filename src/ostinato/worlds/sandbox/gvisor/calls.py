@@ -13,18 +13,18 @@ from typing import Any
 from ostinato.core.errors import BadRequest, NotFound, SandboxBroken, StorageFull, TooLarge, Unavailable
 from ostinato.core.sandboxing import Change, ExecResult, SandboxSpec
 from ostinato.worlds.sandbox.box import read_changes
-from ostinato.worlds.sandbox.gvisor.line import Line
-from ostinato.worlds.sandbox.starting import check_cwd, check_environment, inside_workdir, pack_program
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection
+from ostinato.worlds.sandbox.spec_validation import check_cwd, check_environment, inside_workdir, pack_program
 
 _GRACE_S = 20.0  # beyond a program's own deadline, before the sandbox itself is ended
 _DIFF_S = 60.0  # to compare all files
 _OUT = (errno.EXDEV, errno.ELOOP, errno.EACCES)
 
 
-class Calls(ABC):
+class SandboxCalls(ABC):
     """The calls that all sandboxes with such a pid 1 share. `env` is what its programs see beside their own variables."""
 
-    def __init__(self, spec: SandboxSpec, line: Line, env: Mapping[str, str]) -> None:
+    def __init__(self, spec: SandboxSpec, line: GvisorConnection, env: Mapping[str, str]) -> None:
         self.spec = spec
         self._line, self._env = line, dict(env)
         self._ran = False  # a program was requested

@@ -16,12 +16,12 @@ from ostinato.worlds.sandbox.gvisor.inside.frames import HEAD, MOST_OBJECT, Fram
 _MOST_BYTES = 128 << 20  # of one answer; our pid 1 never sends more
 
 
-class Line:
+class GvisorConnection:
     """Requests and answers, any number at once. `theirs` becomes the sandbox's descriptor 0; call `sent` once it has.
 
     Example::
 
-        line = Line()
+        line = GvisorConnection()
         ...                                     # start a process with line.theirs as its standard input
         await line.sent()
         told, data = await line.ask({"do": "read", "most": 100}, b"a.txt", within=5.0)

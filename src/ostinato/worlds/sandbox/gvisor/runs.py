@@ -11,7 +11,7 @@ from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.host import python_inside
 
 
-class Alone(Protocol):
+class IsolatingBackend(Protocol):
     """A backend that can hide processes from each other."""
 
     async def start(self, spec: SandboxSpec, *, alone: bool = False) -> Sandbox:
@@ -30,7 +30,7 @@ class RunsInBoxes:
         result = await runs.run("print(6 * 7)", timeout=2.0)   # result.stdout == b"42\n"
     """
 
-    def __init__(self, backend: Alone, config: SandboxConfig, *, python: str = "") -> None:
+    def __init__(self, backend: IsolatingBackend, config: SandboxConfig, *, python: str = "") -> None:
         self._backend = backend
         self._python = python or python_inside()
         self._limits = Limits(

@@ -35,7 +35,7 @@ KEYCTL = {"x86_64": 250, "aarch64": 219}
 SYS_LANDLOCK_CREATE = 444
 
 
-class Settings(ctypes.Structure):
+class BoxSettings(ctypes.Structure):
     """`struct settings` of native/sandbox.h."""
 
     _fields_ = [
@@ -163,7 +163,7 @@ def forget_arguments() -> None:
     ctypes.memmove(start, b"init", min(4, end - start - 1))
 
 
-def find_out(settings: Settings, given: dict[str, Any], grouped: bool, groups: ControlGroups | None) -> list[str]:
+def find_out(settings: BoxSettings, given: dict[str, Any], grouped: bool, groups: ControlGroups | None) -> list[str]:
     """Set what this kernel offers, and return what it does not."""
     missing: list[str] = []
     settings.landlock = max(0, k.libc.syscall(SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
@@ -191,7 +191,7 @@ def start_zygote(
     control: socket.socket, given: dict[str, Any], groups: ControlGroups | None, root: bool, proc: int
 ) -> None:
     """Become the zygote, say hello, serve."""
-    settings = Settings(proc=proc, memory=-1)
+    settings = BoxSettings(proc=proc, memory=-1)
     library = ctypes.PyDLL(given["library"])  # keeps the GIL, which a body needs when it returns from `serve`
     code = ctypes.create_string_buffer(bytes.fromhex(given["filter"]))
     settings.filter, settings.filter_instructions = ctypes.addressof(code), (len(code) - 1) // 8

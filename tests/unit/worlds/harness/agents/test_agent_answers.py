@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.worlds.harness.agents.heard import read_agent_answer, tool_results
+from ostinato.worlds.harness.agents.response_parser import read_agent_answer, tool_results
 from ostinato.worlds.harness.agents.rewriting import passed_headers, ruled_request
 
 DIALECTS = ["chat", "messages", "responses"]

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemMean, ItemScore, PassRates
-from ostinato.evaluate.sharpening import pass_rates
+from ostinato.evaluate.pass_at_k import pass_rates
 from ostinato.launch.views.plain import plain
 from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.tasks.task import Split

@@ -28,20 +28,20 @@ from ostinato.launch.commands.worlds.measuring.weights import PlacedWeights, at_
 from ostinato.launch.views import progress
 from ostinato.launch.views.plain import plain
 from ostinato.launch.workers.stopping import stop_signals
+from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.cheats import CheatWatch
-from ostinato.worlds.rollout.drawing import shuffled
+from ostinato.worlds.rollout.curriculum import shuffled
+from ostinato.worlds.rollout.evaluate_tasks import Measurement
 from ostinato.worlds.rollout.finished import Finished, read_finished
-from ostinato.worlds.rollout.measuring import Measurement
-from ostinato.worlds.rollout.trying import Workshop
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class MeasureOptions:
     """What to measure. `split` "all": every task; `limit` 0: no limit; `out`: a further file for the records.
 
-    Example: ``Asked(file=Path("tasks.jsonl"), split="held_out", tries=8, limit=100, release="v40")``
+    Example: ``MeasureOptions(file=Path("tasks.jsonl"), split="held_out", tries=8, limit=100, release="v40")``
     """
 
     file: Path
@@ -53,7 +53,7 @@ class Asked:
     machine: bool = False
 
 
-async def run_tasks(config: Config, asked: Asked, console: Console) -> None:
+async def run_tasks(config: Config, asked: MeasureOptions, console: Console) -> None:
     """Measure, and print the results. Ctrl-C ends it early, with the figures of the rollouts that had ended.
 
     Raises BadConfig for a taskset without such tasks, NotFound or Conflict for weights that are not available, StorageFull.
@@ -116,7 +116,7 @@ def _named(placed: PlacedWeights) -> str:
 
 async def _measured(
     config: Config,
-    asked: Asked,
+    asked: MeasureOptions,
     tasks: Taskset,
     chosen: list[Task],
     shop: Workshop,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import PolicyVersion
-from ostinato.launch.views.page.worlds.growing import Spot
+from ostinato.launch.views.page.worlds.file_tail import Spot
 from ostinato.web.page.worlds.sources import RolloutLine
 from ostinato.worlds.rollout.finished import Finished
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,17 @@ from ostinato.core.seams import Log
 from ostinato.launch.placing.output import older
 from ostinato.launch.views.page.worlds.counting import Counted, Kind, counted, counts_of, solved_share, version_points
 from ostinato.launch.views.page.worlds.ended import MOST_KEPT, EndedRollout, EndedRollouts, record_of
-from ostinato.launch.views.page.worlds.growing import Growing
-from ostinato.launch.views.page.worlds.record import changes_of, figures_of, turns_of, why_of
+from ostinato.launch.views.page.worlds.file_tail import Growing
 from ostinato.launch.views.page.worlds.tasks import TasksetFile
+from ostinato.launch.views.page.worlds.transcript import Pieces, Readers, part_of, steps_of
 from ostinato.launch.views.page.worlds.underway import UnderWay
-from ostinato.launch.views.page.worlds.wording import Pieces, Readers, steps_of
 from ostinato.launch.views.progress import last_lines
 from ostinato.web.page.sources import PAGE_ROWS, LedgerEvent
 from ostinato.web.page.threads import Threads
 from ostinato.web.page.worlds.sources import (
     FamilyLine,
-    Reading,
+    FileChange,
+    FilesRead,
     RolloutDetail,
     RolloutLine,
     RolloutList,
@@ -36,6 +36,46 @@ from ostinato.web.page.worlds.sources import (
     WorldsNow,
 )
 from ostinato.worlds.rollout.finished import Finished
+
+# ---------------------------------------------------------------- rollouts on record
+
+
+_MOST_TURNS = 10_000
+_MOST_FIGURES = 60
+_MOST_CHANGES = 60
+_MOST_CHARACTERS = 40_000
+_LONGEST_WHY = 4_000
+
+
+def turns_of(ids: Sequence[object]) -> list[str]:
+    """The ids of the rollout's turns."""
+    return [each for each in ids[:_MOST_TURNS] if isinstance(each, str) and len(each) <= 512]
+
+
+def figures_of(named: Mapping[str, float]) -> dict[str, float]:
+    """The first `_MOST_FIGURES` named numbers."""
+    return {name[:120]: number for name, number in islice(named.items(), _MOST_FIGURES)}
+
+
+def why_of(record: Finished) -> str:
+    """The reason for the grade, for people."""
+    return part_of("", record.why, _LONGEST_WHY).text
+
+
+def changes_of(record: Finished) -> tuple[tuple[FileChange, ...], int]:
+    """The rollout's file changes, and how many more there are."""
+    left = _MOST_CHARACTERS
+    found: list[FileChange] = []
+    for change in record.changes[:_MOST_CHANGES]:
+        text = None if change.diff is None else change.diff[:left]
+        left -= len(text or "")
+        cut = len(change.diff or "") - len(text or "")
+        found.append(FileChange(path=change.path[:1024], kind=change.kind.value, diff=text, cut=cut))
+    return tuple(found), max(0, len(record.changes) - _MOST_CHANGES)
+
+
+# ---------------------------------------------------------------- facts
+
 
 STEPS = 20
 """Steps of a rollout that one page shows."""
@@ -266,8 +306,8 @@ class RunWorlds:
             reading=self._reading(),
         )
 
-    def _reading(self) -> Reading:
-        return Reading(
+    def _reading(self) -> FilesRead:
+        return FilesRead(
             kept=len(self._ended),
             dropped=self._ended.dropped,
             skipped=self._lines.skipped,

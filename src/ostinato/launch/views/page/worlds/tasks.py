@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostinato.core.errors import BadConfig
-from ostinato.launch.views.page.worlds.wording import part_of
+from ostinato.launch.views.page.worlds.transcript import part_of
 from ostinato.web.page.worlds.sources import HiddenPart, SaidPart, TaskFacts
 from ostinato.worlds.tasks.rows import EncodedBytes, MessageRow, TaskRow, parse_row
 

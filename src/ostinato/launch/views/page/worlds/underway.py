@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, cast
 
-from ostinato.launch.views.page.worlds.growing import Growing, Spot
+from ostinato.launch.views.page.worlds.file_tail import Growing, Spot
 from ostinato.web.page.worlds.sources import GroupUnderWay, Pacing, RolloutLine
-from ostinato.worlds.rollout.groups import Group, Groups, Slot
+from ostinato.worlds.rollout.groups import GroupMember, Groups, RolloutGroup
 
 MOST_GROUPS = 12
 _MOST_MEMBERS = 1024
@@ -107,7 +107,7 @@ class UnderWay:
             return False
         return True
 
-    def _shown(self, group: Group, recorded: Recorded) -> GroupUnderWay:
+    def _shown(self, group: RolloutGroup, recorded: Recorded) -> GroupUnderWay:
         members: list[RolloutLine] = []
         for member, slot in enumerate(group.slots):
             if slot.last is None:
@@ -128,16 +128,16 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
-def _current(group: Group, member: int, slot: Slot) -> str:
+def _current(group: RolloutGroup, member: int, slot: GroupMember) -> str:
     """The name of the last episode begun."""
     return f"{group.name}.{member}.{max(0, slot.begun - 1)}"
 
 
-def _state(slot: Slot) -> str:
+def _state(slot: GroupMember) -> str:
     return "under way" if slot.begun > len(slot.failed) else "waiting"
 
 
-def _line(group: Group, member: int, episode: str, ended: str, grade: object) -> RolloutLine:
+def _line(group: RolloutGroup, member: int, episode: str, ended: str, grade: object) -> RolloutLine:
     value = cast("float", grade) if isinstance(grade, int | float) else None
     return RolloutLine(
         seq=0,

@@ -15,7 +15,7 @@ import socket
 import struct
 from typing import Any
 
-from crowd import Group, end, look
+from crowd import ProcessGroup, end, look
 from kernel import (
     AT_FDCWD,
     ATTR_NOSUID,
@@ -36,9 +36,9 @@ from kernel import (
     set_attributes,
     step,
 )
-from place import BOX, GROUPS, OWN, PROC, Settings, lay_out
+from place import BOX, GROUPS, OWN, PROC, SandboxSettings, lay_out
 from programs import Programs
-from serve import Server
+from serve import SandboxServer
 
 ALL_GROUPS, PORTS = f"{BOX}/groups", f"{BOX}/ports"
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
@@ -46,7 +46,7 @@ QUIET = MS_NOSUID | MS_NODEV | MS_NOEXEC
 RLIMITS = ((resource.RLIMIT_NOFILE, 4096), (resource.RLIMIT_CORE, 0))
 
 
-class Herd(Group):
+class Herd(ProcessGroup):
     """A cgroup v2 group, whose processes are all killed at once."""
 
     def join(self) -> None:
@@ -66,7 +66,7 @@ class GuestPrograms(Programs):
         self._counts = counts
         super().__init__(*given)
 
-    def _group(self, number: int) -> Group:
+    def _group(self, number: int) -> ProcessGroup:
         return Herd(number)
 
     def look(self) -> float | None:
@@ -109,14 +109,16 @@ def ended_for_memory() -> int:
     return int(found[b"oom_kill"])
 
 
-class Guest(Server):
+class Guest(SandboxServer):
     """Answers the host. `place` is the directory where the host put the sandbox's layers, mounts and files."""
 
     def __init__(self, line: socket.socket, place: str) -> None:
         super().__init__(line)
         self._place = place
 
-    def _prepared(self, settings: Settings, told: dict[str, Any], data: bytes) -> tuple[Programs, dict[str, Any]]:
+    def _prepared(
+        self, settings: SandboxSettings, told: dict[str, Any], data: bytes
+    ) -> tuple[Programs, dict[str, Any]]:
         seclude()
         show(settings, self._place, told["mounts"])
         files = b""
@@ -160,7 +162,7 @@ def seclude() -> None:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
 
 
-def show(settings: Settings, place: str, mounts: list[str]) -> None:
+def show(settings: SandboxSettings, place: str, mounts: list[str]) -> None:
     """Make the machine's files read-only, and mount what the host sent where it belongs. Raises StepError."""
     os.umask(0o022)
     with step("make the places of the workspace and the mounts"):
@@ -195,7 +197,7 @@ def name_user(number: int) -> None:
         mount(f"{BOX}/{name}", f"/etc/{name}", None, MS_BIND)
 
 
-def make_groups(settings: Settings) -> bool:
+def make_groups(settings: SandboxSettings) -> bool:
     """Make a control group for all programs, with one for each in it. True if the kernel counts memory in it. Raises StepError."""
     with step("mount the control groups"):
         os.mkdir(ALL_GROUPS)

@@ -17,7 +17,7 @@ from packets import REFUSED
 from relay import Relay
 
 
-class Parts(io.RawIOBase):
+class PartFiles(io.RawIOBase):
     """The files `part.0`, `part.1`, ... of a directory as one stream. Each is removed as it is opened."""
 
     def __init__(self, place: str) -> None:
@@ -51,7 +51,7 @@ def unpack(place: str) -> None:
     if not os.path.exists(f"{place}/part.0"):
         return
     with tarfile.open(
-        fileobj=io.BufferedReader(Parts(place), 1 << 20), mode="r|gz", encoding="utf-8", errors="surrogateescape"
+        fileobj=io.BufferedReader(PartFiles(place), 1 << 20), mode="r|gz", encoding="utf-8", errors="surrogateescape"
     ) as tar:
         tar.extraction_filter = lambda member, path: member  # the host made the archive, so it is trusted
         tar.extractall(place, numeric_owner=True)

@@ -10,16 +10,16 @@ import signal
 from dataclasses import dataclass
 from typing import NoReturn
 
-from crowd import Group
+from crowd import ProcessGroup
 from kernel import call
-from place import Settings
+from place import SandboxSettings
 
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_FILTER = 24, 38, 22, 2
 CAPABILITIES_VERSION = 0x20080522
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ProgramRequest:
     """A program as requested. An empty `cwd` means the workspace."""
 
     argv: list[bytes]
@@ -28,7 +28,7 @@ class Wanted:
     stdin: bytes
 
     @classmethod
-    def read(cls, data: bytes, text: int, count: int) -> Wanted:
+    def read(cls, data: bytes, text: int, count: int) -> ProgramRequest:
         """Parse the output of `pack_program` in ../../starting.py: `text` bytes and its number `count`. The program's input follows."""
         arguments, variables = count & 0xFFFF, count >> 16
         texts = data[:text].split(b"\0")
@@ -52,7 +52,7 @@ def _complain(name: bytes, error: OSError) -> NoReturn:
     os._exit(126 if error.errno in (errno.EACCES, errno.ENOEXEC) else 127)
 
 
-def _limit(settings: Settings) -> None:
+def _limit(settings: SandboxSettings) -> None:
     for what, most in (
         # per user, so for all programs together; their first process counts as pid 1's
         (
@@ -71,7 +71,7 @@ def _give_up_capabilities() -> None:
     call("capset", header, none)
 
 
-def act_as_owner(settings: Settings) -> None:
+def act_as_owner(settings: SandboxSettings) -> None:
     """Leave this fork only the programs' rights to files. Its real and saved uid stay pid 1's, so that no program can kill it."""
     own = os.getuid()
     os.umask(0o022)
@@ -81,7 +81,7 @@ def act_as_owner(settings: Settings) -> None:
     _give_up_capabilities()
 
 
-def _give_up_rights(settings: Settings) -> None:
+def _give_up_rights(settings: SandboxSettings) -> None:
     for capability in range(64):
         try:
             call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
@@ -99,7 +99,7 @@ def _give_up_rights(settings: Settings) -> None:
     call("prctl", PR_SET_SECCOMP, SECCOMP_FILTER, ctypes.byref(program), 0, 0)
 
 
-def _execute(wanted: Wanted) -> NoReturn:
+def _execute(wanted: ProgramRequest) -> NoReturn:
     """Execute the program, found as a shell finds it."""
     name, found = wanted.argv[0], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     places = [b""] if b"/" in name else wanted.env.get(b"PATH", b"/usr/bin:/bin").split(b":")
@@ -112,7 +112,9 @@ def _execute(wanted: Wanted) -> NoReturn:
     _complain(name, found)
 
 
-def become(wanted: Wanted, settings: Settings, group: Group, outputs: tuple[int, int]) -> NoReturn:
+def become(
+    wanted: ProgramRequest, settings: SandboxSettings, group: ProcessGroup, outputs: tuple[int, int]
+) -> NoReturn:
     """Become the program. Never returns."""
     name = b"isolate the program"
     try:

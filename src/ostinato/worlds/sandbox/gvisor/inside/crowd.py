@@ -24,7 +24,7 @@ def end(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-class Group:
+class ProcessGroup:
     """The processes of one program. Raises OSError if there can be no more groups."""
 
     def __init__(self, number: int) -> None:

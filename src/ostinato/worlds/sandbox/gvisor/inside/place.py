@@ -28,7 +28,7 @@ NO_AUTOMOUNT, STATX = 0x800, {"x86_64": 332, "aarch64": 291}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SandboxSettings:
     """The host's settings for the sandbox. Sizes are in bytes. `owner` is the user that programs run as, `layers` is the number of layers.
     With `alone`, programs see no processes, not even their own, since /proc is empty.
     """
@@ -44,7 +44,7 @@ class Settings:
     filter: bytes
 
     @classmethod
-    def read(cls, told: dict[str, Any]) -> Settings:
+    def read(cls, told: dict[str, Any]) -> SandboxSettings:
         """Parse the settings from a message."""
         given: dict[str, Any] = {each.name: told[each.name] for each in fields(cls)}
         given["filter"] = bytes.fromhex(told["filter"])
@@ -77,7 +77,7 @@ def _make(name: str, mode: int, owner: int) -> None:
     os.chmod(f"{OWN}/{name}", mode)
 
 
-def lay_out(settings: Settings, files: bytes) -> None:
+def lay_out(settings: SandboxSettings, files: bytes) -> None:
     """Mount the workspace and everything else that programs may write to. Raises StepError with the step that failed."""
     os.umask(0)
     with step("mount the tmpfs"):
@@ -102,7 +102,7 @@ def lay_out(settings: Settings, files: bytes) -> None:
         mount(f"{OWN}/shm", "/dev/shm", None, MS_BIND)
 
 
-def build(settings: Settings, files: bytes) -> None:
+def build(settings: SandboxSettings, files: bytes) -> None:
     """Mount everything. Raises StepError with the step that failed."""
     lay_out(settings, files)
     with step("give /dev to nobody"):

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from become import Wanted, become
-from crowd import Group, end, look
-from place import PROC, Settings
+from become import ProgramRequest, become
+from crowd import ProcessGroup, end, look
+from place import PROC, SandboxSettings
 
 # between two checks of memory, busy or idle, and of a group that is being emptied
 BUSY_S, QUIET_S, CLOSING_S = 0.02, 0.1, 0.005
@@ -53,7 +53,7 @@ class Program:
 
     number: int
     pid: int
-    group: Group
+    group: ProcessGroup
     begun: float
     deadline: float
     kills: int
@@ -65,17 +65,17 @@ class Program:
 class Programs:
     """All programs of the sandbox. `answered` is called when a program ends, with its result."""
 
-    def __init__(self, settings: Settings, selector: selectors.BaseSelector, answered: Answered) -> None:
+    def __init__(self, settings: SandboxSettings, selector: selectors.BaseSelector, answered: Answered) -> None:
         self.settings, self._selector, self._answered = settings, selector, answered
         self._running: dict[int, Program] = {}
-        self._left: list[Group] = []  # groups whose program ended
+        self._left: list[ProcessGroup] = []  # groups whose program ended
         # children other than programs, with the function to call when they end
         self.others: dict[int, Callable[[int], None]] = {}
         self._kills, self._dying = 0, set[int]()  # killed for lack of memory
         self._meminfo = os.open(f"{PROC}/meminfo", os.O_RDONLY)
         self._base = self._in_use()
 
-    def start(self, number: int, wanted: Wanted, cap: int, timeout: float) -> None:
+    def start(self, number: int, wanted: ProgramRequest, cap: int, timeout: float) -> None:
         """Start a program. Raises OSError."""
         ends = [os.pipe(), os.pipe()]
         try:
@@ -97,8 +97,8 @@ class Programs:
             os.set_blocking(output.fd, False)
             self._selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._read(output, program))
 
-    def _group(self, number: int) -> Group:
-        return Group(number)
+    def _group(self, number: int) -> ProcessGroup:
+        return ProcessGroup(number)
 
     def end_by_number(self, number: int) -> None:
         """End a program that nobody waits for any more."""

@@ -17,12 +17,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from become import Wanted, act_as_owner
+from become import ProgramRequest, act_as_owner
 from compare import DIRECTORY, write_changes
 from files import read_file, replace_file
 from frames import Unpacker, pack
 from kernel import StepError
-from place import BASE, OWN, Settings, build, has_statx
+from place import BASE, OWN, SandboxSettings, build, has_statx
 from ports import asked_for, open_port, serve_port, take_line
 from programs import Programs
 
@@ -33,14 +33,14 @@ def _wake(number: int, frame: Any) -> None:
     """A signal handler that does nothing: the signal alone ends a wait."""
 
 
-class Server(ABC):
+class SandboxServer(ABC):
     """Answers the host. The first message builds the sandbox."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line, self._inbox, self._outbox = line, Unpacker(), bytearray()
         self._selector = selectors.DefaultSelector()
         self._programs: Programs | None = None
-        self._settings: Settings | None = None
+        self._settings: SandboxSettings | None = None
         line.setblocking(False)
         self._selector.register(line, selectors.EVENT_READ, self._hear)
         ours, theirs = socket.socketpair()
@@ -102,21 +102,23 @@ class Server(ABC):
             self._say(number, {"error": error})
 
     def _build(self, told: dict[str, Any], data: bytes) -> None:
-        settings = Settings.read(told)
+        settings = SandboxSettings.read(told)
         self._programs, said = self._prepared(settings, told, data)
         self._settings = settings
         let_go(2)
         self._say(told["id"], said)
 
     @abstractmethod
-    def _prepared(self, settings: Settings, told: dict[str, Any], data: bytes) -> tuple[Programs, dict[str, Any]]:
+    def _prepared(
+        self, settings: SandboxSettings, told: dict[str, Any], data: bytes
+    ) -> tuple[Programs, dict[str, Any]]:
         """Build the sandbox. Returns what runs its programs, and what to report to the host. Raises StepError."""
 
-    def _serve(self, told: dict[str, Any], data: bytes, programs: Programs, settings: Settings) -> None:
+    def _serve(self, told: dict[str, Any], data: bytes, programs: Programs, settings: SandboxSettings) -> None:
         number = told["id"]
         match told["do"]:
             case "exec":
-                wanted = Wanted.read(data, told["text"], told["count"])
+                wanted = ProgramRequest.read(data, told["text"], told["count"])
                 programs.start(number, wanted, told["cap"], told["timeout"])
             case "end":
                 programs.end_by_number(told["of"])
@@ -157,7 +159,7 @@ class Server(ABC):
 
         programs.others[pid] = ended
 
-    def _read(self, number: int, name: str, most: int, programs: Programs, settings: Settings) -> None:
+    def _read(self, number: int, name: str, most: int, programs: Programs, settings: SandboxSettings) -> None:
         def work(out: int) -> None:
             act_as_owner(settings)
             with open(out, "wb") as found:
@@ -165,14 +167,14 @@ class Server(ABC):
 
         self._apart(number, programs, work)
 
-    def _write(self, number: int, name: str, content: bytes, programs: Programs, settings: Settings) -> None:
+    def _write(self, number: int, name: str, content: bytes, programs: Programs, settings: SandboxSettings) -> None:
         def work(out: int) -> None:
             act_as_owner(settings)
             replace_file(settings.workdir, name, content)
 
         self._apart(number, programs, work)
 
-    def _compare(self, number: int, programs: Programs, settings: Settings) -> None:
+    def _compare(self, number: int, programs: Programs, settings: SandboxSettings) -> None:
         """Compare the files with pid 1's rights, since programs may have removed their own. This only reads, and follows no link."""
 
         def work(out: int) -> None:
@@ -195,7 +197,7 @@ class Server(ABC):
                 serve_port(listener, reach)
 
 
-class Kernel(Server):
+class Kernel(SandboxServer):
     """Pid 1 under gVisor. `ports` is the host's line for ports."""
 
     def __init__(self, line: socket.socket, ports: socket.socket) -> None:
@@ -203,7 +205,9 @@ class Kernel(Server):
         self._ports = ports
         ports.setblocking(False)
 
-    def _prepared(self, settings: Settings, told: dict[str, Any], data: bytes) -> tuple[Programs, dict[str, Any]]:
+    def _prepared(
+        self, settings: SandboxSettings, told: dict[str, Any], data: bytes
+    ) -> tuple[Programs, dict[str, Any]]:
         build(settings, data)
         return Programs(settings, self._selector, self._say), {"statx": has_statx()}
 

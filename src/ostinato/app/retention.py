@@ -1,0 +1,63 @@
+"""What a run's housekeeping must keep.
+
+Collecting weights keeps the versions that were live or that a restart needs, besides refs, pins, leases and the newest. Dropping log
+rows keeps those that are not decided yet and those that a restarted trainer reads again.
+"""
+
+from __future__ import annotations
+
+from ostinato.app.storage import Run
+from ostinato.config import Config
+from ostinato.core.clock import wall_clock
+from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent, Turn
+from ostinato.core.seams import Cursor, Log
+from ostinato.record.rowlog import RowLog
+from ostinato.reward.log_fold import needed_above
+from ostinato.weights.keep.gc import Collected, OnStep, collect
+
+_LIVE = ("shipped", "rolled_back")  # the actions after which the event's version serves users
+
+
+async def needed(log: RowLog, config: Config) -> list[str]:
+    """The roots that a collection must keep for this run."""
+    released = await _released(log, config.collect.releases)
+    return list(dict.fromkeys(policy.hash for policy in (*released, *_retaken(log, config))))
+
+
+async def collect_weights(run: Run, on_step: OnStep = lambda step: None) -> Collected:
+    """Delete the versions that nothing needs, by the run's own rules. Raises as `weights.keep.gc.collect`."""
+    return await collect(run.store, run.config.collect, roots=await needed(run.log, run.config), on_step=on_step)
+
+
+async def _released(log: Log, count: int) -> list[PolicyVersion]:
+    """The last `count` versions that were live, newest first, by the run's ledger."""
+    found: dict[PolicyVersion, None] = {}
+    async for _, row in log.read(0, {ReleaseEvent}):
+        if isinstance(row, ReleaseEvent) and row.action in _LIVE:
+            found.pop(row.policy, None)  # moves it to the end: the order is by when it was last live
+            found[row.policy] = None
+    return list(found)[::-1][:count]
+
+
+def _retaken(log: RowLog, config: Config) -> list[PolicyVersion]:
+    """The reference and base versions of the steps that a restarted trainer repeats."""
+    batches = _batches(log, config)
+    return [policy for batch in batches for policy in (batch.reference, batch.base) if policy is not None]
+
+
+def _batches(log: RowLog, config: Config) -> list[Batch]:
+    """The steps that a trainer repeats from its oldest checkpoint."""
+    steps = config.learn.checkpoint_every * (config.learn.keep_checkpoints + 1)
+    return [row for _, row in log.tail(steps, {Batch}) if isinstance(row, Batch)]
+
+
+async def drop_old_rows(run: Run, others: Cursor) -> int:
+    """Drop log rows older than `record.retain_days` that are no longer needed; returns how many segments.
+
+    `others` is how far the log was read by the keepers of folds other than the reward desk. Raises StorageFull, Unavailable, Corrupt.
+    """
+    turns = [(turn,) for batch in _batches(run.log, run.config) for turn in batch.turns]
+    again = [place - 1 for place in await run.log.places(Turn, turns)]
+    now = wall_clock()
+    needed = await needed_above(run.folds, run.config.reward, now)
+    return await run.log.drop_old(now, min([needed, others, *again]))

@@ -1,0 +1,236 @@
+"""A worker on another node, as the supervisor sees it: placed by the cluster, heard by polling, lost with its node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
+from ostinato.launch.placing.address import reachable
+from ostinato.launch.placing.heartbeat import Sign, read_sign
+from ostinato.launch.placing.nodes.node_agent import Keeper, Order, RemoteState
+
+EVERY_S = 1.0
+_FAREWELL_S = 5.0
+_FAILED = 1
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_T = TypeVar("_T")
+
+
+class NodePlace(Protocol):
+    """A keeper on some node, or a pending request for one."""
+
+    @property
+    def keeper(self) -> Keeper:
+        """The keeper. `here` waits until there is a node. All methods raise Unavailable once the node is gone, and all but `here` also if
+        the node does not answer for too long.
+        """
+        ...
+
+    @property
+    def node_name(self) -> str:
+        """The node's name in the cluster; empty until there is a node."""
+        ...
+
+    async def wanting(self) -> str:
+        """A message that says what it waits for; returns soon."""
+        ...
+
+    def leave(self) -> None:
+        """Give the place back, whatever still runs there."""
+        ...
+
+
+class PlacedWorker:
+    """A `Worker` on a node that the cluster chooses. Each start requests a new place.
+
+    Args:
+        name: the worker's name.
+        order: sent to the node to start the worker.
+        open_place: requests a place; returns at once.
+        on_placed: called with the worker's name and a message that says where it was placed.
+
+    Example: ``PlacedWorker("train", order, cluster.place_for("train"), say)``
+    """
+
+    def __init__(
+        self, name: str, order: Order, open_place: Callable[[], NodePlace], on_placed: Callable[[str, str], None]
+    ) -> None:
+        self.name, self.heard, self.was_ready = name, 0.0, False
+        self.sign: Sign | None = None
+        self.url: str | None = None
+        """The gateway's URL, if this worker is the gateway."""
+        self._order, self._open, self._say = order, open_place, on_placed
+        self._place: NodePlace | None = None
+        self._life: asyncio.Task[int] | None = None
+        self._at, self._last_line = (0, ""), ""
+        self._told: str | None = None
+        self._wanted: str | None = None
+        self._given, self._put = dict[str, str](), dict[str, str]()
+        self._left = asyncio.Event()
+
+    @property
+    def running(self) -> bool:
+        return self._life is not None and not self._life.done()
+
+    @property
+    def pid(self) -> int:
+        return self._at[0]
+
+    @property
+    def node(self) -> str:
+        return self._at[1]
+
+    @property
+    def node_name(self) -> str:
+        """The node's name in the cluster; empty while no node has the worker."""
+        return self._place.node_name if self._place is not None and self.pid and self.running else ""
+
+    async def start(self) -> None:
+        self._place = None
+        self._at, self._last_line, self.url, self._told = (0, ""), "", None, None
+        self._put.clear()
+        self._left = asyncio.Event()
+        self._hear(Sign(doing="waiting for a node"))
+        self._life = asyncio.create_task(self._live())
+
+    async def ended(self) -> int:
+        if self._life is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return await asyncio.shield(self._life)
+
+    async def stop(self, grace_s: float) -> bool:
+        if not self.running:
+            return True
+        alone = not self.pid  # a worker that waits for a node has nothing to end
+        if self.pid and self._place is not None:
+            with contextlib.suppress(Exception):  # whatever is wrong with the node, its place is given back
+                async with asyncio.timeout(grace_s + _FAREWELL_S):
+                    alone = await self._place.keeper.stop(grace_s)
+                    await self.ended()
+        await self._leave()
+        return alone
+
+    async def kill(self) -> None:
+        if self.running and self._place is not None and self.pid:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_FAREWELL_S):
+                    await self._place.keeper.kill()
+                    await self.ended()
+        await self._leave()
+
+    def last_line(self) -> str:
+        return self._last_line
+
+    async def tell(self, url: str, grace_s: float) -> None:
+        """Set the URL of the run's gateway. A worker that was told another URL ends, and starts again with the new one."""
+        self._wanted = url
+        if self._told not in (None, url) and self.running:
+            await self.stop(grace_s)
+
+    def give(self, name: str, text: str) -> None:
+        """Put a file of the run on this worker's node, and on every node that the worker moves to."""
+        self._given[name] = text
+
+    # ------------------------------------------------------------ its life
+
+    async def _live(self) -> int:
+        """Run from the request for a place to the worker's end, or until its place is left; returns the exit code."""
+        hearing, left = asyncio.ensure_future(self._hear_out()), asyncio.ensure_future(self._left.wait())
+        try:
+            await asyncio.wait({hearing, left}, return_when=asyncio.FIRST_COMPLETED)
+            return hearing.result() if hearing.done() else -signal.SIGKILL
+        finally:
+            hearing.cancel()
+            left.cancel()
+            await asyncio.wait({hearing})
+            self.url = None
+            if self._place is not None:
+                with contextlib.suppress(Exception):  # a cluster that is gone cannot take the place back
+                    self._place.leave()
+
+    async def _hear_out(self) -> int:
+        """Request a place, start the worker there and poll its node until the worker ends; returns the exit code."""
+        try:
+            self._place = place = self._open()
+            await self._placed(place)
+            while True:
+                look = RemoteState(**await place.keeper.look())
+                self._take(look)
+                if look.code is not None:
+                    self._last_line = look.last_line
+                    return look.code
+                await self._bring(place.keeper)
+                await asyncio.sleep(EVERY_S)
+        except (Unavailable, StorageFull) as error:
+            self._hear(Sign(doing=self._doing, failed=str(error), outside=True))
+        except OSError as error:
+            full = error.errno in _FULL
+            self._hear(Sign(doing=self._doing, failed=f"could not be started on its node: {error}", outside=full))
+        except Exception as error:  # noqa: BLE001 (what is wrong with one worker must not end the others)
+            # never counted as certain, whatever the error says: another node may have what this one lacks
+            why = str(error) if isinstance(error, OstinatoError) else f"{type(error).__name__}: {error}"
+            self._hear(Sign(doing=self._doing, failed=why))
+        return _FAILED
+
+    async def _placed(self, place: NodePlace) -> None:
+        began = asyncio.get_running_loop().time()
+
+        async def waiting() -> Sign:
+            for_s = asyncio.get_running_loop().time() - began
+            return Sign(doing="waiting for a node", for_s=for_s, trouble=await place.wanting())
+
+        async def starting() -> Sign:
+            return Sign(doing=f"starting on {node}")
+
+        node = await self._saying(place.keeper.here(), waiting)
+        pid = await self._saying(place.keeper.start(self._order.plain()), starting)
+        self._at = (pid, node)
+        self._hear(Sign(doing="starting"))
+        self._say(self.name, f"placed on {node} (pid {pid})")
+
+    async def _saying(self, asked: Awaitable[_T], sign: Callable[[], Awaitable[Sign]]) -> _T:
+        """Wait for the answer and return it; until it comes, `sign` stands in for the worker's own signs of life."""
+        answer = asyncio.ensure_future(asked)
+        try:
+            while not answer.done():
+                await asyncio.wait({answer}, timeout=EVERY_S)
+                if not answer.done():
+                    self._hear(await sign())
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    async def _bring(self, keeper: Keeper) -> None:
+        """Send the node the URL and files that it still lacks. After an OSError, such as a full disk, they are sent at the next look."""
+        with contextlib.suppress(OSError):
+            if self._wanted is not None and self._told is None:
+                await keeper.tell(self._wanted)
+                self._told = self._wanted
+            for name, text in list(self._given.items()):
+                if self._put.get(name) != text:
+                    await keeper.put(name, text)
+                    self._put[name] = text
+
+    def _take(self, look: RemoteState) -> None:
+        self.heard = asyncio.get_running_loop().time() - look.silent_s
+        self.was_ready |= look.ready
+        self.url = None if look.url is None else reachable(look.url, self.node)
+        sign = None if look.line is None else read_sign(look.line.encode())
+        if sign is not None:
+            self.sign = sign
+
+    @property
+    def _doing(self) -> str:
+        return "" if self.sign is None else self.sign.doing
+
+    def _hear(self, sign: Sign) -> None:
+        self.sign, self.heard = sign, asyncio.get_running_loop().time()
+
+    async def _leave(self) -> None:
+        self._left.set()
+        await self.ended()

@@ -1,0 +1,83 @@
+"""Serves an app with uvicorn on a listening socket until the worker says to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ostinato.launch.placing.port import url_of
+from ostinato.serve.wire.connections import Connections
+from ostinato.serve.wire.protocol import UNREAD_S, BoundedHttp
+
+# uvicorn's default of 5 is less than aiohttp's 15 or a load balancer's 60: a request could be sent on a connection that was just closed
+KEEP_ALIVE_S = 75
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: the worker decides when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # noqa: ANN201 (uvicorn's own signature)
+        yield
+
+
+async def listen(
+    asgi: ASGIApp,
+    listener: socket.socket,
+    stopping: asyncio.Event,
+    say: Callable[[str], None],
+    *,
+    lifespan: bool = True,
+    connections: Connections | None = None,
+    unread_s: float = UNREAD_S,
+    keep_alive_s: int = KEEP_ALIVE_S,
+) -> None:
+    """Serve on a bound socket until told to stop. Raises what the app's lifespan raised.
+
+    Args:
+        asgi: the app.
+        listener: the socket.
+        stopping: set when the server should end.
+        say: called with the URL when the socket accepts connections.
+        lifespan: the app has a start-up and shutdown of its own.
+        connections: bounds how many may be open; None: any number.
+        unread_s: how long an answer may lie unread.
+        keep_alive_s: how long a connection without a request stays open.
+    """
+    failed: list[BaseException] = []
+
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await asgi(scope, receive, send)
+        except BaseException as error:
+            if scope["type"] == "lifespan":  # uvicorn only logs it
+                failed.append(error)
+            raise
+
+    protocol: Any = partial(BoundedHttp, connections=connections, unread_s=unread_s)  # uvicorn only calls it
+    settings = uvicorn.Config(
+        watched,
+        http=protocol,
+        ws="none",  # WebSocket connections would escape these bounds
+        log_level="warning",
+        lifespan="on" if lifespan else "off",
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=keep_alive_s,
+    )
+    server = HttpServer(settings)
+    running = asyncio.ensure_future(server.serve(sockets=[listener]))
+    say(url_of(listener))
+    stop = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    stop.cancel()
+    await running
+    if failed:
+        raise failed[0]

@@ -1,0 +1,99 @@
+"""Is a candidate only surer of less? Raises an alarm if the gate found that pass@1 rose and best-of-k fell. Pure.
+
+Reinforcement learning can improve the first try at the expense of the others, and lost coverage does not come back with further training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import ReleaseEvent
+from ostinato.core.report import Verdict
+from ostinato.release.monitors.detection.active_alarms import ACCEPTED
+
+NAME = "best_of_k"
+"""The name of the alarm that best-of-k fell while pass@1 rose."""
+
+_OVER = frozenset({"blocked", "rolled_back"})
+
+
+class NarrowingWatch:
+    """Lines of the release ledger in, alarms out.
+
+    The alarm is about a candidate that the gate lets pass. On trial, it stays at its share. Without trials it is live before the alarm is
+    read, and nothing ships on top of it. The alarm stands until that candidate is taken back or refused, a later one is not narrower, or a
+    person accepts it.
+    """
+
+    def __init__(self) -> None:
+        self._candidate = ""
+        self._stands = False
+
+    @property
+    def standing(self) -> list[str]:
+        """The alarm's name while it stands."""
+        return [NAME] if self._stands else []
+
+    def begin(self, alarms: Mapping[str, Alarm]) -> None:
+        """Begin without a state: the alarm stands if it stands in the log."""
+        row = alarms.get(NAME)
+        if row is not None and row.state is AlarmState.RAISED:
+            self._stands, self._candidate = True, str(row.detail.get("candidate", ""))
+
+    def release(self, event: ReleaseEvent) -> Iterator[Alarm]:
+        """Take in a line of the ledger."""
+        if event.action in _OVER and self._stands and self._is_about(event):
+            yield self._clear(f"{event.policy} is {event.action.replace('_', ' ')}", event.at)
+        report = event.detail.get("report")
+        if event.action != "evaluated" or not isinstance(report, Mapping):
+            return
+        found = cast("Mapping[str, Any]", report)
+        if found.get("verdict") != Verdict.SHIP:
+            return
+        told = next((each for each in found.get("sharpening", ()) if _narrowed(each)), None)
+        if told is not None and not self._stands:
+            yield self._raise(event, told)
+        elif told is None and self._stands:
+            yield self._clear(f"{event.policy} is not narrower", event.at)
+
+    def alarm(self, row: Alarm) -> None:
+        """Take in a person's acceptance of the loss."""
+        if row.name == NAME and row.detail.get(ACCEPTED) is True:
+            self._stands, self._candidate = False, ""
+
+    def _is_about(self, event: ReleaseEvent) -> bool:
+        refused = event.policy if event.action == "blocked" else event.previous
+        return refused is not None and self._candidate in ("", refused.hash)
+
+    def _raise(self, event: ReleaseEvent, told: Mapping[str, Any]) -> Alarm:
+        self._stands, self._candidate = True, event.policy.hash
+        first, best = told["first"], told["best"]
+        reason = (
+            f"{event.policy} against {told['against']} on {best['items']} items: pass@1 {_points(first)}, best of {told['k']} "
+            f"{_points(best)}; what it gave up does not come back by training on"
+        )
+        detail = {"candidate": event.policy.hash, "against": told["against"], "k": told["k"], "pauses": True}
+        return Alarm(id="", name=NAME, state=AlarmState.RAISED, reason=reason, at=event.at, detail=detail)
+
+    def _clear(self, why: str, at: float) -> Alarm:
+        self._stands, self._candidate = False, ""
+        return Alarm(id="", name=NAME, state=AlarmState.CLEARED, reason=why, at=at)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        return {"stands": self._stands, "candidate": self._candidate}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`. Raises LookupError or TypeError for an invalid state."""
+        self._stands, self._candidate = bool(state["stands"]), str(state["candidate"])
+
+
+def _narrowed(change: Mapping[str, Any]) -> bool:
+    """As `core.report.Sharpening.narrowed`, for its form in the ledger."""
+    return float(change["first"]["lower"]) > 0.0 > float(change["best"]["upper"])
+
+
+def _points(mean: Mapping[str, Any]) -> str:
+    return f"{100 * mean['mean']:+.1f} pp [{100 * mean['lower']:+.1f}, {100 * mean['upper']:+.1f}]"

@@ -1,0 +1,210 @@
+"""Selects the turns of the next batch, in whole groups and episodes, and those that no batch will take. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from ostinato.core.seams import Cursor
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.ledger.entries import Matured, Unit
+
+# in a batch that is cut short: a batch of one long conversation would be a whole step on one person's word
+LEAST_PARTS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnablePart:
+    """A unit, or as much of an episode as may be learned from now, in the order of the log. `tokens`: see `costs`."""
+
+    entries: Sequence[Matured]
+    tokens: int
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the turns."""
+        return self.entries[0].facts.tenant
+
+    @property
+    def world(self) -> bool:
+        """True if it is a group of a world's rollouts."""
+        return self.entries[0].facts.unit[0] == "world"
+
+    @property
+    def newest(self) -> Cursor:
+        """The place in the log of the last turn."""
+        return self.entries[-1].facts.seq
+
+    @property
+    def flat(self) -> bool:
+        """True if it is a group of a world's rollouts whose returns are all equal, so that its advantages would all be 0."""
+        returns: defaultdict[str, float] = defaultdict(float)
+        for entry in self.entries:
+            returns[entry.facts.episode] += entry.value
+        return self.world and len(set(returns.values())) == 1
+
+
+def longest_part(config: RewardConfig, *, world: bool = False) -> int:
+    """The most tokens that a part may have; no batch takes a longer one. A group of a world's rollouts may fill a batch, since it is
+    not one person's word.
+    """
+    return config.batch_tokens if world else config.batch_tokens // LEAST_PARTS
+
+
+def costs(entries: Iterable[Matured]) -> Iterator[int]:
+    """Upper bounds on the tokens that a trainer computes for the first, the first two, ... of these turns of one unit.
+
+    Tokens that a turn shares with its parent, if that precedes it here, or with a turn of the same prompt are computed once: see
+    `train.batch.packing`.
+    """
+    total, known, prompts = 0, dict[str, int](), set[str]()
+    for facts in (entry.facts for entry in entries):
+        length, prompt = facts.context.length, facts.context.prompt
+        before = 0 if facts.parent is None else known.get(facts.parent, 0)
+        shared = length if prompt in prompts else before if before <= length else 0
+        total += facts.tokens - shared
+        known[facts.id] = facts.tokens
+        prompts.add(prompt)
+        yield total
+
+
+def ready_parts(
+    matured: Iterable[Matured],
+    first_open: Callable[[Unit], Cursor | None],
+    *,
+    now: float,
+    config: RewardConfig,
+    closed: Container[Unit] = (),
+) -> list[LearnablePart]:
+    """The parts that may be learned from now, and those that are too long for that: a group, or a single turn, beyond `longest_part`.
+
+    A unit is a group or else an episode. It is ready when none of its turns waits for a reward. A group of rollouts must also be among
+    the `closed` ones, and any other group must have had no new turn for a while, since its members are not known in advance. An episode
+    that goes on is split: once its oldest decided turn has waited `episode_wait_s`, the turns before its first open turn are ready. A
+    later part never comes first: it would teach the baseline what the earlier part's actions led to.
+    """
+    ready: list[LearnablePart] = []
+    for unit, members in _units(matured).items():
+        members.sort(key=lambda entry: entry.facts.seq)
+        waits = first_open(unit)
+        entries = (
+            members * (waits is None and unit in closed)
+            if unit[0] == "world"
+            else _ready(unit, members, waits, now, config)
+        )
+        if entries:
+            found = list(costs(entries))
+            fit = len(entries) if unit[0] != "episode" else max(1, bisect_right(found, longest_part(config)))
+            ready.append(LearnablePart(entries=entries[:fit], tokens=found[fit - 1]))
+    return ready
+
+
+def dealt(parts: Iterable[LearnablePart], *, size: int, config: RewardConfig) -> list[Matured]:
+    """At least `size` turns in whole parts, in the order of the log; fewer if no more fit into `batch_tokens`; none if too few are there.
+
+    Where people are served faster than the trainer learns, a queue would make every batch stale; so the newest parts are taken.
+
+    Tenants take turns: next comes the part that leaves its tenant with the smallest share of the batch, in turns or in
+    tokens, whichever is the larger (dominant resource fairness: Ghodsi et al., NSDI 2011). So a tenant gets more than another
+    only while the other has no part left that would leave it with less. It does not help to send a flood of turns, one call with
+    many samples or long prompts. A part that alone exceeds `tenant_cap` of a batch comes after its tenant's other parts. A
+    tenant that is alone gets the whole batch, the newest parts first.
+    """
+    queues: dict[str, deque[LearnablePart]] = defaultdict(deque)
+    for part in sorted(parts, key=lambda part: part.newest, reverse=True):
+        queues[part.tenant].append(part)
+    share = _Share(size, config.batch_tokens)
+    if len(queues) > 1:
+        most = config.tenant_cap
+        queues = {name: deque(sorted(queue, key=lambda part: share.of(part) > most)) for name, queue in queues.items()}
+    nexts = [share.after(queue[0]) for queue in queues.values()]
+    heapify(nexts)
+    taken, left, cut = list[Matured](), config.batch_tokens, False
+    while nexts and len(taken) < size:
+        _, _, tenant = heappop(nexts)
+        part = queues[tenant].popleft()
+        if part.tokens <= left:
+            taken += part.entries
+            left -= part.tokens
+            share.give(part)
+        else:
+            cut = True
+        if queues[tenant]:
+            heappush(nexts, share.after(queues[tenant][0]))
+    return sorted(taken, key=lambda entry: entry.facts.seq) if cut or len(taken) >= size else []
+
+
+def gathered(parts: Iterable[LearnablePart], *, groups: int, tokens: int, fewer: bool) -> list[Matured]:
+    """The turns of `groups` groups of rollouts, the longest waiting first; fewer only if no more fit into `tokens`, or if `fewer` is true.
+
+    The oldest and not the newest, since the process that makes them waits for the trainer: none is left over, and slow rollouts are not
+    passed over for quick ones.
+    """
+    taken, left, count = list[Matured](), tokens, 0
+    for part in sorted(parts, key=lambda part: part.entries[0].facts.seq):
+        if count == groups or part.tokens > left:
+            return taken
+        taken += part.entries
+        left -= part.tokens
+        count += 1
+    return taken if fewer or count == groups else []
+
+
+class _Share:
+    """Each tenant's share of a batch: of its turns or of its tokens, whichever is the larger."""
+
+    def __init__(self, turns: int, tokens: int) -> None:
+        self._turns, self._tokens = turns, tokens
+        self._had: dict[str, tuple[int, int]] = {}
+
+    def of(self, part: LearnablePart, had: tuple[int, int] = (0, 0)) -> float:
+        """The share of a part together with `had`, a number of turns and of tokens."""
+        return max((had[0] + len(part.entries)) / self._turns, (had[1] + part.tokens) / self._tokens)
+
+    def after(self, part: LearnablePart) -> tuple[float, Cursor, str]:
+        """The sort key of a part: the share that it would leave its tenant with, and the newest first among equals."""
+        return self.of(part, self._had.get(part.tenant, (0, 0))), -part.newest, part.tenant
+
+    def give(self, part: LearnablePart) -> None:
+        """Count a part that is taken."""
+        turns, tokens = self._had.get(part.tenant, (0, 0))
+        self._had[part.tenant] = (turns + len(part.entries), tokens + part.tokens)
+
+
+def waited_in_vain(
+    matured: Iterable[Matured], first_open: Callable[[Unit], Cursor | None], *, now: float, config: RewardConfig
+) -> list[Matured]:
+    """The turns of the units whose last reward was due `batch_wait_s` ago or earlier. Pass only turns that no batch would take now.
+
+    A unit with a turn that still waits for its reward goes on waiting, which `longest_wait_s` bounds.
+    """
+    found: list[Matured] = []
+    for unit, members in _units(matured).items():
+        last = max(entry.since for entry in members)
+        if now - last >= config.batch_wait_s and first_open(unit) is None:
+            found += members
+    return found
+
+
+def _units(matured: Iterable[Matured]) -> dict[Unit, list[Matured]]:
+    units: dict[Unit, list[Matured]] = defaultdict(list)
+    for entry in matured:
+        units[entry.facts.unit].append(entry)
+    return units
+
+
+def _ready(
+    unit: Unit, members: list[Matured], first_open: Cursor | None, now: float, config: RewardConfig
+) -> list[Matured]:
+    """The part of a unit that may be learned from now."""
+    if unit[0] == "group":
+        quiet = now - max(entry.facts.ended_at for entry in members) >= config.group_wait_s
+        return members if first_open is None and quiet else []
+    if first_open is not None:
+        if now - members[0].facts.ended_at < config.episode_wait_s:
+            return []
+        members = [entry for entry in members if entry.facts.seq < first_open]
+    return members[: config.episode_turns]

@@ -1,0 +1,325 @@
+"""The reward desk: reads turns and signals from the log, writes rewards, reasons and batches back, and gives the trainer samples.
+
+Its only file is a snapshot of its fold of the log (`reading.py`), and it learns of its own rows by reading them back, so a desk
+that was killed and started again decides exactly as one that was not.
+
+The order of the log decides about a turn: its reward rests on the signals up to row `Reward.upto`, the last that the desk had
+read. Reading the log up to that row and calling the function again gives the same reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Container, Sequence
+
+from ostinato.core.errors import Conflict, NoSignal, StorageFull
+from ostinato.core.lineage import Lineage
+from ostinato.core.notices import AlarmState
+from ostinato.core.records import Batch, Holdback, PolicyVersion, Reward, Row, Turn
+from ostinato.core.samples import TrainingBatch
+from ostinato.core.seams import Clock, Credit, Folds, Log
+from ostinato.reward.batching import LearnablePart, dealt, gathered, longest_part, ready_parts, waited_in_vain
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.credit.episodes import by_episode
+from ostinato.reward.credit.group import GroupRelative
+from ostinato.reward.credit.origin import ByOrigin
+from ostinato.reward.credit.single import SingleRollout
+from ostinato.reward.history import recorded, training_batch
+from ostinato.reward.ledger.alarms import FUNCTION
+from ostinato.reward.ledger.entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
+from ostinato.reward.ledger.ledger import FLAT, NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN
+from ostinato.reward.log_fold import LedgerFold
+from ostinato.reward.protocol import Asker, Unloadable
+from ostinato.reward.scheduler import Deciding
+
+CHUNK = 1000  # rows per append: a backlog after a restart must not become one giant transaction
+
+
+class RewardDesk:
+    """Turns the log into samples and accounts for every turn. The trainer's lock ensures one desk per log.
+
+    Args:
+        log: the log to read and write.
+        asker: asks the reward function.
+        clock: Unix seconds.
+        config: how rewards and credit are made.
+        folds: where the desk's state is saved between starts; None: the log is read from its first row.
+        numerics: the id of the only contract whose turns may be trained on; None: any.
+        gold: the people whose turns are never trained on.
+        taught: whether people's turns are trained on, and how many groups of rollouts go into a step.
+
+    Example::
+
+        desk = RewardDesk(log, asker_of(config), clock, config, folds=folds)
+        made = await desk.batch(step=1, size=144, reference=v0)  # None until 144 turns are ready
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        asker: Asker,
+        clock: Clock,
+        config: RewardConfig | None = None,
+        *,
+        folds: Folds | None = None,
+        numerics: str | None = None,
+        gold: Gold = nobody,
+        taught: Taught | None = None,
+    ) -> None:
+        self._log = log
+        self._asker = asker
+        self._clock = clock
+        self._config = config or RewardConfig()
+        self._numerics = numerics
+        self._taught = taught or Taught()
+        plan = f"{self._config.function} {sorted(self._config.options.items())}"
+        self._reading = LedgerFold(log, self._config, folds, plan, gold, self._taught.arms)
+        self._deciding = Deciding(log, self._config)
+        self._busy = asyncio.Lock()
+
+    @property
+    def lineage(self) -> Lineage:
+        """Where the trainer last went back to, as of the batches read so far."""
+        return self._reading.ledger.lineage
+
+    @property
+    def last_step(self) -> int:
+        """The step of the newest batch read; 0 before the first."""
+        return self._reading.ledger.last_step
+
+    async def poll(self) -> None:
+        """Read the new rows, and write the rewards, quarantines, holdbacks and alarms that are due.
+
+        Raises:
+            BadConfig: there is no such reward function, or its options do not suit it.
+            StorageFull: not all was written; call again when there is room.
+        """
+        async with self._busy:
+            await self._poll()
+
+    async def turns(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[Turn]:
+        """The turns that a batch would be made of now: at least `size`, whole episodes and groups, the newest of each tenant.
+
+        [] if there are too few. For a trainer that took `steps` steps (and now goes back to `base`, if given). Turns left over are
+        held back once they are too stale, ``stale:<lag>``, or if too few others came for a long time, ``too_few``. Turns made under a
+        contract that may not be trained on are held back, ``numerics:<id>``: here and not when they are read, because a recorded
+        batch must not change when the trainer's own contract does. So are turns whose silence is no longer believed, ``coverage``,
+        and those that are too long for a batch, ``too_long``: with long turns a batch has fewer than `size`.
+        """
+        async with self._busy:
+            return [turn for turn, _ in await self._fetch(steps, size, base)]
+
+    async def ready(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[TurnFacts]:
+        """As `turns`, without reading the turns from the log: for a trainer that may take no step now, however many are ready.
+
+        While steps are taken, waiting turns become stale, which ends their wait. Without steps their age must end it: a unit that such
+        a batch would not take is held back as ``untaken`` once its reward was due `batch_wait_s` ago. A trainer that takes steps loses
+        no turns to their age.
+        """
+        async with self._busy:
+            chosen = await self._choose(steps, size, base)
+            if chosen:
+                await self._give_up(UNTAKEN, "no batch took it", {entry.facts.unit for entry in chosen})
+            return [entry.facts for entry in chosen]
+
+    async def batch(
+        self, step: int, size: int, reference: PolicyVersion, base: PolicyVersion | None = None
+    ) -> TrainingBatch | None:
+        """The samples of optimizer step `step` (from 1), recorded in the log before they are returned; None if too few are ready.
+
+        A step that the log already holds is returned as recorded, so that a killed step is repeated identically. Staleness is
+        measured against the trainer's version before step n, which is n - 1, or `base` if the trainer goes back to that first.
+
+        Raises:
+            NoSignal: the turns would teach nothing; they are held back as ``no_signal: <why>``, and the step can be requested again.
+            Conflict: a step is missing before this one, or another desk wrote this step.
+        """
+        async with self._busy:
+            await self._poll()
+            if step <= self.last_step:
+                return await anext(recorded(self._log, step, step))
+            if step != self.last_step + 1:
+                raise Conflict(
+                    f"step {step} was asked for, but the log's last batch is {self.last_step}; ask for the next"
+                )
+            chosen = await self._fetch(step - 1, size, base)
+            return await self._record(step, chosen, reference, base) if chosen else None
+
+    async def history(self, after_step: int = 0) -> AsyncIterator[TrainingBatch]:
+        """The recorded batches with a step above `after_step`, oldest first: what a restarted trainer replays.
+
+        Raises Corrupt if a batch, or a turn or reward that it names, is not in the log.
+        """
+        async with self._busy:
+            await self._reading.catch_up()
+        async for batch in recorded(self._log, after_step + 1, self.last_step):
+            yield batch
+
+    async def save(self) -> None:
+        """Save the fold of the log so far, so that the next start reads on from here. Raises StorageFull."""
+        async with self._busy:
+            await self._reading.save()
+
+    async def close(self) -> None:
+        """Close the process that runs the reward function, if there is one, and save. If the disk is full only the snapshot is lost."""
+        await self._asker.close()
+        with contextlib.suppress(StorageFull):
+            await self.save()
+
+    # ------------------------------------------------------------ rewards and reasons
+
+    async def _poll(self) -> None:
+        now = self._clock()
+        # after the clock was read: a signal that this time admits must have been readable
+        await self._reading.catch_up()
+        await self._settle(now)
+        ledger = self._reading.ledger
+        complete = True
+        while complete and (due := self._deciding.due(ledger, now)):
+            try:
+                rows, complete = await self._deciding.rows(self._asker, ledger, due, now, self._reading.cursor)
+            except Unloadable as error:
+                await self._alarm_unloadable(str(error), now)
+                rows, complete = [], False
+            await self._write(rows)
+            await self._settle(now)
+        if not complete:
+            await self._write(self._deciding.given_up(ledger, now, self._reading.cursor))
+            await self._settle(now)
+
+    async def _settle(self, now: float) -> None:
+        """Write the outcomes and alarms that follow from what was read."""
+        ledger = self._reading.ledger
+        held = [Holdback(turn=turn, reason=reason, at=now) for turn, reason in ledger.to_hold.items()]
+        await self._write([*held, *ledger.alarms.due(now)])
+
+    async def _alarm_unloadable(self, why: str, now: float) -> None:
+        alarms = self._reading.ledger.alarms
+        if FUNCTION not in alarms.standing():
+            await self._write([alarms.row(FUNCTION, AlarmState.RAISED, why, now)])
+
+    # ------------------------------------------------------------ batches
+
+    async def _fetch(self, steps: int, size: int, base: PolicyVersion | None) -> list[tuple[Turn, Matured]]:
+        """The entries that `_choose` returns, with their turns; those whose turns are erased or not in the log any more are held back."""
+        while entries := await self._choose(steps, size, base):
+            turns = await self._log.find(Turn, [(entry.facts.id,) for entry in entries])
+            there = {turn.id for turn in turns if not turn.redacted}
+            if len(there) == len(entries):
+                return list(zip(turns, entries, strict=True))
+            now, gone = self._clock(), [entry.facts.id for entry in entries if entry.facts.id not in there]
+            await self._write([Holdback(turn=turn, reason="gone", at=now) for turn in gone])
+        return []
+
+    async def _choose(self, steps: int, size: int, base: PolicyVersion | None) -> list[Matured]:
+        """Hold back the turns that cannot be learned from any more, and select a batch from the rest. See `turns`."""
+        now, ledger = self._clock(), self._reading.ledger
+        lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
+        unfit = {turn: why for turn, entry in ledger.matured.items() if (why := self._unfit(entry, lineage, steps))}
+        groups = {entry.facts.unit: unfit[turn] for turn, entry in ledger.matured.items() if turn in unfit}
+        unfit |= {  # a group of rollouts is never split
+            turn: groups[entry.facts.unit]
+            for turn, entry in ledger.matured.items()
+            if entry.facts.unit[0] == "world" and entry.facts.unit in groups
+        }
+        await self._write([Holdback(turn=turn, reason=reason, at=now) for turn, reason in unfit.items()])
+        parts = ready_parts(
+            ledger.matured.values(), ledger.first_open, now=now, config=self._config, closed=ledger.closed
+        )
+        useless = {part.newest: why for part in parts if (why := _useless(part, self._config))}
+        await self._write(
+            [
+                Holdback(turn=entry.facts.id, reason=useless[part.newest], at=now)
+                for part in parts
+                if part.newest in useless
+                for entry in part.entries
+            ]
+        )
+        entries = self._deal([part for part in parts if part.newest not in useless], size)
+        if not entries:
+            await self._give_up(TOO_FEW, f"no batch of {size}")
+        return entries
+
+    def _deal(self, parts: Sequence[LearnablePart], size: int) -> list[Matured]:
+        """People's turns, if there are enough of them, and groups of rollouts: as many as a step takes, or fewer if people's turns
+        are taken too.
+        """
+        served = dealt([part for part in parts if not part.world], size=size, config=self._config)
+        first = {entry.facts.id for entry in served}
+        used = sum(part.tokens for part in parts if part.entries[0].facts.id in first)
+        left = self._config.batch_tokens - used
+        simulated = gathered(
+            [part for part in parts if part.world], groups=self._taught.groups, tokens=left, fewer=bool(served)
+        )
+        return sorted([*served, *simulated], key=lambda entry: entry.facts.seq)
+
+    async def _give_up(self, kind: str, why: str, taken: Container[Unit] = ()) -> None:
+        """Hold back the turns that have waited too long to be learned from, except for the units that a batch would take."""
+        now, ledger, wait = self._clock(), self._reading.ledger, self._config.batch_wait_s
+        waiting = [entry for entry in ledger.matured.values() if entry.facts.unit not in taken]
+        late = waited_in_vain(waiting, ledger.first_open, now=now, config=self._config)
+        reason = f"{kind}: {why} in {wait:g} s (reward.batch_wait_s)"
+        await self._write([Holdback(turn=entry.facts.id, reason=reason, at=now) for entry in late])
+
+    def _unfit(self, entry: Matured, lineage: Lineage, steps: int) -> str | None:
+        """Why a turn whose reward is known is not trained on; None if it may be."""
+        facts = entry.facts
+        if facts.id in self._reading.ledger.to_hold:
+            return self._reading.ledger.to_hold[facts.id]
+        lag = 0 if facts.oldest is None else lineage.lag(steps, facts.oldest)
+        if self._numerics is not None and facts.numerics != self._numerics:
+            return f"numerics:{facts.numerics or 'unknown'}"
+        if lag > (self._config.world_staleness if facts.world else self._config.max_staleness):
+            return f"stale:{lag}"
+        return "coverage" if entry.silent and self._reading.ledger.alarms.silenced(facts.tenant) else None
+
+    async def _record(
+        self,
+        step: int,
+        chosen: Sequence[tuple[Turn, Matured]],
+        reference: PolicyVersion,
+        base: PolicyVersion | None,
+    ) -> TrainingBatch:
+        """Give credit and write the batch. Raises NoSignal, Conflict."""
+        ledger = self._reading.ledger
+        ledger.teaching.catch_up()
+        turns = [turn for turn, _ in chosen]
+        values = {turn.id: entry.value for turn, entry in chosen}
+        single = SingleRollout(self._config, ledger.baseline, ledger.recent)
+        credit: Credit = ByOrigin(people=single, worlds=GroupRelative())
+        try:
+            credits = credit(by_episode(turns), values)
+        except NoSignal as error:
+            now = self._clock()
+            await self._write([Holdback(turn=turn.id, reason=f"{NO_SIGNAL}: {error}", at=now) for turn in turns])
+            raise
+        batch = Batch(
+            step=step,
+            turns=tuple(turn.id for turn in turns),
+            credits=tuple(credits[turn.id] for turn in turns),
+            reference=reference,
+            at=self._clock(),
+            base=base,
+        )
+        await self._write([batch])
+        if ledger.last_batch != batch:
+            raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
+        return training_batch(batch, turns, await self._log.find(Reward, [(turn.id,) for turn in turns]))
+
+    async def _write(self, rows: Sequence[Row]) -> None:
+        for start in range(0, len(rows), CHUNK):
+            await self._log.append(*rows[start : start + CHUNK])
+        if rows:
+            await self._reading.catch_up()
+
+
+def _useless(part: LearnablePart, config: RewardConfig) -> str | None:
+    """Why no batch takes this ready part; None if a batch may."""
+    if part.flat and config.flat_groups == "hold_back":
+        return f"{FLAT}: all {len({entry.facts.episode for entry in part.entries})} rollouts of the group are worth the same"
+    most = longest_part(config, world=part.world)
+    if part.tokens <= most:
+        return None
+    size = "reward.batch_tokens" if part.world else "a quarter of reward.batch_tokens"
+    return f"{TOO_LONG}: {part.tokens} tokens to be learned from together, and the most is {most}, {size}"

@@ -1,0 +1,262 @@
+"""What a reward function is asked, what it may answer, and what counts as a failure. Pure."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from numbers import Real
+from typing import Any, Protocol, cast
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from ostinato.core.errors import BadConfig, OstinatoError
+from ostinato.core.records import NoReward, Pending, Reward, Signal, Turn
+from ostinato.core.seams import RewardFn
+
+LONGEST_NAME = 256  # characters of a function's name and version
+LONGEST_REASON = 64
+LONGEST_DETAIL = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardRequest:
+    """Asks for one turn's reward, given these signals, at `now` (Unix seconds).
+
+    Example: ``RewardRequest(turn=turn, signals=(accepted,), now=41.0)``
+    """
+
+    turn: Turn
+    signals: tuple[Signal, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A reward function that gave no usable answer about a turn. `reason` is why its turn is quarantined.
+
+    Example: ``Failure(reason="reward_failed: ZeroDivisionError: division by zero")``
+    """
+
+    reason: str
+
+
+Answer = Reward | Pending | NoReward | Failure
+
+
+class Unloadable(OstinatoError):
+    """The reward function that worked before cannot be loaded any more: no turn is to blame, and all wait."""
+
+    code = "unloadable"
+
+
+class Asker(Protocol):
+    """Asks the reward function about many turns. A failure of the function affects only the answer about that turn."""
+
+    async def open(self) -> None:
+        """Load the function now, so that a missing one is noticed at once. Raises as `ask`."""
+        ...
+
+    async def ask(self, questions: Sequence[RewardRequest]) -> list[Answer | None]:
+        """An answer to each question, in order; None where the function was not asked and has to be asked again.
+
+        Raises:
+            BadConfig: there is no such function, or its options do not suit it.
+            Unloadable: the function could be loaded before, but no longer.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release what runs the function. Idempotent; `ask` may be called again afterwards."""
+        ...
+
+
+def answered(fn: RewardFn, question: RewardRequest, max_abs: float) -> Answer:
+    """The function's answer, or its failure. The caller must make sure that the function terminates."""
+    try:
+        return checked(fn(question.turn, question.signals, question.now), question, max_abs)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the function may raise anything
+        return failed(error)
+
+
+def failed(error: BaseException | str) -> Failure:
+    """The failure of a function that raised this or ended its process."""
+    if isinstance(error, BaseException):
+        try:
+            error = f"{type(error).__name__}: {error}"
+        except Exception:  # noqa: BLE001 - an exception of the function's own, whose text cannot be had
+            error = type(error).__name__
+    return Failure(reason=f"reward_failed: {_short(error)}")
+
+
+def checked(answer: object, question: RewardRequest, max_abs: float) -> Answer:
+    """The answer if it is valid; otherwise a Failure that says what is wrong with it.
+
+    A reward must be about this turn, be a number of magnitude at most `max_abs`, and rest on signals that the question held.
+    `Pending` must name a later time. `NoReward` must give a short reason.
+    """
+    match answer:
+        case Reward():
+            problem = _problem(answer, question, max_abs)
+            if problem is None:
+                return Reward(
+                    turn=answer.turn,
+                    value=float(answer.value),
+                    function=answer.function,
+                    signals=tuple(answer.signals),
+                    at=float(answer.at),
+                )
+        case Pending():
+            if _number(answer.until) and answer.until > question.now:
+                return Pending(until=float(answer.until))
+            problem = f"Pending until {_short(answer.until)}, which is not after {question.now:g}"
+        case NoReward():
+            reason: Any = answer.reason
+            if isinstance(reason, str) and 0 < len(reason) <= LONGEST_REASON and reason.isprintable():
+                return answer
+            problem = f"NoReward with a reason that is not one of 1 to {LONGEST_REASON} printable characters"
+        case Failure():
+            return Failure(reason=_short(answer.reason))
+        case _:
+            problem = f"a {type(answer).__name__} is no Reward, Pending or NoReward"
+    return Failure(reason=f"reward_nonsense: {problem}")
+
+
+def _problem(answer: Reward, question: RewardRequest, max_abs: float) -> str | None:
+    value: Any = answer.value
+    name: Any = answer.function
+    signals: Any = answer.signals
+    if answer.turn != question.turn.id:
+        return f"a reward for turn {_short(answer.turn)}"
+    if not _number(value) or not abs(value) <= max_abs:
+        return f"the value {_short(value)}; it must be a number from {-max_abs:g} to {max_abs:g} (reward.max_abs)"
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        return f"a function's name that is not 1 to {LONGEST_NAME} printable characters"
+    if not isinstance(signals, tuple | list) or not set(cast("list[Any]", signals)) <= {s.id for s in question.signals}:
+        return "signals that it was not asked about"
+    if not _number(answer.at):
+        return f"the time {_short(answer.at)}"
+    return None
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).encode(errors="replace").decode().split())  # only text that the log can store
+    return text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}..."
+
+
+# ---------------------------------------------------------------- the wire
+
+
+READY = b'["Ready"]\n'
+
+_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants")
+_question = TypeAdapter(tuple[RewardRequest], config=_config)
+_answers: dict[str, TypeAdapter[Any]] = {
+    "Reward": TypeAdapter(tuple[Reward], config=_config),
+    "Pending": TypeAdapter(tuple[Pending], config=_config),
+    "NoReward": TypeAdapter(tuple[NoReward], config=_config),
+    "Failure": TypeAdapter(tuple[Failure], config=_config),
+}
+
+
+def question_line(question: RewardRequest) -> bytes:
+    """One question as a line of JSON."""
+    return _question.dump_json((question,)) + b"\n"
+
+
+def read_question(line: bytes) -> RewardRequest:
+    """The inverse of `question_line`."""
+    return _question.validate_json(line)[0]
+
+
+def answer_line(answer: Answer) -> bytes:
+    """One answer as a line of JSON, preceded by its kind."""
+    kind = type(answer).__name__
+    return b'["%s",%s]\n' % (kind.encode(), _answers[kind].dump_json((answer,)))
+
+
+def read_answer(line: bytes) -> Answer:
+    """The inverse of `answer_line`. Raises ValueError for anything else."""
+    try:
+        kind, body = json.loads(line)
+        return _answers[kind].validate_json(json.dumps(body))[0]
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise ValueError(f"not an answer: {line[:200]!r}") from error
+
+
+# ---------------------------------------------------------------- loading
+
+
+def load(name: str, options: Mapping[str, Any] | None = None) -> RewardFn:
+    """Import "module:function" and bind `options` to its keyword-only parameters, checked against their annotations.
+
+    Importing runs the module's code: the name comes from the operator's config, never from a request.
+
+    Raises:
+        BadConfig: the name is malformed or names nothing callable, or an option is unknown, missing or of the wrong type.
+
+    Example: ``load("ostinato.reward.functions:copilot", {"t": 0.25, "window": 30.0})``
+    """
+    function = _find(name)
+    declared = {
+        key: parameter
+        for key, parameter in inspect.signature(function, eval_str=True).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    given = dict(options or {})
+    for key in given:
+        if key not in declared:
+            raise BadConfig(f"reward.options.{key}: {name} has no such option; {_nearest(key, declared)}")
+    for key, parameter in declared.items():
+        if key in given:
+            given[key] = _checked(name, key, given[key], parameter.annotation)
+        elif parameter.default is inspect.Parameter.empty:
+            raise BadConfig(f"reward.options.{key} is missing: {name} needs it")
+    return partial(function, **given)
+
+
+def _find(name: str) -> Callable[..., Any]:
+    match = re.fullmatch(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)", name)
+    if match is None:
+        raise BadConfig(f"reward.function {name!r} must have the form 'module:function'")
+    module_name, function_name = match.groups()
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
+        remedy = "; start where its file is, or put that directory into PYTHONPATH" if missing else ""
+        raise BadConfig(
+            f"reward.function {name!r}: module {module_name} cannot be imported: {error}{remedy}"
+        ) from error
+    function = getattr(module, function_name, None)
+    if function is None:
+        public = [each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]
+        raise BadConfig(f"reward.function {name!r}: no {function_name} in it; {_nearest(function_name, public)}")
+    if not callable(function):
+        raise BadConfig(f"reward.function {name!r} is a {type(function).__name__}, not a function")
+    return function
+
+
+def _checked(name: str, key: str, value: Any, annotation: Any) -> Any:
+    if annotation is inspect.Parameter.empty:
+        return value
+    try:
+        return TypeAdapter(annotation).validate_python(value)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"]
+        raise BadConfig(f"reward.options.{key} = {value!r} does not suit {name}: {why}") from error
+
+
+def _nearest(key: str, known: Mapping[str, Any] | list[str]) -> str:
+    close = get_close_matches(key, list(known), n=1, cutoff=0.4)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known)) or 'none'}"

@@ -1,0 +1,246 @@
+"""Asks a reward function in a process of its own, which is killed when an answer is late and started again when one is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ostinato.core.errors import BadConfig
+from ostinato.core.seams import RewardFn
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.protocol import (
+    READY,
+    Answer,
+    Asker,
+    Failure,
+    RewardRequest,
+    Unloadable,
+    answered,
+    checked,
+    failed,
+    load,
+    question_line,
+    read_answer,
+)
+
+LOSSES = 2  # processes that one round may cost: a function that always hangs must not hold the desk for hours
+LONGEST_LINE = 1 << 20  # bytes of an answer
+GRACE_S = 0.2  # a desk that was itself held up reads once more before it calls the function late
+
+
+class _Lost(Exception):
+    """The process is lost; `failure` is the answer about the turn that it was busy with."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+class Isolated:
+    """Implements `Asker`. The function's module is never imported here, and its process shares no memory with this one.
+
+    A function that hangs, ends its process or floods its output loses its process, and only the turn that it was asked about
+    gets a `Failure`. After two losses in one call the other questions stay unasked.
+
+    Args:
+        name: "module:function".
+        options: its keyword options.
+        answer_s: seconds for one answer.
+        load_s: seconds for starting a process and importing the module.
+        max_abs: the largest absolute reward that is believed.
+        memory_bytes: private memory of the process; beyond it the function gets a MemoryError.
+
+    Example: ``await Isolated("yours:kept", {}, answer_s=5.0, load_s=60.0, max_abs=100.0, memory_bytes=1 << 30).ask([question])``
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        answer_s: float,
+        load_s: float,
+        max_abs: float,
+        memory_bytes: int,
+    ) -> None:
+        self._hello = {
+            "function": name,
+            "options": dict(options),
+            "max_abs": max_abs,
+            "memory_bytes": memory_bytes,
+            "path": sys.path,
+        }
+        self._answer_s = answer_s
+        self._load_s = load_s
+        self._max_abs = max_abs
+        self._process: Process | None = None
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._loaded = False
+
+    async def open(self) -> None:
+        """Start the process, unless it runs. Raises BadConfig, Unloadable."""
+        if self._process is None:
+            await self._start()
+
+    async def ask(self, questions: Sequence[RewardRequest]) -> list[Answer | None]:
+        """An answer to each question, None to those that were not asked. Raises BadConfig, Unloadable."""
+        answers: list[Answer | None] = []
+        losses = 0
+        try:
+            while len(answers) < len(questions) and losses < LOSSES:
+                process = self._process or await self._start()
+                try:
+                    await self._converse(process, questions, answers)
+                except _Lost as lost:
+                    await self.close()
+                    answers.append(lost.failure)
+                    losses += 1
+        except asyncio.CancelledError:
+            await self.close()  # an answer still to come must not be taken for one to the next question
+            raise
+        return answers + [None] * (len(questions) - len(answers))
+
+    async def close(self) -> None:
+        """Kill the process, if there is one, and all that it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdin is not None
+        process.stdin.close()
+        with contextlib.suppress(OSError):
+            await process.stdin.wait_closed()
+        output = None if self._transport is None else self._transport.get_pipe_transport(1)
+        if output is not None:
+            output.close()  # a process left running may hold its other end, which the wait below would wait for
+        await process.wait()
+
+    async def _start(self) -> Process:
+        """A process that has loaded the function."""
+        command = (sys.executable, "-m", "ostinato.reward.child")
+        loop = asyncio.get_running_loop()
+        self._transport, protocol = await loop.subprocess_exec(
+            lambda: SubprocessStreamProtocol(limit=LONGEST_LINE, loop=loop),
+            *command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=None,
+            start_new_session=True,
+        )
+        self._process = process = Process(self._transport, protocol, loop)
+        try:
+            await _send(process, [json.dumps(self._hello).encode() + b"\n"])
+            line = await _line(process, self._load_s)
+        except _Lost as lost:
+            await self.close()
+            raise self._unloadable(f"it could not be loaded: {lost.failure.reason}") from None
+        if line != READY:
+            await self.close()
+            raise self._unloadable(str(json.loads(line)[1]))
+        self._loaded = True
+        return process
+
+    def _unloadable(self, why: str) -> BadConfig | Unloadable:
+        text = why if "reward." in why else f"reward.function {self._hello['function']!r}: {why}"
+        return Unloadable(text) if self._loaded else BadConfig(text)
+
+    async def _converse(
+        self, process: Process, questions: Sequence[RewardRequest], answers: list[Answer | None]
+    ) -> None:
+        """Ask the remaining questions, and add each answer as it comes. Raises _Lost."""
+        rest = questions[len(answers) :]
+        sending = asyncio.ensure_future(_send(process, [question_line(question) for question in rest]))
+        try:
+            for question in rest:
+                line = await _line(process, self._answer_s)
+                try:
+                    answers.append(checked(read_answer(line), question, self._max_abs))
+                except ValueError as error:
+                    raise _Lost(failed(str(error))) from error
+            await sending
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+
+async def _send(process: Process, lines: Sequence[bytes]) -> None:
+    """Write the lines as the pipe has room. That the process is gone is noticed when its answer is awaited."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        for line in lines:
+            process.stdin.write(line)
+            await process.stdin.drain()
+
+
+async def _line(process: Process, seconds: float) -> bytes:
+    """The next line. Raises _Lost: late, too long, or the process has ended."""
+    assert process.stdout is not None
+    for patience in (seconds, GRACE_S):
+        try:
+            async with asyncio.timeout(patience):
+                line = await process.stdout.readline()
+        except TimeoutError:
+            continue
+        except ValueError:
+            raise _Lost(failed(f"its answer is longer than {LONGEST_LINE} bytes")) from None
+        if line.endswith(b"\n"):
+            return line
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                await process.wait()
+        raise _Lost(failed(f"its process ended ({process.returncode})"))
+    raise _Lost(Failure(reason=f"reward_hung: no answer in {seconds:g} s"))
+
+
+# ---------------------------------------------------------------- in the same process
+
+
+class Inline:
+    """Implements `Asker`. An exception affects only its turn's answer; a function that never returns would stop the desk.
+
+    The functions in `ostinato.reward.functions` may be asked like this: each loops only over a turn's signals, of which there are
+    at most `reward.max_signals`.
+
+    Example: ``await Inline(copilot, max_abs=100.0).ask([question])``
+    """
+
+    def __init__(self, fn: RewardFn, *, max_abs: float) -> None:
+        self._fn = fn
+        self._max_abs = max_abs
+
+    async def open(self) -> None:
+        """Nothing to start."""
+
+    async def ask(self, questions: Sequence[RewardRequest]) -> list[Answer | None]:
+        """An answer to each question."""
+        return [answered(self._fn, question, self._max_abs) for question in questions]
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+# ---------------------------------------------------------------- choosing a runner
+
+
+BUILT_IN = "ostinato.reward.functions:"
+
+
+def asker_of(config: RewardConfig) -> Asker:
+    """Built-in functions run in this process, others in one that can be killed. Raises BadConfig for a bad option of a built-in one."""
+    if config.function.startswith(BUILT_IN):
+        return Inline(load(config.function, config.options), max_abs=config.max_abs)
+    return Isolated(
+        config.function,
+        config.options,
+        answer_s=config.answer_s,
+        load_s=config.load_s,
+        max_abs=config.max_abs,
+        memory_bytes=config.memory_bytes,
+    )

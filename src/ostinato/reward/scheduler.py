@@ -1,0 +1,172 @@
+"""Decides when the reward function is asked about a turn, and which row its answer becomes.
+
+The reward of a simulated world's turn: its rollout's verdict, as soon as that is in the log. There is no window, since the verdict comes
+from a program, not from a person, and is final. Nobody else is believed: the signals are the turn's own tenant's, and of those only a
+program's count.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ostinato.core.records import NoReward, Pending, Quarantine, Reward, Row, Signal, Source, Turn
+from ostinato.core.seams import Cursor, Log
+from ostinato.core.verdicts import GRADED, TORN, VERDICTS
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.ledger.entries import OpenTurn, TurnFacts
+from ostinato.reward.ledger.ledger import GONE, UNDELIVERED, TurnLedger
+from ostinato.reward.protocol import Answer, Asker, Failure, RewardRequest, checked
+
+# ---------------------------------------------------------------- signals of worlds
+
+
+FUNCTION = "world@1"
+
+
+def verdict(turn: Turn, signals: Sequence[Signal]) -> Reward | NoReward | Pending:
+    """The first verdict among the signals, in the order of the log; Pending forever if there is none.
+
+    Example: graded 1.0 -> ``Reward(turn="a:0", value=1.0, function="world@1", signals=("graded:a:0",), at=12.5)``
+    """
+    for signal in signals:
+        if signal.source is not Source.CODE or signal.name not in VERDICTS:
+            continue
+        if signal.name != GRADED:
+            return NoReward(reason=signal.name)
+        return Reward(turn=turn.id, value=signal.value, function=FUNCTION, signals=(signal.id,), at=signal.received_at)
+    return Pending(until=math.inf)
+
+
+# ---------------------------------------------------------------- rounds
+
+
+ROUND_TURNS = 100  # turns asked about at once: the results of a round, such as an alarm, are known in the next
+ROUND_SIGNALS = 200  # signals fetched for a round
+UNASKED = "unasked: reward.longest_wait_s is over"
+
+
+class Deciding:
+    """Asks about a turn when it is new, when a new row is about it, and when its `ask_at` has come; never in between.
+
+    Times are compared with the clock minus `settle_s`, so that signals received in time have reached the disk.
+    """
+
+    def __init__(self, log: Log, config: RewardConfig) -> None:
+        self._log = log
+        self._config = config
+        self._later: list[tuple[float, Cursor, str]] = []  # a heap of (time to ask again, place in the log, turn)
+        self._planned: TurnLedger | None = None  # the ledger whose turns the heap holds
+
+    def due(self, ledger: TurnLedger, now: float) -> list[OpenTurn]:
+        """The next open turns to ask about, in the order of the log; [] if none is due."""
+        if self._planned is not ledger:
+            self._later = [
+                (entry.ask_at, entry.facts.seq, turn) for turn, entry in ledger.open.items() if entry.ask_at is not None
+            ]
+            heapq.heapify(self._later)
+            self._planned = ledger
+        settled = now - self._config.settle_s
+        while self._later and self._later[0][0] <= settled:
+            at, _, turn = heapq.heappop(self._later)
+            if turn in ledger.open and ledger.open[turn].ask_at == at:
+                ledger.touched[turn] = None
+        chosen: list[OpenTurn] = []
+        signals = 0
+        for turn in ledger.touched:
+            entry = ledger.open[turn]
+            signals += len(entry.said)
+            if len(chosen) == ROUND_TURNS or (chosen and signals > ROUND_SIGNALS):
+                break
+            chosen.append(entry)
+        return sorted(chosen, key=lambda entry: entry.facts.seq)
+
+    async def rows(
+        self, asker: Asker, ledger: TurnLedger, due: Sequence[OpenTurn], now: float, upto: Cursor
+    ) -> tuple[list[Row], bool]:
+        """The rows to write about these turns, and whether all of them could be asked about.
+
+        A turn stays due until a row about it has been read, unless the function wants to be asked later.
+
+        The turns of a world are decided by their rollouts' verdicts (`reward.worlds`); the function is not asked about them.
+
+        Raises BadConfig, Unloadable.
+        """
+        questions = await self._questions(due, now)
+        asked = [
+            question
+            for entry, question in zip(due, questions, strict=True)
+            if question is not None and not entry.facts.world
+        ]
+        answers = iter(await asker.ask(asked) if asked else [])
+        rows: list[Row] = []
+        complete = True
+        for entry, question in zip(due, questions, strict=True):
+            if question is None:
+                rows.append(Quarantine(turn=entry.facts.id, reason=GONE, at=now, upto=upto))
+                continue
+            answer = self._said_of_world(ledger, entry, question) if entry.facts.world else next(answers)
+            if answer is None:
+                complete = False
+                continue
+            decided = self._decide(ledger, entry, question, answer)
+            if isinstance(decided, Reward):
+                rows.append(replace(decided, upto=upto))
+            elif isinstance(decided, str):
+                rows.append(Quarantine(turn=entry.facts.id, reason=decided, at=now, upto=upto))
+            else:
+                ledger.touched.pop(entry.facts.id)
+                entry.ask_at = decided.until
+                heapq.heappush(self._later, (decided.until, entry.facts.seq, entry.facts.id))
+        return rows, complete
+
+    def given_up(self, ledger: TurnLedger, now: float, upto: Cursor) -> list[Row]:
+        """Quarantines of the turns whose time is over, for when the function cannot be asked about every turn that is due."""
+        late = (entry.facts for entry in ledger.open.values() if self._last_time(entry.facts) <= now)
+        return [Quarantine(turn=facts.id, reason=UNASKED, at=now, upto=upto) for facts in late]
+
+    def _said_of_world(self, ledger: TurnLedger, entry: OpenTurn, question: RewardRequest) -> Answer:
+        """The answer about a rollout's turn: its verdict, or NoReward if its group ended without a verdict about it."""
+        found = verdict(question.turn, question.signals)
+        if isinstance(found, Pending):
+            return NoReward(reason=TORN) if entry.facts.unit in ledger.closed else found
+        return checked(found, question, self._config.max_abs)
+
+    def _last_time(self, facts: TurnFacts) -> float:
+        """When a turn's reward must be known."""
+        return facts.ended_at + self._config.longest_wait_s
+
+    def _decide(
+        self, ledger: TurnLedger, entry: OpenTurn, question: RewardRequest, answer: Answer
+    ) -> Reward | Pending | str:
+        """A reward, when to ask again, or why there is no reward."""
+        facts, now = entry.facts, question.now
+        if isinstance(answer, Failure):
+            return answer.reason
+        if isinstance(answer, Pending):
+            last = self._last_time(facts)
+            return Pending(until=min(answer.until, last)) if now < last else "pending: reward.longest_wait_s is over"
+        if not (entry.proven or facts.world):
+            known_by = facts.ended_at + self._config.delivery_s
+            return Pending(until=known_by) if now < known_by else UNDELIVERED
+        if not entry.said and ledger.alarms.silenced(facts.tenant):
+            return "coverage"
+        if isinstance(answer, NoReward):
+            return f"world:{answer.reason}" if facts.world else f"no_reward:{answer.reason}"
+        return answer
+
+    async def _questions(self, due: Sequence[OpenTurn], now: float) -> list[RewardRequest | None]:
+        """The question about each turn; None where the turn is not in the log any more."""
+        turns = {turn.id: turn for turn in await self._log.find(Turn, [(entry.facts.id,) for entry in due])}
+        wanted = [(entry.facts.tenant, signal) for entry in due for _, signal, _ in entry.said]
+        said = {(signal.tenant, signal.id): signal for signal in await self._log.find(Signal, wanted)}
+        found: list[RewardRequest | None] = []
+        for entry in due:
+            turn, tenant = turns.get(entry.facts.id), entry.facts.tenant
+            theirs = tuple(said[tenant, signal] for _, signal, _ in entry.said if (tenant, signal) in said)
+            found.append(
+                None if turn is None else RewardRequest(turn=turn, signals=theirs, now=now - self._config.settle_s)
+            )
+        return found

@@ -1,0 +1,199 @@
+"""Determines who a model call is for and which weights answer it: user, signature, arm, slot, episode, group.
+
+The purpose of a call: the task itself or an auxiliary call. It is given by the header X-Ostinato-Purpose, or else inferred from headers
+that coding agents send anyway: Codex marks its sub-agents and compactions, Claude Code and opencode their sub-agents. A call in an
+agent's session without tools is a side call: a title, a topic, a summary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ostinato.core.conversation import Conversation
+from ostinato.core.errors import BadRequest, NotFound, Unauthorized, Unavailable
+from ostinato.core.records import Arm, PolicyVersion, Purpose
+from ostinato.core.seams import Clock, Engine
+from ostinato.serve.arms import ANONYMOUS, Arms, Assignment
+from ostinato.serve.auth import Principal, UserKeys
+from ostinato.serve.calls.conversations import ConversationScope
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.wire.exchange import Exchange
+
+# ---------------------------------------------------------------- the purpose of a call
+
+
+SESSION_HEADERS = ("X-Claude-Code-Session-Id", "Session-Id", "X-Session-Id")  # Claude Code, Codex, opencode
+_SESSIONS = [name.lower().encode() for name in SESSION_HEADERS]
+_PARENTS = (b"x-claude-code-agent-id", b"x-codex-parent-thread-id", b"x-parent-session-id")
+_COMPACTIONS = ("compact", "compaction")
+
+
+def purpose_of(headers: Mapping[bytes, bytes], conversation: Conversation | None) -> Purpose:
+    """The purpose of a call, by its headers (names in lower case) and, if it is a conversation, its tools. Raises BadRequest.
+
+    Example: ``purpose_of({b"x-ostinato-purpose": b"side"}, None) is Purpose.SIDE``
+    """
+    said = headers.get(b"x-ostinato-purpose")
+    if said is not None:
+        try:
+            return Purpose(said.decode("latin-1"))
+        except ValueError:
+            raise BadRequest(f"X-Ostinato-Purpose takes {', '.join(Purpose)}.", field="X-Ostinato-Purpose") from None
+    subagent = headers.get(b"x-openai-subagent", b"").decode("latin-1")
+    if subagent in _COMPACTIONS or _codex_kind(headers.get(b"x-codex-turn-metadata", b"")) in _COMPACTIONS:
+        return Purpose.COMPACTION
+    if subagent or any(name in headers for name in _PARENTS):
+        return Purpose.SUBAGENT
+    in_session = any(name in headers for name in _SESSIONS)
+    return Purpose.SIDE if in_session and conversation is not None and not _uses_tools(conversation) else Purpose.TASK
+
+
+def _codex_kind(metadata: bytes) -> str:
+    """The `request_kind` in Codex' turn metadata, a JSON header that may be longer than other headers; "" if there is none."""
+    try:
+        told = json.loads(metadata)
+    except (ValueError, RecursionError):
+        return ""
+    kind = told.get("request_kind") if isinstance(told, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def _uses_tools(conversation: Conversation) -> bool:
+    return bool(conversation.tools) or any(message.calls for message in conversation.messages)
+
+
+# ---------------------------------------------------------------- the caller
+
+
+_LOOK_S = 0.05
+_LEFT_MS = re.compile(r"[0-9]{1,9}")  # eleven days at most
+
+
+class Loading(Unavailable):
+    """No weights are loaded yet."""
+
+    retry_after_s = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The caller as declared or, if `verified`, as proven. `until`: deadline for the end of sampling, by `time.monotonic`; None: none.
+
+    Example: ``Caller(tenant="acme", user="u42", verified=False, episode=None, group=None, slot=None, harness="")``
+    """
+
+    tenant: str
+    user: str
+    verified: bool
+    episode: str | None
+    group: str | None
+    slot: str | None
+    harness: str
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The weights that answer a call.
+
+    Example: ``Placement(slot="live", assignment=Assignment(arm=Arm.LIVE, propensity=0.8))``
+    """
+
+    slot: str
+    assignment: Assignment
+
+    def scope(self, caller: Caller) -> ConversationScope:
+        """The conversations that may be continued."""
+        return ConversationScope(
+            tenant=caller.tenant, user=caller.user, arm=self.assignment.arm.value, episode=caller.episode
+        )
+
+
+class Senders:
+    """Reads callers from headers and bodies, and finds their weights."""
+
+    def __init__(self, engine: Engine, config: ServeConfig, clock: Clock, arms: Arms) -> None:
+        self._engine = engine
+        self._config = config
+        self._clock = clock
+        self._users = UserKeys(config.user_keys)
+        self._arms = arms
+
+    def caller(self, exchange: Exchange, who: Principal, user: str | None) -> Caller:
+        """The caller of a request; `user` is the name in the body. Raises BadRequest, Unauthorized."""
+        user = user or exchange.text("X-Ostinato-User") or ANONYMOUS
+        signature = exchange.text("X-Ostinato-User-Signature")
+        if signature is not None:
+            if user == ANONYMOUS:
+                raise Unauthorized("X-Ostinato-User-Signature without a user; name the user that was signed.")
+            self._users.check(who.tenant, user, signature, self._clock())
+        slot = exchange.text("X-Ostinato-Slot")
+        if slot is not None and not who.admin:
+            raise Unauthorized("X-Ostinato-Slot needs an admin key; send it as X-Ostinato-Key or leave the header out.")
+        return Caller(
+            tenant=who.tenant,
+            user=user,
+            verified=signature is not None,
+            episode=exchange.text("X-Ostinato-Episode") or exchange.session or _agents_session(exchange),
+            group=exchange.text("X-Ostinato-Group"),
+            slot=slot,
+            harness=exchange.text("X-Ostinato-Harness") or "",
+            until=_until(exchange, slot),
+        )
+
+    def known(self, caller: Caller) -> str:
+        """The user's name if the operator trusts it (`serve.arm_users`); all other users are `ANONYMOUS`."""
+        return caller.user if caller.verified or self._config.arm_users == "declared" else ANONYMOUS
+
+    async def place(self, caller: Caller) -> Placement:
+        """The weights for this caller; waits up to `loading_wait_s` for the first weights to load. Raises NotFound, Loading."""
+        loaded = self._engine.slots()
+        if caller.slot is not None:
+            if caller.slot not in loaded:
+                raise NotFound(
+                    f"No weights are loaded in slot {caller.slot!r}; loaded: {', '.join(sorted(loaded))}.", field="slot"
+                )
+            arm = Arm.WORLD if caller.slot == Arm.WORLD else Arm.EVAL
+            return Placement(slot=caller.slot, assignment=Assignment(arm=arm, propensity=1.0))
+        if Arm.LIVE not in loaded:
+            loaded = await self._loaded()
+        assignment = self._arms.assign(caller.tenant, self.known(caller), loaded)
+        return Placement(slot=assignment.arm.value, assignment=assignment)
+
+    async def _loaded(self) -> Mapping[str, PolicyVersion]:
+        ends = asyncio.get_running_loop().time() + self._config.loading_wait_s
+        while Arm.LIVE not in (loaded := self._engine.slots()):
+            if asyncio.get_running_loop().time() >= ends:
+                raise Loading("The model's weights are still being loaded; try again in a moment.")
+            await asyncio.sleep(_LOOK_S)
+        return loaded
+
+
+def _until(exchange: Exchange, slot: str | None) -> float | None:
+    """The deadline for the end of sampling, counted from the call's arrival. Raises BadRequest, Unauthorized.
+
+    Only a caller that names a slot may set a deadline: turns that end at a deadline are trained on, and a person's turn cut off by a
+    clock must not be.
+    """
+    said = exchange.text("X-Ostinato-Left-Ms")
+    if said is None:
+        return None
+    if slot is None:
+        raise Unauthorized(
+            "X-Ostinato-Left-Ms goes with X-Ostinato-Slot, which needs an admin key; leave the header out."
+        )
+    if not _LEFT_MS.fullmatch(said):
+        raise BadRequest(
+            "X-Ostinato-Left-Ms holds whole milliseconds, 0 to 999999999: the time that is left for the answer.",
+            field="X-Ostinato-Left-Ms",
+        )
+    return exchange.came_at + int(said) / 1000
+
+
+def _agents_session(exchange: Exchange) -> str | None:
+    """The session named in the headers that coding agents send anyway. Raises BadRequest."""
+    return next((session for name in SESSION_HEADERS if (session := exchange.text(name)) is not None), None)

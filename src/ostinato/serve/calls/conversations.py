@@ -1,0 +1,523 @@
+"""Token-in, token-out: a follow-up call reuses the ids that were sampled instead of tokenising their text again.
+
+A conversation that a client sends back is recognised by a hash chain over its tools and messages, normalised so that agents' changes
+to an answer before they send it back do not matter (`core/normal_form.py`). After a restart only the log's turns are known, which hold ids
+and no messages; a conversation is then recognised once by rendering it and comparing ids.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+from ostinato.core.conversation import Conversation, Message, Piece, Role, ToolCall, calling_turn
+from ostinato.core.errors import BadRequest
+from ostinato.core.normal_form import digest, tools_digest
+from ostinato.core.records import Branch, Purpose, Turn
+from ostinato.core.seams import AnswerReader, Renderer
+from ostinato.serve.arms import ANONYMOUS
+
+# ---------------------------------------------------------------- parsing an answer
+
+
+class AnswerParser:
+    """Parses one answer and accumulates the result. Without a reader, everything is text.
+
+    Args:
+        reader: separates text, reasoning and calls.
+        one_call: an answer may make one call: where a second begins, the answer is `over`, and nothing from there on is told.
+
+    Example::
+
+        reading = AnswerParser(renderer.reader(conversation, turn))
+        pieces = reading.take("Let me look.", last=False)
+        ...
+        answer = reading.message()
+    """
+
+    def __init__(self, reader: AnswerReader | None, *, one_call: bool = False) -> None:
+        self.over = False
+        self._reader = reader
+        self._one_call = one_call
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def take(self, text: str, *, last: bool) -> list[Piece]:
+        """The pieces that new text completes; `last`: no text follows."""
+        if self._reader is None:
+            return self._told([Piece(text=text)] if text else [])
+        pieces = self._told(self._reader.feed(text) if text else [])
+        self.over |= self._one_call and bool(self._calls) and self._reader.in_call()
+        return [*pieces, *self._told(self._reader.finish())] if last else pieces
+
+    def _told(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Add the pieces up to a call that may not be made, and return them."""
+        told: list[Piece] = []
+        for piece in pieces:
+            self.over |= self._one_call and piece.call is not None and bool(self._calls)
+            if self.over:
+                break
+            told.append(piece)
+            self._text.append(piece.text)
+            self._reasoning.append(piece.reasoning)
+            if piece.call is not None:
+                self._calls.append(piece.call)
+        return told
+
+    def message(self) -> Message:
+        """The message read so far."""
+        return Message(
+            role=Role.ASSISTANT,
+            text="".join(self._text),
+            reasoning="".join(self._reasoning),
+            calls=tuple(self._calls),
+        )
+
+
+# ---------------------------------------------------------------- branches
+
+
+_MOST = 16_384
+
+
+class RecentQuestions:
+    """The most recent questions, to recognise repeated ones."""
+
+    def __init__(self) -> None:
+        self._asked: OrderedDict[tuple[bytes, str], None] = OrderedDict()
+
+    def again(self, question: bytes, episode: str) -> bool:
+        """Remember a question; returns True if it was asked before in its episode."""
+        place = (question, episode)
+        asked = place in self._asked
+        self._asked[place] = None
+        self._asked.move_to_end(place)
+        if len(self._asked) > _MOST:
+            self._asked.popitem(last=False)
+        return asked
+
+
+def branch_of(*, again: bool, begun: bool, answers: int, unknown: int, follows: bool, alone: bool) -> Branch:
+    """The branch that a turn begins.
+
+    Args:
+        again: the same question was asked before.
+        begun: its episode has turns.
+        answers: the number of answers in its conversation.
+        unknown: how many of these answers, counted from the last, belong to no turn that was found.
+        follows: its prompt is the found turn's tokens plus the new messages.
+        alone: no other turn continues the found turn.
+    """
+    if again:
+        return Branch.AGAIN
+    if unknown == answers:  # no turn was found
+        return Branch.NONE if not begun else Branch.EDITED if answers else Branch.FRESH
+    if unknown:
+        return Branch.EDITED
+    if not follows:
+        return Branch.UNSEEN
+    return Branch.NONE if alone else Branch.PARALLEL
+
+
+# ---------------------------------------------------------------- conversations
+
+
+AUTO = "auto"  # the arm of all scopes in which Auto deals, so that a conversation is found whichever of Auto's arms answered
+_OVERHEAD = 32  # the cost of an entry besides its ids, in ids
+_GUESSES = 8  # most turns of a user that are tried for a message that may begin with a prefill by the client
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationScope:
+    """Which conversations may be found: those of one user of one tenant in one arm; with an `episode`, only that episode's.
+
+    Anonymous callers are strangers to each other: a conversation is found for them only if they name the episode or send back a tool
+    call of it, whose id only the client that received it knows.
+
+    Example: ``ConversationScope(tenant="default", user="u42", arm="live", episode=None)``
+    """
+
+    tenant: str
+    user: str
+    arm: str
+    episode: str | None = None
+
+    @property
+    def shared(self) -> bool:
+        """True if its callers may be different people, who must not see each other's conversations."""
+        return self.user == ANONYMOUS and self.episode is None
+
+
+@dataclass(slots=True)
+class _Run:
+    """The ids of turns that continue each other, stored once for all of them; `users` is the number of held entries that share it."""
+
+    ids: array[int]
+    users: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """A stored turn. `known`: its ids are exactly what the client saw, apart from the assistant's end token if `ended`."""
+
+    turn: str
+    episode: str
+    run: _Run
+    length: int  # how many of the run's ids belong to this turn
+    ended: bool
+    known: bool
+    prompt: int  # length of the prompt, in ids
+    text: str  # the sampled text of a turn that was read from the log; else ""
+    task: bool
+
+    @property
+    def ids(self) -> array[int]:
+        """The ids of its prompt and of its sampled tokens."""
+        return self.run.ids[: self.length]
+
+    def asks(self, ids: array[int]) -> bool:
+        """True if these ids are its prompt."""
+        return self.prompt == len(ids) and self.run.ids[: self.prompt].tobytes() == ids.tobytes()
+
+
+@dataclass(slots=True, kw_only=True)
+class PendingPrompt:
+    """A conversation to be answered, before its ids are known. `chain` has one hash per message, each covering all before it."""
+
+    scope: ConversationScope
+    conversation: Conversation
+    chain: list[bytes]
+    spoken: list[int]  # the indices of the assistant's messages before the last message, in descending order
+    known: int  # number of leading messages that the found turn covers
+    entry: _Entry | None
+    again: bool = False  # it was asked before
+    begun: bool = False  # its episode has turns already
+    packed: array[int] | None = None  # the prompt's ids, if it was rendered whole
+    warmed: list[tuple[bytes, _Entry]] = field(default_factory=list[tuple[bytes, _Entry]])
+
+    @property
+    def prefill(self) -> str:
+        """The client's prefill, with which the answer begins."""
+        return self.conversation.messages[-1].text if self.conversation.continued else ""
+
+    @property
+    def before(self) -> bytes:
+        """The hash of all messages before the answer."""
+        return self.chain[-2 if self.conversation.continued else -1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """The ids to send to the engine and the turn they continue; `branch` says why they do not continue the newest turn.
+
+    Example: ``Prompt(ids=(1, 2, 7, 9, 4), parent="chatcmpl-3f:0", episode="e1")``; `parent` and `episode` are None when new.
+    """
+
+    ids: tuple[int, ...]
+    parent: str | None = None
+    episode: str | None = None
+    branch: Branch = Branch.NONE
+
+
+class Sessions:
+    """Finds the stored turn that a conversation continues. Bounded: the least recently used turns are forgotten.
+
+    `look`, `remember` and `restore` must run on one thread; `render` only reads and may run on another at the same time.
+
+    Args:
+        renderer: messages <-> ids.
+        budget: most token ids held.
+
+    Example::
+
+        question = sessions.look(scope, conversation, chain_of(scope, conversation))
+        prompt = sessions.render(question)
+        ...  # the answer is sampled and stored as a turn
+        sessions.remember(question, turn, answer)
+    """
+
+    def __init__(self, renderer: Renderer, *, budget: int) -> None:
+        self._renderer = renderer
+        self._budget = budget
+        self._held = 0
+        self._entries: OrderedDict[tuple[bytes, str], _Entry] = OrderedDict()  # by conversation and episode
+        self._latest: dict[bytes, str] = {}  # the newest episode, by conversation
+        self._cold: dict[bytes, list[_Entry]] = defaultdict(list)  # turns read from the log, by scope; newest last
+        self._questions = RecentQuestions()
+        self._turns: Counter[str] = Counter()  # remembered turns with the purpose TASK, by episode
+        self._stop_ids = renderer.stop_ids()
+
+    def __len__(self) -> int:
+        return len(self._entries) + sum(map(len, self._cold.values()))
+
+    def look(self, scope: ConversationScope, conversation: Conversation, chain: list[bytes]) -> PendingPrompt:
+        """Recognise a conversation. `chain`: its hashes (`chain_of`)."""
+        # strangers may ask the same question, and any user may begin two conversations with the same words
+        spoken = _spoken(conversation.messages)
+        telling = not scope.shared and (scope.episode is not None or bool(spoken))
+        question = PendingPrompt(
+            scope=scope,
+            conversation=conversation,
+            chain=chain,
+            spoken=spoken,
+            known=0,
+            entry=None,
+            again=telling and self._questions.again(chain[-1], scope.episode or ""),
+            begun=scope.episode is not None and self._turns[scope.episode] > 0,
+        )
+        for i in spoken if self._entries else ():
+            entry = self._find(chain[i + 1], scope.episode)
+            if entry is not None and question.entry is None:
+                question.known, question.entry = i + 1, entry
+            if entry is not None and (not scope.shared or _made_by(conversation.messages[i], entry.turn)):
+                return question
+        if scope.shared:
+            question.known, question.entry = 0, None
+        return question
+
+    def render(self, question: PendingPrompt) -> Prompt:
+        """The prompt's ids, reusing those of the found turn. Raises BadRequest for messages that cannot be rendered."""
+        if question.entry is None and self._cold:
+            # if a part of the conversation cannot be rendered alone, the search ends
+            with suppress(BadRequest):
+                self._find_cold(question)
+        entry, asked, conversation = question.entry, question.scope.episode, question.conversation
+        episode = asked or (entry.episode if entry is not None else None)
+        if conversation.continued:
+            ids = self._whole(question)
+            extends = entry is not None and entry.known and tuple(entry.ids) == ids[: entry.length]
+            parent = entry.turn if entry is not None and extends else None
+            return Prompt(ids=ids, parent=parent, episode=episode, branch=_branch(question, follows=extends))
+        following = None if entry is None else self._follow(entry, conversation, question.known)
+        if entry is None or following is None:
+            return Prompt(ids=self._whole(question), episode=episode, branch=_branch(question, follows=False))
+        branch = _branch(question, follows=True)
+        return Prompt(ids=tuple(following), parent=entry.turn, episode=episode, branch=branch)
+
+    def _whole(self, question: PendingPrompt) -> tuple[int, ...]:
+        """The ids of a conversation that continues no turn. They are packed here, since `remember` has the event loop to itself."""
+        ids = self._renderer.chat(question.conversation)
+        question.packed = array("i", ids)
+        return tuple(ids)
+
+    def remember(self, question: PendingPrompt, turn: Turn, answer: Message, *, seen: bool = True) -> None:
+        """Index a turn that answered this question; `seen`: the client was told all of it."""
+        for key, entry in question.warmed:
+            self._put(key, entry)
+        question.warmed.clear()
+        if turn.finish.trainable:
+            whole = replace(answer, text=question.prefill + answer.text)
+            entry = self._entry(turn, question.entry, packed=question.packed, seen=seen)
+            self._put(_next(question.before, whole.digest), entry)
+
+    def restore(self, turn: Turn) -> None:
+        """Index a turn that was read from the log."""
+        if not turn.finish.trainable:
+            return
+        arm = turn.arm if turn.auto is None else AUTO
+        cold = self._cold[_place(turn.tenant, turn.user, arm)]
+        before = next((entry for entry in reversed(cold[-_GUESSES:]) if entry.turn == turn.parent), None)
+        entry = self._entry(turn, before, text=turn.text)
+        cold.append(entry)
+        self._hold(entry)
+
+    # ------------------------------------------------------------ finding
+
+    def _find(self, key: bytes, episode: str | None) -> _Entry | None:
+        place = (key, episode if episode is not None else self._latest.get(key, ""))
+        entry = self._entries.get(place)
+        if entry is not None:
+            self._entries.move_to_end(place)
+        return entry
+
+    def _find_cold(self, question: PendingPrompt) -> None:
+        """Walk through the conversation's answers, finding each among the log's turns by the ids of its prompt."""
+        scope, conversation = question.scope, question.conversation
+        place = _place(scope.tenant, scope.user, scope.arm)
+        cold = [entry for entry in self._cold.get(place, ()) if scope.episode in (None, entry.episode)]
+        spoken = question.spoken[::-1]
+        if not cold or not spoken or (scope.shared and not conversation.messages[spoken[0]].calls):
+            return
+        ids = self._renderer.chat(_first(conversation, spoken[0])) if spoken[0] else None
+        for position, i in enumerate(spoken):
+            entry = self._match(cold, ids, _first(conversation, i + 1))
+            if entry is None:
+                return
+            question.known, question.entry = i + 1, entry
+            question.warmed.append((question.chain[i + 1], entry))
+            if position + 1 < len(spoken):
+                upto = _first(conversation, spoken[position + 1])
+                ids = self._follow(entry, upto, i + 1) or self._renderer.chat(upto)
+
+    def _match(self, cold: list[_Entry], ids: Iterable[int] | None, conversation: Conversation) -> _Entry | None:
+        """The newest turn whose prompt has these ids and whose answer is the last message, or the last message's end after a prefill."""
+        last = conversation.messages[-1]
+        guesses, prompt = 0, None if ids is None else array("i", ids)
+        for entry in reversed(cold):
+            if prompt is not None and entry.asks(prompt):
+                if self._read(conversation, entry).digest == last.digest:
+                    return entry
+                continue
+            if last.calls or not entry.text or not last.text.endswith(entry.text) or guesses == _GUESSES:
+                continue
+            guesses += 1
+            begun = replace(last, text=last.text[: len(last.text) - len(entry.text)])
+            asked = replace(conversation, messages=(*conversation.messages[:-1], begun), continued=True)
+            if entry.asks(array("i", self._renderer.chat(asked))):
+                return entry
+        return None
+
+    def _read(self, conversation: Conversation, entry: _Entry) -> Message:
+        reading = AnswerParser(self._renderer.reader(conversation, entry.turn))
+        reading.take(entry.text, last=True)
+        return reading.message()
+
+    # ------------------------------------------------------------ ids
+
+    def _follow(self, entry: _Entry, conversation: Conversation, known: int) -> array[int] | None:
+        """The turn's ids and the new messages' ids; None if the client did not see all of the turn's ids, or its end token is unclear."""
+        if known >= len(conversation.messages) or not entry.known:
+            return None
+        try:
+            rest = self._renderer.follow_up(conversation, known)
+        except BadRequest:  # the template cannot render the messages after this one alone
+            return None
+        closing = [] if entry.ended else self._closing(conversation, known, rest)
+        return None if closing is None else entry.ids + array("i", [*closing, *rest])
+
+    def _closing(self, conversation: Conversation, known: int, rest: list[int]) -> list[int] | None:
+        """The end token that the template puts between the assistant's text and the ids of `follow_up`; None if it puts anything else."""
+        if conversation.messages[known - 1].calls:
+            return None
+        opened = self._renderer.chat(replace(_first(conversation, known), continued=True))
+        whole = self._renderer.chat(conversation)
+        closing = whole[len(opened) : len(whole) - len(rest)]
+        fits = whole[: len(opened)] == opened and whole[len(whole) - len(rest) :] == rest
+        return closing if fits and len(closing) == 1 and closing[0] in self._stop_ids else None
+
+    def _entry(
+        self, turn: Turn, before: _Entry | None, text: str = "", *, packed: array[int] | None = None, seen: bool = True
+    ) -> _Entry:
+        """An entry for a turn. It extends the run of the turn that it continues, unless another turn has already extended that run.
+
+        `packed`: the ids of its prompt, if the caller has them.
+        """
+        ended = bool(turn.sampled_ids) and turn.sampled_ids[-1] in self._stop_ids
+        length = len(turn.prompt_ids) + len(turn.sampled_ids)
+        if before is None or turn.parent != before.turn:
+            run = _Run((packed or array("i", turn.prompt_ids)) + array("i", turn.sampled_ids))
+        else:
+            new = array("i", turn.prompt_ids[before.length :] + turn.sampled_ids)
+            if before.length == len(before.run.ids):
+                run = before.run
+                run.ids.extend(new)
+                self._held += len(new) if run.users else 0
+            else:
+                run = _Run(before.ids + new)
+        return _Entry(
+            turn=turn.id,
+            episode=turn.episode,
+            run=run,
+            length=length,
+            ended=ended,
+            # not known: the client has not seen a stop string or a second call, or an outside model made the turn, so it has no ids
+            known=seen and bool(turn.sampled_ids) and (ended or turn.finish.cut),
+            prompt=len(turn.prompt_ids),
+            text=text,
+            task=turn.purpose is Purpose.TASK,
+        )
+
+    # ------------------------------------------------------------ memory
+
+    def _put(self, key: bytes, entry: _Entry) -> None:
+        place = (key, entry.episode)
+        old = self._entries.pop(place, None)
+        if old is not None:
+            self._leave(old)
+        self._entries[place] = entry
+        self._turns[entry.episode] += entry.task
+        self._latest[key] = entry.episode
+        self._hold(entry)
+
+    def _hold(self, entry: _Entry) -> None:
+        self._held += _OVERHEAD + (0 if entry.run.users else len(entry.run.ids))
+        entry.run.users += 1
+        while self._held > self._budget and (self._cold or self._entries):
+            self._forget()
+
+    def _release(self, entry: _Entry) -> None:
+        entry.run.users -= 1
+        self._held -= _OVERHEAD + (0 if entry.run.users else len(entry.run.ids))
+
+    def _leave(self, entry: _Entry) -> None:
+        """Account for an entry dropped from `_entries`."""
+        self._release(entry)
+        self._turns[entry.episode] -= entry.task
+        if not self._turns[entry.episode]:
+            del self._turns[entry.episode]
+
+    def _forget(self) -> None:
+        """Drop the oldest entry, starting with the turns read from the log, most of which are never asked for again."""
+        if self._cold:
+            place = next(iter(self._cold))
+            entries = self._cold[place]
+            self._release(entries.pop(0))
+            if not entries:
+                del self._cold[place]
+            return
+        (key, episode), entry = self._entries.popitem(last=False)
+        self._leave(entry)
+        if self._latest.get(key) == episode:
+            del self._latest[key]
+
+
+def _spoken(messages: Sequence[Message]) -> list[int]:
+    """The indices of the assistant's messages before the last message, in descending order."""
+    return [i for i in range(len(messages) - 2, -1, -1) if messages[i].role is Role.ASSISTANT]
+
+
+def _branch(question: PendingPrompt, *, follows: bool) -> Branch:
+    """Why the prompt does not simply continue the newest turn. `follows`: it continues the turn that was found."""
+    entry, answered = question.entry, question.spoken
+    return branch_of(
+        again=question.again,
+        begun=question.begun,
+        answers=len(answered),
+        unknown=len(answered) if entry is None else sum(place >= question.known for place in answered),
+        follows=follows,
+        alone=entry is None or entry.length == len(entry.run.ids),
+    )
+
+
+def _made_by(message: Message, turn: str) -> bool:
+    """True if the message has a tool call made by this turn: a client that knows the call's id received the turn's answer."""
+    return any(calling_turn(call.id) == turn for call in message.calls)
+
+
+def _first(conversation: Conversation, count: int) -> Conversation:
+    """The first messages of a conversation."""
+    return Conversation(messages=conversation.messages[:count], tools=conversation.tools)
+
+
+def chain_of(scope: ConversationScope, conversation: Conversation) -> list[bytes]:
+    """A hash of the tenant, user, arm and tools, then one hash per message, each covering everything before it. Pure."""
+    last = digest(_place(scope.tenant, scope.user, scope.arm), tools_digest(conversation.tools))
+    hashes = [last]
+    for message in conversation.messages:
+        last = _next(last, message.digest)
+        hashes.append(last)
+    return hashes
+
+
+def _place(tenant: str, user: str, arm: str) -> bytes:
+    return digest(b"", tenant, user, arm)
+
+
+def _next(before: bytes, message: bytes) -> bytes:
+    """The hash of a conversation that goes on with a message, from both hashes, which have the same fixed length."""
+    return blake2b(before + message, digest_size=16).digest()

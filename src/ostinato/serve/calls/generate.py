@@ -1,0 +1,579 @@
+"""Handles all calls that sample, in every dialect.
+
+Data flow of a call: key and quota -> body -> typed request -> a place among the calls in progress -> user, arm and weights ->
+an earlier answer under the same idempotency key, if any -> prompt ids -> engine -> turn in the log -> end of the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from ostinato.core.conversation import PART_CHARS, Conversation, Message, Role
+from ostinato.core.errors import BadRequest, NotFound, Unavailable
+from ostinato.core.generation import Chunk
+from ostinato.core.records import Arm, Purpose, Sampling, Turn
+from ostinato.serve.arms import Assignment
+from ostinato.serve.auto.deals import Deal
+from ostinato.serve.auto.outside import OutsideFailed, OutsideQuery
+from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
+from ostinato.serve.calls.caller import Caller, Placement, Senders, purpose_of
+from ostinato.serve.calls.capture import Both, Call, Capture, again, played
+from ostinato.serve.calls.conversations import AUTO, AnswerParser, ConversationScope, Prompt, Sessions, chain_of
+from ostinato.serve.calls.idempotency import IdempotencyKeys, Try, body_digest
+from ostinato.serve.calls.response_store import ResponseStore
+from ostinato.serve.calls.routes import CallRoute
+from ostinato.serve.config import SamplingRule
+from ostinato.serve.dialects.anthropic import parse_count
+from ostinato.serve.dialects.dialect import ContextExceeded, ConversationRequest, Heading, Request
+from ostinato.serve.dialects.items import ReadItems
+from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest
+from ostinato.serve.dialects.openai_reply import json_bytes
+from ostinato.serve.fair_thread import LONG, PER_PARSED, FairThread
+from ostinato.serve.feedback.followups import FollowUps
+from ostinato.serve.parts import Parts
+from ostinato.serve.priority import Person
+from ostinato.serve.wire.exchange import Exchange, Headers
+from ostinato.serve.wire.watch import DisconnectWatch
+
+# ---------------------------------------------------------------- Auto's draws
+
+
+class Draws:
+    """The calls' interface to Auto; also used in a gateway without Auto, where `asked` is never true.
+
+    Example::
+
+        if draws.asked(request, caller):
+            placement, deal = draws.draw(caller.tenant, episode)
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def asked(self, request: Request, caller: Caller) -> bool:
+        """True if the request is for Auto, False if it is for the model.
+
+        Raises NotFound for an unknown model, and BadRequest for a feature that not every arm supports.
+        """
+        model, deals = self._parts.model, self._parts.deals
+        if deals is None or request.model != deals.name:
+            if request.model == model:
+                return False
+            raise NotFound(f"There is no model {request.model!r}; this server has {model!r}.", field="model")
+        if not isinstance(request, ChatRequest):
+            raise BadRequest(f"{deals.name} answers chat completions only; ask {model!r} instead.", field="model")
+        for field, wanted in (
+            ("logprobs", request.wants_logprobs),
+            ("continue_final_message", request.continue_final_message),
+            ("tools", _uses_tools(request.conversation)),
+            ("response_format", request.conversation.demand is not None),
+            ("logit_bias", bool(request.logit_bias)),
+            ("presence_penalty", bool(request.presence_penalty)),
+            ("frequency_penalty", bool(request.frequency_penalty)),
+        ):
+            if wanted:
+                raise BadRequest(
+                    f"{field}: not every arm of {deals.name} can do it; ask {model!r} instead.", field=field
+                )
+        if caller.slot is not None:
+            raise BadRequest(f"X-Ostinato-Slot names a slot, and {deals.name} draws one; leave one out.", field="model")
+        return True
+
+    def draw(self, tenant: str, episode: str, failed: Collection[str]) -> tuple[Placement, Deal]:
+        """The arm that answers this call of an episode; `failed` are the arms that could not. Raises Unavailable if no arm is left."""
+        deals = self._parts.deals
+        assert deals is not None, "a request for Auto is refused where there is none"
+        releases = self._parts.arms.releases(self._parts.engine.slots())
+        deal = deals.deal(tenant, episode, releases, failed)
+        if failed:
+            self._parts.metrics.passed_on(tenant, [*failed][-1])
+        assignment = Assignment(arm=deal.release, propensity=deal.propensity)
+        return Placement(slot=deal.release.value, assignment=assignment), deal
+
+
+def _uses_tools(conversation: Conversation) -> bool:
+    told = any(message.calls or message.role is Role.TOOL for message in conversation.messages)
+    return told or bool(conversation.tools)
+
+
+# ---------------------------------------------------------------- the operator's rules
+
+
+OTHERS = "*"
+
+
+def ruled(asked: Sampling, caller: Caller, rules: Mapping[str, SamplingRule]) -> tuple[Sampling, str]:
+    """The sampling parameters for this caller, and the overridden ones as a header's value ("" if there are none).
+
+    A caller that names a slot is measuring, so its parameters are not overridden.
+
+    Example: ``ruled(Sampling(max_tokens=9, temperature=0.0), ann, {"*": SamplingRule(temperature=1.0)})[1] == "temperature=1"``
+    """
+    rule = rules.get(caller.tenant, rules.get(OTHERS))
+    if rule is None or caller.slot is not None:
+        return asked, ""
+    changed = {name: value for name, value in rule if value is not None and value != getattr(asked, name)}
+    return replace(asked, **changed), ", ".join(f"{name}={value:g}" for name, value in changed.items())
+
+
+# ---------------------------------------------------------------- the call in progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallContext:
+    """A call in progress. `data` is its body; `placement` is None if Auto will deal once the episode is known; `person` is notified of
+    tokens.
+    """
+
+    route: CallRoute
+    data: bytes
+    request: Request
+    caller: Caller
+    placement: Placement | None
+    exchange: Exchange
+    watch: DisconnectWatch
+    person: Person
+
+    @property
+    def scope(self) -> ConversationScope:
+        """The conversations that may be continued."""
+        if self.placement is not None:
+            return self.placement.scope(self.caller)
+        return ConversationScope(
+            tenant=self.caller.tenant, user=self.caller.user, arm=AUTO, episode=self.caller.episode
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePrompt:
+    """The prompt for the engine. For a conversation also the messages, needed to parse the answer, and two callbacks: `remember` stores
+    each turn for follow-ups, and `answered` is called when the answer has been delivered.
+    """
+
+    prompt: Prompt
+    purpose: Purpose = Purpose.TASK
+    grammar: str = ""
+    conversation: Conversation | None = None
+    remember: Callable[[Turn, Message, bool], None] | None = None
+    answered: Callable[[Sequence[str], Sequence[Message]], None] | None = None
+
+
+# ---------------------------------------------------------------- calls
+
+
+_LOG = logging.getLogger(__name__)
+_LEAST_SHARE = 16  # agents ask for more tokens than there are; an answer gets at least 1/16 of the context
+MOST_LOGGED = 200_000
+"""Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
+_T = TypeVar("_T")
+_REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
+
+
+class CallHandlers:
+    """Answers calls. `stored` is called with each turn in the log; `overheard` is given people's next messages."""
+
+    def __init__(self, parts: Parts, *, stored: Callable[[Turn], None], overheard: FollowUps) -> None:
+        config, tenants = parts.config, parts.keys.tenants
+        self._parts = parts
+        self._observer = Both(parts.metrics, stored)
+        self._context = min(parts.renderer.context, parts.engine.capabilities().context)
+        self._numerics = parts.engine.numerics()
+        self._draws = Draws(parts)
+        self._senders = Senders(parts.engine, config, parts.clock, parts.arms)
+        budget = config.session_tokens // len(tenants)
+        self._items = {tenant: ReadItems(config.history_bytes // len(tenants)) for tenant in tenants}
+        self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
+        self._previous = {tenant: ResponseStore(config.previous_chars // len(tenants)) for tenant in tenants}
+        self._overheard = overheard
+        self._thread, self._compiling = parts.thread, FairThread()  # a slow grammar delays no prompt
+        self._repeats = IdempotencyKeys(parts.log, remembered=config.repeat_keys // len(tenants))
+        self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
+
+    def restore(self, turn: Turn) -> None:
+        """Restore state from a turn of an earlier process; call it with the oldest turns first."""
+        if turn.tenant in self._sessions:
+            self._sessions[turn.tenant].restore(turn)
+        self._repeats.restore(turn)
+        if self._parts.deals is not None:
+            self._parts.deals.restore(turn)
+
+    async def close(self) -> None:
+        """Finish writes, waiting for them no longer than a caller would."""
+        longest_s = self._parts.config.store_timeout_s
+        try:
+            async with asyncio.timeout(longest_s):
+                await self._parts.writes.drain()
+                await self._deliveries.close()
+                await self._overheard.close()
+        except TimeoutError:
+            _LOG.error("The log did not confirm the last writes within %g s; they may be kept or not.", longest_s)
+        self._compiling.close()
+
+    # ------------------------------------------------------------ the prompt
+
+    async def _ask(self, asked: CallContext) -> EnginePrompt:
+        if isinstance(asked.request, CompletionRequest):
+            return await self._ask_completion(asked, asked.request)
+        return await self._ask_chat(asked, cast("ConversationRequest", asked.request))
+
+    async def _ask_chat(self, asked: CallContext, request: ConversationRequest) -> EnginePrompt:
+        tenant, previous = asked.caller.tenant, self._previous[asked.caller.tenant]
+        conversation = previous.conversation(request)
+        said = asked.exchange.received
+        if conversation is not request.conversation:  # it goes on from an answer that is kept
+            said += sum(message.chars for message in conversation.messages)
+        rough = said // PER_PARSED + PART_CHARS * conversation.parts
+        sessions = self._sessions[tenant]
+        chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
+        self._check_length(chars, asked.route.field)
+        question = sessions.look(asked.scope, conversation, chain)
+        purpose = purpose_of(asked.exchange.headers, conversation)
+        cost = chars + PART_CHARS * conversation.parts
+        prompt = await self._thread.run(tenant, cost, partial(sessions.render, question))
+        grammar = await self._grammar(tenant, conversation)
+        self._overheard.note(tenant, question, purpose)
+
+        def remember(turn: Turn, answer: Message, seen: bool) -> None:
+            sessions.remember(question, turn, answer, seen=seen)
+            previous.keep(request, turn, answer)
+
+        return EnginePrompt(
+            prompt=prompt,
+            purpose=purpose,
+            grammar=grammar,
+            conversation=conversation,
+            remember=remember,
+            answered=partial(self._overheard.answered, question) if self._overheard.on else None,
+        )
+
+    async def _grammar(self, tenant: str, conversation: Conversation) -> str:
+        """The grammar that the answer must follow, compiled; "" for free text. Raises BadRequest."""
+        if conversation.demand is None:
+            return ""
+        if not self._parts.engine.capabilities().follows_grammars:
+            raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
+        renderer = self._parts.renderer
+        grammar = await self._thread.run(tenant, LONG, partial(renderer.grammar, conversation))
+        if grammar and not renderer.has_compiled(grammar):
+            await self._compiling.run(tenant, LONG, partial(renderer.compile, grammar))
+        return grammar
+
+    async def _ask_completion(self, asked: CallContext, request: CompletionRequest) -> EnginePrompt:
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            self._check_length(len(prompt), "prompt")
+            encode = partial(self._parts.renderer.encode, prompt)
+            prompt = await self._thread.run(asked.caller.tenant, len(prompt), encode)
+        if not prompt:
+            raise BadRequest("prompt is empty; send at least one token.", field="prompt")
+        if min(prompt) < 0 or max(prompt) >= self._parts.renderer.vocab_size:
+            raise BadRequest(f"prompt holds a token id outside [0, {self._parts.renderer.vocab_size}).", field="prompt")
+        purpose = purpose_of(asked.exchange.headers, None)
+        return EnginePrompt(prompt=Prompt(ids=tuple(prompt)), purpose=purpose)
+
+    # ------------------------------------------------------------ before the engine
+
+    async def serve(self, route: CallRoute, exchange: Exchange) -> None:
+        """Answer one call. Raises errors that become the response's error body."""
+        who = self._parts.keys.identify(exchange.headers)
+        quotas = self._parts.quotas
+        quotas.count_call(who.tenant)  # before the body is read
+        data = await exchange.body(partial(quotas.count_bytes, who.tenant))
+        request = await self._parsed(who.tenant, exchange, data, route.parse)
+        caller = self._senders.caller(exchange, who, request.asker)
+        if caller.slot is None:
+            with self._parts.people.person() as person:
+                await self._placed(route, exchange, data, request, caller, person)
+            return
+        left_s = None if caller.until is None else caller.until - time.monotonic()
+        async with self._parts.people.machine(left_s):
+            await self._placed(route, exchange, data, request, caller, Person())
+
+    async def _placed(
+        self,
+        route: CallRoute,
+        exchange: Exchange,
+        data: bytes,
+        request: Request,
+        caller: Caller,
+        person: Person,
+    ) -> None:
+        """Answer a call while it holds a place among the calls in progress."""
+        drawn = self._draws.asked(request, caller)
+        with self._parts.quotas.places(caller.tenant, request.n or 1):
+            self._parts.metrics.calls(+1)
+            try:
+                async with DisconnectWatch(exchange.receive) as watch:
+                    exchange.watch = watch
+                    placement = None if drawn else await self._senders.place(caller)
+                    asked = CallContext(
+                        route=route,
+                        data=data,
+                        request=request,
+                        caller=caller,
+                        placement=placement,
+                        exchange=exchange,
+                        watch=watch,
+                        person=person,
+                    )
+                    await self._once(asked)
+            finally:
+                exchange.watch = None  # an error is sent without it
+                self._parts.metrics.calls(-1)
+
+    async def count(self, exchange: Exchange) -> None:
+        """`POST /v1/messages/count_tokens`: the length of a prompt in tokens. Nothing is sampled or kept."""
+        who = self._parts.keys.identify(exchange.headers)
+        quotas = self._parts.quotas
+        quotas.count_call(who.tenant)
+        data = await exchange.body(partial(quotas.count_bytes, who.tenant))
+        conversation = await self._parsed(who.tenant, exchange, data, parse_count)
+        rough = exchange.received // PER_PARSED + PART_CHARS * conversation.parts
+        chars = await self._thread.run(who.tenant, rough, lambda: conversation.chars)
+        self._check_length(chars, "messages")
+        work = partial(self._parts.renderer.chat, conversation)
+        ids = await self._thread.run(who.tenant, chars + PART_CHARS * conversation.parts, work)
+        await exchange.reply(200, json_bytes({"input_tokens": len(ids)}))
+
+    async def _parsed(self, tenant: str, exchange: Exchange, data: bytes, parse: Callable[[Any, ReadItems], _T]) -> _T:
+        """What a dialect reads in a body. Raises BadRequest, TooLarge."""
+
+        def read() -> _T:
+            try:
+                return parse(exchange.parsed(data, unread="messages"), self._items[tenant])
+            except BadRequest:
+                raise
+            except ValueError:
+                exchange.parsed(data)  # tells what is malformed, and where
+                raise
+
+        return await self._thread.run(tenant, exchange.received // PER_PARSED, read)
+
+    async def _once(self, asked: CallContext) -> None:
+        """Answer, from the log if the call is a repeat."""
+        key = asked.exchange.text("Idempotency-Key")
+        if key is None:
+            await self._sample(asked, Try(base=f"{asked.route.kind}-{secrets.token_hex(16)}"))
+            return
+        caller = asked.caller
+        more = {"user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
+
+        def digest() -> str:
+            return body_digest(asked.route.kind, {**asked.exchange.parsed(asked.data), **more})
+
+        shape = await self._thread.run(caller.tenant, asked.exchange.received // PER_PARSED, digest)
+        async with self._repeats.attempt(asked.route.kind, caller.tenant, key, shape, asked.request.n or 1) as attempt:
+            if attempt.turns:
+                await self._repeat(asked, attempt.turns)
+            else:
+                await self._sample(asked, attempt)
+
+    def _check_length(self, chars: int, field: str) -> None:
+        most = self._context * self._parts.config.max_chars_per_token
+        if chars > most:
+            tokens = math.ceil(chars / self._parts.config.max_chars_per_token)
+            raise ContextExceeded(prompt=tokens, answer=0, context=self._context, field=field, chars=chars)
+
+    # ------------------------------------------------------------ the answer
+
+    async def _sample(self, asked: CallContext, attempt: Try) -> None:
+        """Sample an answer. A prompt that is too long is told in the stream where the dialect does so."""
+        overflow = asked.route.overflow
+        try:
+            await self._sample_fitting(asked, attempt)
+        except ContextExceeded as error:
+            if overflow is None or not asked.request.stream:
+                raise
+            heading = self._heading(attempt.id, self._parts.clock(), asked.request, prompt_tokens=error.prompt)
+            await asked.exchange.start(200, STREAM)
+            await asked.exchange.write(overflow(asked.request, heading, error).encode(), last=True)
+
+    async def _sample_fitting(self, asked: CallContext, attempt: Try) -> None:
+        """Sample an answer. If an outside model fails before any output, another of Auto's arms is drawn; the log has a turn of each."""
+        question, failed = await self._ask(asked), dict[str, OutsideFailed]()
+        episode = asked.caller.episode or question.prompt.episode or f"ep-{secrets.token_hex(16)}"
+        while True:
+            try:
+                call, deal = self._call(asked, attempt.id, episode, question, failed)
+            except Unavailable:
+                if not failed:
+                    raise
+                raise [*failed.values()][-1] from None
+            try:
+                await self._answer(asked, attempt, question, call, deal)
+                return
+            except OutsideFailed as error:
+                if asked.exchange.said or deal is None:
+                    raise
+                failed[deal.arm.name] = error
+                attempt.again()
+
+    async def _answer(
+        self, asked: CallContext, attempt: Try, question: EnginePrompt, call: Call, deal: Deal | None
+    ) -> None:
+        held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
+        self._parts.quotas.hold_tokens(call.tenant, held)
+        capture = self._capture(call, stored=False)
+        try:
+            with self._at_engine(asked, call) as person:
+                await self._send(asked, capture, self._chunks(question, call, deal), question, person)
+        finally:
+            attempt.writes += capture.begun
+            self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.tokens)
+            if self._parts.tracing is not None:
+                self._parts.tracing.answered(capture, asked.request.model, asked.exchange.headers)
+
+    def _at_engine(self, asked: CallContext, call: Call) -> AbstractContextManager[Person]:
+        """The `Person` to notify of tokens. A person counts from here on; only live waits are timed: lent servers return to live."""
+        if asked.caller.slot is not None or call.arm is Arm.OUTSIDE:
+            return nullcontext(asked.person)
+        user = f"{call.tenant}/{self._senders.known(asked.caller)}" if call.slot == Arm.LIVE else None
+        return self._parts.people.asks(asked.person, call.n, user)
+
+    def _chunks(self, question: EnginePrompt, call: Call, deal: Deal | None) -> AsyncIterator[Chunk]:
+        """The sampled chunks, from the engine or from an outside model."""
+        deals, conversation = self._parts.deals, question.conversation
+        if deals is None or deal is None or deal.release is not Arm.OUTSIDE or conversation is None:
+            return self._parts.engine.generate(call.request())
+        return deals.chunks(deal, OutsideQuery(conversation=conversation, sampling=call.sampling, n=call.n))
+
+    async def _repeat(self, asked: CallContext, turns: list[Turn]) -> None:
+        request = asked.request
+        told = None if isinstance(request, CompletionRequest) else cast("ConversationRequest", request).conversation
+        question = EnginePrompt(prompt=Prompt(ids=turns[0].prompt_ids), conversation=told)
+        await self._send(
+            asked, self._capture(again(turns), stored=True), played(turns), question, asked.person, _REPLAYED
+        )
+
+    async def _send(
+        self,
+        asked: CallContext,
+        capture: Capture,
+        chunks: AsyncIterator[Chunk],
+        question: EnginePrompt,
+        person: Person,
+        headers: Headers | None = None,
+    ) -> None:
+        call, request = capture.call, asked.request
+        heading = self._heading(call.id, call.started_at, request, prompt_tokens=len(call.prompt_ids))
+        readings = [self._reading(question.conversation, turn) for turn in call.turn_ids()]
+        answer = Answer(
+            capture,
+            chunks,
+            writer=asked.route.writer(request, heading, self._parts.renderer if request.wants_logprobs else None),
+            readings=readings,
+            exchange=asked.exchange,
+            watch=asked.watch,
+            metrics=self._parts.metrics,
+            config=self._parts.config,
+            decode=self._parts.renderer.decode,
+            remember=question.remember,
+            person=person,
+            headers=[*(headers or []), *_omitted(request)],
+        )
+        await answer.send(stream=bool(request.stream))
+        self._deliveries.note(call.turn_ids())
+        if question.answered is not None:
+            question.answered(call.turn_ids(), [reading.message() for reading in readings])
+        self._parts.metrics.delivered(call.tenant, call.n)
+
+    @staticmethod
+    def _heading(id: str, created: float, request: Request, *, prompt_tokens: int) -> Heading:
+        return Heading(
+            id=id,
+            created=created,
+            model=request.model,
+            choices=request.n or 1,
+            prompt_tokens=prompt_tokens,
+            count_usage=request.wants_usage,
+        )
+
+    def _reading(self, conversation: Conversation | None, turn: str) -> AnswerParser:
+        if conversation is None:
+            return AnswerParser(None)
+        return AnswerParser(self._parts.renderer.reader(conversation, turn), one_call=conversation.one_call)
+
+    def _call(
+        self, asked: CallContext, id: str, episode: str, question: EnginePrompt, failed: Collection[str]
+    ) -> tuple[Call, Deal | None]:
+        """The call, and Auto's deal if it drew one. All refusals come before the draw, so every draw belongs to a call that is made."""
+        request, caller, prompt = asked.request, asked.caller, question.prompt
+        room = self._context - len(prompt.ids)
+        wanted = request.budget
+        least = max(1, min(wanted or 1, self._context // _LEAST_SHARE))
+        if room < least:
+            raise ContextExceeded(prompt=len(prompt.ids), answer=least, context=self._context, field=asked.route.field)
+        placement, deal = asked.placement, None
+        if placement is None:
+            placement, deal = self._draws.draw(caller.tenant, episode, failed)
+        default = asked.route.default_tokens or self._parts.config.default_max_tokens
+        asked_for = replace(request.sampling(min(wanted or default, room)), grammar=question.grammar)
+        sampling, decided = ruled(asked_for, caller, self._parts.config.sampling)
+        _check_logged(request, sampling.max_tokens)
+        call = Call(
+            id=id,
+            episode=episode,
+            parent=prompt.parent,
+            user=caller.user,
+            tenant=caller.tenant,
+            arm=placement.assignment.arm,
+            propensity=placement.assignment.propensity,
+            slot=placement.slot,
+            prompt_ids=prompt.ids,
+            sampling=sampling,
+            n=request.n or 1,
+            started_at=self._parts.clock(),
+            numerics="" if placement.assignment.arm is Arm.OUTSIDE else self._numerics,
+            group=caller.group,
+            harness=caller.harness,
+            verified=caller.verified,
+            auto=None if deal is None else deal.pick,
+            auto_arm=None if deal is None else deal.arm,
+            ruled=decided,
+            tops=request.tops,
+            purpose=question.purpose,
+            branch=prompt.branch,
+            until=caller.until,
+            form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
+        )
+        return call, deal
+
+    def _capture(self, call: Call, *, stored: bool) -> Capture:
+        return Capture(
+            call,
+            log=self._parts.log,
+            clock=self._parts.clock,
+            writes=self._parts.writes,
+            observer=self._observer,
+            stored=stored,
+        )
+
+
+def _check_logged(request: Request, max_tokens: int) -> None:
+    """Refuse a body with more log-probabilities than `MOST_LOGGED`; a stream may have any number."""
+    logged = (request.n or 1) * max_tokens * (1 + request.tops)
+    if request.wants_logprobs and not request.stream and logged > MOST_LOGGED:
+        raise BadRequest(
+            f"{logged} log-probabilities (n x max_tokens x (1 + top_logprobs)) are more than the {MOST_LOGGED} that one body may have; "
+            "ask for fewer, or stream.",
+            field="logprobs",
+        )
+
+
+def _weighed(scope: ConversationScope, conversation: Conversation) -> tuple[int, list[bytes]]:
+    """A conversation's length in characters, and the hashes by which it is recognised."""
+    return conversation.chars, chain_of(scope, conversation)
+
+
+def _omitted(request: Request) -> Headers:
+    """The header that tells what the model did not get of the request, if it did not get all of it."""
+    return [(b"x-ostinato-omitted", ", ".join(request.omitted).encode())] if request.omitted else []

@@ -1,0 +1,307 @@
+"""People's next messages as signals about the answer before: kept in memory, then classified and written in batches, apart from the calls.
+
+No call waits for this or fails because of it. If the process is killed, at most the last quarter of a second is lost, and the judge's
+outstanding labels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from bisect import bisect
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+from ostinato.core.conversation import Conversation, Message, Role, calling_turn
+from ostinato.core.errors import OstinatoError
+from ostinato.core.records import Purpose, Signal, Source
+from ostinato.serve.calls.conversations import PendingPrompt
+from ostinato.serve.feedback.intake import Intake
+from ostinato.serve.feedback.next_message import DISSATISFIED, VERSION, NextMessage, kind_of
+from ostinato.serve.judge.judge import Judge, Ruled
+from ostinato.serve.judge.prompt import Case
+from ostinato.serve.parts import Parts
+
+# ---------------------------------------------------------------- replies typed as feedback
+
+
+INTERRUPTION = "[Request interrupted by user"  # Claude Code's note when a person pressed Escape
+_OF_A_CALL = f"{INTERRUPTION} for tool use"  # its note when a tool call was refused or stopped
+# of reminders, environments, instructions, a command's output
+_TAG = re.compile(r"<(?P<closes>/?)(?P<name>[a-z][a-z_-]{0,63})>")
+_FENCE = "```"
+_MOST_CHARS = 2_000  # most characters of typed text that are kept
+_MOST_SENT = 50_000  # characters of a message that are searched
+_MOST_TAGS = 1_000
+_LOOKED_THROUGH = 50  # earlier messages of a person that are searched for their last typed text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typed:
+    """The text that a person typed. `stopped`, `refused`: the agent notes that before it they stopped the answer or refused its tool call.
+
+    `later`: an interruption comes after other typed text, so the last text is about an interrupted answer that was not kept.
+
+    Example: ``Typed(text="Use git.", stopped=True)``
+    """
+
+    text: str = ""
+    stopped: bool = False
+    refused: bool = False
+    later: bool = False
+
+
+def typed(message: str) -> Typed:
+    """The typed part of a message: without tagged blocks, fenced code, quoted lines, and agents' bracketed interruption notes."""
+    lines: list[str] = []
+    stopped = refused = later = False
+    for line in "".join(_outside(message[:_MOST_SENT])).splitlines():
+        bare = line.strip()
+        if bare.startswith(INTERRUPTION):
+            later = later or bool(lines)
+            stopped = stopped or not lines
+            refused = refused or (not lines and bare.startswith(_OF_A_CALL))
+        elif bare:
+            lines.append(bare)
+    said = "\n".join(line for line in _prose("\n".join(lines)) if not line.startswith(">"))
+    return Typed(text=said.strip()[:_MOST_CHARS], stopped=stopped, refused=refused, later=later)
+
+
+def asked_before(conversation: Conversation, known: int) -> str:
+    """The last text that a person typed in the first `known` messages; "" if none is found."""
+    theirs = [message.text for message in conversation.messages[:known] if message.role is Role.USER]
+    said = (typed(text).text for text in reversed(theirs[-_LOOKED_THROUGH:]))
+    return next((text for text in said if text), "")
+
+
+def _prose(text: str) -> Iterator[str]:
+    """The lines outside code fences."""
+    for piece in text.split(_FENCE)[::2]:
+        yield from piece.splitlines()
+
+
+def _outside(text: str) -> Iterator[str]:
+    """The pieces of a text outside tagged blocks (a tag up to its next closing tag), separated by line breaks."""
+    tags = list(islice(_TAG.finditer(text), _MOST_TAGS))
+    closings: dict[str, list[int]] = {}
+    for tag in tags:
+        if tag["closes"]:
+            closings.setdefault(tag["name"], []).append(tag.end())
+    at = 0
+    for tag in tags:
+        ends = closings.get(tag["name"], [])
+        if tag["closes"] or tag.start() < at or not ends or ends[-1] < tag.end():
+            continue
+        yield text[at : tag.start()]
+        yield "\n"
+        at = ends[bisect(ends, tag.end())]
+    yield text[at:]
+
+
+# ---------------------------------------------------------------- follow-ups
+
+
+_LOG = logging.getLogger(__name__)
+EVERY_S = 0.25
+_MOST = 256  # signals in one write
+_RETRY_S = 2.0
+_KEPT = 10_000  # signals kept in memory while the log accepts no writes
+_ANSWERED = 16_384  # delivered answers that are remembered, to notice questions asked again
+_READING_S = 2.0  # a question repeated sooner than this comes from a program: nobody can have read the answer
+
+
+class _Said(NamedTuple):
+    """A signal before it has a tenant and a time; `ruled`: the message with the rules' label, for a judge."""
+
+    id: str
+    turn: str
+    name: str
+    comment: str | None = None
+    source: Source = Source.IMPLICIT
+    ruled: Ruled | None = None
+
+
+class _Asked(NamedTuple):
+    """A question, its arrival time, and the turn of an earlier answer to the same question that a person can have read ("" if none)."""
+
+    tenant: str
+    question: PendingPrompt
+    at: float
+    read: str
+
+
+class FollowUps:
+    """Classifies next messages of conversations, if `serve.next_message` is set.
+
+    Example: ``overheard.note("acme", question, Purpose.TASK)`` when a question is asked, ``overheard.answered(question, turns, answers)``
+    when its answers were handed over, and at the end ``await overheard.close()``
+    """
+
+    def __init__(self, parts: Parts, intake: Intake, judge: Judge | None = None) -> None:
+        self.on = parts.config.next_message
+        self._judge = judge
+        self._clock = parts.clock
+        self._intake = intake
+        # the turn and its time of delivery
+        self._answered: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()
+        self._asked: list[_Asked] = []
+        self._noted: list[Signal] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    def note(self, tenant: str, question: PendingPrompt, purpose: Purpose) -> None:
+        """Queue a question to be classified and written soon. A repeated question gives the same signal ids and counts once."""
+        if self.on and purpose is Purpose.TASK and not question.conversation.continued:
+            now = self._clock()
+            turn, at = self._answered.get(_place(question), ("", now)) if question.again else ("", now)
+            read = turn if now - at >= _READING_S else ""
+            self._asked.append(_Asked(tenant, question, now, read))
+            self._wait(EVERY_S)
+
+    def answered(self, question: PendingPrompt, turns: Sequence[str], answers: Sequence[Message]) -> None:
+        """Note that a client received these answers whole: a person who asks the same again was not content with what they could read."""
+        if self.on and len(turns) == 1 and answers[0].text.strip() and not answers[0].calls:
+            place = _place(question)
+            self._answered[place] = (turns[0], self._clock())
+            self._answered.move_to_end(place)
+            if len(self._answered) > _ANSWERED:
+                self._answered.popitem(last=False)
+
+    async def close(self) -> None:
+        """Write what is noted, without retrying."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writing is not None:
+            await self._writing
+        await self._write()
+
+    # ------------------------------------------------------------ listening
+
+    def _listen(self) -> None:
+        asked, self._asked = self._asked, []
+        for each in asked:
+            for said in self._said(each):
+                signal = Signal(
+                    id=said.id,
+                    tenant=each.tenant,
+                    turn=said.turn,
+                    name=said.name,
+                    value=1.0,
+                    source=said.source,
+                    occurred_at=each.at,
+                    received_at=each.at,
+                    comment=said.comment,
+                )
+                self._noted.append(signal)
+                if self._judge is not None and said.ruled is not None:
+                    self._judge.ask(each.tenant, said.id, said.ruled, partial(self._judged, signal))
+
+    def _judged(self, ruled: Signal, kind: NextMessage) -> None:
+        """Note a judge's label for a message the rules labelled. It is received now, so a reward whose window closed does not count it."""
+        assert self._judge is not None
+        now, decides = self._clock(), self._judge.decides
+        word = replace(
+            ruled,
+            id=f"{'judge' if decides else 'judged'}-{ruled.id}",
+            name=_name(kind) if decides else f"judged_{_name(kind)}",
+            received_at=now,
+            comment=self._judge.comment(kind),
+        )
+        self._noted.append(word)
+        if decides:  # the rules' label counts until the judge's arrives, and stays in the log
+            self._noted.append(
+                replace(ruled, id=f"{word.id}-r", value=0.0, received_at=now, comment=None, retracts=ruled.id)
+            )
+        self._wait(EVERY_S)
+
+    def _said(self, asked: _Asked) -> Iterator[_Said]:
+        """The signals of a message. None if no person wrote it, or if the answer before it belongs to no turn that was found."""
+        question = asked.question
+        messages, known = question.conversation.messages, question.known
+        new = messages[known:]
+        if not new or new[-1].role is not Role.USER or any(message.role is Role.ASSISTANT for message in new):
+            return
+        words = typed(new[-1].text)
+        if question.entry is not None and not (words.later or _spoken(new[:-1])):
+            yield from self._about(question, question.entry.turn, words, new)
+        if asked.read and words.text:
+            yield _Said(f"again-{asked.read}", asked.read, "dissatisfied", _comment(NextMessage.RETRY))
+
+    def _about(self, question: PendingPrompt, turn: str, words: Typed, new: Sequence[Message]) -> Iterator[_Said]:
+        """The signals from what a person said and did about the answer before."""
+        id = f"next-{question.chain[-1].hex()}"
+        calls = [message.answers for message in new if message.failed and calling_turn(message.answers) == turn]
+        if words.refused and calls:
+            for call in calls:
+                yield _Said(f"rejected-{call}", turn, "tool_rejected", None, Source.HUMAN)
+        elif words.stopped:
+            yield _Said(f"{id}-i", turn, "interrupted")
+        if words.text:
+            messages, known = question.conversation.messages, question.known
+            case = Case(
+                request=asked_before(question.conversation, known),
+                answer=messages[known - 1].text,
+                message=words.text,
+            )
+            kind = kind_of(case.message, case.request, case.answer)
+            yield _Said(id, turn, _name(kind), _comment(kind), ruled=Ruled(case, kind))
+
+    # ------------------------------------------------------------ writing
+
+    def _wait(self, seconds: float) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._begin)
+
+    def _begin(self) -> None:
+        self._timer = None
+        self._listen()
+        if self._writing is None and self._noted:
+            self._writing = asyncio.ensure_future(self._write())
+            self._writing.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._writing = None
+        if self._noted:
+            self._wait(_RETRY_S)
+
+    async def _write(self) -> None:
+        self._listen()
+        while self._noted:
+            tenant = self._noted[0].tenant
+            theirs = [signal for signal in self._noted if signal.tenant == tenant]
+            # with its judge's label
+            part = theirs[: _MOST + any(signal.retracts for signal in theirs[_MOST : _MOST + 1])]
+            ids = {signal.id for signal in part}
+            try:
+                await self._intake.take(part)
+            except OstinatoError as error:
+                dropped = max(0, len(self._noted) - _KEPT)
+                self._noted = self._noted[dropped:]
+                _LOG.warning(
+                    "%d next messages are not written yet, %d were dropped: %s", len(self._noted), dropped, error
+                )
+                return
+            self._noted = [signal for signal in self._noted if signal.tenant != tenant or signal.id not in ids]
+
+
+def _spoken(messages: Sequence[Message]) -> bool:
+    """True if a person typed text in these messages: only the first of several is about the answer, and it was classified on arrival."""
+    return any(message.role is Role.USER and typed(message.text).text for message in messages)
+
+
+def _place(question: PendingPrompt) -> tuple[bytes, str]:
+    """A key that a question and its repetition share."""
+    return question.chain[-1], question.scope.episode or ""
+
+
+def _name(kind: NextMessage) -> str:
+    return "dissatisfied" if kind in DISSATISFIED else "praised" if kind is NextMessage.PRAISE else "followed_up"
+
+
+def _comment(kind: NextMessage) -> str:
+    return f"{kind.value} ({VERSION})"

@@ -1,0 +1,144 @@
+"""Parses what sealed tests reported, and checks whether it is what they should have seen. Pure.
+
+All of it was sent by a process that the graded code shares: a line proves only that its sender knew its content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ostinato.worlds.grading.hidden_values import Claim, Place, Site
+from ostinato.worlds.grading.inside.encoding import Opaque, encode
+from ostinato.worlds.grading.trees import lines_of, same
+
+Sites = Mapping[str, tuple[str, Site]]
+"""Reported key -> the test file, and the claim in it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TestHeard:
+    """One test's report: its outcome, and what was seen at which claims, in order.
+
+    Example: ``TestHeard(id="test_calc.py::test_add", ended=True, saw=[(("test_calc.py", (3, 4)), site, ["value", 9])])``
+    """
+
+    __test__ = False  # tells pytest that this is no test class
+
+    id: str
+    ended: bool = False
+    failed: bool = False
+    skipped: bool = False
+    saw: list[tuple[tuple[str, Place], Site, Sequence[Any]]] = field(default_factory=list[Any])
+
+    def at(self) -> dict[tuple[str, Place], list[Sequence[Any]]]:
+        """What was seen at each claim."""
+        found: dict[tuple[str, Place], list[Sequence[Any]]] = {}
+        for where, _, shown in self.saw:
+            found.setdefault(where, []).append(shown)
+        return found
+
+    @property
+    def sealed(self) -> bool:
+        """True if the test reported a value or an error that only the grader can check."""
+        return any(site.claim in (Claim.EQUAL, Claim.RAISES) for _, site, _ in self.saw)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Testimony:
+    """All that one run reported. `forged` counts lines that no honest run sends. `errors` is the end of its stderr, for people.
+    `timed_out`: it was stopped by its deadline.
+
+    Example: ``Testimony(collected=("test_calc.py::test_add",), tests={"test_calc.py::test_add": heard}, forged=0)``
+    """
+
+    __test__ = False
+
+    collected: tuple[str, ...]
+    tests: Mapping[str, TestHeard]
+    forged: int = 0
+    errors: str = ""
+    timed_out: bool = False
+
+
+def read_testimony(sent: bytes, sites: Sites) -> Testimony:
+    """Parse the lines of a run. Lines that make no sense are counted as forged."""
+    collected: tuple[str, ...] = ()
+    tests: dict[str, TestHeard] = {}
+    now: TestHeard | None = None
+    forged = 0
+    for line in lines_of(sent):
+        match line:
+            case ["collected", list() as ids] if not collected and all(isinstance(each, str) for each in ids):
+                collected = tuple(ids)
+            case ["start", str() as id] if now is None and id not in tests:
+                now = tests[id] = TestHeard(id=id)
+            case ["saw", str() as key, *shown] if key in sites:
+                if now is not None:
+                    path, site = sites[key]
+                    now.saw.append(((path, site.place), site, shown))
+            case ["failed" | "skipped" as how, str() as id] if now is not None and id == now.id:
+                setattr(now, how, True)
+            case ["end", str() as id] if now is not None and id == now.id:
+                now.ended, now = True, None
+            case _:
+                forged += 1
+    return Testimony(collected=collected, tests=tests, forged=forged)
+
+
+def passes(heard: TestHeard, solution: TestHeard | None) -> bool:
+    """True if a test saw what it should.
+
+    If the solution's own run is given, the test must also have reached every claim that the solution reached; if not, at least one.
+    """
+    if not heard.ended or heard.failed or heard.skipped:
+        return False
+    right = solution.at() if solution is not None else None
+    times: dict[tuple[str, Place], int] = {}
+    for where, site, shown in heard.saw:
+        index = times[where] = times.get(where, -1) + 1
+        shows = right.get(where, []) if right is not None else []
+        if not holds(site, shown, shows[index] if index < len(shows) else None):
+            return False
+    return bool(heard.saw) if right is None else right.keys() <= times.keys()
+
+
+MOST_MESSAGE = 2000
+"""The longest error message, in characters, that may match a pattern: a search may take quadratic time."""
+
+
+def holds(site: Site, shown: Sequence[Any], solution: Sequence[Any] | None) -> bool:
+    """True if what was shown at a claim satisfies it. `solution` is what the solution's run showed there, None if it did not get there."""
+    try:
+        match site.claim, shown:
+            case Claim.EQUAL, ["value", tree]:
+                return _is_expected(site, tree, solution)
+            case Claim.PAIR, ["values", left, right]:
+                return same(left, right)
+            case Claim.PAIR, ["truth", True]:
+                return solution is None or solution[0] == "truth"
+            case Claim.TRUTH, ["truth", bool() as truth]:
+                return truth is not site.flipped
+            case Claim.RAISES, ["raised", list() as names, str() as message]:
+                raised = not set(site.errors).isdisjoint(name for name in names if isinstance(name, str))
+                return (
+                    raised
+                    and len(message) <= MOST_MESSAGE
+                    and (site.pattern is None or re.search(site.pattern, message) is not None)
+                )
+            case _:
+                return False
+    except RecursionError:
+        return False
+
+
+def _is_expected(site: Site, tree: Any, solution: Sequence[Any] | None) -> bool:
+    relative, absolute = site.near
+    if site.known:
+        try:
+            return same(tree, encode(site.value), relative=relative, absolute=absolute)
+        except Opaque:
+            return False
+    return solution is not None and solution[0] == "value" and same(tree, solution[1])

@@ -1,0 +1,238 @@
+"""One attempt at a task: harness, sandbox and model, then the grader. Retries, in bounds, while a service is unavailable."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.records import PolicyVersion
+from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.seams import Backend, Clock
+from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.harness.rollout import Ended, Harness, Model, OutOfTime, Rollout
+from ostinato.worlds.rollout.finished import Finished, finished_of
+from ostinato.worlds.tasks.task import Task, Taskset
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_S = 30.0
+_MOST_BYTES = 1 << 20
+_T = TypeVar("_T")
+
+
+class CapturedModel(Model, Protocol):
+    """A model whose turns are captured. `policies`: the policy versions that sampled its tokens so far, as the gateway reported them."""
+
+    @property
+    def policies(self) -> Collection[PolicyVersion]: ...
+
+
+class Gateway(Protocol):
+    """The part of the gateway that rollouts need."""
+
+    def model(self, episode: str, *, group: str | None, harness: str, seed: int | None = None) -> CapturedModel:
+        """The model of one episode. `seed` is the seed of its first call; None: a random one."""
+        ...
+
+    async def say(self, events: list[dict[str, Any]]) -> None:
+        """Send events; they are in the log on return. Raises Unavailable, BadRequest."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workshop:
+    """What is needed to work on tasks: harnesses by name, the backend of their sandboxes (None: no harness needs one), grader, gateway.
+
+    Example: ``Workshop(harnesses={"single": SingleAnswer()}, backend=None, grader=grader, gateway=gateway)``
+    """
+
+    harnesses: Mapping[str, Harness]
+    backend: Backend | None
+    grader: Grader
+    gateway: Gateway
+
+    async def work(self, task: Task, model: Model) -> Rollout:
+        """One rollout, in a sandbox if its harness needs one. Raises Unavailable."""
+        harness, sandbox = self.harnesses[task.harness], None
+        try:
+            if self.backend is not None and (spec := harness.spec(task)) is not None:
+                sandbox = await self.backend.start(spec)
+            return await harness.run(task, model, sandbox)
+        finally:
+            if sandbox is not None:
+                await sandbox.stop()
+
+    async def grade(self, task: Task, rollout: Rollout) -> Grade:
+        """A rollout's grade: 0 if it ran out of time or broke its sandbox, whatever it left behind; otherwise the grader's.
+
+        Such a rollout stays in its group: overlong rollouts are not masked (Composer 2, arXiv:2603.24477). Raises as `Grader.grade`.
+        """
+        if rollout.ended is Ended.TIMEOUT:
+            return Grade(value=0.0, why=f"its time was over {rollout.detail.get('why', '')}".strip())
+        if rollout.ended is Ended.BROKEN:
+            return Grade(value=0.0, why=f"it broke its sandbox: {rollout.detail.get('why', '')}")
+        return await self.grader.grade(task, rollout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRollout:
+    """One rollout that has ended. `grade` None: something other than the policy ended it, and it was not graded.
+
+    Example: ``FinishedRollout(task=task, episode="w3f.0.2.0", rollout=rollout, grade=Grade(value=1.0), policies=(v7,))``
+    """
+
+    task: Task
+    episode: str
+    rollout: Rollout
+    grade: Grade | None
+    policies: tuple[PolicyVersion, ...] = ()
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """The turns that were captured."""
+        return self.rollout.turns
+
+    @property
+    def value(self) -> float | None:
+        """The value of its grade, 0 if it cheated; None if it was not graded."""
+        return None if self.grade is None else 0.0 if self.grade.cheated else self.grade.value
+
+    @property
+    def solved(self) -> bool:
+        """True if it was graded and solved the task."""
+        return self.grade is not None and self.grade.solved
+
+    @property
+    def cheated(self) -> bool:
+        """True if its outcome was faked, or it tried to fake it."""
+        return self.grade is not None and bool(self.grade.cheated)
+
+    @property
+    def why(self) -> str:
+        """How it ended, for people."""
+        return str(self.rollout.detail.get("why", self.rollout.ended)) if self.grade is None else self.rollout.ended
+
+    def record(self, tasks: Taskset, clock: Clock, *, group: str | None = None, member: int | None = None) -> Finished:
+        """The record to keep of it. Reads the task's own files at the changed paths."""
+        return finished_of(
+            self.task,
+            self.rollout,
+            self.grade,
+            at=clock(),
+            taskset=tasks.hash,
+            episode=self.episode,
+            policies=self.policies,
+            original=lambda path: original_of(self.task.spec, path),
+            group=group,
+            member=member,
+        )
+
+
+class Trying:
+    """Tries tasks.
+
+    Args:
+        shop: works on them.
+        pause_s: seconds before the first retry of what was unavailable; doubled before each further one.
+        tries: how often a rollout may be lost in its middle, say because the model's programs take its sandbox down, before it has failed.
+        patience_s: how long something may be unavailable before Unavailable is raised.
+    """
+
+    def __init__(self, shop: Workshop, *, pause_s: float, tries: int = 3, patience_s: float = 3600.0) -> None:
+        self._shop, self._pause_s, self._tries, self._patience_s = shop, pause_s, tries, patience_s
+
+    async def once(self, task: Task, episode: str, group: str | None) -> FinishedRollout:
+        """One rollout and its grade. A rollout that a gateway or a sandbox left unfinished by becoming unavailable is torn, and begun anew:
+        for `patience_s` while none can begin, `tries` times once the model has spoken. One whose time was over before that has failed.
+
+        Raises errors that no retry would change (BadConfig, BadRequest), and Unavailable.
+        """
+        harness = self._shop.harnesses[task.harness].hash
+        waiting, number, lost = _Waiting(self._pause_s, self._patience_s), 0, 0
+        while True:
+            name = episode if number == 0 else f"{episode}.{number}"
+            model = self._shop.gateway.model(name, group=group, harness=harness)
+            try:
+                rollout = await self._shop.work(task, model)
+                break
+            except Unavailable as error:
+                lost += bool(model.policies)
+                if isinstance(error, OutOfTime) or lost >= self._tries:
+                    logger.warning("rollout %s is given up, lost in its middle %d times: %s", name, lost, error)
+                    rollout = _lost(task, harness, error)
+                    break
+                logger.info("rollout %s is begun anew: %s", name, error)
+                if model.policies:  # a gateway that answers is available
+                    waiting = _Waiting(self._pause_s, self._patience_s)
+                await waiting.after(error)
+            number += 1
+        grade = None
+        if rollout.ended is not Ended.FAILED and rollout.turns:
+            grade = await self.patiently(lambda: self._shop.grade(task, rollout))
+        return FinishedRollout(
+            task=task, episode=name, rollout=rollout, grade=grade, policies=tuple(sorted(model.policies))
+        )
+
+    async def patiently(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Retry for `patience_s` while Unavailable is raised. Raises errors that no retry would change, and Unavailable."""
+        waiting = _Waiting(self._pause_s, self._patience_s)
+        while True:
+            try:
+                return await ask()
+            except BadRequest:
+                raise
+            except Unavailable as error:
+                logger.info("tried again: %s", error)
+                await waiting.after(error)
+
+
+class _Waiting:
+    """Growing pauses between retries, up to a limit of time."""
+
+    def __init__(self, pause_s: float, patience_s: float) -> None:
+        self._pause_s, self._patience_s = pause_s, patience_s
+        self._clock = asyncio.get_running_loop().time
+        self._since: float | None = None
+
+    async def after(self, error: Unavailable) -> None:
+        """Pause after a failure. Raises Unavailable once there have been failures for too long."""
+        if self._since is None:
+            self._since = self._clock()
+        if self._clock() + self._pause_s - self._since > self._patience_s:
+            raise Unavailable(f"given up after {self._patience_s:g} s (worlds.patience_s): {error}") from error
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+def _lost(task: Task, harness: str, error: Unavailable) -> Rollout:
+    said = (
+        f"the model did not speak in time: {error}" if isinstance(error, OutOfTime) else f"lost in its middle: {error}"
+    )
+    return Rollout(
+        task=task.id,
+        harness=f"{task.harness}@{harness}",
+        ended=Ended.FAILED,
+        messages=task.messages,
+        turns=(),  # no verdict names them: they are torn when the group is closed
+        detail={"why": said[:500]},
+    )
+
+
+def original_of(spec: SandboxSpec, path: str) -> bytes | None:
+    """The task's own bytes at a path below `workdir`; None if there is no file, or a layer's is not a plain file of at most 1 MiB."""
+    if path in spec.files:
+        return spec.files[path]
+    for layer in reversed(spec.layers):
+        top = Path(layer).resolve()
+        try:
+            found = (top / path).resolve()
+            if found.is_relative_to(top) and found.is_file():
+                return found.read_bytes() if found.stat().st_size <= _MOST_BYTES else None
+        except (OSError, ValueError, RuntimeError):  # a circular link, or an invalid name
+            return None
+    return None

@@ -1,0 +1,211 @@
+"""The core of the rollout worker: draws, works on, grades, reports and paces groups concurrently, and resumes after a kill.
+
+Data flow: `Groups` says what may begin -> each member: harness + sandbox + model -> grader -> journal -> once all members of a group have
+ended, their verdicts go to the gateway -> the log says when the trainer has taken them -> the next group may begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import Unavailable
+from ostinato.core.seams import Clock
+from ostinato.worlds.harness.rollout import Rollout
+from ostinato.worlds.rollout.attempt import FinishedRollout, Trying, Workshop
+from ostinato.worlds.rollout.config import WorldsConfig
+from ostinato.worlds.rollout.finished import Finished
+from ostinato.worlds.rollout.group_outcomes import Spending
+from ostinato.worlds.rollout.groups import EventFile, Groups, RolloutGroup, measured, shape, verdicts
+from ostinato.worlds.tasks.task import Split, Task, Taskset
+
+logger = logging.getLogger(__name__)
+
+
+class Rollouts:
+    """Works on groups of rollouts until every task was drawn in every epoch, or it is cancelled.
+
+    Args:
+        tasks: the taskset; its `train` tasks are trained on, the others are only measured.
+        shop: works on them.
+        journal, events: the worker's journal, and its events at the start.
+        spending: finds the groups that the trainer has taken.
+        config: how many, how far ahead.
+        tell: called with what happens, for people: a kind and fields.
+        keep: called with each rollout that ended for good, and with each that was only measured.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        tasks: Taskset,
+        shop: Workshop,
+        journal: EventFile,
+        events: list[dict[str, Any]],
+        spending: Spending,
+        config: WorldsConfig,
+        tell: Callable[..., None],
+        keep: Callable[[Finished], None] = lambda _: None,
+        *,
+        flat_count: bool = False,
+        clock: Clock = wall_clock,
+    ) -> None:
+        self._taskset, self._keep, self._clock = tasks, keep, clock
+        self._trying = Trying(shop, pause_s=config.retry_pause_s, tries=config.tries, patience_s=config.patience_s)
+        self._tasks = {task.id: task for task in tasks.tasks}
+        self._shop, self._journal, self._spending = shop, journal, spending
+        self._config, self._tell = config, tell
+        taught = [task.id for task in tasks.tasks if task.split is Split.TRAIN]
+        self.groups = Groups(
+            taught,
+            token=journal.token,
+            seed=config.seed,
+            epochs=config.epochs,
+            curriculum=config.curriculum,
+            flat_count=flat_count,
+        )
+        for event in events:
+            self.groups.apply(event)
+        self._places = asyncio.Semaphore(config.concurrency)
+        self._under_way: dict[asyncio.Task[None], None] = {}
+        self._shapes: dict[int, list[Rollout]] = {}  # of open groups, those that ended since this worker began
+        self.doing = "starting"
+
+    async def run(self) -> None:
+        """Work until all groups are drawn and spent, except a remainder too small for a step. Raises what a group raised: BadConfig of a
+        grader, StorageFull, Corrupt.
+        """
+        try:
+            for group in list(self.groups.open.values()):
+                # after a kill between telling a group and noting that, the group may be in a batch already
+                self._spending.expect(group.number, group.turns)
+                if not group.told:
+                    self._begin(self._work(group))
+            while self._draw() or self._under_way or len(self.groups.open) >= self._config.groups:
+                await self._look()
+                await self._ended(self._config.poll_s)
+        finally:
+            for task in self._under_way:
+                task.cancel()
+            await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    # ------------------------------------------------------------ pace
+
+    def _draw(self) -> bool:
+        """Begin as many groups as are allowed. True if more are to come."""
+        config = self._config
+        while self.groups.may_begin(per_step=config.groups, lead=config.lead, window=config.window):
+            event = self.groups.draw(config.group)
+            if event is None:
+                self.doing = "waiting for the trainer: every task was drawn as often as it may be (worlds.epochs)"
+                return False
+            self._note(event, sync=True)
+            self._begin(self._work(self.groups.open[event["n"]]))
+            if config.measure_every and event["n"] % config.measure_every == 0:
+                self._begin(self._measure(event["n"]))
+        told = sum(group.told for group in self.groups.open.values())
+        self.doing = f"{len(self.groups.open) - told} groups under way, {told} wait for the trainer"
+        return True
+
+    async def _look(self) -> None:
+        try:
+            spent = await self._spending.look()
+        except Unavailable as error:
+            logger.warning("the log cannot be read now: %s", error)
+            return
+        for number in spent:  # the cursor goes with the last of them, when all that was found up to it is noted
+            upto = {"after": self._spending.cursor} if number == spent[-1] else {}
+            self._note({"kind": "spent", "n": number} | upto)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._under_way[asyncio.ensure_future(work)] = None
+
+    async def _ended(self, timeout_s: float) -> None:
+        """Wait until some work ends, or for `timeout_s`; raise what that work raised."""
+        if not self._under_way:
+            await asyncio.sleep(timeout_s)
+            return
+        done, _ = await asyncio.wait(self._under_way, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            del self._under_way[task]
+            task.result()
+
+    def _note(self, event: dict[str, Any], *, sync: bool = False) -> None:
+        self._journal.append(event, sync=sync)
+        self.groups.apply(event)
+        if self._journal.grown:
+            self._journal.rewrite(self.groups.events())
+
+    # ------------------------------------------------------------ one group
+
+    async def _work(self, group: RolloutGroup) -> None:
+        """Run the members that have not ended, then tell the group's verdicts."""
+        task = self._tasks.get(group.task)
+        if task is None:
+            logger.warning("group %s is given up: the taskset has no task %r any more", group.name, group.task)
+            self._note({"kind": "spent", "n": group.number}, sync=True)
+            return
+        async with asyncio.TaskGroup() as members:
+            for member, slot in enumerate(group.slots):
+                if slot.last is None:
+                    members.create_task(self._member(group, member, task))
+        self._spending.expect(group.number, group.turns)
+        for events in verdicts(group):
+            await self._trying.patiently(lambda events=events: self._shop.gateway.say(events))
+        self._note({"kind": "told", "n": group.number}, sync=True)
+        grades = [outcome.grade or 0.0 for outcome in group.graded]
+        self._tell(
+            "group",
+            n=group.number,
+            task=group.task,
+            family=task.family,
+            epoch=self.groups.epoch,
+            graded=len(grades),
+            ungraded=len(group.ungraded),
+            reward=sum(grades) / len(grades) if grades else None,
+            flat=group.flat,
+            **shape(self._shapes.pop(group.number, [])),
+        )
+        if not group.turns:
+            self._note({"kind": "spent", "n": group.number})
+
+    async def _member(self, group: RolloutGroup, member: int, task: Task) -> None:
+        """Run one rollout, and try it again if something other than the policy ended it."""
+        async with self._places:
+            while group.slots[member].last is None:
+                episode = self.groups.episode(group.number, member)
+                self._note({"kind": "begun", "n": group.number, "member": member, "episode": episode})
+                tried = await self._trying.once(task, episode, group.name)
+                last = tried.value is not None or len(group.slots[member].failed) + 1 >= self._config.tries
+                event = {"kind": "ended", "n": group.number, "member": member, "episode": episode, "last": last}
+                event |= {"turns": tried.turns, "grade": tried.value, "why": tried.why}
+                self._note(event, sync=True)
+                if last:
+                    self._shapes.setdefault(group.number, []).append(tried.rollout)
+                    self._keep(tried.record(self._taskset, self._clock, group=group.name, member=member))
+                else:
+                    await asyncio.sleep(self._config.retry_pause_s)
+
+    # ------------------------------------------------------------ held-out tasks
+
+    async def _measure(self, number: int) -> None:
+        """Run each task that is not trained on once, with the newest weights."""
+        held_out = [task for task in self._tasks.values() if task.split is not Split.TRAIN]
+
+        async def one(place: int, task: Task) -> tuple[Split, FinishedRollout]:
+            async with self._places:
+                tried = await self._trying.once(task, f"{self._journal.token}.m{number}.{place}", None)
+            if events := measured(tried.turns):
+                await self._trying.patiently(lambda: self._shop.gateway.say(events))
+            self._keep(tried.record(self._taskset, self._clock))
+            return task.split, tried
+
+        found = await asyncio.gather(*(one(place, task) for place, task in enumerate(held_out)))
+        for split in sorted({task.split for task in held_out}):
+            theirs = [tried for at, tried in found if at is split and tried.value is not None]
+            solved = sum(tried.solved for tried in theirs)
+            cheated = sum(tried.cheated for tried in theirs)
+            self._tell("measured", split=split.value, n=number, solved=solved, of=len(theirs), cheated=cheated)
