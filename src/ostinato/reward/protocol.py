@@ -1,4 +1,4 @@
-"""What a reward function is asked, what it may answer, and what counts as a failure. Pure."""
+"""What a reward function is asked, what it may answer, and what counts as a failure; both as lines of JSON, and how it is loaded."""
 
 from __future__ import annotations
 

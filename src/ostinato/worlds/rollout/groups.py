@@ -1,4 +1,4 @@
-"""The state of each group of rollouts: a fold over the journal's events, in order, that a restart repeats exactly. Pure.
+"""The state of each group of rollouts: a fold over the journal's events, in order, that a restart repeats exactly; and the journal itself.
 
 A group is drawn, and its members begin and end, some more than once. Once all have ended for good and its verdicts are in the log, it is
 *told*. Once the trainer has taken it, or it was held back, it is *spent*. `Groups.events` are the few events that recreate this state.
