@@ -110,7 +110,7 @@ def test_nobody_but_pid_1_makes_groups_in_a_programs_group(monkeypatch, tmp_path
     before = os.umask(0)
     try:
         with pytest.raises(FileNotFoundError):  # there are no control groups here
-            crowd.Group(1)
+            crowd.ProcessGroup(1)
     finally:
         os.umask(before)
     assert (tmp_path / "1").stat().st_mode & 0o777 == 0o700

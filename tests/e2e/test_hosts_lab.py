@@ -33,7 +33,7 @@ def echoes(lab):
 def test_hosts_share_a_network_and_nothing_else_and_it_can_be_slow_or_gone(tmp_path):
     with Lab(("one", "other"), tmp_path) as lab:
         assert all(lab.check().values())
-        assert max(echoes(lab)) < 0.05
+        assert min(echoes(lab)) < 0.05  # the quickest: a busy machine may delay any of them
         lab.round_trips(0.1, 0.1, seed=0)
         assert min(echoes(lab)) >= 0.1
         (lab["one"].directory / "kept").write_text("on its disk")

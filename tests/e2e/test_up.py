@@ -195,7 +195,7 @@ async def test_it_heals_refuses_a_second_start_and_ends_cleanly_in_mid_step(tmp_
     assert contents(first.home.root) == before, "the second start touched the first one's files"
     assert first.process.poll() is None
 
-    await harm_engine(first, "hang", "EngineFailed: the engine has ended no step or order for", tmp_path / "harm")
+    await harm_engine(first, "hang", "EngineDied: the engine has ended no step or order for", tmp_path / "harm")
     assert await first.serving() == url
     assert await live(url) == served
 
@@ -226,7 +226,7 @@ async def test_an_engine_whose_thread_dies_gets_a_new_process(tmp_path, up, monk
     monkeypatch.setenv("HARM", str(tmp_path / "harm"))
     run = up("supervise.engine_s=3", "evaluate.suite=''", "listen.port=0")
     url = await run.serving()
-    await harm_engine(run, "die", "EngineFailed", tmp_path / "harm")
+    await harm_engine(run, "die", "EngineDied", tmp_path / "harm")
     os.kill(await run.doing("serve", "serving"), signal.SIGKILL)
     await run.until(lambda: run.standing("serve").restarts == 2, "a killed one gets one, too")
     await run.doing("serve", "serving")

@@ -68,6 +68,7 @@ async def test_a_lost_node_is_nobodys_failure_and_another_one_is_asked_for(tmp_p
             await until(lambda lost=lost: len(nodes.made) == lost + 2)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # here nobody else does
+            await until(lambda pid=pid: not alive(pid))  # and its parent, this process, has noticed
         assert watched.condition is not Condition.FAILED
         assert watched.reason == "its node is gone"
     assert len(placed_at) >= LIMITS.tries + 2
