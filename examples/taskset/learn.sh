@@ -1,6 +1,6 @@
 #!/bin/sh
 # A world of ten small functions: what the task set holds, what the model solves, ten steps of training, what it solves then.
-# Run it anywhere, with no server up: `sh examples/taskset/learn.sh`. With smollm2 on two cores it takes about ten minutes.
+# Run it anywhere, with no server up: `sh examples/taskset/learn.sh`.
 set -eu
 tasks=$(dirname "$0")/tasks.jsonl
 
