@@ -31,10 +31,10 @@ from torch.nn import functional as F
 from ostinato.app import numerics
 from ostinato.app.storage import model_path
 from ostinato.config import Config, load
+from ostinato.model.cpu import team
 from ostinato.model.linear import linear
 from ostinato.model.load import empty_model
 from ostinato.model.selftest import shapes_of
-from ostinato.model.threads import team
 
 ROWS = (1, 8, 32, 128, 512, 2048)
 STREAMS = (1, 8, 32, 128)

@@ -20,11 +20,11 @@ import torch
 from benchmarks.contender import RESULTS
 
 from ostinato.core.generation import Chunk, Generate
+from ostinato.core.interpreter import settle
 from ostinato.core.records import PolicyVersion, Sampling
 from ostinato.core.weights import Snapshot, WeightArray
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
-from ostinato.launch.workers.interpreter import settle
 from ostinato.model.load import build, load_model, resolve
 from ostinato.model.renderer import HFRenderer
 from ostinato.model.tensors import weights_of

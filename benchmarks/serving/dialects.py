@@ -23,8 +23,8 @@ from benchmarks.contender import RESULTS, machine
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
 from ostinato.model.load import resolve
 from ostinato.model.renderer import HFRenderer
+from ostinato.serve.calls.caller import ROUTES
 from ostinato.serve.calls.conversations import AnswerParser, ConversationScope, Sessions, chain_of
-from ostinato.serve.calls.routes import ROUTES
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.dialects.dialect import Counts, Heading, Tokens, Whole
 from ostinato.serve.dialects.items import ReadItems

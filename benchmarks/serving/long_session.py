@@ -23,7 +23,7 @@ from benchmarks.serving.dialects import LINE, SHAPES, Known, one_call
 from ostinato.core.records import Turn
 from ostinato.model.load import resolve
 from ostinato.model.renderer import HFRenderer
-from ostinato.serve.calls.routes import ROUTES
+from ostinato.serve.calls.caller import ROUTES
 from ostinato.serve.wire.body import parse_json
 from ostinato.train.batch.packing import TokenTurn, microbatches, pack
 from ostinato.train.config import TrainConfig

@@ -22,8 +22,8 @@ from starlette.routing import Route
 
 from ostinato.core.clock import wall_clock
 from ostinato.core.generation import Chunk, Generate
+from ostinato.core.interpreter import settle
 from ostinato.core.records import Finish, PolicyVersion
-from ostinato.launch.workers.interpreter import settle
 from ostinato.record.log import SqlLog
 from ostinato.serve.config import QuotaConfig, ServeConfig
 from ostinato.serve.gateway import create_app

@@ -17,8 +17,7 @@ from ostinato.core.records import PolicyVersion, Span
 from ostinato.core.samples import Sample
 from ostinato.testing.records import a_turn
 from ostinato.train.config import TrainConfig
-from ostinato.train.sharding.memory import return_freed_memory
-from ostinato.train.sharding.trainer import ShardedTrainer
+from ostinato.train.sharding.trainer import ShardedTrainer, return_freed_memory
 from ostinato.train.trainer import PolicyTrainer
 
 

@@ -32,9 +32,9 @@ from playwright.async_api import async_playwright
 from ostinato.app.storage import Run, open_log, open_run
 from ostinato.config import load
 from ostinato.core.records import Arm, PolicyVersion, ReleaseEvent, Row, Span, Turn
-from ostinato.launch.views.page.acts import RunActs
+from ostinato.launch.views.page.factory import RunActs
 from ostinato.launch.views.page.index import open_index
-from ostinato.launch.views.page.run_queries import INDEX, RunFacts
+from ostinato.launch.views.page.run_facts import INDEX, RunFacts
 from ostinato.launch.views.page.worlds.facts import RunWorlds
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app

@@ -21,9 +21,9 @@ import torch
 from benchmarks.contender import PEERS
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ostinato.app.learning import open_desk
 from ostinato.app.numerics import training
 from ostinato.app.storage import model_path, open_log
+from ostinato.app.trainer import open_desk
 from ostinato.config import Config, load
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher

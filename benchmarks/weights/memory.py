@@ -27,7 +27,7 @@ from benchmarks.weights.links_trainer import warm
 
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import WeightArray, Weights
-from ostinato.model.memory import give_back
+from ostinato.model.cpu import give_back
 from ostinato.weights.follow.follower import Follower, FollowerConfig
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
 from ostinato.weights.store.directory import DirectoryStore

@@ -3,7 +3,7 @@
     python -m benchmarks.weights.plan [--parameters 1e12] [--changed 0.01] [--shards 16] [--gbit 10] [--rtt-ms 150] [--streams 16]
 
 The first table computes what others have published from the inputs that they give. Where an input is not published it says what was
-assumed; where the figure does not come out it says so. The second compares the model of a delta's size (`publish/plan.py`) with
+assumed; where the figure does not come out it says so. The second compares the model of a delta's size (`weights/plan.py`) with
 measured pairs. The third is the plan. No tensors are touched. Prices change and are not listed: requests and GB stand there by
 price class, and `--put-per-1000`, `--get-per-1000`, `--egress-per-gb` and `--gb-month` turn them into money.
 Prints tables and writes benchmarks/results/weight_plan.json.
@@ -22,7 +22,7 @@ from benchmarks.contender import RESULTS
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.launch.commands.weights.plan import size, totals, ways
+from ostinato.launch.commands.weights import size, totals, ways
 from ostinato.weights.plan import FACTORS, SKIPS, Cores, Deployment, DeploymentPlan, Link, delta_bytes, mask_bits, plan
 
 RESULT = RESULTS / "weight_plan.json"

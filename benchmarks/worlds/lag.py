@@ -43,8 +43,8 @@ from ostinato.core.records import Holdback
 from ostinato.core.seams import Sandbox
 from ostinato.launch.commands.demo import ready
 from ostinato.launch.commands.up import Launched, launch
+from ostinato.launch.commands.worlds.train import busy
 from ostinato.launch.views.progress import last_lines
-from ostinato.launch.views.training import busy
 from ostinato.record.lock import hold
 from ostinato.testing.tiny import tiny_model
 from ostinato.worlds.grading.patterns import PatternGrader

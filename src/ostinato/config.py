@@ -24,11 +24,7 @@ from ostinato.release.config import ReleaseConfig
 from ostinato.reward.config import RewardConfig
 from ostinato.serve.config import ServeConfig
 from ostinato.train.config import TrainConfig
-from ostinato.weights.follow.config import FollowerConfig
-from ostinato.weights.keep.config import CollectConfig
-from ostinato.weights.publish.config import PublisherConfig
-from ostinato.weights.relay.config import RelayConfig
-from ostinato.weights.store.config import BucketConfig
+from ostinato.weights.config import BucketConfig, CollectConfig, FollowerConfig, PublisherConfig, RelayConfig
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.sandbox import SandboxConfig as SandboxConfig
 

@@ -13,8 +13,8 @@ from tests.fakes.gateways import KEY, world_gateway
 from ostinato.core.conversation import Message, Role
 from ostinato.core.records import Purpose
 from ostinato.core.sandboxing import SandboxSpec
-from ostinato.launch.commands.connecting.agents import AGENTS as KNOWN
-from ostinato.launch.commands.connecting.agents import Aim, Surroundings
+from ostinato.launch.commands.agent_settings import AGENTS as KNOWN
+from ostinato.launch.commands.agent_settings import Aim, Surroundings
 from ostinato.testing.engine import decode
 from ostinato.worlds.harness.agents.config import HOME as INSIDE
 from ostinato.worlds.harness.opening import open_harness

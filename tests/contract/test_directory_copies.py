@@ -9,8 +9,8 @@ from obstore.store import MemoryStore
 from tests.fakes.s3_server import s3_options, s3_server
 
 from ostinato.core.errors import Corrupt, NotFound, OstinatoError, StorageFull, TooLarge, Unavailable
+from ostinato.weights.config import BucketConfig
 from ostinato.weights.store import copies as module
-from ostinato.weights.store.config import BucketConfig
 from ostinato.weights.store.copies import Copies
 
 BIG = bytes(range(256)) * 45_000  # three parts of 5 MiB, the last one shorter

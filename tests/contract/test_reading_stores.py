@@ -15,8 +15,7 @@ from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, Unava
 from ostinato.core.seams import WeightStore
 from ostinato.testing.serving import serving
 from ostinato.testing.store import MemoryStore, WatchedStore
-from ostinato.weights.relay.cached_store import RelayConfig, RelayStore
-from ostinato.weights.relay.http import relay_app
+from ostinato.weights.relay import RelayConfig, RelayStore, relay_app
 from ostinato.weights.store.bucket import BucketConfig
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.store.readonly import HttpStore

@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from ostinato.app.worlds_grading import open_grading
+from ostinato.app.worlds import open_grading
 from ostinato.cli.worlds import grade
 from ostinato.config import load
 from ostinato.core.conversation import Message, Role

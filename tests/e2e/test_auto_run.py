@@ -15,9 +15,9 @@ from tests.deadlines import WHOLE_PROGRAM_S
 from tests.fakes.outside import FakeOutside
 
 from ostinato.app.evaluation import open_ledger, open_releases
-from ostinato.app.learning import open_desk
-from ostinato.app.serving import open_serving
+from ostinato.app.gateway import open_serving
 from ostinato.app.storage import open_run
+from ostinato.app.trainer import open_desk
 from ostinato.config import load
 from ostinato.core.records import Finish, Reward, Turn
 from ostinato.core.report import Report, Verdict
@@ -30,8 +30,7 @@ from ostinato.model.load import load_model
 from ostinato.model.tensors import weights_of
 from ostinato.release.auto.estimating import prospect
 from ostinato.testing.serving import serving
-from ostinato.weights.publish.candidates import Candidates
-from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.publish.publisher import Candidates, VersionPublisher
 
 FLOOR = 0.1
 LIKES = {"far": 0.9, "live": 0.15}

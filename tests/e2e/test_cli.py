@@ -18,8 +18,7 @@ from ostinato.model.load import load_model
 from ostinato.model.tensors import weights_of
 from ostinato.record.lock import hold
 from ostinato.testing.tiny import tiny_model
-from ostinato.weights.publish.candidates import Candidates
-from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.publish.publisher import Candidates, VersionPublisher
 
 COMMANDS = [
     *("up", "demo", "serve", "train", "release", "housekeeping", "config", "eval", "status", "log"),

@@ -9,9 +9,9 @@ import pytest
 from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.app.evaluation import open_releases, open_suite
-from ostinato.app.learning import open_learning
 from ostinato.app.numerics import trainer_contract
 from ostinato.app.storage import EVALUATION_REF, Run, model_path, open_run
+from ostinato.app.trainer import open_learning
 from ostinato.config import Config, load
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import (
@@ -30,7 +30,7 @@ from ostinato.core.records import (
 )
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.evaluation import Evaluation
-from ostinato.launch.commands.weights.replay import replay
+from ostinato.launch.commands.weights import replay
 from ostinato.launch.views.progress import Progress
 from ostinato.launch.workers.heartbeat import Heartbeat
 from ostinato.launch.workers.prepare import prepare

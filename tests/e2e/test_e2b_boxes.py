@@ -19,7 +19,7 @@ import pytest
 from tests.deadlines import PATIENT_S, WHOLE_PROGRAM_S
 from tests.fakes.e2b_server import KEY, cannot_run, e2b_server
 
-from ostinato.app.worlds_grading import open_backend, open_grading
+from ostinato.app.worlds import open_backend, open_grading
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadRequest, SandboxRefused, Unavailable
 from ostinato.core.sandboxing import ChangeKind, Limits, SandboxSpec

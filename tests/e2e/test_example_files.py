@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.app.storage import home
-from ostinato.app.worlds_rollouts import check_tasks, open_workshop
+from ostinato.app.worlds import check_tasks, open_workshop
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import NoReward, Pending, Signal, Turn

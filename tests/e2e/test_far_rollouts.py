@@ -13,7 +13,7 @@ from tests.fakes.certificates import Authority
 from ostinato.app.storage import home, open_log
 from ostinato.config import load
 from ostinato.core.records import Turn
-from ostinato.launch.commands.worlds.overrides import world_overrides
+from ostinato.launch.commands.worlds.train import world_overrides
 
 
 @pytest.mark.examination

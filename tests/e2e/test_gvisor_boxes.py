@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.deadlines import WHOLE_PROGRAM_S
 
-from ostinato.app.worlds_grading import open_backend, open_grading
+from ostinato.app.worlds import open_backend, open_grading
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadRequest, SandboxBroken, Unavailable
 from ostinato.core.sandboxing import Limits, SandboxSpec

@@ -22,7 +22,7 @@ from ostinato.core.records import Arm, Turn
 from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.demo import ready
 from ostinato.launch.commands.up import launch
-from ostinato.launch.commands.worlds.overrides import world_overrides
+from ostinato.launch.commands.worlds.train import world_overrides
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.workers.prepare import prepare
 from ostinato.record.lock import hold

@@ -14,7 +14,7 @@ from ostinato.app.storage import home, model_path, open_run
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm, Signal, Turn
 from ostinato.evaluate.acceptance import by_arm
-from ostinato.launch.commands.weights.replay import replay
+from ostinato.launch.commands.weights import replay
 from ostinato.launch.views.observe import RunObserver
 from ostinato.reward.accounting import recount
 from ostinato.weights.keep.fsck import verify

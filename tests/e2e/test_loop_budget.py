@@ -11,7 +11,7 @@ from tests.fakes.loop_steps import loop_steps
 from tests.fakes.worst_bodies import bodies
 
 from ostinato.model.renderer import HFRenderer
-from ostinato.serve.calls.routes import ROUTES
+from ostinato.serve.calls.caller import ROUTES
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.testing.engine import FakeEngine

@@ -13,7 +13,7 @@ from tests.e2e.test_world_training import SETTINGS, crew, until_step, write_task
 from ostinato.app.storage import home, open_log
 from ostinato.config import load
 from ostinato.core.records import Turn
-from ostinato.launch.commands.worlds.overrides import world_overrides
+from ostinato.launch.commands.worlds.train import world_overrides
 from ostinato.launch.placing.address import read_address
 
 

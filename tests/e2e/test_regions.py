@@ -15,8 +15,7 @@ from ostinato.testing.serving import serving
 from ostinato.testing.tiny import tiny_model
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.publish.publisher import VersionPublisher
-from ostinato.weights.relay.cached_store import RelayConfig, RelayStore
-from ostinato.weights.relay.http import relay_app
+from ostinato.weights.relay import RelayConfig, RelayStore, relay_app
 from ostinato.weights.store.directory import DirectoryStore
 
 

@@ -14,7 +14,7 @@ from tests.e2e import test_pytest_grader as repository
 from tests.fakes.grading_boxes import PYTHON, GradingBoxes
 from tests.fakes.reward_hacks import BEYOND, FUNCTION, RUNS, TRACE
 
-from ostinato.app.worlds_grading import open_graders
+from ostinato.app.worlds import open_graders
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandboxing import Change, ChangeKind
 from ostinato.worlds.grading.canaries import unknowable

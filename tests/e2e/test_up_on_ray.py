@@ -20,7 +20,7 @@ from ostinato.app.storage import home, open_run
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm, Batch, Signal, Turn
-from ostinato.launch.commands.scaling import write_wish
+from ostinato.launch.commands.scale import write_wish
 from ostinato.launch.placing.worker_status import read_board
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import recount

@@ -11,7 +11,7 @@ from ostinato.app.numerics import trainer_contract, training
 from ostinato.app.storage import home, model_path, open_run
 from ostinato.config import load
 from ostinato.core.records import PolicyVersion, Turn
-from ostinato.launch.commands.worlds.overrides import world_overrides
+from ostinato.launch.commands.worlds.train import world_overrides
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.version.content import version_ref
 

@@ -19,8 +19,8 @@ from world_runs import SETTINGS, crew, examined, graded_twice, published, steps,
 from ostinato.app.storage import home, model_path, open_run, open_store
 from ostinato.config import load
 from ostinato.core.records import Arm
-from ostinato.launch.commands.weights.replay import replay
-from ostinato.launch.commands.worlds.overrides import world_overrides
+from ostinato.launch.commands.weights import replay
+from ostinato.launch.commands.worlds.train import world_overrides
 from ostinato.weights.keep.fsck import verify
 
 KILLS = 50

@@ -10,7 +10,7 @@ from world_runs import crew, until_step
 from ostinato.app.storage import home, open_log
 from ostinato.config import load
 from ostinato.core.records import Batch, Finish, Holdback, Reward, Turn
-from ostinato.launch.commands.worlds.overrides import world_overrides
+from ostinato.launch.commands.worlds.train import world_overrides
 from ostinato.worlds.harness.rollout import Ended
 from ostinato.worlds.rollout.finished import read_finished
 

@@ -13,7 +13,7 @@ from tests.e2e.test_world_training import SETTINGS, steps, train, write_tasks
 from ostinato.app.storage import EVALUATION_REF, home, open_follower, open_log, open_store
 from ostinato.config import load
 from ostinato.core.records import Batch, Turn
-from ostinato.launch.commands.worlds.coverage import read_attempts
+from ostinato.launch.commands.worlds.run import read_attempts
 from ostinato.record.lock import hold
 from ostinato.worlds.rollout.finished import read_finished
 

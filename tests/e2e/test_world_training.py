@@ -13,8 +13,8 @@ from world_runs import SETTINGS, crew, examined, graded_twice, steps, until_step
 from ostinato.app.storage import home, open_log
 from ostinato.config import load
 from ostinato.core.records import Reward, Turn
-from ostinato.launch.commands.worlds.coverage import read_attempts
-from ostinato.launch.commands.worlds.overrides import world_overrides
+from ostinato.launch.commands.worlds.run import read_attempts
+from ostinato.launch.commands.worlds.train import world_overrides
 from ostinato.worlds.rollout.finished import read_finished
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.tiny_package import MODULE, tiny_sdist
 from tests.fakes.weak_package import weak_sdist
 
-from ostinato.app.worlds_building import open_build_place
+from ostinato.app.worlds import open_build_place
 from ostinato.worlds.building.config import BuildConfig
 from ostinato.worlds.building.filters import ChangeFate
 from ostinato.worlds.building.package_build import PackageBuild

@@ -18,7 +18,7 @@ from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn
 from ostinato.testing.renderer import ByteRenderer
 from ostinato.web.page.app import Pages
-from ostinato.web.page.releases.evidence import (
+from ostinato.web.page.release_evidence import (
     Dealt,
     LayerChange,
     MeasureLook,
@@ -34,21 +34,24 @@ from ostinato.web.page.sources import (
     AlarmLine,
     AlarmList,
     ArmNow,
+    FollowerNow,
     GateLook,
     LearningNow,
     LedgerEvent,
     PlaygroundAnswer,
+    PublishedLine,
     ReleaseDetail,
     ReleaseLine,
     ReleaseList,
     RunNow,
     StepSeries,
+    SwapLine,
     TurnDetail,
     TurnLine,
     TurnList,
+    WeightsNow,
     WorkerNow,
 )
-from ostinato.web.page.stored import FollowerNow, PublishedLine, SwapLine, WeightsNow
 from ostinato.web.run_report import Curve, CurvePoint, Mark
 
 NOW = 1_795_000_000.0

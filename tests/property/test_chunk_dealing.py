@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.train.sharding import dealing
+from ostinato.train.sharding import masters
 from ostinato.train.sharding.balance import rows_of
-from ostinato.train.sharding.dealing import TensorDealing, owners, pieces_of
+from ostinato.train.sharding.masters import TensorDealing, owners, pieces_of
 
 shapes = st.lists(
     st.one_of(st.tuples(st.integers(0, 40)), st.tuples(st.integers(0, 12), st.integers(1, 9))), min_size=1, max_size=6
@@ -34,7 +34,7 @@ class Group:
 @settings(max_examples=60, deadline=None)
 @given(shapes=shapes, ranks=st.integers(1, 5), chunk=st.integers(1, 30))
 def test_the_parts_of_all_ranks_are_the_whole(shapes, ranks, chunk):
-    before, dealing.CHUNK_ELEMENTS = dealing.CHUNK_ELEMENTS, chunk
+    before, masters.CHUNK_ELEMENTS = masters.CHUNK_ELEMENTS, chunk
     try:
         forms = {f"t{number}": ("BF16", shape) for number, shape in enumerate(shapes)}
         draw = np.random.default_rng(0)
@@ -50,7 +50,7 @@ def test_the_parts_of_all_ranks_are_the_whole(shapes, ranks, chunk):
         with ThreadPoolExecutor(ranks) as threads:
             parts = list(threads.map(part, range(ranks)))
     finally:
-        dealing.CHUNK_ELEMENTS = before
+        masters.CHUNK_ELEMENTS = before
     found = {at: data for each in parts for at, data in each.items()}
     assert sum(map(len, parts)) == len(found)
     for name, tensor in whole.items():

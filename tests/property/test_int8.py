@@ -9,8 +9,7 @@ from torch import nn
 
 from ostinato.engine.embedded.forms.int8 import Int8Linear, quantised
 from ostinato.model.integers import LIBRARIES, Integers, find, is_exact
-from ostinato.model.kernels.hadamard import rotate
-from ostinato.model.kernels.quantize import from_sums, to_levels
+from ostinato.model.kernels.quantize import from_sums, rotate, to_levels
 from ostinato.model.paged import array
 
 torch.set_num_threads(1)

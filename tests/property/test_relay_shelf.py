@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ostinato.testing.store import MemoryStore, WatchedStore
-from ostinato.weights.relay.cached_store import RelayConfig, RelayStore
+from ostinato.weights.relay import RelayConfig, RelayStore
 from ostinato.weights.store.directory import DirectoryStore, Disk
 
 CAP = 100

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ostinato.core.generation import Generate
 from ostinato.core.records import PolicyVersion, Sampling
-from ostinato.engine.embedded.blocks import BlockPool
+from ostinato.engine.embedded.kv import BlockPool
 from ostinato.engine.embedded.scheduler import Generation, Scheduler
 
 BLOCKS = 12

@@ -17,9 +17,9 @@ from tests.fakes.otlp_exports import ANSWER, CALL, JSON, PROTOBUF, as_otlp_json,
 
 from ostinato.core.records import Source
 from ostinato.serve.config import ServeConfig
-from ostinato.serve.feedback.events import MAX_VALUE
+from ostinato.serve.feedback.handlers import read_events, read_traces
+from ostinato.serve.feedback.intake import MAX_VALUE
 from ostinato.serve.feedback.otlp import Encoding, read_logs, read_spans
-from ostinato.serve.feedback.telemetry import read_events, read_traces
 from ostinato.serve.gateway import create_app
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog

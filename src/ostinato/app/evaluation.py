@@ -299,7 +299,7 @@ def open_releases(
     """The release controller. Without an evaluation it only looks, and releases by hand. A monitor's alarm pauses its shipping."""
     from ostinato.evaluate.statistics import clustered_difference
     from ostinato.release.controller import ReleaseController
-    from ostinato.weights.follow.versions import StoreVersions
+    from ostinato.weights.follow.follower import StoreVersions
 
     return ReleaseController(
         run.log,

@@ -1,4 +1,4 @@
-"""The parts of continued pre-training: corpora, the trainer, checkpoints, and the resulting model directory."""
+"""Continued pre-training: corpora, the trainer, the learning rate's schedule, checkpoints, and the resulting model directory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,25 @@ from ostinato.corpus.build import check_new
 from ostinato.corpus.order import Phase
 from ostinato.corpus.reading import CorpusReader
 from ostinato.corpus.shards import ShardSet
-from ostinato.train.schedule import learning_rate_at
-from ostinato.weights.follow.export import write_model
+from ostinato.weights.follow.follower import write_model
 
 if TYPE_CHECKING:
     from ostinato.train.trainer import PolicyTrainer
+
+# ---------------------------------------------------------------- schedule of the learning rate
+
+
+def learning_rate_at(step: int, *, steps: int, peak: float, warmup: int, floor: float) -> float:
+    """Linear from 0 to `peak` over `warmup` steps, then half a cosine down to `floor` times the peak at the last step.
+
+    `step` counts from 0. Source: Loshchilov and Hutter 2017 (1608.03983), without restarts.
+    Example: ``learning_rate_at(0, steps=100, peak=1e-4, warmup=10, floor=0.1)`` is 1e-5, and that of step 99 is 1e-5 again.
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - 1 - warmup)
+    return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+
 
 _COPIED = (".json", ".jinja", ".txt", ".model")
 
@@ -109,8 +123,8 @@ def read_into(
     Raises BadConfig (a target that is not empty, corpora of another tokenizer, a checkpoint of another course), NotFound, Corrupt and
     StorageFull.
     """
+    from ostinato.model.cpu import team
     from ostinato.model.renderer import HFRenderer
-    from ostinato.model.threads import team
     from ostinato.train import checkpoint
     from ostinato.train.trainer import PolicyTrainer
 

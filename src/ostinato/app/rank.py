@@ -14,7 +14,7 @@ from ostinato.train.sharding.calls import RankTask, read_task
 from ostinato.train.sharding.trainer import take_part
 from ostinato.weights.publish.chunk_source import PartHolder
 from ostinato.weights.publish.ranks import Handed, RankSettings, publish_part
-from ostinato.weights.store.opening import open_url
+from ostinato.weights.store.factory import open_url
 
 
 def main() -> None:

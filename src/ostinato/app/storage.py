@@ -356,8 +356,8 @@ def open_folds(config: Config, token: FencingToken | None = None, patience: Pati
 def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
     """The run's weight store: a directory, or the store that `weights.url` names. `tenure`: the role in which refs are moved."""
     from ostinato.weights.store.directory import DirectoryStore
+    from ostinato.weights.store.factory import open_url
     from ostinato.weights.store.interface import unfenced
-    from ostinato.weights.store.opening import open_url
 
     fence = unfenced if tenure is None else tenure.check
     if config.weights.url:
@@ -383,7 +383,7 @@ def open_follower(config: Config) -> Follower:
 
 def open_cached_store(config: Config) -> RefStore:
     """The run's weight store for reading only, through the directory `follow.cache` if that is set."""
-    from ostinato.weights.relay.cached_store import RelayStore
+    from ostinato.weights.relay import RelayStore
     from ostinato.weights.store.directory import DirectoryStore
 
     store = open_store(config)

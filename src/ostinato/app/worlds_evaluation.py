@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from ostinato.app.storage import home, operator_key
-from ostinato.app.worlds_rollouts import check_tasks, open_harnesses, open_workshop, runs_code
+from ostinato.app.worlds import check_tasks, open_harnesses, open_workshop, runs_code
 from ostinato.config import Config
 from ostinato.core.conversation import Role
 from ostinato.core.errors import BadConfig, BadRequest

@@ -13,15 +13,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato import __version__
-from ostinato.cli.alarms import alarms
-from ostinato.cli.compute import compute, plan
-from ostinato.cli.connect import connect
+from ostinato.cli.approvals import alarms, approve, refuse, rollback, ship
+from ostinato.cli.connect import connect, watch
 from ostinato.cli.corpus import corpus
-from ostinato.cli.deciding import approve, refuse, rollback, ship
 from ostinato.cli.options import Common, console
-from ostinato.cli.watch import watch
 from ostinato.cli.weights import weights
-from ostinato.cli.workers import housekeeping, rollout, run_worker, serve, train
+from ostinato.cli.workers import compute, housekeeping, plan, rollout, run_worker, serve, train
 from ostinato.cli.worlds import worlds
 from ostinato.core.errors import OstinatoError
 
@@ -76,7 +73,7 @@ def scale(
     number
         How many workers. Ray places new ones where there is room; the newest are stopped first.
     """
-    from ostinato.launch.commands.scaling import scale_rollouts
+    from ostinato.launch.commands.scale import scale_rollouts
 
     scale_rollouts((common or Common()).of_run(), number, Console())
 
@@ -298,7 +295,7 @@ def copy_rows(source: str, target: str, *, common: Common | None = None) -> None
     target
         A run's directory, or the URL of a Postgres database. A missing log is created; the schema is `record.namespace`.
     """
-    from ostinato.launch.commands.copying import copy_between
+    from ostinato.launch.commands.backups import copy_between
 
     asyncio.run(copy_between((common or Common()).load(), source, target, Console()))
 
@@ -394,7 +391,7 @@ def drain(url: str, *, back: Annotated[bool, Parameter(negative="")] = False, co
     back
         Use the server again.
     """
-    from ostinato.launch.commands.draining import drain_server
+    from ostinato.launch.commands.scale import drain_server
 
     drain_server((common or Common()).of_run(), url, back, console)
 
@@ -427,7 +424,7 @@ def _explain(error: BaseException) -> None:
 
 def main() -> None:
     """Run the command line."""
-    from ostinato.launch.workers.stopping import Interruption
+    from ostinato.launch.workers.shutdown import Interruption
 
     interruption = Interruption()
     if isinstance(sys.stdout, io.TextIOWrapper):

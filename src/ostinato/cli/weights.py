@@ -17,7 +17,7 @@ weights = App(name="weights", help="Look into the weight store: every version, b
 @weights.command(name="log")
 def weights_log(*, ref: str = "live", common: Common | None = None) -> None:
     """List the chain of versions behind a ref: number, hash, kind, bytes."""
-    from ostinato.launch.commands.weights.chain import print_chain
+    from ostinato.launch.commands.weights import print_chain
 
     asyncio.run(print_chain((common or Common()).of_store(), ref, Console()))
 
@@ -31,7 +31,7 @@ def show(version: str = "live", *, common: Common | None = None) -> None:
     version
         A ref, a version number such as v12, or the first digits of a root hash.
     """
-    from ostinato.launch.commands.weights.versions import show_version
+    from ostinato.launch.commands.weights import show_version
 
     asyncio.run(show_version((common or Common()).of_store(), version, Console()))
 
@@ -49,7 +49,7 @@ def diff(one: str, other: str, *, html: Path | None = None, common: Common | Non
     html
         Also write an HTML page with every tensor to this file.
     """
-    from ostinato.launch.commands.weights.versions import diff_versions
+    from ostinato.launch.commands.weights import diff_versions
 
     asyncio.run(diff_versions((common or Common()).of_store(), one, other, html, Console()))
 
@@ -57,7 +57,7 @@ def diff(one: str, other: str, *, html: Path | None = None, common: Common | Non
 @weights.command
 def fsck(common: Common | None = None) -> None:
     """Verify every object that is reachable from a ref."""
-    from ostinato.launch.commands.weights.chain import check_store
+    from ostinato.launch.commands.weights import check_store
 
     asyncio.run(check_store((common or Common()).of_store(), Console()))
 
@@ -99,7 +99,7 @@ def gc(
     grace_hours
         Delete nothing younger than this (default: collect.grace_hours, 24). Make it longer than any publication takes.
     """
-    from ostinato.launch.commands.weights.gc import collect_garbage
+    from ostinato.launch.commands.weights import collect_garbage
 
     named = {"keep": keep, "grace_hours": grace_hours}
     given = [f"collect.{key}={value}" for key, value in named.items() if value is not None]
@@ -118,7 +118,7 @@ def pin(name: str, version: str, *, common: Common | None = None) -> None:
     version
         A ref, a version number such as v12, or the first digits of a root hash.
     """
-    from ostinato.launch.commands.weights.gc import pin_version
+    from ostinato.launch.commands.weights import pin_version
 
     asyncio.run(pin_version((common or Common()).of_store(), name, version, Console()))
 
@@ -132,7 +132,7 @@ def unpin(name: str, *, common: Common | None = None) -> None:
     name
         The pin's name. An unknown name lists the existing pins.
     """
-    from ostinato.launch.commands.weights.gc import unpin_version
+    from ostinato.launch.commands.weights import unpin_version
 
     asyncio.run(unpin_version((common or Common()).of_store(), name, Console()))
 
@@ -148,7 +148,7 @@ def export(target: Path, *, ref: str = "live", common: Common | None = None) -> 
     ref
         The version to write.
     """
-    from ostinato.launch.commands.weights.chain import export_model
+    from ostinato.launch.commands.weights import export_model
 
     asyncio.run(export_model((common or Common()).of_store(), ref, target, Console()))
 
@@ -175,7 +175,7 @@ def pull(
     option
         A setting of the other store, as in --option aws_region=eu-west-1; may be repeated. For http: a request header.
     """
-    from ostinato.launch.commands.weights.transfers import pull as run
+    from ostinato.launch.commands.weights import pull as run
 
     asyncio.run(run((common or Common()).load(), url, ref, to, option, console))
 
@@ -202,7 +202,7 @@ def push(
     option
         A setting of the other store, as in --option aws_region=eu-west-1; may be repeated.
     """
-    from ostinato.launch.commands.weights.transfers import push as run
+    from ostinato.launch.commands.weights import push as run
 
     asyncio.run(run((common or Common()).of_store(), url, ref, to, option, console))
 
@@ -219,7 +219,7 @@ def relay(*, listen: str | None = None, common: Common | None = None) -> None:
     listen
         HOST:PORT (default: relay.host and relay.port, 127.0.0.1:8330).
     """
-    from ostinato.launch.commands.weights.transfers import relay as run
+    from ostinato.launch.commands.weights import relay as run
 
     asyncio.run(run((common or Common()).load(), listen, console))
 
@@ -257,7 +257,7 @@ def weights_plan(
     keep
         Versions kept in the store.
     """
-    from ostinato.launch.commands.weights.plan import print_plan
+    from ostinato.launch.commands.weights import print_plan
     from ostinato.weights.plan import Deployment, Link
 
     deployment = Deployment(parameters=parameters, changed=changed, shards=shards, keep=keep)
@@ -289,7 +289,7 @@ def drive_vllm(
     store
         The weight store's path or URL as the server sees it, if it differs from this command's.
     """
-    from ostinato.launch.commands.weights.vllm import drive
+    from ostinato.launch.commands.weights import drive
 
     asyncio.run(drive((common or Common()).of_store(), url, ref, kv, store, console))
 
@@ -297,6 +297,6 @@ def drive_vllm(
 @weights.command
 def replay(common: Common | None = None) -> None:
     """Repeat the training from the log alone and compare every version bit for bit with the published one."""
-    from ostinato.launch.commands.weights.replay import replay_run
+    from ostinato.launch.commands.weights import replay_run
 
     asyncio.run(replay_run((common or Common()).of_run(), Console()))

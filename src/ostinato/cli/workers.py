@@ -1,4 +1,7 @@
-"""The workers of a run as commands: each gives signs of life first, then loads its code."""
+"""The workers of a run as commands: each gives signs of life first, then loads its code.
+
+Also `ostinato plan`, a cycle on paper, and `ostinato compute`, what a run's operations were spent on.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +76,7 @@ def train(
     if world is None:
         run_worker("train", options.starting(), expendable=500)
         return
-    from ostinato.launch.commands.worlds.overrides import world_overrides
-    from ostinato.launch.commands.worlds.train import train_in_world
+    from ostinato.launch.commands.worlds.train import train_in_world, world_overrides
 
     asyncio.run(train_in_world(options.starting(*world_overrides(world)), steps, Console()))
 
@@ -128,7 +130,7 @@ def rollout(
     ca
         With --connect: the certificates that sign the door's certificate (PEM).
     """
-    from ostinato.launch.commands.worlds.overrides import connect_overrides, world_overrides
+    from ostinato.launch.commands.worlds.train import connect_overrides, world_overrides
 
     if connect and not (world and cert and key and ca):
         raise BadConfig(
@@ -160,3 +162,45 @@ def run_worker(
         await main_loop(config, life)
 
     live(work, expendable=expendable, output_bytes=kept_bytes(config), loop_factory=loop_factory)
+
+
+# ---------------------------------------------------------------- compute
+
+
+def plan(
+    description: Path | None = None,
+    *,
+    overrides: Annotated[tuple[str, ...], Parameter(name=["--set"], negative="")] = (),
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Plan a cycle on paper: machines, bytes, seconds and money by phase, the first bottleneck, and the source of every value.
+
+    The default description has a trillion parameters, ten billion tokens a cycle and four regions. `ostinato weights plan` shows in
+    more detail what the weight store moves and keeps.
+
+    Parameters
+    ----------
+    description
+        TOML file with the values that differ from the defaults: [model], [turns], [training], [evaluation], [publication], [reached],
+        [regions.NAME], [hardware.NAME]. If any region is given, it replaces all default regions; the same holds for hardware.
+    overrides
+        Override one value of the description, as turns.tokens=1e9; may be repeated.
+    json
+        Print JSON, for programs.
+    """
+    from ostinato.launch.commands.compute import show_plan
+
+    show_plan(description, overrides, Console(), machine=json)
+
+
+def compute(*, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
+    """Show what a run's operations were spent on, by phase: sampling's share of all, and its operations for each one of training.
+
+    Parameters
+    ----------
+    json
+        Print JSON, for programs.
+    """
+    from ostinato.launch.commands.compute import show_compute
+
+    asyncio.run(show_compute((common or Common()).of_run(), Console(), machine=json))

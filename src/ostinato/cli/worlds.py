@@ -30,7 +30,7 @@ def observe(group: str = "", *, script: Annotated[bool, Parameter(negative="")] 
     script
         Print a script instead, for a machine without Ostinato: pipe what `ostinato worlds observe --script` prints into its python3.
     """
-    from ostinato.launch.commands.worlds.observe import observation_of_this, source
+    from ostinato.launch.commands.worlds.show import observation_of_this, source
 
     sys.stdout.write(source() if script else observation_of_this(group) + "\n")
 
@@ -54,7 +54,7 @@ def episodes(
     most
         Most episodes to write.
     """
-    from ostinato.launch.commands.worlds.observe import write_episodes
+    from ostinato.launch.commands.worlds.show import write_episodes
 
     asyncio.run(write_episodes((common or Common()).of_run(), whose, out, most, Console()))
 
@@ -86,7 +86,7 @@ def probe(
     json
         Print one JSON object instead of the table.
     """
-    from ostinato.launch.commands.worlds.probe import show_probe
+    from ostinato.launch.commands.worlds.show import show_probe
 
     show_probe(production, simulation, seed, tells, Console(), same_prompts=same_prompts, machine=json)
 
@@ -147,7 +147,7 @@ def run(
     json
         Print one JSON object instead of the table.
     """
-    from ostinato.launch.commands.worlds.measuring.run import MeasureOptions, run_tasks
+    from ostinato.launch.commands.worlds.run import MeasureOptions, run_tasks
 
     config = (common or Common()).of_run_or_new()
     if concurrency is not None:
@@ -248,7 +248,7 @@ def coverage(
     json
         Print one JSON object instead of the table.
     """
-    from ostinato.launch.commands.worlds.coverage import show_coverage
+    from ostinato.launch.commands.worlds.run import show_coverage
 
     show_coverage(rollouts, k, Console(), machine=json)
 
@@ -280,7 +280,7 @@ def plan_burst(
     json
         Print one JSON object instead of the table.
     """
-    from ostinato.launch.commands.worlds.burst import show_burst
+    from ostinato.launch.commands.worlds.build import show_burst
 
     show_burst(sandboxes, clusters, nodes, lose_after, seed, Console(), machine=json)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig
-from ostinato.model import routing, threads
+from ostinato.model import cpu, routing
 from ostinato.model.attention import Attend, hidden, logits
 from ostinato.model.paged import Blocks, PagedCache, PagedEntry, Reads, TokenPlaces
 
@@ -111,7 +111,7 @@ def check_exact(
     total = sum(_CUTS)
     vocabulary = vocabulary_of(model)
     ids = torch.randint(vocabulary, (2, total), generator=torch.Generator().manual_seed(6))
-    with threads.team(team or torch.get_num_threads()):
+    with cpu.team(team or torch.get_num_threads()):
         whole = [_whole(model, ids[i], make_memory(1, total)) for i in range(2)]
     memory, done = make_memory(2, total), [0, 0]
     for turn, sizes in enumerate(zip(_CUTS, reversed(_CUTS), strict=True)):

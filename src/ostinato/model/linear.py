@@ -19,15 +19,13 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from ostinato.core.errors import BadConfig
-from ostinato.model.cpu import capabilities
+from ostinato.model.cpu import capabilities, split, together
 from ostinato.model.kernels.decoder import project
 from ostinato.model.kernels.pairs import HAS_PAIRS
-from ostinato.model.kernels.processor import tiles_allowed
 from ostinato.model.kernels.product import BLOCK, FUSED, PAIRS, TILES, lay_out
-from ostinato.model.kernels.thread_barrier import COLUMNS
+from ostinato.model.kernels.thread_barrier import COLUMNS, tiles_allowed
 from ostinato.model.kernels.vector import PANEL
 from ostinato.model.paged import array
-from ostinato.model.threads import split, together
 
 Order = Literal["blocks", "pairs"]
 """An order of additions of bf16 products. "blocks" is possible on every CPU, "pairs" on those with AVX512-BF16."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Sampling
-from ostinato.model.grammars.compiling import Grammars
+from ostinato.model.grammars import Grammars
 
 
 @dataclass(frozen=True, slots=True)

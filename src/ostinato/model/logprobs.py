@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ostinato.model.cpu import split
 from ostinato.model.devices.softmax import TensorSoftmax
 from ostinato.model.kernels.softmax import TILE, invert, logprobs, logs, normalise
 from ostinato.model.paged import array
-from ostinato.model.threads import split
 
 GREEDY = -1.0
 """Passed as u, this asks for the likeliest token."""

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ostinato.model.cpu import split
 from ostinato.model.kernels.gradients import rms_norm_gradient
 from ostinato.model.kernels.norm import LANES, rms_norm
 from ostinato.model.paged import array
-from ostinato.model.threads import split
 
 _WORTH = 64  # rows below which a second thread costs more than it saves
 _SUMMED = 128  # rows whose parts of the weight's gradient are summed together, for any number of threads

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.numerics import Contract
-from ostinato.model.cpu import capabilities
+from ostinato.model.cpu import capabilities, team
 from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.model.devices.cache import CacheAttend, CachedLayer
 from ostinato.model.devices.softmax import TensorSoftmax
@@ -25,7 +25,6 @@ from ostinato.model.linear import Order, linear, order_in_use
 from ostinato.model.logprobs import RowSoftmax
 from ostinato.model.norms import rms_normed
 from ostinato.model.paged import PagedEntry
-from ostinato.model.threads import team
 
 TORCH_KERNELS = "3"
 """Raise it with every change of `model.devices` that changes results."""

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ostinato.model.cpu import spread
 from ostinato.model.kernels.attention import QUERIES, attention, write
-from ostinato.model.threads import spread
 
 _WORTH = 4096  # query-key pairs below which a second thread costs more than it saves
 

@@ -24,8 +24,8 @@ from ostinato.model.answers.formats import format_for
 from ostinato.model.answers.reader import Reader
 from ostinato.model.answers.response_constraints import grammar_of
 from ostinato.model.checkpoint_validation import check_ids, read_config
-from ostinato.model.grammars.compiling import Grammars
-from ostinato.model.grammars.trial import GrammarTrial
+from ostinato.model.grammar_trial import GrammarTrial
+from ostinato.model.grammars import Grammars
 from ostinato.model.rendering.fences import Fences, encodable
 from ostinato.model.rendering.template import ChatTemplate
 

@@ -21,13 +21,13 @@ from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig
 from ostinato.model.attention import hidden, logits
+from ostinato.model.cpu import team
 from ostinato.model.exactness import REMEDY, Pack, bits_of, check_exact, vocabulary_of
 from ostinato.model.experts import experts_of
 from ostinato.model.linear import order_in_use
 from ostinato.model.load import empty_model
 from ostinato.model.paged import WholeAttend
 from ostinato.model.portable import library_operations
-from ostinato.model.threads import team
 
 Teams = Sequence[int]
 """Numbers of threads; the bits of the first are the reference."""

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ostinato.model.cpu import split
 from ostinato.model.kernels.gate import silu_mul, silu_mul_gradients
 from ostinato.model.paged import array
-from ostinato.model.threads import split
 
 _WORTH = 64  # rows below which a second thread costs more than it saves
 _NAMES = ("gate_proj", "up_proj", "down_proj")

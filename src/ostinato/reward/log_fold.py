@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ostinato.core.lineage import Lineage
 from ostinato.core.records import Arm, identity
 from ostinato.core.seams import Cursor, Folds, Log
+from ostinato.core.staleness import Lineage
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger.entries import TEACHING_ARMS, Gold, matured_turns, nobody, open_turns
 from ostinato.reward.ledger.ledger import KINDS, TurnLedger

@@ -14,11 +14,11 @@ import contextlib
 from collections.abc import AsyncIterator, Container, Sequence
 
 from ostinato.core.errors import Conflict, NoSignal, StorageFull
-from ostinato.core.lineage import Lineage
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Reward, Row, Turn
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
+from ostinato.core.staleness import Lineage
 from ostinato.reward.batching import LearnablePart, dealt, gathered, longest_part, ready_parts, waited_in_vain
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.episodes import by_episode

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from ostinato.core.in_turn import InTurn
+from ostinato.core.fair_queue import InTurn
 from ostinato.serve.quotas import QuotaExceeded
 
 AT_ONCE_CHARS = 4_000

@@ -27,9 +27,9 @@ from ostinato.core.seams import Clock, Dealer, Engine, Log, Renderer
 from ostinato.core.visitors import Visitors
 from ostinato.serve.arms import Arms
 from ostinato.serve.auth import KeyAudit, KeyFile, Keyring, check_tenants
-from ostinato.serve.auto.deals import Deals
+from ostinato.serve.auto_deals import Deals
+from ostinato.serve.calls.caller import ROUTES
 from ostinato.serve.calls.generate import CallHandlers
-from ostinato.serve.calls.routes import ROUTES
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.dialects import anthropic, openai_reply
 from ostinato.serve.dialects.openai_reply import json_bytes
@@ -37,7 +37,7 @@ from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.feedback.handlers import Feedback, Telemetry
 from ostinato.serve.feedback.intake import Intake
-from ostinato.serve.judge.judge import Judge
+from ostinato.serve.message_judge import Judge
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import PeopleFirst

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ostinato.core.seams import Clock, Engine, Log, Renderer
 from ostinato.serve.arms import Arms
 from ostinato.serve.auth import Keyring
-from ostinato.serve.auto.deals import Deals
+from ostinato.serve.auto_deals import Deals
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.metrics import Metrics

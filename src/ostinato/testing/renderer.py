@@ -14,7 +14,7 @@ from ostinato.core.seams import AnswerReader
 from ostinato.model.answers.formats import HERMES
 from ostinato.model.answers.reader import Reader
 from ostinato.model.answers.response_constraints import grammar_of
-from ostinato.model.rendering.tool_text import spoken, with_described_tools
+from ostinato.model.rendering.fences import spoken, with_described_tools
 from ostinato.testing.engine import STOP_ID, VOCAB_SIZE
 
 MERGED = 0xFB

@@ -31,11 +31,11 @@ from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.model.load import build, load_model, resolve, weights_of
 from ostinato.model.numerics import contract
 from ostinato.model.renderer import HFRenderer
+from ostinato.serve.config import JudgeConfig
 from ostinato.serve.feedback.followups import typed
 from ostinato.serve.feedback.next_message import DISSATISFIED, NextMessage, kind_of
-from ostinato.serve.judge.config import JudgeConfig
-from ostinato.serve.judge.judge import Judge, Ruled
-from ostinato.serve.judge.prompt import VERSION, Case
+from ostinato.serve.judge_prompt import VERSION, Case
+from ostinato.serve.message_judge import Judge, Ruled
 from ostinato.serve.metrics import Metrics
 
 RESULT = Path(__file__).parents[1] / "results" / "judge.json"

@@ -44,7 +44,7 @@ from ostinato.app.worlds_tasks import function_tasks, repair_tasks
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemMean
 from ostinato.evaluate.coverage import covered
-from ostinato.launch.commands.worlds.coverage import read_attempts
+from ostinato.launch.commands.worlds.run import read_attempts
 from ostinato.worlds.rollout.finished import Finished, read_finished
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.tasksets import save

@@ -23,7 +23,7 @@ from typing import Any
 from tests.fakes.loop_steps import loop_steps
 from tests.fakes.worst_bodies import bodies
 
-from ostinato.launch.workers.interpreter import settle
+from ostinato.core.interpreter import settle
 from ostinato.model.renderer import HFRenderer
 from ostinato.serve.config import QuotaConfig, ServeConfig
 from ostinato.serve.gateway import create_app

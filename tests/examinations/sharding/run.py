@@ -37,14 +37,12 @@ from ostinato.model.load import resolve
 from ostinato.model.renderer import HFRenderer
 from ostinato.testing.records import a_turn
 from ostinato.train.config import TrainConfig
-from ostinato.train.sharding.memory import return_freed_memory
-from ostinato.train.sharding.trainer import RankProgram, ShardedTrainer
+from ostinato.train.sharding.trainer import RankProgram, ShardedTrainer, return_freed_memory
 from ostinato.train.trainer import PolicyTrainer
+from ostinato.weights.config import BucketConfig, PublisherConfig
 from ostinato.weights.follow.follower import Follower
-from ostinato.weights.publish.config import PublisherConfig
 from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.publish.ranks import RankSettings, Together
-from ostinato.weights.store.config import BucketConfig
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.version.content import version_ref, weights_root
 

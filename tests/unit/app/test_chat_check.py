@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ostinato.app.serving import NO_CHAT, check_chat
+from ostinato.app.gateway import NO_CHAT, check_chat
 from ostinato.core.errors import BadConfig
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.model.renderer import HFRenderer

@@ -14,7 +14,7 @@ from tests.deadlines import PATIENT_S
 from ostinato.app.checkpoints import SharedCheckpoints
 from ostinato.core.errors import Unauthorized, Unavailable
 from ostinato.train.checkpoint import MANIFEST, Checkpoint, adopt, load, partial_of, save
-from ostinato.weights.store.config import BucketConfig
+from ostinato.weights.config import BucketConfig
 from ostinato.weights.store.copies import Copies
 from ostinato.weights.version.signing import Signer
 

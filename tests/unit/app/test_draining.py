@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.app.draining import read_draining, write_draining
+from ostinato.app.server_loans import read_draining, write_draining
 from ostinato.core.errors import BadRequest
 from ostinato.engine.config import EngineConfig
 

@@ -11,9 +11,8 @@ from ostinato.core.samples import TrainingBatch
 from ostinato.core.weights import Learned, WeightArray
 from ostinato.testing.store import MemoryStore
 from ostinato.train.stepper import Stepper
-from ostinato.weights.publish.candidates import Candidates, Overlapped
-from ostinato.weights.publish.config import PublisherConfig
-from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.config import PublisherConfig
+from ostinato.weights.publish.publisher import Candidates, Overlapped, VersionPublisher
 
 BATCH = TrainingBatch(
     row=Batch(step=1, turns=(), credits=(), reference=PolicyVersion(number=0, hash="0" * 64), at=0.0), samples=()

@@ -2,13 +2,13 @@
 
 import pytest
 
-from ostinato.app.lending import Lending, check_lending
+from ostinato.app.server_loans import Lending, check_lending
 from ostinato.compute.borrowing.meter import Meter
 from ostinato.compute.config import LendConfig
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
-from ostinato.engine.vllm.lending import LendingState
-from ostinato.serve.latency_window import LatencyWindow
+from ostinato.engine.vllm.loans import LendingState
+from ostinato.serve.priority import LatencyWindow
 
 
 class Seconds:

@@ -9,7 +9,6 @@ import torch
 from rich.console import Console
 
 from ostinato.app import machine, numerics
-from ostinato.app.learning import open_desk
 from ostinato.app.machine import Measured
 from ostinato.app.numerics import (
     NumericsMode,
@@ -23,6 +22,7 @@ from ostinato.app.numerics import (
     training,
 )
 from ostinato.app.storage import open_log
+from ostinato.app.trainer import open_desk
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.core.notices import Stamp

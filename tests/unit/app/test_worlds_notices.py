@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.unit.worlds.rollout.test_finished import TASK, a_record
 
-from ostinato.app.worlds_notices import NARROWED, note_cheats, note_coverage
+from ostinato.app.worlds import NARROWED, note_cheats, note_coverage
 from ostinato.core.notices import Alarm
 from ostinato.core.records import PolicyVersion
 from ostinato.testing.log import MemoryLog

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ostinato.app.evaluation import check_suite, open_evaluation, open_suites
+from ostinato.app.worlds import WORLD_GRADERS, open_graders
 from ostinato.app.worlds_evaluation import world_suite
-from ostinato.app.worlds_grading import WORLD_GRADERS, open_graders
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.evaluate.runner import SuiteRunner

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ostinato.app.planning import deliveries, planned
 from ostinato.compute.plan.cycle import Delivery, plan_cycle, trained
 from ostinato.compute.plan.description import Description
 from ostinato.core.errors import BadConfig
+from ostinato.launch.commands.compute import deliveries, planned
 
 SMALL = {
     "model": {

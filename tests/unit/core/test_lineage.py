@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.core.lineage import Lineage
+from ostinato.core.staleness import Lineage
 
 
 @pytest.mark.parametrize(("step", "number", "lag"), [(0, 0, 0), (5, 5, 0), (5, 3, 2), (5, 0, 5)])

@@ -15,8 +15,7 @@ import yaml
 from ostinato.core.records import Holdback, PolicyVersion, ReleaseEvent, Reward
 from ostinato.core.weights import Swap
 from ostinato.launch.placing.worker_status import WorkerStatus
-from ostinato.launch.views.learning_numbers import LearningNumbers
-from ostinato.launch.views.numbers import RunNumbers
+from ostinato.launch.views.numbers import LearningNumbers, RunNumbers
 from ostinato.launch.views.summary import Summary
 from ostinato.release.ledger import State, fold
 from ostinato.serve.metrics import Metrics

@@ -19,7 +19,7 @@ from ostinato.model.load import build
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny_engine import tiny_engine
 from ostinato.train.config import TrainConfig
-from ostinato.train.gradients.head import token_logprobs
+from ostinato.train.policy import token_logprobs
 from ostinato.train.trainer import PolicyTrainer
 
 CONFIG = TrainConfig(compute="fp32", publish="fp32", learning_rate=1e-3)

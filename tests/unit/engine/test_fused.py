@@ -8,7 +8,7 @@ from torch import nn
 from transformers import LlamaConfig, Ministral3Config, Qwen3Config
 
 from ostinato.engine.embedded.form import prepack
-from ostinato.engine.embedded.forms import fused, trial
+from ostinato.engine.embedded.forms import fused
 from ostinato.engine.embedded.forms.fused import FusedLayer, fuse
 from ostinato.model.attention import hidden, logits
 from ostinato.model.exactness import bits_of, check_exact
@@ -156,7 +156,7 @@ def test_models_are_compared_at_one_thread_whatever_the_caller_has(tmp_path, mon
         seen.append(torch.get_num_threads())
         return hidden(*args, **named)
 
-    monkeypatch.setattr(trial, "hidden", watched)
+    monkeypatch.setattr(fused, "hidden", watched)
     model = load_model(tiny_of(tmp_path / "m", FUSED["llama"]()), torch.float32)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -165,7 +165,7 @@ def test_models_are_compared_at_one_thread_whatever_the_caller_has(tmp_path, mon
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert seen == [1] * 2 * len(trial.runs_of(model.config))
+    assert seen == [1] * 2 * len(fused.runs_of(model.config))
 
 
 def test_weights_of_zeros_prove_nothing(tmp_path):

@@ -9,9 +9,9 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import PolicyVersion, Sampling
 from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.kv import KVShape, Store
-from ostinato.engine.embedded.parallel_forward import Lanes, cut, forward, sample
 from ostinato.engine.embedded.sampler import Draw
 from ostinato.engine.embedded.scheduler import Generation, Scheduled
+from ostinato.engine.embedded.worker import Lanes, cut, draw_rows, forward
 from ostinato.model.load import load_model
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_moe import tiny_moe
@@ -72,7 +72,7 @@ def test_lanes_change_no_bit(model):
     assert all(torch.equal(found[p.sample.request.id], alone[i]) for i, p in enumerate(part.pieces))
     rows = [Draw(temperature=1.0, top_p=1.0, u=(i + 0.5) / 40) for i in range(40)]
     states = alone.repeat(8, 1)
-    assert sample(model, states, rows, lanes) == sample(model, states, rows, Lanes(1))
+    assert draw_rows(model, states, rows, lanes) == draw_rows(model, states, rows, Lanes(1))
     lanes.close()
 
 
@@ -99,7 +99,7 @@ def test_two_threads_give_a_fused_model_the_bits_of_one(tmp_path, count):
     found = []
     for lanes in (Lanes(2, wide=True), Lanes(1)):
         (ran,) = lanes.map(lambda p: forward(p, Store(shape, 4, 32)), [part])
-        found.append((ran.states_RD, sample(engine, ran.states_RD, draws, lanes)))
+        found.append((ran.states_RD, draw_rows(engine, ran.states_RD, draws, lanes)))
         lanes.close()
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]

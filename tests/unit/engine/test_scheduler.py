@@ -7,7 +7,7 @@ import pytest
 
 from ostinato.core.generation import Generate
 from ostinato.core.records import PolicyVersion, Sampling
-from ostinato.engine.embedded.blocks import BlockPool
+from ostinato.engine.embedded.kv import BlockPool
 from ostinato.engine.embedded.scheduler import Generation, Scheduler
 
 V1 = PolicyVersion(number=1, hash="v1")

@@ -10,7 +10,7 @@ from tests.unit.engine.test_vllm import SCRIPT, ask, collect, runs, until_well, 
 from tests.unit.engine.test_vllm_servers import quick_looks, until  # noqa: F401 (a fixture)
 
 from ostinato.core.records import Finish
-from ostinato.engine.vllm.lending import LendingState
+from ostinato.engine.vllm.loans import LendingState
 
 pytestmark = pytest.mark.usefixtures("quick_looks")
 LIVE, WORLD = 1, 7

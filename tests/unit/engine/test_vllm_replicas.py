@@ -13,7 +13,7 @@ from tests.unit.engine.test_vllm_servers import quick_looks, until  # noqa: F401
 from ostinato.core.errors import Corrupt, Unavailable
 from ostinato.core.records import Finish
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.vllm.replica import Replica
+from ostinato.engine.vllm.fleet import Replica
 
 
 def fleet(count, slow_s=0.0):

@@ -9,7 +9,7 @@ from rich.console import Console
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.records import PolicyVersion
 from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
-from ostinato.launch.commands.worlds.coverage import read_attempts, show_coverage
+from ostinato.launch.commands.worlds.run import read_attempts, show_coverage
 
 
 def tried(number, solved, tasks=60, k=8):

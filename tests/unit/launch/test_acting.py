@@ -16,7 +16,7 @@ from ostinato.config import load
 from ostinato.core.errors import Conflict, LeaseLost, Unavailable
 from ostinato.launch.workers.heartbeat import Heartbeat
 from ostinato.launch.workers.leader import act
-from ostinato.launch.workers.stopping import Stopped
+from ostinato.launch.workers.shutdown import Stopped
 from ostinato.launch.workers.worker_main import Life
 from ostinato.weights.version.content import hash_of
 

@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from ostinato.core.errors import BadConfig
-from ostinato.launch.placing.address import read_address, remove_address, write_address
+from ostinato.launch.placing.address import bind, handed_down, read_address, remove_address, url_of, write_address
 from ostinato.launch.placing.heartbeat import LISTEN_FD
-from ostinato.launch.placing.port import bind, handed_down, url_of
 
 URL = "http://127.0.0.1:8321"
 

@@ -14,11 +14,10 @@ from rich.console import Console
 
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, Conflict, NotFound, Unauthorized, Unavailable
+from ostinato.launch.commands import settings_files
+from ostinato.launch.commands.agent_settings import AGENTS, Surroundings, check_env, merged_json, with_block, yaml_keys
 from ostinato.launch.commands.connect import Wishes, check_capture, connect, undo
-from ostinato.launch.commands.connecting import files
-from ostinato.launch.commands.connecting.agents import AGENTS, Surroundings
-from ostinato.launch.commands.connecting.forms import check_env, merged_json, with_block, yaml_keys
-from ostinato.launch.commands.connecting.masking import diff, hidden, masked
+from ostinato.launch.commands.settings_files import diff, hidden, masked
 from ostinato.launch.placing.address import write_address
 
 URL = "http://127.0.0.1:8321"
@@ -278,7 +277,7 @@ async def test_a_file_that_others_changed_can_be_connected_anew_but_not_undone(a
     assert set(values["projects"]) == {"/src", "/new"}
     with pytest.raises(Conflict):
         take_back("codex", at)
-    assert json.loads(files.look(path).kept.read_text())["before"] == BEFORE["codex"]
+    assert json.loads(settings_files.look(path).kept.read_text())["before"] == BEFORE["codex"]
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -362,7 +361,7 @@ async def test_a_file_with_a_key_is_its_owners_only(at):
     assert mode_of(path) == 0o666
     await write("claude-code", at, key=KEY)
     assert mode_of(path) == 0o600
-    assert mode_of(files.look(path).kept) == 0o600
+    assert mode_of(settings_files.look(path).kept) == 0o600
     path.chmod(0o644)
     await write("claude-code", at, key=KEY)
     assert mode_of(path) == 0o600, "even if nothing else has to change"
@@ -388,10 +387,10 @@ async def test_a_loop_of_links_is_one_line(at):
 
 async def test_a_change_in_the_meantime_is_not_overwritten(at):
     path = put("aider", at, "a: 1\n")
-    found = files.look(path)
+    found = settings_files.look(path)
     path.write_text("a: 2\n")
     with pytest.raises(Conflict, match="nothing was written"):
-        files.write(found, "a: 3\n", secret=False)
+        settings_files.write(found, "a: 3\n", secret=False)
     assert path.read_text() == "a: 2\n"
     assert list(path.parent.iterdir()) == [path]
 
@@ -416,7 +415,7 @@ async def test_a_disk_that_refuses_leaves_what_was_there(at, monkeypatch, failin
 
 async def test_whoever_is_killed_before_the_file_is_written_can_undo_and_go_on(at, monkeypatch):
     path = put("aider", at, "a: 1\n")
-    before, put_down = everything(at), files._put
+    before, put_down = everything(at), settings_files._put
 
     class Killed(BaseException):
         pass
@@ -430,10 +429,10 @@ async def test_whoever_is_killed_before_the_file_is_written_can_undo_and_go_on(a
         if earlier:
             await write("aider", at, model="first")
         kept = path.read_text()
-        monkeypatch.setattr(files, "_put", killed)
+        monkeypatch.setattr(settings_files, "_put", killed)
         with pytest.raises(Killed):
             await write("aider", at, model="second")
-        monkeypatch.setattr(files, "_put", put_down)
+        monkeypatch.setattr(settings_files, "_put", put_down)
         assert path.read_text() == kept
         take_back("aider", at)
         assert everything(at) == before
@@ -441,7 +440,7 @@ async def test_whoever_is_killed_before_the_file_is_written_can_undo_and_go_on(a
 
 async def test_a_damaged_backup_is_named(at):
     path = put("aider", at, "a: 1\n")
-    files.look(path).kept.write_text("{}")
+    settings_files.look(path).kept.write_text("{}")
     with pytest.raises(BadConfig, match="is damaged; set it aside"):
         take_back("aider", at)
 

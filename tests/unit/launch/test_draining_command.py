@@ -6,12 +6,12 @@ import json
 import pytest
 from rich.console import Console
 
-from ostinato.app.draining import read_draining
+from ostinato.app.server_loans import read_draining
 from ostinato.app.storage import home
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadRequest
-from ostinato.launch.commands.draining import drain_server
+from ostinato.launch.commands.scale import drain_server
 
 
 def configured(tmp_path, urls):

@@ -9,7 +9,7 @@ from ostinato.config import load
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.records import ReleaseEvent
 from ostinato.core.weights import WeightArray
-from ostinato.launch.commands.weights.gc import collect_garbage, pin_version, unpin_version
+from ostinato.launch.commands.weights import collect_garbage, pin_version, unpin_version
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.publish.publisher import VersionPublisher
 

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from ostinato.config import Config, keys, load, origins
 from ostinato.core.errors import NotFound
-from ostinato.launch.commands.config import list_keys
-from ostinato.launch.views.keys import listed
+from ostinato.launch.commands.config import list_keys, listed
 
 
 def printed(path=None, overrides=(), prefix="", width=200, *, as_json=False):

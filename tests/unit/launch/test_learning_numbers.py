@@ -8,8 +8,8 @@ from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
-from ostinato.launch.views import learning_numbers
-from ostinato.launch.views.learning_numbers import LearningNumbers, watch_learning
+from ostinato.launch.views import numbers
+from ostinato.launch.views.numbers import LearningNumbers, watch_learning
 from ostinato.launch.views.summary import Summary, catch_up, keep
 from ostinato.record.log import SqlLog
 from ostinato.release.ledger import ReleaseLedger
@@ -59,8 +59,8 @@ ROWS = (
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning_numbers, "wall_clock", lambda: NOW)
-    monkeypatch.setattr(learning_numbers, "_LOOK_S", 0.01)
+    monkeypatch.setattr(numbers, "wall_clock", lambda: NOW)
+    monkeypatch.setattr(numbers, "_LEARNING_S", 0.01)
 
 
 async def until(true) -> None:

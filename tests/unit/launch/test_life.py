@@ -16,13 +16,13 @@ from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.launch.placing import process
 from ostinato.launch.placing.process import THREADS, WorkerProcess
-from ostinato.launch.workers.stopping import Stopped, unless
+from ostinato.launch.workers.shutdown import Stopped, unless
 
 HEAD = """
 import asyncio, sys, threading, time
 from ostinato.core.errors import BadConfig, BadWeights, Conflict, StorageFull, Unauthorized, Unavailable
 from ostinato.launch.workers.worker_main import live
-from ostinato.launch.workers.stopping import unless
+from ostinato.launch.workers.shutdown import unless
 """
 
 

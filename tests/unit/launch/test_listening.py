@@ -7,7 +7,7 @@ import time
 
 from tests.deadlines import PATIENT_S
 
-from ostinato.launch.placing.port import bind
+from ostinato.launch.placing.address import bind
 from ostinato.launch.workers.http_server import KEEP_ALIVE_S, listen
 from ostinato.serve.config import ServeConfig
 

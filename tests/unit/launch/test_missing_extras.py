@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.core.errors import BadConfig
 from ostinato.corpus.duplicates import CopyFinder
-from ostinato.launch.commands.connecting.hooks import package
+from ostinato.launch.commands.watch import package
 from ostinato.launch.commands.worlds import build
 from ostinato.launch.placing.nodes import cluster
 from ostinato.worlds.sandbox.e2b.account import Account

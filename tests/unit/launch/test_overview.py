@@ -10,13 +10,12 @@ from rich.console import Console
 
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm, PolicyVersion
-from ostinato.launch.commands.status import as_json
+from ostinato.launch.commands.status import Overview, as_json, overview
 from ostinato.launch.placing.heartbeat import Sign
 from ostinato.launch.placing.process import WorkerProcess
 from ostinato.launch.placing.supervision import Condition, Watched
 from ostinato.launch.placing.worker_status import Board, Shown, WorkerStatus, read_board
-from ostinato.launch.views.overview import Overview, overview
-from ostinato.launch.views.spans import ago
+from ostinato.launch.views.screen import ago
 from ostinato.launch.views.summary import LedgerLine, RatedTurn, Served, Summary
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import State

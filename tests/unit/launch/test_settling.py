@@ -10,8 +10,8 @@ import pytest
 
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
+from ostinato.core.interpreter import HEAPS, THRESHOLDS, TURN_S, settle, take_short_turns
 from ostinato.launch.workers import serve as serving
-from ostinato.launch.workers.interpreter import HEAPS, THRESHOLDS, TURN_S, settle, take_short_turns
 
 
 class Weights:
@@ -70,7 +70,7 @@ def test_threads_keep_heaps_small(shared, tmp_path):
     """Counted by glibc itself (`malloc_info`), in a process whose 12 threads hold memory at the same time."""
     code = f"""
 import ctypes, threading
-from ostinato.launch.workers.interpreter import keep_heaps_small
+from ostinato.launch.workers.serve import keep_heaps_small
 if {shared}: keep_heaps_small()
 libc, everyone = ctypes.CDLL(None), threading.Barrier(13)
 libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
@@ -95,7 +95,7 @@ def test_a_large_block_goes_back_to_the_system_whatever_lies_above_it():
     """With glibc's own rules the second large block would lie on the heap, as a first of its size has been freed."""
     code = """
 import ctypes
-from ostinato.launch.workers.interpreter import keep_heaps_small
+from ostinato.launch.workers.serve import keep_heaps_small
 keep_heaps_small()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.launch.workers.stopping import Interruption, stop_signals, until_stopped
+from ostinato.launch.workers.shutdown import Interruption, stop_signals, until_stopped
 
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
@@ -95,7 +95,7 @@ def test_a_second_hang_up_does_not_cut_the_end_short_and_a_second_ctrl_c_does():
     """A closing terminal sends its shell's and the kernel's. A whole process, as signals fall on it."""
     text = """
     import asyncio, sys
-    from ostinato.launch.workers.stopping import Interruption
+    from ostinato.launch.workers.shutdown import Interruption
 
     async def work():
         try:

@@ -6,8 +6,8 @@ from rich.console import Console
 from ostinato.core.records import Arm, Reward
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.suites import Item
+from ostinato.launch.commands.tab_scenario import arm_summary, calibrated, recent_suggestions, share_curves, side_rows
 from ostinato.launch.views.observe import Observed
-from ostinato.launch.views.suggestions import calibration, curves, recent_suggestions, rows, side_rows
 from ostinato.testing.records import a_turn
 
 T = 0.25
@@ -38,7 +38,7 @@ SEEN = observed(
 
 
 def test_the_result_is_that_of_the_last_third():
-    said = dict(rows(SEEN, START, END))
+    said = dict(arm_summary(SEEN, START, END))
     assert said["suggestions per request, live arm, last third"].startswith("66.7% [")
     assert said["suggestions per request, live arm, last third"].endswith("of 144")
     assert said["accept rate, live arm, last third"].startswith("75.0% [")
@@ -52,18 +52,18 @@ def test_the_result_is_that_of_the_last_third():
 
 
 def test_the_live_arm_is_named_first():
-    assert next(label for label, _ in rows(SEEN, START, END)).startswith("suggestions per request, live")
+    assert next(label for label, _ in arm_summary(SEEN, START, END)).startswith("suggestions per request, live")
 
 
 @pytest.mark.parametrize("groups", [(), ((Arm.LIVE, 5, LAST, END, 1, 1, 1),), ((Arm.CONTROL, 1, LAST, END, 1, 1, 1),)])
 def test_without_two_users_on_each_side_nothing_is_claimed(groups):
-    said = dict(rows(observed(*groups), START, END))
+    said = dict(arm_summary(observed(*groups), START, END))
     assert said["suggestions, live against control"].startswith("unknown")
     assert said["accept rate, live against control"].startswith("unknown")
 
 
 def test_curves_have_each_window_s_own_shares():
-    suggested, accepted = curves(SEEN, START, END)
+    suggested, accepted = share_curves(SEEN, START, END)
     assert [curve.arm for curve in suggested] == ["live", "control"]
     live = suggested[0].points
     assert live[0].mean == 1.0
@@ -99,7 +99,7 @@ def test_calibration_holds_each_family_under_both_policies():
         for item in items
         for draw in range(3)
     ]
-    found = calibration(before, after, items, T)
+    found = calibrated(before, after, items, T)
     assert found.threshold == T
     assert [family.family for family in found.families] == ["a", "b"]
     a, b = found.families
@@ -130,7 +130,7 @@ def test_where_suggestions_pay_is_what_the_last_model_has_right():
         ]
 
     # a becomes right and is always suggested; b stays wrong and is suggested once in four
-    found = calibration(
+    found = calibrated(
         scores(a=(0.0, 0.0, T, T), b=(0.0, 0.0, 0.0, T)), scores(a=(1.0,) * 4, b=(0.0, T, T, T)), items, T
     )
     pays, pays_not = side_rows(found)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.core.lineage import Lineage
 from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
     Arm,
@@ -22,6 +21,7 @@ from ostinato.core.records import (
     Signal,
     Source,
 )
+from ostinato.core.staleness import Lineage
 from ostinato.launch.views import summary
 from ostinato.launch.views.summary import FOLD, KINDS, Summary, catch_up, keep, summarise
 from ostinato.testing.log import MemoryFolds, MemoryLog

@@ -6,9 +6,9 @@ from ostinato.app.storage import open_cached_store, open_log, open_store
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.weights import WeightArray
-from ostinato.launch.commands.weights.transfers import pull, push
+from ostinato.launch.commands.weights import pull, push
 from ostinato.weights.publish.publisher import VersionPublisher
-from ostinato.weights.relay.cached_store import RelayStore
+from ostinato.weights.relay import RelayStore
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.store.readonly import HttpStore
 

@@ -12,10 +12,9 @@ from rich.console import Console
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, Conflict, NotFound
 from ostinato.launch.commands import connect as connecting
+from ostinato.launch.commands.agent_settings import Surroundings
 from ostinato.launch.commands.connect import Wishes
-from ostinato.launch.commands.connecting.agents import Surroundings
-from ostinato.launch.commands.connecting.hooks import HOOKS, MODULE
-from ostinato.launch.commands.watch import install, undo, watch
+from ostinato.launch.commands.watch import HOOKS, MODULE, install, undo, watch
 from ostinato_client.watch.state import State
 
 OWN = '{\n    "permissions": {"allow": ["Bash(make *)"]},\n    "hooks": {"PostToolUse": [{"matcher": "Edit", "hooks": []}], "Stop": []}\n}'

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.launch.views.training import WorldScreen, busy
+from ostinato.launch.commands.worlds.train import WorldScreen, busy
 
 STEP = {
     "kind": "step",

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from ostinato.core.errors import BadConfig
-from ostinato.model import agreement
+from ostinato.model import load
 from ostinato.model.load import empty_model, load_model
 from ostinato.model.miniature import WINDOW, cut, depth_of, miniatures
 from ostinato.testing.tiny import tiny_model
@@ -48,7 +48,7 @@ OF_ITS_OWN = "attend by code of their own"
 def cache(tmp_path, monkeypatch):
     """An empty cache, as on a new machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(agreement, "_PASSED", set())
+    monkeypatch.setattr(load, "_PASSED", set())
     return tmp_path / "cache" / "ostinato" / "architectures"
 
 
@@ -99,8 +99,8 @@ def test_a_mechanism_in_one_layer_is_found(tmp_path, layers):
         return model
 
     with pytest.raises(BadConfig, match=f"from token {WINDOW + 1}"):
-        agreement.check_agreement(path / "config.json", config, blind)
-    agreement.check_agreement(path / "config.json", config, empty)
+        load.check_agreement(path / "config.json", config, blind)
+    load.check_agreement(path / "config.json", config, empty)
 
 
 def empty(config):
@@ -123,8 +123,8 @@ class Makes:
 
 def checked(path, makes, **more):
     """The check in a new process."""
-    agreement._PASSED.clear()
-    agreement.check_agreement(path / "config.json", AutoConfig.from_pretrained(path), makes, **more)
+    load._PASSED.clear()
+    load.check_agreement(path / "config.json", AutoConfig.from_pretrained(path), makes, **more)
     return makes.count
 
 
@@ -136,7 +136,7 @@ def test_what_agreed_is_kept_for_the_content_and_the_versions(tmp_path, cache, m
     file = path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "rms_norm_eps": 1e-5}))
     assert checked(path, makes) == 3
-    monkeypatch.setattr(agreement, "__version__", "99")
+    monkeypatch.setattr(load, "__version__", "99")
     assert [checked(path, makes), checked(path, makes)] == [4, 4]
 
 
@@ -240,6 +240,6 @@ def test_layers_that_differ_in_a_switch_alone_are_different_kinds():
 
 
 def test_a_message_of_the_library_becomes_part_of_a_line():
-    line = agreement._in_a_line(ValueError("first\n\n  second " + "x" * 500))
+    line = load._in_a_line(ValueError("first\n\n  second " + "x" * 500))
     assert re.fullmatch(r"ValueError: first second x+\.\.\.", line)
     assert len(line) < 160

@@ -20,9 +20,8 @@ from ostinato.model.logprobs import GREEDY, RowSoftmax
 from ostinato.model.paged import PagedEntry
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 from ostinato.train.batch.packing import TokenTurn, pack
-from ostinato.train.gradients.head import token_logprobs
-from ostinato.train.gradients.masked_tree import MaskedTree
 from ostinato.train.gradients.tree_attention import TreeAttention
+from ostinato.train.policy import MaskedTree, token_logprobs
 
 TORCH = ComputeBackend(kernels="torch")
 HEADS, KV, DIM, BLOCK = 6, 2, 16, 16

@@ -254,8 +254,8 @@ def _compile(directory: Path, sources: Path) -> str:
     """What a process says that calls a small kernel of these sources."""
     environment = os.environ | {"XDG_CACHE_HOME": str(directory / "cache"), "PYTHONPATH": str(sources)}
     environment.pop("NUMBA_CACHE_DIR", None)
-    call = "from ostinato.model.kernels import hadamard; print(hadamard.__file__, hadamard.block(48))"
+    call = "from ostinato.model.kernels import quantize; print(quantize.__file__, quantize.block(48))"
     code = f"import logging; logging.basicConfig(format='%(message)s', level=logging.INFO); {call}"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{sources}/ostinato/model/kernels/hadamard.py 16\n"
+    assert done.stdout == f"{sources}/ostinato/model/kernels/quantize.py 16\n"
     return done.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.model.memory import give_back
+from ostinato.model.cpu import give_back
 
 
 def resident() -> int:

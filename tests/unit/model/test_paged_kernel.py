@@ -7,8 +7,7 @@ import torch
 from ostinato.engine.embedded.kv import KVShape, open_store
 from ostinato.model.devices.backend import ComputeBackend
 from ostinato.model.devices.cache import CacheAttend
-from ostinato.model.devices.decoding import rounded_rows
-from ostinato.model.devices.step import DecodingStep, StepAttend, numbers_of
+from ostinato.model.devices.step import DecodingStep, StepAttend, numbers_of, rounded_rows
 from ostinato.model.paged import PagedEntry
 
 pytest.importorskip("triton", reason="Triton is not installed here: torch's CUDA builds bring it, and the CPU's do not")

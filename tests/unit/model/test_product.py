@@ -9,11 +9,11 @@ import torch
 from numba import njit
 
 from ostinato.model import linear as page
+from ostinato.model.cpu import team
 from ostinato.model.kernels import tiles
 from ostinato.model.kernels.product import BLOCK, FUSED, PAIRS, flush_small, panel_sums, restore
 from ostinato.model.kernels.vector import PANEL
 from ostinato.model.linear import PanelLinear, in_panels, linear, multiply, possible_orders, use_order
-from ostinato.model.threads import team
 
 GOLDEN = Path(__file__).parent / "tile_products.npz"
 """Inputs, and the results of an Intel CPU's tile unit (AMX): normal, cancelling, huge, subnormal, infinite and NaN numbers."""

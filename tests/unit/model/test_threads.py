@@ -6,17 +6,17 @@ import threading
 import pytest
 from tests.deadlines import PATIENT_S
 
-from ostinato.model import threads
-from ostinato.model.threads import split, spread, team
+from ostinato.model import cpu
+from ostinato.model.cpu import split, spread, team
 
 
 @pytest.fixture(autouse=True)
 def a_pool_of_its_own(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    threads._pool.cache_clear()
+    cpu._pool.cache_clear()
     yield
-    threads._pool().shutdown()
-    threads._pool.cache_clear()
+    cpu._pool().shutdown()
+    cpu._pool.cache_clear()
 
 
 def test_a_team_s_parts_run_at_once_after_a_smaller_team_s():

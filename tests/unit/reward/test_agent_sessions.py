@@ -9,7 +9,7 @@ from ostinato.core.conversation import call_id
 from ostinato.core.records import Batch, PolicyVersion, Reward
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import agent
-from ostinato.serve.feedback.events import parse_feedback
+from ostinato.serve.feedback.intake import parse_feedback
 from ostinato.testing.records import a_delivery, a_turn
 
 V0 = PolicyVersion(number=0, hash="00")

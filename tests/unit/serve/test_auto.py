@@ -15,9 +15,8 @@ from ostinato.core.records import Arm, Finish, Pick
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.router import Router
 from ostinato.reward.ledger.entries import needs_reward, untrainable
-from ostinato.serve.auto.config import AutoArm
-from ostinato.serve.auto.deals import Deals
-from ostinato.serve.config import ServeConfig
+from ostinato.serve.auto_deals import Deals
+from ostinato.serve.config import AutoArm, ServeConfig
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 

@@ -1,4 +1,4 @@
-from ostinato.serve.auto.breaker import Breaker
+from ostinato.serve.outside_models import Breaker
 
 
 def failed(breaker, now, times=1):

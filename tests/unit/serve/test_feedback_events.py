@@ -5,7 +5,7 @@ import pytest
 
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.records import Source
-from ostinato.serve.feedback.events import parse_feedback
+from ostinato.serve.feedback.intake import parse_feedback
 
 EVENT = {"id": "s1", "target": "R:2", "name": "accepted", "value": True, "source": "human"}
 

@@ -18,11 +18,10 @@ from ostinato.release.metrics.facts import HEARD
 from ostinato.release.metrics.metric import metrics_of
 from ostinato.release.metrics.signal_state import Said
 from ostinato.reward.functions import agent, considered, copilot, tab
-from ostinato.serve.config import ServeConfig
+from ostinato.serve.config import JudgeConfig, ServeConfig
 from ostinato.serve.feedback.next_message import NextMessage
-from ostinato.serve.judge.config import JudgeConfig
-from ostinato.serve.judge.judge import Judge, Ruled
-from ostinato.serve.judge.prompt import Case
+from ostinato.serve.judge_prompt import Case
+from ostinato.serve.message_judge import Judge, Ruled
 from ostinato.serve.metrics import Metrics
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
@@ -251,7 +250,7 @@ async def test_beyond_so_many_calls_a_minute_the_rules_are_alone(outside):
 
 
 async def test_a_few_calls_at_a_time_and_a_few_that_wait(outside, monkeypatch):
-    monkeypatch.setattr("ostinato.serve.judge.judge._WAITING", 3)
+    monkeypatch.setattr("ostinato.serve.message_judge._WAITING", 3)
     outside.gate = asyncio.Event()
     metrics, words = Metrics(), []
     async with a_judge(outside, metrics) as judge:

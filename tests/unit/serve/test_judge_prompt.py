@@ -10,7 +10,7 @@ from tests.unit.serve.scored_follow_ups import ONLY_SCORED
 
 from ostinato.core.conversation import Role
 from ostinato.serve.feedback.next_message import NextMessage
-from ostinato.serve.judge.prompt import SCHEMA, Case, question, word_in
+from ostinato.serve.judge_prompt import SCHEMA, Case, question, word_in
 
 PLAIN = Case(request="Sort the list.", answer="Done.", message="In descending order.")
 

@@ -5,8 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.core.conversation import Message, Role, Tool, ToolCall, call_id, calling_turn
-from ostinato.core.normal_form import digest, normal, tools_digest
+from ostinato.core.conversation import (
+    Message,
+    Role,
+    Tool,
+    ToolCall,
+    call_id,
+    calling_turn,
+    digest,
+    normal,
+    tools_digest,
+)
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

@@ -12,7 +12,7 @@ from gateway_world import ASK, world
 
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.serve.config import QuotaConfig
-from ostinato.serve.wire.content_encoding import unpacking
+from ostinato.serve.wire.body import unpacking
 
 
 def streamed(data):

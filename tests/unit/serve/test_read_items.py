@@ -14,8 +14,8 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects import anthropic, openai, responses
 from ostinato.serve.dialects.anthropic import _read
+from ostinato.serve.dialects.dialect import Omissions
 from ostinato.serve.dialects.items import Memo, ReadItems
-from ostinato.serve.dialects.omissions import Omissions
 from ostinato.serve.wire.body import parse_json
 
 USE = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"b": 1.0, "a": "é"}}

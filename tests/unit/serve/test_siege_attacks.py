@@ -10,12 +10,12 @@ from tests.examinations.siege.crew import not_right
 from tests.examinations.siege.wire import Target
 from tests.fakes.page_world import A_TURN, ACME, BOLT, PageWorld
 
-from ostinato.launch.placing.port import bind
+from ostinato.launch.placing.address import bind
 from ostinato.launch.workers.http_server import listen
 from ostinato.serve.config import QuotaConfig, ServeConfig
 from ostinato.serve.wire import protocol
 from ostinato.serve.wire.connections import Connections
-from ostinato.web.page import asking
+from ostinato.web.page import query_params
 
 SOON_S = 2.0
 WIDE = QuotaConfig(
@@ -42,7 +42,7 @@ async def gateway():
 
 
 async def test_every_attack_is_answered_rightly(monkeypatch):
-    for place, name in ((protocol, "HEAD_S"), (asking, "FORM_S"), (attacks, "HOLD_S")):
+    for place, name in ((protocol, "HEAD_S"), (query_params, "FORM_S"), (attacks, "HOLD_S")):
         monkeypatch.setattr(place, name, SOON_S)
     monkeypatch.setattr(attacks, "UNPACKED", 4 << 20)
     monkeypatch.setattr(attacks, "MODEL", "m")

@@ -28,9 +28,9 @@ from tests.fakes.otlp_exports import (
 
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.records import Source
+from ostinato.serve.feedback.handlers import read_events, read_traces
 from ostinato.serve.feedback.otlp import MAX_RECORDS, Encoding, read_logs, read_spans
-from ostinato.serve.feedback.telemetry import read_events, read_traces
-from ostinato.serve.wire.content_encoding import unpacking
+from ostinato.serve.wire.body import unpacking
 
 LIMITS = {"depth": 64, "values": 100_000}
 NOW = 2_000_000_000.0

@@ -18,7 +18,7 @@ from ostinato.launch.placing.process import WorkerProcess
 
 PROGRAM = """
 import os, sys, time
-from ostinato.launch.workers.stopping import die_with_parent
+from ostinato.launch.workers.shutdown import die_with_parent
 what, *words = sys.argv[1:]
 if what == "tell":
     files = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]  # not what lists them
@@ -44,7 +44,7 @@ COMMAND = (sys.executable, "-c", PROGRAM)
 
 @pytest.fixture
 def server(monkeypatch):
-    server = ForkServer(libraries=("ostinato.launch.workers.stopping",))
+    server = ForkServer(libraries=("ostinato.launch.workers.worker_main",))
     monkeypatch.setattr(process, "spawn", server.spawn)
     yield server
     server.close()

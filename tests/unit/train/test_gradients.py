@@ -17,9 +17,9 @@ from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 from ostinato.train.batch.microbatch import temperatures, token_turns
 from ostinato.train.batch.packing import pack
 from ostinato.train.config import TrainConfig
-from ostinato.train.gradients.norm import sum_of_squares
 from ostinato.train.gradients.products import selected, sum_gradients_into
 from ostinato.train.gradients.tree_attention import TreeAttention
+from ostinato.train.masters import sum_of_squares
 from ostinato.train.policy import Policy
 
 torch.set_num_threads(1)

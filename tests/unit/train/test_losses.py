@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ostinato.train import policy as head_module
 from ostinato.train.drift import k3
-from ostinato.train.gradients import head as head_module
-from ostinato.train.gradients.head import token_logprobs
 from ostinato.train.losses import policy_loss, rewards_to_go
+from ostinato.train.policy import token_logprobs
 
 torch.set_num_threads(1)
 ORACLE = json.loads((Path(__file__).parents[2] / "oracles" / "trl_losses.json").read_text())

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from ostinato.app.midtraining import learning_rate_at
 from ostinato.core.errors import BadWeights
 from ostinato.testing.tiny import tiny_model
 from ostinato.train.config import TrainConfig
-from ostinato.train.schedule import learning_rate_at
 from ostinato.train.trainer import PolicyTrainer
 
 torch.set_num_threads(1)

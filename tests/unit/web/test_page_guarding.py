@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.fakes.page_world import ACME, ADMIN, BOLT, OWN_FORM, V17, V18, page_world
 
-from ostinato.web.page import live
+from ostinato.web.page import app
 
 KEYS = (f"acme:{ACME}", f"bolt:{BOLT}")
 PAGES = [
@@ -221,7 +221,7 @@ async def test_a_tenant_sees_its_own_turns_and_nothing_of_the_run():
 
 
 async def test_a_tenants_page_goes_on_by_itself_with_its_own_turns_only(monkeypatch):
-    monkeypatch.setattr(live, "EVERY_S", 0.01)
+    monkeypatch.setattr(app, "EVERY_S", 0.01)
     async with page_world(api_keys=KEYS) as w:
         for key, seen in ((ACME, True), (BOLT, False)):
             assert (
@@ -309,7 +309,7 @@ async def test_cookies_of_the_same_names_hide_none_and_sign_out_ends_all():
 
 
 async def test_a_form_that_does_not_come_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("ostinato.web.page.asking.FORM_S", 0.05)
+    monkeypatch.setattr("ostinato.web.page.query_params.FORM_S", 0.05)
 
     async def begun():
         yield b"key="

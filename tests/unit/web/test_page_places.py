@@ -9,7 +9,7 @@ from tests.fakes.page_world import ACME, ADMIN, BOLT, page_world
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.visitors import Visitor
-from ostinato.web.page import app, live
+from ostinato.web.page import app
 
 KEYS = (f"acme:{ACME}", f"bolt:{BOLT}", *(f"t{each}:sk-tenant{each}-0123456789" for each in range(4)))
 ACMES, OPERATOR = Visitor(tenant="acme", operator=False), Visitor(tenant=None, operator=True)
@@ -67,13 +67,13 @@ def places(world):
 async def test_of_streams_that_are_asked_for_together_no_more_begin_than_there_are_places():
     async with page_world(api_keys=KEYS) as w:
         browsers = [Browser(w.app, ACME) for _ in range(40)]
-        assert (await answered(*browsers)).count(200) == live.MOST_OF_ONE
-        assert places(w) == live.MOST_OF_ONE
+        assert (await answered(*browsers)).count(200) == app.MOST_OF_ONE
+        assert places(w) == app.MOST_OF_ONE
         others = [Browser(w.app, key.partition(":")[2]) for key in KEYS[1:] for _ in range(20)]
-        everybody = live.MOST_VIEWERS - live.OPERATORS_OWN
-        assert (await answered(*others)).count(200) == everybody - live.MOST_OF_ONE
+        everybody = app.MOST_VIEWERS - app.OPERATORS_OWN
+        assert (await answered(*others)).count(200) == everybody - app.MOST_OF_ONE
         operators = [Browser(w.app, ADMIN, "now") for _ in range(20)]
-        assert (await answered(*operators)).count(200) == live.OPERATORS_OWN, "that no tenant could take"
+        assert (await answered(*operators)).count(200) == app.OPERATORS_OWN, "that no tenant could take"
         for each in [*browsers, *others, *operators]:
             await each.leave()
         assert places(w) == 0
@@ -83,8 +83,8 @@ async def test_of_streams_that_are_asked_for_together_no_more_begin_than_there_a
 
 
 async def test_the_operator_leaves_places_that_tenants_take_and_no_more_than_all_are_taken():
-    stream = live.Live(lambda: 7.0)
-    held = [stream.take(OPERATOR) for _ in range(live.MOST_VIEWERS - 1)]
+    stream = app.Live(lambda: 7.0)
+    held = [stream.take(OPERATOR) for _ in range(app.MOST_VIEWERS - 1)]
     held.append(stream.take(ACMES))
     for visitor in (ACMES, OPERATOR):
         with pytest.raises(Unavailable, match="Too many pages"):
@@ -121,7 +121,7 @@ async def test_a_place_is_given_back_however_a_stream_ends(how, monkeypatch):
 
 
 async def test_a_stream_ends_with_its_cookie():
-    stream = live.Live(lambda: 7.0)
+    stream = app.Live(lambda: 7.0)
 
     async def parts():
         return {"part": "x"}

@@ -8,10 +8,10 @@ from tests.fakes.page_world import A_TURN, ADMIN, RUN, V16, V17, V18, a_line, a_
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.visitors import Visitor
-from ostinato.web.page import drawing, live
-from ostinato.web.page.asking import own_path
-from ostinato.web.page.releases.answers import sentence
-from ostinato.web.page.rendering import flat, marked, points, told
+from ostinato.web.page import app, charts
+from ostinato.web.page.query_params import own_path
+from ostinato.web.page.release_answers import sentence
+from ostinato.web.page.templates import flat, marked, points, told
 from ostinato.web.page.tokens import prompt_text, shade, spelt
 from ostinato.web.page.views import state_of
 
@@ -86,9 +86,9 @@ async def test_what_people_wrote_stays_text_on_every_page(payload):
 
 async def test_an_event_holds_no_line_that_somebody_else_wrote():
     body = "a\nevent: beat\ndata: x\n\nid: 9"
-    lines = live.message({"part": body}).split("\n")
+    lines = app.message({"part": body}).split("\n")
     assert all(line.startswith("data: ") for line in lines if line)
-    assert live.message({"part": body}).count("\n\n") == 1
+    assert app.message({"part": body}).count("\n\n") == 1
 
 
 def test_characters_that_nobody_sees_are_spelled_out():
@@ -150,13 +150,13 @@ def _alarm(name):
 
 
 def test_figures_are_drawn_from_the_data_and_thinned_openly():
-    few = drawing.thinned([(1.0, 2.0), (2.0, 3.0)])
+    few = charts.thinned([(1.0, 2.0), (2.0, 3.0)])
     assert (few.points, few.every) == (((1.0, 2.0, 2.0), (2.0, 3.0, 3.0)), 1)
-    many = drawing.thinned([(float(at), float(at % 10)) for at in range(1_000)])
+    many = charts.thinned([(float(at), float(at % 10)) for at in range(1_000)])
     assert many.every == 3
     assert many.points[0] == (2.0, 0.0, 2.0)
-    assert len(many.points) <= drawing.MOST_POINTS
-    assert drawing.differences([], None, "none") == ""
+    assert len(many.points) <= charts.MOST_POINTS
+    assert charts.differences([], None, "none") == ""
     assert points(-0.021) == "\N{MINUS SIGN}2.1"
     assert points(None) == "\N{EN DASH}"
     assert flat({"a": {"b": 1}, "c": [1, 2], "d": [{"e": None}]}) == [
@@ -192,8 +192,8 @@ async def test_the_answers_of_both_arms_stand_side_by_side_and_thumbs_become_fee
 
 
 async def test_events_tell_what_changed_and_end_with_the_gateway(monkeypatch):
-    monkeypatch.setattr(live, "EVERY_S", 0.01)
-    stream = live.Live(lambda: 7.0)
+    monkeypatch.setattr(app, "EVERY_S", 0.01)
+    stream = app.Live(lambda: 7.0)
     bodies = iter([{"strip": "a", "part": "b"}, {"strip": "a", "part": "c"}, {"strip": "a", "part": "c"}])
 
     async def parts():

@@ -9,8 +9,8 @@ from tests.fakes.worlds_page import ANSWER, SECRET, a_task, finished, journal, s
 
 from ostinato.app.storage import Home
 from ostinato.testing.log import MemoryLog
-from ostinato.web.page.worlds.sources import RolloutLine, SolvedCurve, SolvedShare, VersionPoint
-from ostinato.web.page.worlds.views import MOST_LINES, diff_lines, state_of, success_chart
+from ostinato.web.page.worlds_sources import RolloutLine, SolvedCurve, SolvedShare, VersionPoint
+from ostinato.web.page.worlds_views import MOST_LINES, diff_lines, state_of, success_chart
 
 ROLLOUT, TASK = "/worlds/rollouts/w3f.0.0.0", "/worlds/tasks/calc-1"
 PATHS = ["/worlds", "/worlds/rollouts", ROLLOUT, TASK]

@@ -11,8 +11,7 @@ from ostinato.core.errors import StorageFull
 from ostinato.core.weights import Learned, WeightArray
 from ostinato.testing.store import MemoryStore
 from ostinato.weights.follow.follower import Follower
-from ostinato.weights.publish.candidates import Candidates, Overlapped
-from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.publish.publisher import Candidates, Overlapped, VersionPublisher
 from ostinato.weights.version.content import weights_root
 
 

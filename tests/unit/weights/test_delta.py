@@ -7,7 +7,7 @@ import zstandard
 
 from ostinato.core.errors import Corrupt
 from ostinato.weights import delta
-from ostinato.weights.delta import writing
+from ostinato.weights.delta import encoder
 
 # bf16 codes that break careless codecs: +-0, +-inf, quiet and signalling NaNs with payloads, subnormals, the extremes.
 STRANGE = [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF, 0x7FC1, 0x0001, 0x8001, 0x007F, 0x7F7F, 0xFF7F]
@@ -234,8 +234,8 @@ def test_a_stream_longer_than_usual_is_written_again_with_more_room(monkeypatch)
     old = rng.integers(0, 1 << 16, 40_000).astype(np.uint16)
     new = old.copy()
     new[rng.choice(old.size, 4000, replace=False)] += 1
-    usual = writing.encode(old, new, 7)
+    usual = encoder.encode(old, new, 7)
     assert usual is not None
     assert len(usual) * 8 > 8192
-    monkeypatch.setattr(writing, "_USUAL_BITS", 0)
-    assert writing.encode(old, new, 7) == usual
+    monkeypatch.setattr(encoder, "_USUAL_BITS", 0)
+    assert encoder.encode(old, new, 7) == usual

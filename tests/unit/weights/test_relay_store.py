@@ -9,7 +9,7 @@ from tests.fakes.faults import FaultyDisk, flipped
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, StorageFull, Unavailable
 from ostinato.testing.store import MemoryStore, WatchedStore
-from ostinato.weights.relay.cached_store import CachedRef, RelayConfig, RelayStore, Shelf
+from ostinato.weights.relay import CachedRef, RelayConfig, RelayStore, Shelf
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.version.content import hash_of
 

@@ -16,7 +16,7 @@ from ostinato.testing.store import MemoryStore
 from ostinato.weights.follow import delta_apply
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
-from ostinato.weights.relay.cached_store import RelayStore
+from ostinato.weights.relay import RelayStore
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.version.content import weights_root
 

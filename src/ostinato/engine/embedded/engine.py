@@ -15,26 +15,25 @@ from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadRequest, NotFound, Overloaded, TooLarge, Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate
+from ostinato.core.interpreter import take_short_turns
 from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import Renderer
 from ostinato.core.weights import Snapshot, Swap, Weights
-from ostinato.engine.admission import check_request
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.embedded.blocks import BlockPool
 from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.forms.fp8 import round_to_fp8
-from ostinato.engine.embedded.kv import open_store
+from ostinato.engine.embedded.kv import BlockPool, open_store
 from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, LoadedPolicy, OpenStream
+from ostinato.engine.rules import check_request
+from ostinato.model.cpu import team
 from ostinato.model.devices.backend import backend_of
-from ostinato.model.grammars.compiling import Grammars
+from ostinato.model.grammars import Grammars
 from ostinato.model.integers import Integers
 from ostinato.model.logit_edits import LogitEditor
-from ostinato.model.threads import team
 
 T = TypeVar("T")
-_TURN_S = 0.0002
 
 
 class TorchEngine:
@@ -303,7 +302,7 @@ def _short_turns() -> Generator[None]:
     Each operation of a step releases the interpreter and would otherwise wait a full interval of the building thread to get it back.
     """
     before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, _TURN_S))
+    take_short_turns()
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from ostinato.engine.embedded.forms.condensed import condense
 from ostinato.engine.embedded.forms.fused import fuse
 from ostinato.engine.embedded.forms.int8 import quantise
 from ostinato.model.attention import hidden
+from ostinato.model.cpu import team
 from ostinato.model.exactness import vocabulary_of
 from ostinato.model.experts import lay_out_experts
 from ostinato.model.integers import Integers
@@ -23,7 +24,6 @@ from ostinato.model.linear import replace_by_panels
 from ostinato.model.load import empty_model
 from ostinato.model.paged import WholeAttend
 from ostinato.model.selftest import filled
-from ostinato.model.threads import team
 
 _TIMED = (1, 8, 32, 128)  # rows
 _TIMES = 5

@@ -28,15 +28,12 @@ from ostinato.core.numerics import Contract
 from ostinato.core.records import Arm, Finish, PolicyVersion
 from ostinato.core.seams import Renderer
 from ostinato.core.weights import Snapshot, Swap
-from ostinato.engine.admission import check_request
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.prefix import prefix_key
-from ostinato.engine.vllm.answer import OpenAnswer
-from ostinato.engine.vllm.fleet import VllmFleet
-from ostinato.engine.vllm.lending import Loans
-from ostinato.engine.vllm.replica import Replica
+from ostinato.engine.rules import check_request, prefix_key
+from ostinato.engine.vllm.fleet import Replica, VllmFleet
+from ostinato.engine.vllm.loans import Loans
 from ostinato.engine.vllm.server import ServerClient, WeightDriver, contexts_of
-from ostinato.engine.vllm.wire import System, VllmServerInfo, WireChoice
+from ostinato.engine.vllm.wire import OpenAnswer, System, VllmServerInfo, WireChoice
 from ostinato.model.tensors import check_finite
 
 # ---------------------------------------------------------------- routing

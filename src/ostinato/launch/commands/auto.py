@@ -18,7 +18,7 @@ from ostinato.release.auto.folding import FoldedRouter
 from ostinato.release.auto.offpolicy import PolicyValue
 from ostinato.release.auto.router import Router
 from ostinato.release.ledger import ReleaseLedger
-from ostinato.serve.auto.config import AutoArm
+from ostinato.serve.config import AutoArm
 
 
 def parse_shares(texts: tuple[str, ...]) -> dict[str, float]:

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from ostinato.app.evaluation import check_suite
-from ostinato.app.lending import check_lending
 from ostinato.app.memory import check_memory
 from ostinato.app.numerics import check_products, trainer_backend
+from ostinato.app.server_loans import check_lending
 from ostinato.app.storage import Home, check_log
-from ostinato.app.worlds_grading import open_backend
+from ostinato.app.worlds import open_backend
 from ostinato.config import Config, read_file
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.core.memory import free_memory
@@ -79,7 +79,7 @@ async def check_world(config: Config) -> None:
     """Raise SandboxRefused if rollouts would run code here that cannot be isolated, BadConfig for a bad taskset."""
     if config.learn.source == "people" or not config.worlds.file or config.sandbox.backend != "namespaces":
         return
-    from ostinato.app.worlds_rollouts import (  # here, because other runs have no use for rollouts' code
+    from ostinato.app.worlds import (  # here, because other runs have no use for rollouts' code
         open_taskset,
         runs_code,
     )

@@ -28,9 +28,8 @@ from ostinato.demo.users import UserStats
 from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
-from ostinato.launch.commands.scenarios.copilot import Copilot
-from ostinato.launch.commands.scenarios.scenario import Scenario, measure_held_out
-from ostinato.launch.commands.scenarios.tab import Tab
+from ostinato.launch.commands.scenario import Copilot, Scenario, measure_held_out
+from ostinato.launch.commands.tab_scenario import Tab
 from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.views import report as figures
 from ostinato.launch.views.observe import DEMO_MARKER, RunObserver

@@ -23,8 +23,7 @@ from ostinato.config import Config
 from ostinato.core.errors import BadConfig, OstinatoError, StorageFull
 from ostinato.core.memory import in_gib, process_limit
 from ostinato.launch.commands.checks import check_keys, check_model, check_place, check_room
-from ostinato.launch.placing.address import read_address
-from ostinato.launch.placing.port import bind, url_of
+from ostinato.launch.placing.address import bind, read_address, url_of
 
 if TYPE_CHECKING:
     from ostinato.model.speed import SpeedChoice, Speeds

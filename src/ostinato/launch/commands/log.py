@@ -15,7 +15,7 @@ from ostinato.core.notices import Alarm, Stamp
 from ostinato.core.records import Batch, Delivered, Holdback, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Log
 from ostinato.launch.views.audit import audited, login
-from ostinato.launch.views.plain import plain
+from ostinato.launch.views.screen import plain
 from ostinato.reward.functions import parts_of
 
 KINDS: dict[str, set[type]] = {

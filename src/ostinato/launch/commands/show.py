@@ -11,10 +11,10 @@ from ostinato.config import Config
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.launch.commands.log import existing, named
 from ostinato.launch.views.page.page_cli import looking
-from ostinato.launch.views.plain import plain
-from ostinato.web.page.releases.answers import answers
-from ostinato.web.page.rendering import DASH, count, points
+from ostinato.launch.views.screen import plain
+from ostinato.web.page.release_answers import answers
 from ostinato.web.page.sources import Facts, ReleaseDetail, ReleaseLine
+from ostinato.web.page.templates import DASH, count, points
 
 TURNS_S = 5.0
 """How many seconds are spent on reading turns that the gateway has not put into its index."""

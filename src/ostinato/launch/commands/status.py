@@ -1,33 +1,232 @@
-"""`ostinato status`: the present state of a run, for people, or as JSON."""
+"""`ostinato status`: the present state of a run, for people or as JSON, from the log's summary, the board and progress lines."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from dataclasses import asdict
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
 
 from ostinato.app.storage import Home, open_folds, open_log, open_store
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.numerics import Contract, same_arithmetic
+from ostinato.core.records import Person
+from ostinato.evaluate.acceptance import share_of
 from ostinato.launch.commands.log import existing
 from ostinato.launch.placing.address import read_address
-from ostinato.launch.placing.worker_status import STALE_S, read_board
+from ostinato.launch.placing.worker_status import STALE_S, Shown, WorkerStatus, read_board
 from ostinato.launch.views import summary
 from ostinato.launch.views.contracts import apart, parts
 from ostinato.launch.views.disk import disk_use
 from ostinato.launch.views.observe import DEMO_MARKER
-from ostinato.launch.views.overview import Overview, arm_rows, overview, workers
 from ostinato.launch.views.progress import last_lines, numerics_line
-from ostinato.launch.views.releasing import releasing_json
+from ostinato.launch.views.release_state import releasing, releasing_json
+from ostinato.launch.views.screen import (
+    ArmRow,
+    ago,
+    arms_table,
+    lent_line,
+    published_line,
+    release_line,
+    step_line,
+    swap_line,
+)
+from ostinato.launch.views.summary import Summary
 from ostinato.launch.views.tenants import unproven_users
+from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.reward.accounting import Accounting, account
 from ostinato.weights.version.content import VERSIONS
+
+# ---------------------------------------------------------------- the overview
+
+
+# ---------------------------------------------------------------- accounts
+
+
+def accounts(found: Accounting, now: float) -> list[str]:
+    """One line on the turns, one on their rewards, one on feedback that changed nothing, one per tenant on how much feedback is usual."""
+    state = "balanced" if found.balanced else "NOT BALANCED"
+    held = sum(found.held.values())
+    wait = "" if found.oldest_wait is None else f", the longest for {max(0.0, now - found.oldest_wait):.0f} s"
+    lines = [
+        f"{found.ingested} turns = {found.trained} trained + {held} held back ({_counts(found.held)}) + "
+        f"{found.waiting} waiting{wait}: {state}",
+        f"{found.rewarded} rewards; {sum(found.quarantined.values())} turns without a reward ({_counts(found.quarantined)})",
+        f"feedback without effect: {found.late} late, {found.retracted} retracted after training, {found.foreign} about "
+        f"another tenant's turns, {found.moot} about turns without a reward, {found.excess} over the limit, {found.forgotten} about "
+        f"unknown turns ({found.orphans} still waiting for theirs)",
+    ]
+    lines += [
+        f"usual feedback of {tenant}: on {100 * each.usual:.0f}% of turns ({each.turns} turns){', SILENT NOW' if each.alarm else ''}"
+        for tenant, each in sorted(found.coverage.items())
+    ]
+    return lines
+
+
+def _counts(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in counted.items()) or "none"
+
+
+# ---------------------------------------------------------------- the screen
+
+
+SHOWN_RELEASES = 6
+_DOWN = (
+    "{name} is not restarted automatically: fix the cause of its last exit, then restart `ostinato up`; or, to keep serving, start "
+    "`ostinato {name}` beside it with the same options"
+)
+_STYLES = {"running": "green", "waiting": "yellow", "failed": "bold red"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """A run's current state. `lines` are the newest progress lines by worker, `disk` the bytes used by each kind of data, `free` the
+    bytes left. `ledger` is the release ledger's folded state, `rules` the release worker's settings.
+
+    `who` is the heading of the arms: people, or the demo's programs. `unproven`: the warning that users are only declared, "" if none is
+    due.
+    """
+
+    directory: str
+    url: str | None
+    who: str
+    now: float
+    board: Shown | None
+    summary: Summary
+    ledger: State
+    rules: ReleaseConfig
+    accounting: Accounting
+    lines: Mapping[str, Sequence[dict[str, Any]]]
+    refs: Mapping[str, str]
+    disk: Mapping[str, int]
+    free: int
+    unproven: str = ""
+
+
+def overview(run: Overview) -> list[RenderableType]:
+    """The parts of the screen, in order."""
+    parts: list[RenderableType] = [Text(f"run {run.directory}  {run.url or 'not serving'}", "bold")]
+    parts += workers(run.board, run.now)
+    parts += [
+        Text.assemble(("alarm ", "bold red"), f"{name}: {reason} ({ago(run.now - at)} ago)")
+        for name, (reason, at) in sorted(run.summary.alarms.items())
+    ]
+    parts += [Text(run.unproven, "yellow")] if run.unproven else []
+    parts += [*_arms(run), *_learning(run)]
+    parts += [
+        release_line(each.action, each.number, each.reason, each.actor)
+        for each in list(run.summary.releases)[-SHOWN_RELEASES:]
+    ]
+    parts += [Text(said, "yellow") for said in releasing(run.ledger, run.rules, run.lines.get("release", ()), run.now)]
+    if run.refs:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for name, root in sorted(run.refs.items()):
+            table.add_row(f"refs/{name}", root[:16])
+        parts.append(table)
+    return [*parts, *_accounts(run), *_disk(run)]
+
+
+def workers(board: Shown | None, now: float) -> list[RenderableType]:
+    """A line per worker, or one that says that the supervisor never ran, ended, was killed or hangs."""
+    if board is None:
+        return [Text("no `ostinato up` has run here", "dim")]
+    age = now - board.at
+    if board.ended is not None:
+        told = board.ended == "stopped"
+        return [
+            Text(f"`ostinato up` ended {ago(age)} ago" + ("" if told else f": {board.ended}"), "dim" if told else "red")
+        ]
+    if age > STALE_S:
+        return [Text(f"`ostinato up` (pid {board.pid}) was killed or hangs: no sign of life for {ago(age)}", "red")]
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for name in ("worker", "", "activity", "for", "restarts", "last exit"):
+        table.add_column(name)
+    for worker in board.workers:
+        table.add_row(*_worker(worker, now))
+    down = [worker.name for worker in board.workers if worker.condition == "failed"]
+    return [table, *(Text(_DOWN.format(name=name), "red") for name in down)]
+
+
+def _worker(worker: WorkerStatus, now: float) -> tuple[Text, ...]:
+    where = f" on {worker.node}" if worker.node else ""
+    condition = Text(f"{worker.condition}{where}", _STYLES.get(worker.condition, ""))
+    doing = worker.doing or "starting" if worker.condition == "running" else ""
+    trouble = f"; {worker.trouble}" if worker.trouble else ""
+    end = "" if worker.reason is None else f"{worker.reason} ({ago(now - (worker.reason_at or now))} ago)"
+    since = worker.doing_since if worker.condition == "running" else worker.since
+    return (
+        Text(worker.name),
+        condition,
+        Text(f"{doing}{trouble}", "yellow" if trouble else ""),
+        Text(ago(now - since)),
+        Text(str(worker.restarts)),
+        Text(end),
+    )
+
+
+def arm_rows(run: Overview) -> list[ArmRow]:
+    """Acceptance over the newest rated turns, by arm."""
+    accepted: dict[str, list[tuple[Person, bool]]] = defaultdict(list)
+    newest: dict[str, int | None] = {}
+    for each in run.summary.rated:
+        accepted[each.served.arm].append((each.served.person, each.value > 0))
+        newest[each.served.arm] = each.served.number
+    return [ArmRow(arm=arm, point=share_of(of), newest=newest[arm]) for arm, of in accepted.items()]
+
+
+def _arms(run: Overview) -> list[RenderableType]:
+    rated = run.summary.rated
+    names = ", ".join(f"{count} {name}" for name, count in run.summary.names.most_common())
+    if not rated:
+        waiting = f"; signals in total: {names}; a turn's count once its reward is settled" if names else ""
+        return [Text(f"no answer has been rated yet{waiting}", "dim")]
+    heard = sum(each.heard for each in rated)
+    oldest = ago(run.now - rated[0].served.started_at)
+    return [
+        arms_table(arm_rows(run), run.who, f"newest {len(rated)}, oldest {oldest} ago"),
+        Text(f"feedback on {100 * heard / len(rated):.0f}% of them; signals in total: {names or 'none'}", "dim"),
+    ]
+
+
+def _learning(run: Overview) -> list[RenderableType]:
+    train, serve = run.lines.get("train", ()), run.lines.get("serve", ())
+    parts = [step_line(line) for line in train if line["kind"] == "step"][-3:]
+    parts += [published_line(line) for line in train if line["kind"] == "published"][-1:]
+    parts += [f"after step {line['step']}: refused: {line['why']}" for line in train if line["kind"] == "refused"][-1:]
+    parts += [swap_line(line) for line in serve if line["kind"] == "swapped" and line["slot"] == "live"][-1:]
+    parts += [lent_line(line, run.now) for line in serve if line["kind"] == "lent"][-1:]
+    return [Text(part, "dim") for part in parts]
+
+
+def _accounts(run: Overview) -> list[RenderableType]:
+    seen = run.summary
+    actions = ", ".join(f"{count} {action}" for action, count in sorted(seen.actions.items()))
+    return [
+        *(Text(line) for line in accounts(run.accounting, run.now)),
+        Text(f"{seen.tokens} tokens; {seen.step} steps; releases: {actions or 'none'}", "dim"),
+    ]
+
+
+def _disk(run: Overview) -> list[RenderableType]:
+    sizes = ", ".join(f"{name} {decimal(size)}" for name, size in run.disk.items())
+    parts = [Text(f"disk: {sizes}; {decimal(run.free)} free", "dim")]
+    rounds = [line for line in run.lines.get("housekeeping", ()) if line["kind"] == "tidied"]
+    if rounds:
+        said = "; ".join(rounds[-1]["said"].values()) or "nothing to do"
+        failing = f"; FAILED: {', '.join(rounds[-1]['failing'])}" if rounds[-1]["failing"] else ""
+        parts.append(Text(f"housekeeping: {ago(run.now - rounds[-1]['at'])} ago, {said}{failing}", "dim"))
+    return list(parts)
+
 
 # ---------------------------------------------------------------- as JSON
 

@@ -18,17 +18,16 @@ from rich.text import Text
 from ostinato.app.storage import Home, home
 from ostinato.config import Config, save
 from ostinato.launch.commands.checks import check_same_model, check_start, network_warning
-from ostinato.launch.commands.computing.sharing import check_sharing
-from ostinato.launch.placing.address import read_address, remove_address
+from ostinato.launch.commands.compute import check_sharing
+from ostinato.launch.placing.address import bind, read_address, remove_address, url_of
 from ostinato.launch.placing.heartbeat import LISTEN_FD, SERVING
-from ostinato.launch.placing.port import bind, url_of
 from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
 from ostinato.launch.placing.restart_policy import SupervisorLimits
 from ostinato.launch.placing.supervision import Event, Supervisor
 from ostinato.launch.placing.worker_status import Board
 from ostinato.launch.views.progress import last_lines, numerics_line
 from ostinato.launch.views.tenants import unproven_users
-from ostinato.launch.workers.stopping import until_stopped
+from ostinato.launch.workers.shutdown import until_stopped
 from ostinato.record.leftovers import sweep
 from ostinato.record.lock import hold
 from ostinato.serve.auth import Keyring, client_keys

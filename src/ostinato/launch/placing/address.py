@@ -1,13 +1,20 @@
-"""The file that says where a run's gateway listens: its URL, and which process wrote it, so that a stale file is ignored."""
+"""Where a run's gateway listens: a file with its URL and the process that wrote it, so that a stale file is ignored.
+
+The listening socket is bound before any model is loaded and handed down to the worker that answers, so that it outlives it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import socket
 import urllib.parse
 from pathlib import Path
 
+from ostinato.core.errors import BadConfig
 from ostinato.core.private import replace_text
+from ostinato.launch.placing.heartbeat import LISTEN_FD
 
 _ANY = {"0.0.0.0", "::", "[::]"}
 
@@ -57,3 +64,44 @@ def _mark(pid: int) -> str | None:
     except OSError:
         return f"{pid} 0"
     return None if fields[0] in "ZX" else f"{pid} {fields[19]}"
+
+
+# ---------------------------------------------------------------- free ports
+
+
+_BACKLOG = 512
+
+
+def bind(host: str, port: int, remedy: str = "set listen.host and listen.port") -> socket.socket:
+    """Open a listening socket; the port may be 0. Clients that connect before a worker answers wait.
+
+    Raises BadConfig, with a message that ends with `remedy`, if the address is taken or does not belong to this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # the protocol must be named, or asyncio would leave Nagle's delay on
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        taken = error.errno == errno.EADDRINUSE
+        why = "another program listens there" if taken else error.strerror or str(error)
+        raise BadConfig(f"cannot listen on {host}:{port}: {why}; {remedy}") from error
+    return listener
+
+
+def handed_down() -> socket.socket | None:
+    """The socket that the supervisor bound for this worker, or None for a worker that was started by hand."""
+    named = os.environ.pop(LISTEN_FD, None)  # not for programs that the worker starts
+    if named is None:
+        return None
+    os.set_inheritable(int(named), False)
+    return socket.socket(fileno=int(named))
+
+
+def url_of(listener: socket.socket) -> str:
+    """Example: "http://127.0.0.1:8321"."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

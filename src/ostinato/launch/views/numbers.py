@@ -1,12 +1,22 @@
-"""Prometheus metrics of a run's workers, alarms and disk, beside the gateway's own on `GET /metrics`. No tenant sees them."""
+"""Prometheus metrics of a run's workers, alarms and disk, beside the gateway's own on `GET /metrics`. No tenant sees them.
+
+Prometheus metrics of a run's learning, beside `numbers`: acceptance, rewards, steps and releases, as recorded in the log. No tenant
+sees them.
+
+They come from the summary that the housekeeping worker stores, so a gateway reads no log row for them. Every gateway of a run reports
+the same values, so a dashboard takes their maximum, not their sum.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import shutil
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -14,8 +24,12 @@ from prometheus_client.registry import Collector
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
 from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.seams import Folds
+from ostinato.evaluate.acceptance import share_of
 from ostinato.launch.placing.worker_status import read_board
+from ostinato.launch.views.summary import FOLD, RATED, RatedTurn, Summary
 from ostinato.record.rowlog import RowLog
+from ostinato.release.ledger import ReleaseLedger, State
 
 _LOOK_S = 5.0
 
@@ -73,3 +87,86 @@ async def watch_alarms(log: RowLog, standing: set[str]) -> None:
                     (standing.add if row.state is AlarmState.RAISED else standing.discard)(row.name)
             cursor = newest  # rows appended meanwhile are read twice, in order, which changes nothing
         await asyncio.sleep(_LOOK_S)
+
+
+# ---------------------------------------------------------------- learning
+
+
+_LEARNING_S = 30.0
+_ACTIONS = {"shipped": 0, "blocked": 0, "rolled_back": 0}
+"""Exported from the start, because Prometheus sees no increase in a counter that first appears with its first count."""
+
+
+@dataclass(slots=True, eq=False)
+class LearningNumbers(Collector):
+    """Reports the values last set: the summary, the number of log rows after it, and the release ledger's state."""
+
+    summary: Summary | None = None
+    behind: int = 0
+    ledger: State | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        """The metric families of one scrape; none until there is a summary."""
+        seen = self.summary
+        if seen is None:
+            return
+        yield from _people(seen.rated)
+        yield GaugeMetricFamily("ostinato_step", "Optimizer steps in the log.", value=seen.step)
+        actions = _ACTIONS | seen.actions
+        yield _counted("ostinato_releases", "Lines of the release ledger, by action.", "action", actions)
+        yield _counted("ostinato_held_turns", "Turns held back from training, by reason.", "reason", seen.held)
+        yield GaugeMetricFamily(
+            "ostinato_summary_behind_rows", "Rows of the log that are not in these numbers yet.", value=self.behind
+        )
+        live = None if self.ledger is None else self.ledger.live
+        if self.ledger is not None and live is not None:
+            ahead = seen.lineage.lag(seen.step, live.number)
+            age = wall_clock() - self.ledger.shipped_at
+            yield GaugeMetricFamily("ostinato_live_version", "Number of the live version.", value=live.number)
+            yield GaugeMetricFamily("ostinato_live_seconds", "Seconds since it became live.", value=max(0.0, age))
+            yield GaugeMetricFamily("ostinato_ahead_steps", "Steps by which the trainer is ahead of it.", value=ahead)
+
+
+def _people(rated: Iterable[RatedTurn]) -> Iterable[Metric]:
+    newest = f"of people's newest {RATED} rated turns"
+    share = GaugeMetricFamily("ostinato_acceptance", f"Share with a reward above 0, {newest}.", labels=["arm"])
+    lower = GaugeMetricFamily("ostinato_acceptance_lower", "Its lower bound, 95%, users as clusters.", labels=["arm"])
+    upper = GaugeMetricFamily("ostinato_acceptance_upper", "Its upper bound.", labels=["arm"])
+    mean = GaugeMetricFamily("ostinato_reward_mean", f"Mean reward {newest}.", labels=["arm"])
+    turns = GaugeMetricFamily("ostinato_rated_turns", "Number of these turns, by arm.", labels=["arm"])
+    heard = GaugeMetricFamily("ostinato_heard_turns", "Number of these turns with feedback.", labels=["arm"])
+    by_arm: defaultdict[str, list[RatedTurn]] = defaultdict(list)
+    for each in rated:
+        by_arm[each.served.arm].append(each)
+    for arm, of in sorted(by_arm.items()):
+        point = share_of((each.served.person, each.value > 0) for each in of)
+        share.add_metric([arm], point.acceptance)
+        lower.add_metric([arm], point.lower)
+        upper.add_metric([arm], point.upper)
+        mean.add_metric([arm], fmean(each.value for each in of))
+        turns.add_metric([arm], len(of))
+        heard.add_metric([arm], sum(each.heard for each in of))
+    return (share, lower, upper, mean, turns, heard)
+
+
+def _counted(name: str, description: str, label: str, counted: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(name, description, labels=[label])
+    for value, count in sorted(counted.items()):
+        family.add_metric([value], count)
+    return family
+
+
+async def watch_learning(log: RowLog, folds: Folds, ledger: ReleaseLedger, numbers: LearningNumbers) -> None:
+    """Until cancelled, set the newest summary and ledger state in `numbers`. A failed read is tried again later."""
+    while True:
+        with contextlib.suppress(OstinatoError):
+            numbers.ledger = await ledger.refresh()
+            newest, kept = await asyncio.to_thread(log.newest), await folds.load(FOLD)
+            if kept is not None and kept[0] <= newest:  # a summary of a longer log is another log's
+                # written by another version: a new one is on its way
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    if numbers.summary is None or numbers.summary.cursor != kept[0]:
+                        # takes up to 70 ms with 20,000 open turns, so it must not run between two tokens of a stream
+                        numbers.summary = await asyncio.to_thread(Summary.of, *kept)
+                    numbers.behind = newest - kept[0]
+        await asyncio.sleep(_LEARNING_S)

@@ -18,8 +18,8 @@ from ostinato.core.weights import Learned, Swap
 from ostinato.launch.placing.output import KEPT_BYTES, older
 
 if TYPE_CHECKING:
-    from ostinato.app.lending import Lent
     from ostinato.app.numerics import NumericsMode
+    from ostinato.app.server_loans import Lent
     from ostinato.release.pace.budget import Pace
     from ostinato.weights.publish.publisher import Published
 

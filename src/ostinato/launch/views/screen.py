@@ -1,4 +1,9 @@
-"""The terminal panel shown during a run, drawn from an `Observed`."""
+"""The terminal panel shown during a run, drawn from an `Observed`.
+
+Untrusted text, made safe to print on a terminal.
+
+Spans of time for people.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,17 @@ from ostinato.core.records import Arm
 from ostinato.core.report import headline
 from ostinato.evaluate.acceptance import Acceptance, by_arm
 from ostinato.launch.views.observe import Observed
-from ostinato.launch.views.spans import ago
+
+# ---------------------------------------------------------------- spans of time
+
+
+def ago(seconds: float) -> str:
+    """A time span for people. Example: ``ago(200) == "3 min"``"""
+    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
 
 WIDTH = 30
 RECENT_S = 120.0
@@ -125,3 +140,11 @@ def panel(seen: Observed, head: str, arms: RenderableType) -> RenderableType:
         Text(f"{seen.turns} turns, {seen.tokens} tokens, {seen.signals} signals; held back: {held or 'none'}", "dim")
     )
     return Group(*parts)
+
+
+# ---------------------------------------------------------------- plain text
+
+
+def plain(text: str) -> str:
+    """Escapes control characters as Python writes them, so that a terminal does not obey them."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ostinato.core.lineage import Lineage
 from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import Batch, Holdback, Person, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor, Folds, Log
+from ostinato.core.staleness import Lineage
 from ostinato.reward.ledger.ledger import kind_of
 
 FOLD = "status"

@@ -22,7 +22,7 @@ from ostinato.launch.views import summary
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.leader import act
 from ostinato.launch.workers.prepare import prepared
-from ostinato.launch.workers.stopping import unless
+from ostinato.launch.workers.shutdown import unless
 from ostinato.launch.workers.worker_main import Life
 from ostinato.record.leftovers import sweep
 

@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ostinato.launch.placing.port import url_of
+from ostinato.launch.placing.address import url_of
 from ostinato.serve.wire.connections import Connections
 from ostinato.serve.wire.protocol import UNREAD_S, BoundedHttp
 

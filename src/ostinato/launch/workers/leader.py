@@ -10,7 +10,7 @@ from typing import Any
 from ostinato.app.roles import claim_refs, open_roles, wait_for
 from ostinato.app.storage import Run, open_run
 from ostinato.config import Config
-from ostinato.launch.workers.stopping import unless
+from ostinato.launch.workers.shutdown import unless
 from ostinato.launch.workers.worker_main import Life
 from ostinato.record.retry import Patience
 from ostinato.record.roles import Roles, Tenure

@@ -21,7 +21,7 @@ from ostinato.launch.placing.address import read_address
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.leader import act
 from ostinato.launch.workers.prepare import prepared
-from ostinato.launch.workers.stopping import unless
+from ostinato.launch.workers.shutdown import unless
 from ostinato.launch.workers.worker_main import Life
 from ostinato.release.controller import ReleaseController
 

@@ -8,17 +8,16 @@ import logging
 from collections.abc import Callable
 
 from ostinato.app.storage import home, open_run
-from ostinato.app.worlds_notices import note_cheats
-from ostinato.app.worlds_rollouts import open_door, open_far_rollouts, open_rollouts, open_taskset
+from ostinato.app.worlds import note_cheats, open_door, open_far_rollouts, open_rollouts, open_taskset
 from ostinato.config import Config
 from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.seams import Log
-from ostinato.launch.placing.port import bind
+from ostinato.launch.placing.address import bind
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.leader import patience_of
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.release import gateway
-from ostinato.launch.workers.stopping import unless
+from ostinato.launch.workers.shutdown import unless
 from ostinato.launch.workers.worker_main import Life
 from ostinato.record.lock import hold
 from ostinato.worlds.rollout.cheats import CheatWatch

@@ -12,26 +12,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ostinato.app.evaluation import open_ledger
-from ostinato.app.serving import Serving, journal_of, open_serving
+from ostinato.app.gateway import Serving, journal_of, open_serving
 from ostinato.app.storage import Run, home, live_last, model_path, open_run, served_refs
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadWeights, OstinatoError, StorageFull, Unavailable
+from ostinato.core.interpreter import keep_heaps_small, settle, take_short_turns
 from ostinato.core.records import Arm
 from ostinato.core.seams import Engine, Log
 from ostinato.core.weights import Snapshot
-from ostinato.launch.placing.address import remove_address, write_address
+from ostinato.launch.placing.address import bind, handed_down, remove_address, write_address
 from ostinato.launch.placing.heartbeat import SERVING
-from ostinato.launch.placing.port import bind, handed_down
 from ostinato.launch.views.audit import AuditFile
-from ostinato.launch.views.learning_numbers import LearningNumbers, watch_learning
-from ostinato.launch.views.numbers import RunNumbers, watch_alarms
+from ostinato.launch.views.numbers import LearningNumbers, RunNumbers, watch_alarms, watch_learning
 from ostinato.launch.views.page.factory import RunPage, open_page
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.http_server import listen
-from ostinato.launch.workers.interpreter import keep_heaps_small, settle, take_short_turns
 from ostinato.launch.workers.prepare import prepare
-from ostinato.launch.workers.stopping import unless
+from ostinato.launch.workers.shutdown import unless
 from ostinato.launch.workers.worker_main import Life
 from ostinato.model.kernels.cache import announced
 from ostinato.record.lock import hold

@@ -11,10 +11,10 @@ from dataclasses import replace
 import torch
 
 from ostinato.app.checkpoints import shared_checkpoints
-from ostinato.app.learning import Learning, open_learning
 from ostinato.app.memory import check_memory
 from ostinato.app.numerics import trainer_contract, training
 from ostinato.app.storage import Run
+from ostinato.app.trainer import Learning, open_learning
 from ostinato.config import Config
 from ostinato.core.errors import BadWeights, NoSignal
 from ostinato.core.memory import process_limit
@@ -26,13 +26,13 @@ from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.heartbeat import Heartbeat
 from ostinato.launch.workers.leader import act
 from ostinato.launch.workers.prepare import prepare
-from ostinato.launch.workers.stopping import unless
+from ostinato.launch.workers.shutdown import unless
 from ostinato.launch.workers.worker_main import Life
 from ostinato.loop import step
 from ostinato.model.kernels.cache import announced
 from ostinato.reward.protocol import Asker
 from ostinato.reward.runners import asker_of
-from ostinato.train.sharding.memory import return_freed_memory
+from ostinato.train.sharding.trainer import return_freed_memory
 
 logger = logging.getLogger(__name__)
 

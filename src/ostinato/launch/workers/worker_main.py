@@ -22,7 +22,7 @@ from ostinato.core.memory import address_space_limited, free_memory, in_gib, is_
 from ostinato.launch.placing.heartbeat import Sign
 from ostinato.launch.placing.output import KEPT_BYTES, rotation
 from ostinato.launch.workers.heartbeat import Heartbeat, Sender, supervised
-from ostinato.launch.workers.stopping import Stopped, die_with_parent, until_stopped
+from ostinato.launch.workers.shutdown import Stopped, die_with_parent, until_stopped
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 A demand is JSON text of a schema, or calls of tools, written in the model's own format (`Wording`). A model that thinks may do so first.
 
 Limits on JSON schemas, beyond which compiling their grammars would cost too much. The compiler itself is tried in a separate process
-(`model/grammars/trial.py`); schemas known to be expensive are refused before that.
+(`model/grammars.py`); schemas known to be expensive are refused before that.
 """
 
 from __future__ import annotations

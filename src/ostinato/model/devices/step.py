@@ -1,16 +1,38 @@
-"""One decoding step over the cache: its numbers in one tensor, and the attention that reads them. Needs no model code."""
+"""One decoding step over the cache: its numbers in one tensor, and the attention that reads them. Needs no model code.
+
+One token's attention over keys and values in blocks, in Triton: nothing is gathered, and a row's bits do not depend on other rows.
+
+The softmax is computed tile by tile with a running maximum (Milakov and Gimelshein 2018, arXiv 1805.02867), as in FlashAttention. One
+program reads the whole past of one token for one key head; its queries share that reading. Torch's CUDA builds bring Triton.
+
+Decoding steps as CUDA graphs: a forward pass of one token per sequence is recorded once, then replayed with other numbers.
+
+A step of single tokens takes the host far longer to launch than a GPU to compute. A recorded pass is launched at once. It holds for one
+model, up to a number of rows and of blocks per sequence; spare rows write to a block of their own, which no sequence holds.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
+import torch
+import triton
+import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ostinato.model.attention import hidden
 from ostinato.model.devices.cache import CachedLayer
 from ostinato.model.paged import PagedEntry
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +93,196 @@ class StepAttend:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         """Queries [R, H, D], keys and values [R, KV, D] -> [R, H, D]; the keys and values are in the cache afterwards."""
-        from ostinato.model.devices.paged_kernel import attend  # here, because only torch's CUDA builds bring Triton
+        from ostinato.model.devices.step import attend  # here, because only torch's CUDA builds bring Triton
 
         held, step = self._layers[layer], self._step
         held.keys.index_copy_(0, step.slots_R, k)
         held.values.index_copy_(0, step.slots_R, v)
         return attend(q, held.keys, held.values, step.table_RB, step.lengths_R, self._block, scale, window)
+
+
+# ---------------------------------------------------------------- the paged kernel
+
+
+# pyright: basic
+# ruff: noqa: ANN001, ANN202 (the compiler of Triton reads the kernel, and knows its arguments' types)
+
+
+_TILE = 64  # positions read at once
+_FEWEST = 16  # rows of a product on a matrix unit
+
+
+@triton.jit
+def _kernel(
+    q,
+    keys,
+    values,
+    table,
+    lengths,
+    out,
+    scale,
+    window,
+    q_row,
+    q_head,
+    held_slot,
+    held_head,
+    table_row,
+    length_row,
+    HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row, kv = tl.program_id(0), tl.program_id(1)
+    length = tl.load(lengths + row * length_row)
+    first = tl.maximum(length - window, 0) * (window > 0)
+    heads, dims, tile = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, TILE)
+    inner = (dims < DIM)[None, :]
+    real = (heads < HEADS)[:, None] & inner
+    place = (kv * HEADS + heads)[:, None] * q_head + dims[None, :]
+    x = tl.load(q + row * q_row + place, mask=real, other=0.0)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    made = tl.zeros([ROWS, WIDE], tl.float32)
+    for start in range(first // TILE * TILE, length, TILE):
+        at = start + tile
+        seen = (at < length) & (at >= first)
+        block = tl.load(table + row * table_row + at // BLOCK, mask=seen, other=0)
+        slot = (block * BLOCK + at % BLOCK)[:, None] * held_slot + kv * held_head + dims[None, :]
+        k = tl.load(keys + slot, mask=seen[:, None] & inner, other=0.0)
+        scores = tl.dot(x, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1))
+        weights, kept = tl.exp(scores - higher[:, None]), tl.exp(best - higher)
+        v = tl.load(values + slot, mask=seen[:, None] & inner, other=0.0)
+        total = total * kept + tl.sum(weights, 1)
+        made = made * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        best = higher
+    made = made / total[:, None]
+    tl.store(out + row * q_row + place, made.to(out.dtype.element_ty), mask=real)
+
+
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, table_RB: Tensor, lengths_R: Tensor, block: int, scale: float, window: int
+) -> Tensor:
+    """Attention of R tokens, each the last of its sequence.
+
+    Args:
+        q: [R, H, D].
+        keys: [slots, KV, D], contiguous.
+        values: [slots, KV, D], contiguous.
+        table_RB: the blocks of each sequence in order, int64; its last columns are not read.
+        lengths_R: the tokens of each sequence, the last one included, at least 1, int64.
+        block: tokens of a block.
+        scale: multiplies the scores.
+        window: the number of positions that a token sees, 0 for all.
+
+    Returns:
+        [R, H, D] in q's dtype.
+    """
+    q = q.contiguous()
+    out, shared, dim = torch.empty_like(q), q.shape[1] // keys.shape[1], q.shape[2]
+    with torch.cuda.device_of(q):  # Triton launches on the current device
+        _kernel[(len(q), keys.shape[1])](
+            q,
+            keys,
+            values,
+            table_RB,
+            lengths_R,
+            out,
+            scale,
+            window,
+            q.stride(0),
+            q.stride(1),
+            keys.stride(0),
+            keys.stride(1),
+            table_RB.stride(0),
+            lengths_R.stride(0),
+            HEADS=shared,
+            ROWS=max(_FEWEST, triton.next_power_of_2(shared)),
+            DIM=dim,
+            WIDE=max(_FEWEST, triton.next_power_of_2(dim)),
+            TILE=_TILE,
+            BLOCK=block,
+        )
+    return out
+
+
+# ---------------------------------------------------------------- decoding
+
+
+_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_BLOCKS = 128  # fewest columns of a table of blocks; unused ones are not read
+_LOG = logging.getLogger(__name__)
+
+
+def rounded_rows(rows: int) -> int:
+    """The rows of the recorded pass that computes `rows` rows."""
+    return next((size for size in _ROWS if size >= rows), -(-rows // 128) * 128)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPass:
+    """A recorded pass: it reads `step` and writes `states_RD`."""
+
+    graph: Any
+    step: DecodingStep
+    states_RD: Tensor
+
+
+class Decoding:
+    """The recorded passes over one cache, whose block `spare` belongs to no sequence.
+
+    They share one pool of memory, which is sound because one runs at a time and its result is copied before the next. A model's passes go
+    with the model. A model whose first pass fails is not recorded: its steps are launched as any others.
+    """
+
+    def __init__(self, layers: Sequence[CachedLayer], block: int, spare: int) -> None:
+        self._layers, self._block, self._spare = layers, block, spare
+        self._made: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], RecordedPass]] = WeakKeyDictionary()
+        self._pool: Any = None
+        self._failed: WeakSet[PreTrainedModel] = WeakSet()
+        self._one = Lock()  # two versions' parts of a step may run on two threads
+
+    @torch.inference_mode()
+    def run(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> Tensor | None:
+        """The final states [R, hidden] of one token per entry; None for a model that cannot be recorded."""
+        with self._one:
+            return None if model in self._failed else self._run(model, ids, entries)
+
+    def _run(self, model: PreTrainedModel, ids: Sequence[int], entries: Sequence[PagedEntry]) -> Tensor | None:
+        most = max(-(-entry.end // self._block) for entry in entries)
+        rows, blocks = rounded_rows(len(entries)), max(_BLOCKS, 1 << (most - 1).bit_length())
+        passes = self._made.setdefault(model, {})
+        found = passes.get((rows, blocks)) or self._record(model, rows, blocks)
+        if found is None:
+            return None
+        passes[rows, blocks] = found
+        numbers = numbers_of(ids, entries, self._block, rows, blocks, self._spare)
+        found.step.numbers.copy_(torch.from_numpy(numbers))
+        found.graph.replay()
+        return found.states_RD[: len(entries)].clone()  # recorded passes share their memory
+
+    def _record(self, model: PreTrainedModel, rows: int, blocks: int) -> RecordedPass | None:
+        empty = torch.from_numpy(numbers_of((), (), self._block, rows, blocks, self._spare))
+        step = DecodingStep(empty.to(model.device))
+        attend = StepAttend(self._layers, self._block, step)
+        with torch.cuda.device(model.device):
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            try:
+                with torch.cuda.stream(aside):  # kernels are compiled and libraries set up before the recording
+                    hidden(model, step.ids_R, step.positions_R, attend)
+            except Exception:  # noqa: BLE001 (whatever a compiler or a model of another kind raises, its steps can be launched)
+                _LOG.exception("decoding steps are not recorded for this version, and so are slower")
+                self._failed.add(model)
+                return None
+            torch.cuda.current_stream().wait_stream(aside)
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            # another thread may be building the next version's model: only this thread's calls may spoil the recording
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                states_RD = hidden(model, step.ids_R, step.positions_R, attend)
+        return RecordedPass(graph, step, states_RD)

@@ -24,7 +24,7 @@ from numba.np.numpy_support import carray
 
 from ostinato.model.kernels.arithmetic import load
 from ostinato.model.kernels.pairs import pair_sums
-from ostinato.model.kernels.processor import IS_ARM, cpu_features
+from ostinato.model.kernels.thread_barrier import IS_ARM, cpu_features
 from ostinato.model.kernels.tiles import tile_sums
 from ostinato.model.kernels.vector import PANEL, WIDE, load16, pointer, store16
 

@@ -18,10 +18,10 @@ from enum import StrEnum
 from typing import Any
 
 from ostinato.core.errors import Corrupt
-from ostinato.core.lineage import Lineage
 from ostinato.core.notices import Alarm
 from ostinato.core.records import Arm, Batch, Delivered, Holdback, Quarantine, Reward, Row, Signal, Source, Turn
 from ostinato.core.seams import Cursor
+from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import CLOSED
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.baseline import Baseline

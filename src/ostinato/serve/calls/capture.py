@@ -18,7 +18,7 @@ from ostinato.core.errors import GrammarTooComplex, OstinatoError, Unavailable
 from ostinato.core.generation import Chunk, Generate, Tops, Usage
 from ostinato.core.records import Arm, Branch, Finish, Pick, PolicyVersion, Purpose, Sampling, Span, Turn
 from ostinato.core.seams import Clock, Log
-from ostinato.serve.auto.config import AutoArm
+from ostinato.serve.config import AutoArm
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.writes import Writes
 

@@ -1,7 +1,7 @@
 """Token-in, token-out: a follow-up call reuses the ids that were sampled instead of tokenising their text again.
 
 A conversation that a client sends back is recognised by a hash chain over its tools and messages, normalised so that agents' changes
-to an answer before they send it back do not matter (`core/normal_form.py`). After a restart only the log's turns are known, which hold ids
+to an answer before they send it back do not matter (`core/json_shape.py`). After a restart only the log's turns are known, which hold ids
 and no messages; a conversation is then recognised once by rendering it and comparing ids.
 """
 
@@ -14,9 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from ostinato.core.conversation import Conversation, Message, Piece, Role, ToolCall, calling_turn
+from ostinato.core.conversation import Conversation, Message, Piece, Role, ToolCall, calling_turn, digest, tools_digest
 from ostinato.core.errors import BadRequest
-from ostinato.core.normal_form import digest, tools_digest
 from ostinato.core.records import Branch, Purpose, Turn
 from ostinato.core.seams import AnswerReader, Renderer
 from ostinato.serve.arms import ANONYMOUS

@@ -22,15 +22,12 @@ from ostinato.core.errors import BadRequest, NotFound, Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Arm, Purpose, Sampling, Turn
 from ostinato.serve.arms import Assignment
-from ostinato.serve.auto.deals import Deal
-from ostinato.serve.auto.outside import OutsideFailed, OutsideQuery
+from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
-from ostinato.serve.calls.caller import Caller, Placement, Senders, purpose_of
+from ostinato.serve.calls.caller import Caller, CallRoute, Placement, Senders, purpose_of
 from ostinato.serve.calls.capture import Both, Call, Capture, again, played
 from ostinato.serve.calls.conversations import AUTO, AnswerParser, ConversationScope, Prompt, Sessions, chain_of
-from ostinato.serve.calls.idempotency import IdempotencyKeys, Try, body_digest
-from ostinato.serve.calls.response_store import ResponseStore
-from ostinato.serve.calls.routes import CallRoute
+from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest
 from ostinato.serve.config import SamplingRule
 from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.dialect import ContextExceeded, ConversationRequest, Heading, Request
@@ -39,6 +36,7 @@ from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import LONG, PER_PARSED, FairThread
 from ostinato.serve.feedback.followups import FollowUps
+from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
 from ostinato.serve.parts import Parts
 from ostinato.serve.priority import Person
 from ostinato.serve.wire.exchange import Exchange, Headers

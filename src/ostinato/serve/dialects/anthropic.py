@@ -30,6 +30,7 @@ from ostinato.serve.dialects.dialect import (
     Heading,
     Json,
     Name,
+    Omissions,
     OneAnswer,
     Tokens,
     User,
@@ -42,7 +43,6 @@ from ostinato.serve.dialects.dialect import (
     validate,
 )
 from ostinato.serve.dialects.items import ReadItems, WithItems
-from ostinato.serve.dialects.omissions import Omissions
 from ostinato.serve.dialects.rules import Fields, Ignored, Only
 
 # ---------------------------------------------------------------- messages

@@ -12,8 +12,8 @@ import msgspec
 from pydantic import PrivateAttr
 
 from ostinato.core.conversation import Message
+from ostinato.serve.dialects.dialect import Omissions
 from ostinato.serve.dialects.extensions import Extensions
-from ostinato.serve.dialects.omissions import Omissions
 
 ItemReader = Callable[[Any, str, Omissions], Iterable[Message]]
 """Reads an item of JSON: `(item, where, omissions) -> its messages`. Raises BadRequest naming the field, which begins with `where`. What it

@@ -19,9 +19,11 @@ from ostinato.serve.dialects.dialect import (
     ANY_OBJECT,
     AUTO,
     MAX_MESSAGES,
+    MEDIA_TYPES,
     NONE,
     REQUIRED,
     Name,
+    Omissions,
     User,
     check_stops,
     demanded,
@@ -29,7 +31,6 @@ from ostinato.serve.dialects.dialect import (
 )
 from ostinato.serve.dialects.extensions import Extensions
 from ostinato.serve.dialects.items import ReadItems, WithItems
-from ostinato.serve.dialects.omissions import MEDIA_TYPES, Omissions
 from ostinato.serve.dialects.rules import Fields, Ignored, Only, too_wide
 
 # ---------------------------------------------------------------- messages

@@ -23,8 +23,8 @@ from ostinato.core.records import Purpose, Signal, Source
 from ostinato.serve.calls.conversations import PendingPrompt
 from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.feedback.next_message import DISSATISFIED, VERSION, NextMessage, kind_of
-from ostinato.serve.judge.judge import Judge, Ruled
-from ostinato.serve.judge.prompt import Case
+from ostinato.serve.judge_prompt import Case
+from ostinato.serve.message_judge import Judge, Ruled
 from ostinato.serve.parts import Parts
 
 # ---------------------------------------------------------------- replies typed as feedback

@@ -1,27 +1,283 @@
-"""The handlers of feedback: `POST /v1/feedback`, and OTLP over HTTP from exporters that know nothing of Ostinato."""
+"""The handlers of feedback: `POST /v1/feedback`, and OTLP over HTTP from exporters that know nothing of Ostinato.
+
+Telemetry that coding agents and tracing libraries send anyway, as signals about the turns that it names.
+
+=========================  ========================================================================================
+Reported                   Signals
+=========================  ========================================================================================
+Claude Code and Codex:     `tool_accepted` or `tool_rejected` if a person decided, `tool_auto_accepted` or
+`tool_decision`            `tool_auto_rejected` if a configuration, a hook or a reviewing program did
+their `tool_result`        `tool_ok` or `tool_error`
+qwen-code: `tool_call`     both of these, and `tool_modified` if a person changed the call before it ran
+a span of a tool's run     `tool_ok` or `tool_error` (OpenTelemetry's `execute_tool`, OpenInference's `TOOL`)
+a span of a model call     `response_error` if it failed although a response had arrived
+`gen_ai.evaluation.result` `eval.<name>` with the score as value, else 1 or 0 by the label; the explanation is the comment
+=========================  ========================================================================================
+
+All other signals have the value 1. Other reports (requests, prompts, token counts) give no signal, nor do reports that name no turn of
+ours by the id of a tool call or of an answer. A signal's id is a hash of its content and of what identifies its event, so that events may
+be reported repeatedly, late and in any order.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+from ostinato.core.conversation import calling_turn
 from ostinato.core.errors import BadRequest, TooLarge, Unauthorized
-from ostinato.core.records import Signal
+from ostinato.core.records import Signal, Source
 from ostinato.core.verdicts import RESERVED
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import PER_PARSED
-from ostinato.serve.feedback.events import MAX_EVENTS, count_events, parse_feedback
-from ostinato.serve.feedback.intake import Intake
-from ostinato.serve.feedback.otlp import Encoding, read_logs, read_spans
-from ostinato.serve.feedback.telemetry import Heard, read_events, read_traces
+from ostinato.serve.feedback.intake import MAX_EVENTS, MAX_VALUE, Intake, count_events, parse_feedback
+from ostinato.serve.feedback.otlp import Attributes, Encoding, Event, Scalar, TraceSpan, read_logs, read_spans
 from ostinato.serve.parts import Parts
-from ostinato.serve.wire.content_encoding import UnsupportedMedia, unpacking
+from ostinato.serve.wire.body import UnsupportedMedia, unpacking
 from ostinato.serve.wire.exchange import Exchange
 from ostinato.serve.wire.watch import ClientGone
+
+# ---------------------------------------------------------------- telemetry
+
+
+_CALL_IDS = ("tool_use_id", "call_id", "gen_ai.tool.call.id", "tool.id")
+_ANSWER_IDS = ("request_id", "response_id", "gen_ai.response.id")
+_SESSIONS = ("session.id", "conversation.id", "gen_ai.conversation.id")
+_ANSWER_ID = re.compile(r"[a-z]+-[0-9a-f-]+")
+_MAX_ID = 256  # characters, as for feedback
+_MAX_NAME = 64
+_MAX_COMMENT = 65_536
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:-]+")
+_LABELS = {
+    "pass": 1.0, "passed": 1.0, "correct": 1.0, "relevant": 1.0,
+    "fail": 0.0, "failed": 0.0, "incorrect": 0.0, "not_relevant": 0.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """The signals of a batch without duplicates, and the number of events of a known kind about our turns that were not understood.
+
+    Example: ``read_events(read_logs(data, Encoding.JSON, depth=64, values=1000), tenant="acme", now=now).signals``
+    """
+
+    signals: list[Signal]
+    unclear: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    name: str
+    source: Source = Source.CODE
+    value: float = 1.0
+    comment: str | None = None
+
+
+class _Unclear(ValueError):
+    """An event of a known kind that lacks a required field."""
+
+
+_Reader = Callable[[Attributes], Sequence[_Said]]
+
+
+def read_events(events: Iterable[Event], *, tenant: str, now: float) -> Heard:
+    """The signals of log records. `now` is their arrival time, and stands in for the event time if a record has none."""
+    batch = _Batch(tenant, now)
+    for event in events:
+        batch.take_event(event)
+    return batch.reading()
+
+
+def read_traces(spans: Iterable[TraceSpan], *, tenant: str, now: float) -> Heard:
+    """The signals of spans and of their events; arguments as for `read_events`."""
+    batch = _Batch(tenant, now)
+    for span in spans:
+        batch.take(span, _turn(span.attributes), lambda _, span=span: _span(span))
+        for event in span.events:
+            if event.name == _EVALUATION:
+                batch.take(event, _turn(event.attributes) or _turn(span.attributes), _evaluation)
+    return batch.reading()
+
+
+class _Batch:
+    def __init__(self, tenant: str, now: float) -> None:
+        self._tenant = tenant
+        self._now = now
+        self._signals: dict[str, Signal] = {}
+        self._unclear = 0
+
+    def take_event(self, event: Event) -> None:
+        reader = _READERS.get(event.name.removeprefix("claude_code."))
+        if reader is not None:
+            self.take(event, _turn(event.attributes), reader)
+
+    def take(self, event: Event | TraceSpan, turn: str | None, reader: _Reader) -> None:
+        if turn is None:
+            return
+        try:
+            said = reader(event.attributes)
+        except _Unclear:
+            self._unclear += 1
+            return
+        for each in said:
+            signal = self._signal(event, turn, each)
+            self._signals[signal.id] = signal
+
+    def reading(self) -> Heard:
+        return Heard(signals=list(self._signals.values()), unclear=self._unclear)
+
+    def _signal(self, event: Event | TraceSpan, turn: str, said: _Said) -> Signal:
+        return Signal(
+            id=_id(event, turn, said),
+            tenant=self._tenant,
+            turn=turn,
+            name=said.name,
+            value=said.value,
+            source=said.source,
+            occurred_at=event.time_ns / 1e9 if event.time_ns else self._now,
+            received_at=self._now,
+            comment=said.comment,
+        )
+
+
+def _id(event: Event | TraceSpan, turn: str, said: _Said) -> str:
+    attributes = event.attributes
+    session = [attributes.get(key) for key in (*_SESSIONS, "event.sequence")]
+    named = [attributes.get(key) for key in (*_CALL_IDS, *_ANSWER_IDS)]
+    place = [event.name, event.time_ns, event.trace_id, event.span_id]
+    content = [turn, said.name, said.value, said.source, said.comment]
+    text = json.dumps([session, named, place, content])
+    return f"otlp-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
+
+
+def _turn(attributes: Attributes) -> str | None:
+    """The turn of ours that is named: by a tool call's id if there is one, else by an answer's id, meaning its first choice."""
+    for call in _texts(attributes, _CALL_IDS):
+        if turn := calling_turn(call):
+            return turn
+    return next((f"{answer}:0" for answer in _texts(attributes, _ANSWER_IDS) if _ANSWER_ID.fullmatch(answer)), None)
+
+
+def _texts(attributes: Attributes, keys: Iterable[str]) -> Iterator[str]:
+    for key in keys:
+        value = attributes.get(key)
+        if isinstance(value, str) and len(value) < _MAX_ID - 1:  # room for ":0"
+            yield value
+
+
+def _decided(*, accepted: bool, by_person: bool) -> _Said:
+    verb = "accepted" if accepted else "rejected"
+    if by_person:
+        return _Said(name=f"tool_{verb}", source=Source.HUMAN)
+    return _Said(name=f"tool_auto_{verb}")
+
+
+def _ended(*, ok: bool) -> _Said:
+    return _Said(name="tool_ok" if ok else "tool_error")
+
+
+def _word(attributes: Attributes, key: str) -> str:
+    value = attributes.get(key)
+    return value.lower() if isinstance(value, str) and len(value) <= _MAX_ID else ""
+
+
+def _truth(value: Scalar | None) -> bool | None:
+    """A boolean, which some agents write as "true" or "false"; None for anything else."""
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value)
+    return value if isinstance(value, bool) else None
+
+
+def _claude_decision(attributes: Attributes) -> Sequence[_Said]:
+    decision = _word(attributes, "decision")
+    if decision not in ("accept", "reject"):
+        raise _Unclear
+    return [_decided(accepted=decision == "accept", by_person=_word(attributes, "source").startswith("user"))]
+
+
+def _codex_decision(attributes: Attributes) -> Sequence[_Said]:
+    decision = _word(attributes, "decision")
+    accepted = decision.startswith("approved")  # also "approvedforsession"
+    if not accepted and decision not in ("denied", "abort"):
+        raise _Unclear
+    return [_decided(accepted=accepted, by_person=_word(attributes, "source") == "user")]
+
+
+def _result(attributes: Attributes) -> Sequence[_Said]:
+    ok = _truth(attributes.get("success"))
+    if ok is None:
+        raise _Unclear
+    if not ok and _word(attributes, "decision_type") == "reject":
+        return []  # it never ran, as its decision reports
+    return [_ended(ok=ok)]
+
+
+def _qwen_call(attributes: Attributes) -> Sequence[_Said]:
+    ok, decision = _truth(attributes.get("success")), _word(attributes, "decision")
+    if ok is None:
+        raise _Unclear
+    said: list[_Said] = []
+    if decision == "modify":
+        said.append(_Said(name="tool_modified", source=Source.HUMAN))
+    elif decision == "auto_accept":  # a person's "always" and a configuration look alike
+        said.append(_decided(accepted=True, by_person=False))
+    elif decision == "accept":
+        said.append(_decided(accepted=True, by_person=True))
+    # the client also writes "reject" for answers it does not know, after which the tool runs
+    elif decision == "reject" and not ok:
+        said.append(_decided(accepted=False, by_person=True))
+    if ok or (decision != "reject" and _word(attributes, "status") != "cancelled"):
+        said.append(_ended(ok=ok))
+    return said
+
+
+def _evaluation(attributes: Attributes) -> Sequence[_Said]:
+    told = attributes.get("gen_ai.evaluation.name")
+    if not isinstance(told, str) or len(told) > _MAX_ID:
+        raise _Unclear
+    name = f"eval.{_NOT_IN_NAMES.sub('_', told)}"
+    if len(name) > _MAX_NAME or not any(map(str.isalnum, name.removeprefix("eval."))):
+        raise _Unclear
+    score = attributes.get("gen_ai.evaluation.score.value")
+    if score is None:
+        if "error.type" in attributes:
+            return []  # nothing was evaluated
+        score = _LABELS.get(_word(attributes, "gen_ai.evaluation.score.label"))
+    if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= MAX_VALUE:
+        raise _Unclear
+    why = attributes.get("gen_ai.evaluation.explanation")
+    return [_Said(name=name, value=float(score), comment=why[:_MAX_COMMENT] if isinstance(why, str) and why else None)]
+
+
+def _span(span: TraceSpan) -> Sequence[_Said]:
+    attributes = span.attributes
+    failed = span.failed or "error.type" in attributes
+    is_tool = (
+        attributes.get("gen_ai.operation.name") == "execute_tool" or attributes.get("openinference.span.kind") == "TOOL"
+    )
+    if is_tool:
+        return [_ended(ok=not failed)]
+    return [_Said(name="response_error")] if failed and "gen_ai.response.id" in attributes else []
+
+
+_EVALUATION = "gen_ai.evaluation.result"
+_READERS: dict[str, _Reader] = {
+    "tool_decision": _claude_decision,
+    "tool_result": _result,
+    "codex.tool_decision": _codex_decision,
+    "codex.tool_result": _result,
+    "qwen-code.tool_call": _qwen_call,
+    _EVALUATION: _evaluation,
+}
+
 
 _DRAIN_FACTOR = 16  # how far beyond the limit a refused body is read, so that the client can see the refusal
 _LENGTH_DIGITS = 20

@@ -3,13 +3,15 @@
 Data flow: `Turn.routes` -> decoded and checked (`Experts.admits`) -> one row per token of the tree (`lay_out`) -> the model's
 routers use these experts and compute the gate weights from their own live logits (`Experts.replaying`). A turn whose routes
 cannot be trusted is left out with a reason, never trained on as if it had no routes.
+
+Replay of the sampler's edits of logits: a grammar's masks, biases and penalties, reconstructed from a turn's own ids.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.core import routes as codec
-from ostinato.core.errors import BadRoutes
+from ostinato.core.errors import BadRequest, BadRoutes
 from ostinato.core.records import Turn
+from ostinato.model.grammars import Grammars
+from ostinato.model.logit_edits import Edit, LogitEditor
 from ostinato.model.routing import Routing
 from ostinato.train.batch.packing import PackedBatch
 from ostinato.train.config import TrainConfig
@@ -132,3 +136,65 @@ class Experts:
         self._replayed.clear()
         self._known.clear()
         return found
+
+
+# ---------------------------------------------------------------- edits
+
+
+class AnswerEdits:
+    """Reconstructs the edits of turns.
+
+    Args:
+        load: the grammars of the model's tokenizer; called once, when the first turn needs them.
+
+    Example::
+
+        edits = AnswerEdits(lambda: HFRenderer(path).grammars)
+        usable = [turn for turn in turns if edits.admits(turn)]
+        edits.replay(usable, 0, 512)  # {3: Edit(...), ...}: by sampled token, turn after turn
+    """
+
+    def __init__(self, load: Callable[[], Grammars]) -> None:
+        self._load = load
+        self._grammars: Grammars | None = None
+
+    def admits(self, turn: Turn) -> bool:
+        """True if the turn's tokens were drawn from the model's own logits, or from edited ones that can be reconstructed."""
+        try:
+            editor = self._editor(turn)
+        except BadRequest as error:
+            _LOG.warning("turn %s is left out: %s", turn.id, error)
+            return False
+        if editor is None:
+            return True
+        for token in turn.sampled_ids:
+            edit = editor.edit()
+            if edit.allowed is not None and not edit.allowed[token >> 3] >> (token & 7) & 1:
+                _LOG.warning("turn %s is left out: its grammar, as read here, does not allow token %d", turn.id, token)
+                return False
+            editor.take(token)
+        return True
+
+    def replay(self, turns: Sequence[Turn], start: int, stop: int) -> Mapping[int, Edit]:
+        """The edits of the sampled tokens [start, stop), counted through all turns; tokens without an edit are left out.
+
+        They are made for one part at a time: for long answers, all at once would take more memory than everything else.
+        """
+        made: dict[int, Edit] = {}
+        first = 0
+        for turn in turns:
+            end = first + len(turn.sampled_ids)
+            editor = self._editor(turn) if first < stop and end > start else None
+            if editor is not None:
+                for place, token in enumerate(turn.sampled_ids[: stop - first], first):
+                    if place >= start:
+                        made[place] = editor.edit()
+                    editor.take(token)
+            first = end
+        return made
+
+    def _editor(self, turn: Turn) -> LogitEditor | None:
+        """The turn's editor, None if its logits were not edited. Raises BadRequest."""
+        if turn.sampling.grammar and self._grammars is None:
+            self._grammars = self._load()
+        return LogitEditor.of(turn.sampling, self._grammars)

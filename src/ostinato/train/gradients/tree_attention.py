@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ostinato.model.kernels.attention_gradient import (
+from ostinato.model.cpu import split
+from ostinato.model.kernels.gradients import (
     attention_gradient,
     gather,
     into_blocks,
@@ -25,7 +26,6 @@ from ostinato.model.kernels.attention_gradient import (
     queries_per_tile,
 )
 from ostinato.model.paged import Blocks, PagedEntry, Reads, TokenPlaces, array
-from ostinato.model.threads import split
 from ostinato.train.batch.packing import Ints, PackedBatch
 
 BLOCK = 32

@@ -1,7 +1,7 @@
 """The ranks of one training run: their communication besides FSDP2's own. Plain tensors and bytes, never objects.
 
 gloo's connections end with the process at the other end, so a killed rank causes an error in every other rank at its next call. NCCL,
-over which FSDP2 exchanges what is on GPUs, does not notice it: see `watching`.
+over which FSDP2 exchanges what is on GPUs, does not notice it: see `trainer`.
 """
 
 from __future__ import annotations

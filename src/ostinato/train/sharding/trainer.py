@@ -1,13 +1,16 @@
 """Several processes that act as one trainer: the first takes part itself, and sends the others their calls through pipes.
 
 Every rank runs the same `PolicyTrainer` and gets the same calls, so all of them admit, judge and refuse alike. The pipes end with the
-first rank, and gloo's connections with any rank: whichever is killed, the others end at their next call (on GPUs: within seconds, see
-`watching`). An unfinished step is lost with them and repeated from the last checkpoint.
+first rank, and gloo's connections with any rank: whichever is killed, the others end at their next call. NCCL does not tell a rank that
+another has ended while it waits for it, so on GPUs a thread watches the parent and ends the rank within seconds. An unfinished step is
+lost with them and repeated from the last checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import logging
 import os
 import socket
 import subprocess
@@ -34,9 +37,55 @@ from ostinato.train.config import TrainConfig
 from ostinato.train.references import References
 from ostinato.train.sharding.calls import RankCall, RankTask, call_line, read_call, task_line
 from ostinato.train.sharding.group import RankGroup, check_ranks
-from ostinato.train.sharding.memory import return_freed_memory
-from ostinato.train.sharding.watching import end_with_first, end_with_others
 from ostinato.train.trainer import PolicyTrainer, never
+
+# ---------------------------------------------------------------- watching
+
+
+_LOG = logging.getLogger(__name__)
+_PARENT_S = 1.0
+
+
+def end_with_first(first: int) -> None:
+    """End this process soon after its parent, the first rank with this process id."""
+    while os.getppid() == first:
+        time.sleep(_PARENT_S)
+    os._exit(1)
+
+
+def end_with_others(others: Sequence[subprocess.Popen[bytes]], closing: threading.Event) -> None:
+    """End this process, the first rank, soon after any of the others, unless they are `closing`."""
+    while not closing.wait(_PARENT_S):
+        ended = {rank: code for rank, process in enumerate(others, 1) if (code := process.poll()) is not None}
+        if ended and not closing.is_set():
+            _LOG.error("ranks of the trainer have ended, with these exit codes: %s; so the first one ends, too", ended)
+            os._exit(1)
+
+
+# ---------------------------------------------------------------- memory
+
+
+_MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
+_LARGE = 1 << 17
+_LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch reads it when it makes its first tensor
+
+
+def return_freed_memory() -> None:
+    """Make blocks of 128 KiB and more go back to the system when they are freed. Without glibc nothing is done.
+
+    By default glibc raises that bound to the largest block freed so far, up to 32 MiB. Gathered layers, activations and gradients of
+    different sizes are then interleaved in one heap that never shrinks during a step.
+
+    Memory that is new to the process costs a page fault for every 4 KiB, so torch asks for pages of 2 MiB from now on, if it has made no
+    tensor yet. Where the environment variable THP_MEM_ALLOC_ENABLE is set, it decides.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
+        libc.mallopt(_MMAP_THRESHOLD, _LARGE)
+        if _LARGE_PAGES not in os.environ:
+            os.environ[_LARGE_PAGES] = "1"
+            torch.empty(1)
+            del os.environ[_LARGE_PAGES]  # not for programs that this process starts
+
 
 _END_S = 10.0  # how long a rank may take to end
 _LOOK_S = 0.05  # between two checks of whether a rank is there

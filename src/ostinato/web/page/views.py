@@ -9,12 +9,10 @@ from urllib.parse import urlencode
 from ostinato.core.errors import NotFound
 from ostinato.core.visitors import Visitor
 from ostinato.web.chart import lines
-from ostinato.web.page import drawing
-from ostinato.web.page.asking import place, turn_query, version
-from ostinato.web.page.drawing import Station
-from ostinato.web.page.releases import charts
-from ostinato.web.page.releases.answers import answers, dealt_as_set, sentence
-from ostinato.web.page.rendering import DASH, ago, count
+from ostinato.web.page import charts
+from ostinato.web.page.charts import Station
+from ostinato.web.page.query_params import place, turn_query, version
+from ostinato.web.page.release_answers import answers, dealt_as_set, sentence
 from ostinato.web.page.sources import (
     MOST_COUNTED,
     Facts,
@@ -25,10 +23,11 @@ from ostinato.web.page.sources import (
     TurnDetail,
     TurnQuery,
 )
+from ostinato.web.page.templates import DASH, ago, count
 from ostinato.web.page.threads import Ask
 from ostinato.web.page.tokens import cells, prompt_text, versions
-from ostinato.web.page.worlds.sources import WorldFacts
-from ostinato.web.page.worlds.views import WorldViews
+from ostinato.web.page.worlds_sources import WorldFacts
+from ostinato.web.page.worlds_views import WorldViews
 
 Fields = Mapping[str, str]
 Shown = Mapping[str, Any]
@@ -166,21 +165,21 @@ def now_shown(run: RunNow) -> Shown:
     title = "Share of rated turns that were accepted, per arm"
     return {
         "stations": stations,
-        "wide": drawing.loop(stations, narrow=False),
-        "narrow": drawing.loop(stations, narrow=True),
+        "wide": charts.loop(stations, narrow=False),
+        "narrow": charts.loop(stations, narrow=True),
         "acceptance": lines(title, ends or "nothing rated", run.curves, run.marks) if run.curves else "",
     }
 
 
 def releases_shown(found: ReleaseList) -> Shown:
     """The ledger by version, with the forest plot."""
-    return {"found": found, "forest": drawing.forest(found.rows), "sentence": sentence}
+    return {"found": found, "forest": charts.forest(found.rows), "sentence": sentence}
 
 
 def learning_shown(found: LearningNow) -> Shown:
     """Each figure over steps, with its chart."""
     drawn = [
-        (series, drawing.steps_chart(series, found.marks), drawing.thinned(series.points).every)
+        (series, charts.steps_chart(series, found.marks), charts.thinned(series.points).every)
         for series in found.series
     ]
     return {"found": found, "charts": drawn}
@@ -193,7 +192,7 @@ def release_shown(found: ReleaseDetail) -> Shown:
         "found": found,
         "evidence": proof,
         "answers": answers(found),
-        "looks": drawing.looks(found.looks),
+        "looks": charts.looks(found.looks),
         "sequence": charts.sequence(proof.trial, proof.rules),
         "balance": None if proof.dealt is None else dealt_as_set(proof.dealt, charts.void_odds(proof.rules)),
         "shifts": charts.shifts(proof.rates),

@@ -3,7 +3,7 @@
 Each chunk is coded on its own, so chunks can be coded, fetched and repaired independently. The manifest names one of five codecs:
 
 - ``equal``: nothing changed; the payload is empty.
-- ``steps``: the changed elements of a 16-bit float tensor, with the old values as context (`writing`).
+- ``steps``: the changed elements of a 16-bit float tensor, with the old values as context (`encoder`).
 - ``xor-planes-zstd``: bitwise XOR with the old bytes, split into byte planes (all first bytes, all second bytes, ...), zstd.
 - ``planes-zstd``: the new bytes alone, split into byte planes, zstd. For full snapshots and chunks that changed too much.
 - ``raw``: the new bytes, when no other codec is smaller.
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ostinato.core.errors import Corrupt
 from ostinato.core.weights import ITEMSIZES
-from ostinato.weights.delta import reading, writing
+from ostinato.weights.delta import decoder, encoder
 
 Bytes = NDArray[np.uint8]
 
@@ -77,7 +77,7 @@ def encode(old: Bytes | None, new: Bytes, *, dtype: str, level: int = 1) -> Code
         raise ValueError(f"old has {old.size} bytes and new has {new.size}; a delta needs the same shape")
     found: list[Coded] = []
     if dtype in _MANTISSA:
-        steps = writing.encode(old.view(np.uint16), new.view(np.uint16), _MANTISSA[dtype])
+        steps = encoder.encode(old.view(np.uint16), new.view(np.uint16), _MANTISSA[dtype])
         if steps == b"":
             return Coded(EQUAL, b"")
         found = [] if steps is None else [Coded(STEPS, steps)]
@@ -113,7 +113,7 @@ def decode(codec: str, target: Bytes, payload: bytes | memoryview, *, dtype: str
     elif codec == STEPS:
         if dtype not in _MANTISSA:
             raise Corrupt(f"codec {codec!r} is for {' and '.join(_MANTISSA)}, not {dtype}")
-        reading.decode(target.view(np.uint16), payload, _MANTISSA[dtype])
+        decoder.decode(target.view(np.uint16), payload, _MANTISSA[dtype])
     elif codec == RAW:
         target[:] = _exact(np.frombuffer(payload, np.uint8), target.size)
     else:

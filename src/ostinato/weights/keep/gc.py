@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, OstinatoError
 from ostinato.core.records import PolicyVersion
-from ostinato.weights.keep.config import CollectConfig
+from ostinato.weights.config import CollectConfig
 from ostinato.weights.keep.gc_mark import Node, Rules, Starts, expired, marked, starts, versions_of
 from ostinato.weights.store.interface import KeptStore, ListedObject, ListedRef
 from ostinato.weights.version.chain import Manifests

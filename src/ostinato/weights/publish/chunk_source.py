@@ -26,7 +26,7 @@ from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import ChunkName, Form, WeightPart, Weights
 from ostinato.weights import delta
-from ostinato.weights.publish.config import PublisherConfig
+from ostinato.weights.config import PublisherConfig
 from ostinato.weights.version.content import Hashes, check_weights, hash_chunks, hash_of, part_of
 from ostinato.weights.version.packing import Coding, OldChunk, PackedChunks, Undo, write_packs
 

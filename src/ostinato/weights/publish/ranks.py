@@ -21,9 +21,8 @@ from pydantic import BaseModel
 from ostinato.core import errors
 from ostinato.core.errors import OstinatoError, Unavailable
 from ostinato.core.weights import ChunkName, WeightPart, Weights
+from ostinato.weights.config import BucketConfig, PublisherConfig
 from ostinato.weights.publish.chunk_source import How, PartHolder, TakenWeights
-from ostinato.weights.publish.config import PublisherConfig
-from ostinato.weights.store.config import BucketConfig
 from ostinato.weights.version.manifest import StoredChunk
 from ostinato.weights.version.packing import PackedChunks
 

@@ -20,7 +20,7 @@ import obstore
 
 from ostinato.core.errors import Corrupt, NotFound, TooLarge
 from ostinato.core.private import private
-from ostinato.weights.store.config import BucketConfig
+from ostinato.weights.config import BucketConfig
 from ostinato.weights.store.disk import storage_refusals
 from ostinato.weights.store.location import again, connect, directory_of, in_directory, refusals
 

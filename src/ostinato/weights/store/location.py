@@ -12,7 +12,7 @@ from obstore import exceptions as errors
 from obstore.store import LocalStore, from_url
 
 from ostinato.core.errors import BadConfig, Corrupt, NotFound, Unauthorized, Unavailable
-from ostinato.weights.store.config import BucketConfig
+from ostinato.weights.config import BucketConfig
 
 _AGAIN_S: Final = 0.1
 _T = TypeVar("_T")

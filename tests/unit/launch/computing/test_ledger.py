@@ -12,7 +12,7 @@ from ostinato.compute.ledger import OperationLedger
 from ostinato.compute.work import TokenWork
 from ostinato.config import load
 from ostinato.core.records import Arm, Batch
-from ostinato.launch.commands.computing.ledger import fill, lent_of, show_compute
+from ostinato.launch.commands.compute import fill, lent_of, show_compute
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny import tiny_model

@@ -8,13 +8,13 @@ import sys
 import pytest
 from tests.fakes.nodes import LIMITS, PROGRAM, Nodes, until
 
-from ostinato.app.draining import read_draining
+from ostinato.app.server_loans import read_draining
 from ostinato.app.storage import home
 from ostinato.compute.ledger import OperationLedger
 from ostinato.config import load
 from ostinato.launch.commands import up_on_ray
-from ostinato.launch.commands.computing.sharing import Sharing
-from ostinato.launch.commands.scaling import write_wish
+from ostinato.launch.commands.compute import Sharing
+from ostinato.launch.commands.scale import write_wish
 from ostinato.launch.commands.up_on_ray import Crew
 from ostinato.launch.placing.address import read_address
 from ostinato.launch.placing.nodes import node_agent as keeper_module

@@ -19,7 +19,7 @@ from ostinato.launch.views.page.index import PageIndex
 from ostinato.launch.views.page.page_cli import copy, looking
 from ostinato.launch.views.page.releases.lines import last_report, trial_looks
 from ostinato.launch.views.page.releases.release_evidence import Stretch, counted, same_prompts
-from ostinato.launch.views.page.run_queries import INDEX
+from ostinato.launch.views.page.run_facts import INDEX
 from ostinato.testing.records import a_turn
 
 OLD, NEW = PolicyVersion(number=16, hash="16" * 32), PolicyVersion(number=17, hash="17" * 32)

@@ -17,16 +17,14 @@ from ostinato.config import load
 from ostinato.core.errors import Conflict, NotFound, Unavailable
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
-from ostinato.launch.commands.alarms import accept_alarm, show_alarms
+from ostinato.launch.commands.release import accept_alarm, show_alarms
 from ostinato.launch.placing.worker_status import Shown, WorkerStatus
-from ostinato.launch.views.page.acts import RunActs
+from ostinato.launch.views.page.factory import RunActs
 from ostinato.launch.views.page.queries import IndexQueries
 from ostinato.launch.views.page.releases.lines import carried
-from ostinato.launch.views.page.running import troubles, workers
-from ostinato.launch.views.page.training_progress import TrainLines, followers
+from ostinato.launch.views.page.run_state import TrainLines, followers, troubles, workers
 from ostinato.testing.records import a_signal, a_turn
-from ostinato.web.page.sources import LedgerEvent, TurnQuery
-from ostinato.web.page.stored import PublishedLine, SwapLine
+from ostinato.web.page.sources import LedgerEvent, PublishedLine, SwapLine, TurnQuery
 from ostinato.weights.version.content import version_ref
 
 
@@ -264,7 +262,7 @@ def test_steps_that_were_taken_again_count_once(tmp_path, seen):
     path.write_text("\n".join(map(json.dumps, lines)) + "\n")
     read = TrainLines(path, tmp_path / "serve.jsonl").look()
     assert read._steps[-1]["reward_mean"] == 0.3
-    from ostinato.launch.views.page.training_progress import _points
+    from ostinato.launch.views.page.run_state import _points
 
     steps = {int(line["step"]): line for line in read._steps}
     assert _points(steps, "reward_mean") == ((1.0, 0.1), (2.0, 0.3))

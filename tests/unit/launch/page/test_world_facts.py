@@ -21,16 +21,16 @@ from tests.fakes.worlds_page import (
 
 from ostinato.app.storage import Home
 from ostinato.launch.placing.output import older
-from ostinato.launch.views.page.worlds.counting import counts_of, group_counts, solved_share, version_points
-from ostinato.launch.views.page.worlds.ended import EndedRollouts, record_of
 from ostinato.launch.views.page.worlds.facts import changes_of, figures_of, turns_of, why_of
 from ostinato.launch.views.page.worlds.file_tail import LONGEST_LINE, Growing, Spot
+from ostinato.launch.views.page.worlds.tasks import counts_of, group_counts, solved_share, version_points
 from ostinato.launch.views.page.worlds.transcript import LONGEST_PART, LONGEST_STEP, part_of, steps_of
+from ostinato.launch.views.page.worlds.underway import EndedRollouts, record_of
 from ostinato.launch.views.progress import Progress
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
 from ostinato.web.page.sources import LedgerEvent
-from ostinato.web.page.worlds.sources import RolloutQuery
+from ostinato.web.page.worlds_sources import RolloutQuery
 from ostinato.worlds.rollout.groups import EventFile, Groups
 
 SPOT = Spot(b"", 0)

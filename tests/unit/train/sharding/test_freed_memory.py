@@ -8,7 +8,7 @@ from tests.fakes.fork_server import FORK_SERVER
 
 PROGRAM = """
 import sys, torch
-from ostinato.train.sharding.memory import return_freed_memory
+from ostinato.train.sharding.trainer import return_freed_memory
 if sys.argv[1] == "returned":
     return_freed_memory()
 def resident():
@@ -39,7 +39,7 @@ def test_freed_blocks_are_returned_though_some_between_them_are_kept():
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 FAULTS = """
 import os, resource, torch
-from ostinato.train.sharding.memory import return_freed_memory
+from ostinato.train.sharding.trainer import return_freed_memory
 given = dict(os.environ)
 return_freed_memory()
 assert os.environ == given, "programs that are started from here would have it too"

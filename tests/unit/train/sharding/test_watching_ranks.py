@@ -9,7 +9,7 @@ import pytest
 
 RANK = """
 import os
-from ostinato.train.sharding.watching import end_with_first
+from ostinato.train.sharding.trainer import end_with_first
 print(os.getpid(), flush=True)
 end_with_first(os.getppid())
 """
@@ -20,7 +20,7 @@ made.wait()
 """
 OTHERS = """
 import subprocess, sys, threading
-from ostinato.train.sharding.watching import end_with_others
+from ostinato.train.sharding.trainer import end_with_others
 other = subprocess.Popen(["sleep", "600"])
 print(other.pid, flush=True)
 closing = threading.Event()

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from ostinato.app.worlds_grading import check_grading, open_graders
+from ostinato.app.worlds import check_grading, open_graders
 from ostinato.core.errors import BadConfig
 from ostinato.core.sandboxing import Change, ChangeKind
 from ostinato.worlds.grading.harbor import HarborGrader, _graded

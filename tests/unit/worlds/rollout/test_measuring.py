@@ -13,8 +13,7 @@ from tests.unit.worlds.rollout.test_working import Coin, FakeGateway, Steps, tas
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Signal, Turn
-from ostinato.launch.commands.worlds.measuring.figures import figures_json, show_figures, solved
-from ostinato.launch.commands.worlds.measuring.run import chosen_tasks
+from ostinato.launch.commands.worlds.run import chosen_tasks, figures_json, show_figures, solved
 from ostinato.testing.log import MemoryLog
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.rollout.attempt import Workshop

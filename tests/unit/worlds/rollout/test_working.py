@@ -18,7 +18,7 @@ from ostinato.reward.functions import copilot
 from ostinato.reward.ledger.entries import Taught
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import Inline
-from ostinato.serve.feedback.events import parse_feedback
+from ostinato.serve.feedback.intake import parse_feedback
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
 from ostinato.worlds.grading.grade import Grade

@@ -19,16 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ostinato.engine.embedded.forms.fused import norm_of
-from ostinato.engine.embedded.forms.trial import Found, Reach, answers, count_linears, tried_once
+from ostinato.engine.embedded.forms.fused import Found, Reach, answers, count_linears, norm_of, tried_once
 from ostinato.model.attention import Attend
+from ostinato.model.cpu import together
 from ostinato.model.kernels.decoder import ATTENTION, PHASES, decoder
 from ostinato.model.kernels.thread_barrier import COLUMNS
 from ostinato.model.kernels.vector import WIDE
 from ostinato.model.linear import Panels, in_panels
 from ostinato.model.paged import PagedCache, WholeAttend, array
 from ostinato.model.swiglu import GatedMLP
-from ostinato.model.threads import together
 
 _LOG = logging.getLogger(__name__)
 _TABLE = 1 << 15  # positions whose rotations are cached

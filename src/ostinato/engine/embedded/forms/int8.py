@@ -20,8 +20,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.engine.embedded.forms.fused import fuse
 from ostinato.model import routing
 from ostinato.model.integers import WEIGHT_LEVELS, Integers
-from ostinato.model.kernels.hadamard import block, rotate
-from ostinato.model.kernels.quantize import from_sums, to_levels
+from ostinato.model.kernels.quantize import block, from_sums, rotate, to_levels
 from ostinato.model.paged import array
 
 _UNBIASED = np.empty((1, 0), np.float32)

@@ -1,9 +1,14 @@
-"""`ostinato worlds build`: turns published packages into tasks."""
+"""`ostinato worlds build`: turns published packages into tasks.
+
+`ostinato worlds plan-burst`: three ways to place a burst of sandboxes, side by side, with all assumptions.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich import box
@@ -12,13 +17,15 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.app.worlds_building import open_build_place
+from ostinato.app.worlds import open_build_place
 from ostinato.core.errors import BadConfig, BadRequest, OstinatoError, SandboxRefused
-from ostinato.launch.views.plain import plain
+from ostinato.launch.views.screen import plain
 from ostinato.worlds.building.config import BuildConfig
 from ostinato.worlds.building.package_build import BuildPlace, PackageBuild, PackageYield
 from ostinato.worlds.building.sources.fetch import fetch_sdist
 from ostinato.worlds.building.sources.package import canonical
+from ostinato.worlds.bursts.fleet import ASSUMPTIONS, Burst, Fleet, Packing
+from ostinato.worlds.bursts.simulation import simulate
 from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import save, taskset_of
 
@@ -120,3 +127,49 @@ def reasons(each: PackageYield) -> str:
     """Why other changes of a package were left out, the most frequent reason first."""
     left_out = Counter({why: count for why, count in each.fates.items() if why != "valid" and count > 0})
     return "; ".join(f"{count} {why}" for why, count in left_out.most_common())
+
+
+# ---------------------------------------------------------------- bursts
+
+
+def show_burst(
+    sandboxes: int, clusters: int, nodes: int, lose_after: float | None, seed: int, console: Console, *, machine: bool
+) -> None:
+    """Simulate each way and print a line for it. Raises BadRequest."""
+    fleet, burst = Fleet(clusters=clusters, nodes=nodes), Burst(sandboxes=sandboxes, lose_region_at=lose_after)
+    found = [simulate(fleet, burst, packing, seed) for packing in Packing]
+    if machine:
+        said = {"fleet": asdict(fleet), "burst": asdict(burst), "seed": seed, "assumptions": ASSUMPTIONS}
+        console.out(json.dumps({**said, "placed": [asdict(each) for each in found]}), highlight=False)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in (
+        "packing",
+        "placed",
+        "all after",
+        "p50",
+        "p99",
+        "failed",
+        "killed",
+        "lost",
+        "machines",
+        "cores",
+        "memory",
+        "cost",
+    ):
+        table.add_column(name, no_wrap=True)
+    for each in found:
+        table.add_row(
+            each.packing.value,
+            f"{each.placed:,}" + (f" ({each.unplaced:,} never)" if each.unplaced else ""),
+            *(f"{seconds:.1f} s" for seconds in (each.all_s, each.p50_s, each.p99_s)),
+            *(f"{count:,}" for count in (each.failed, each.killed, each.lost, each.machines)),
+            *(f"{100 * share:.0f}%" for share in (each.cores, each.memory)),
+            f"{each.cost:.2f}",
+        )
+    console.print(table)
+    console.print(Text("A simulation, not a measurement. Assumptions:", "dim"))
+    for name, value in {**asdict(fleet), **asdict(burst), "seed": seed}.items():
+        console.print(Text(f"  {name} = {value}", "dim"))
+    for line in ASSUMPTIONS:
+        console.print(Text(f"  {line}", "dim"), soft_wrap=True)

@@ -15,9 +15,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ostinato.app.learning import open_desk
 from ostinato.app.roles import open_roles
 from ostinato.app.storage import EVALUATION_REF, home, open_follower, open_log
+from ostinato.app.trainer import open_desk
 from ostinato.app.worlds_evaluation import open_rollout_runner, world_suite
 from ostinato.app.worlds_tasks import function_tasks
 from ostinato.config import Config
@@ -28,8 +28,7 @@ from ostinato.core.seams import Log
 from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.demo import check_emptied, empty, served, show, traffic
 from ostinato.launch.commands.report import write_report
-from ostinato.launch.commands.scenarios.copilot import Copilot
-from ostinato.launch.commands.scenarios.scenario import FINAL_SEED
+from ostinato.launch.commands.scenario import FINAL_SEED, Copilot
 from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.commands.worlds.train import CREW, follow
 from ostinato.launch.views import from_worlds as figures

@@ -11,13 +11,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ostinato.app.worlds_grading import open_grading
+from ostinato.app.worlds import open_grading
 from ostinato.config import Config
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest, NotFound
 from ostinato.core.lines import lines_of
 from ostinato.core.sandboxing import Change, ChangeKind
-from ostinato.launch.views.plain import plain
+from ostinato.launch.views.screen import plain
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.rollout.attempt import original_of

@@ -17,9 +17,8 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import NotFound
 from ostinato.launch.views.page.worlds.facts import RunWorlds
 from ostinato.launch.views.page.worlds.transcript import Pieces, Readers
-from ostinato.launch.views.plain import plain
-from ostinato.launch.views.spans import ago
-from ostinato.web.page.worlds.sources import (
+from ostinato.launch.views.screen import ago, plain
+from ostinato.web.page.worlds_sources import (
     GroupUnderWay,
     RolloutDetail,
     RolloutLine,

@@ -13,7 +13,7 @@ from ostinato.app.storage import Run, model_path, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
-from ostinato.launch.views.page.run_queries import INDEX, RunFacts
+from ostinato.launch.views.page.run_facts import INDEX, RunFacts
 from ostinato.record.sqlite import connect, driver, remove
 
 PATIENCE_S = 60.0

@@ -24,9 +24,9 @@ from vllm.distributed.weight_transfer.base import (
 
 from ostinato.core.errors import BadConfig, BadRequest, BadWeights, Conflict, NotFound
 from ostinato.core.weights import WeightArray, Weights
+from ostinato.weights.config import BucketConfig
 from ostinato.weights.follow.staging import Staging, changed_parts
-from ostinato.weights.store.config import BucketConfig
-from ostinato.weights.store.opening import open_url
+from ostinato.weights.store.factory import open_url
 from ostinato.weights.version.content import check_ref
 
 logger = logging.getLogger("vllm.ostinato")  # vLLM prints what is logged below its own name

@@ -13,7 +13,7 @@ from typing import Any, cast
 from ostinato.core.notices import Alarm
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.report import BarResult, Comparison, Incumbent
-from ostinato.web.page.releases.evidence import MeasureLook, TrialLook
+from ostinato.web.page.release_evidence import MeasureLook, TrialLook
 from ostinato.web.page.sources import GateLook
 
 _DEEP, _LONG, _MANY = 6, 400, 60

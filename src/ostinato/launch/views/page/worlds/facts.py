@@ -13,16 +13,22 @@ from ostinato.config import Config
 from ostinato.core.records import Turn
 from ostinato.core.seams import Log
 from ostinato.launch.placing.output import older
-from ostinato.launch.views.page.worlds.counting import Counted, Kind, counted, counts_of, solved_share, version_points
-from ostinato.launch.views.page.worlds.ended import MOST_KEPT, EndedRollout, EndedRollouts, record_of
 from ostinato.launch.views.page.worlds.file_tail import Growing
-from ostinato.launch.views.page.worlds.tasks import TasksetFile
+from ostinato.launch.views.page.worlds.tasks import (
+    Counted,
+    Kind,
+    TasksetFile,
+    counted,
+    counts_of,
+    solved_share,
+    version_points,
+)
 from ostinato.launch.views.page.worlds.transcript import Pieces, Readers, part_of, steps_of
-from ostinato.launch.views.page.worlds.underway import UnderWay
+from ostinato.launch.views.page.worlds.underway import MOST_KEPT, EndedRollout, EndedRollouts, UnderWay, record_of
 from ostinato.launch.views.progress import last_lines
 from ostinato.web.page.sources import PAGE_ROWS, LedgerEvent
 from ostinato.web.page.threads import Threads
-from ostinato.web.page.worlds.sources import (
+from ostinato.web.page.worlds_sources import (
     FamilyLine,
     FileChange,
     FilesRead,

@@ -8,7 +8,7 @@ from ostinato.core.conversation import Conversation, Tool
 from ostinato.core.records import Turn
 from ostinato.core.seams import AnswerReader
 from ostinato.web.page.tokens import versions
-from ostinato.web.page.worlds.sources import CallPart, RolloutStep, SaidPart
+from ostinato.web.page.worlds_sources import CallPart, RolloutStep, SaidPart
 
 LONGEST_PART = 8_000
 """Characters shown of one part: its beginning and its end."""

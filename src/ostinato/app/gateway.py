@@ -1,0 +1,203 @@
+"""The serving worker's objects: an engine, the gateway in front of it, and a follower that brings it weights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
+
+from ostinato.app.memory import check_memory
+from ostinato.app.numerics import (
+    NumericsMode,
+    compute,
+    engine_contract,
+    engine_threads,
+    integers,
+    numerics_mode,
+    pace,
+    slower,
+    stamp,
+    threads_agree,
+)
+from ostinato.app.server_loans import Lending, Lent, check_lending, read_draining
+from ostinato.app.storage import Run, home, open_cached_store, open_follower, store_place
+from ostinato.config import Config
+from ostinato.core.audit import Audit, unaudited
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig, StorageFull, Unavailable
+from ostinato.core.memory import process_limit
+from ostinato.core.seams import Engine, Renderer
+from ostinato.release.alarms import note
+from ostinato.release.auto.folding import FoldedRouter
+from ostinato.serve.gateway import GatewayApp, Page, create_app
+from ostinato.weights.follow.drive import Kv, VllmFollower
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.follow.journal import Journal
+
+if TYPE_CHECKING:  # a process that serves imports it on a thread
+    from ostinato.model.renderer import HFRenderer
+
+_LOG = logging.getLogger(__name__)
+
+NO_CHAT = "model:chat"
+"""The name of the alarm that stands while the model has no chat template."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """The serving worker's parts: an engine that is not started yet, the gateway over it, the follower that fetches its weights, the
+    router that draws for Auto, and the lending of servers to rollouts. `numerics`: the mode of an engine in this process.
+    """
+
+    engine: Engine
+    gateway: GatewayApp
+    follower: Follower
+    router: FoldedRouter | None
+    lending: Lending | None = None
+    numerics: NumericsMode | None = None
+
+
+async def open_serving(
+    run: Run,
+    model: Path,
+    page: Callable[[Renderer], Page] | None = None,
+    lent: Callable[[Lent], None] = lambda _: None,
+    audit: Audit = unaudited,
+) -> Serving:
+    """Build the engine and the gateway of a run, and record the engine's contract in the log. Raises BadConfig, Unavailable.
+
+    `page` makes the run's browser page, behind the gateway's keys; None: no page. `lent` receives the state of lending to rollouts,
+    `audit` wrong keys and weights that an operator's key chose.
+    """
+    from ostinato.model.renderer import HFRenderer
+
+    config = run.config
+    check_lending(config)
+    renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread, so that the worker can still be told to end
+    await check_chat(run, renderer, model)
+    run.log.derive_text(spelling(renderer))
+    vllm = config.engine.kind == "vllm"
+    engine = await (_vllm(run, model, renderer) if vllm else _embedded(config, model, renderer))
+    contract = engine.contract()
+    if contract is not None:
+        await stamp(run.log, contract)
+    router = _router(run)
+    if router is not None:
+        await router.catch_up()
+    gateway = create_app(
+        engine=engine,
+        renderer=renderer,
+        log=run.log,
+        config=config.serve,
+        clock=wall_clock,
+        model_name=config.model.served_as,
+        admin_keys=[SecretStr(run.home.admin_key())],  # the release worker's
+        dealer=None if router is None else router.router,
+        page=None if page is None else page(renderer),
+        room=None if config.record.url else lambda: shutil.disk_usage(run.home.root).free,
+        audit=audit,
+    )
+    lending = _lending(config, engine, gateway, lent)
+    follower = Follower(open_cached_store(config), config.follow, journal_of(config))
+    mode = None if vllm else await asyncio.to_thread(numerics_mode, config)
+    return Serving(engine=engine, gateway=gateway, follower=follower, router=router, lending=lending, numerics=mode)
+
+
+async def check_chat(run: Run, renderer: HFRenderer, model: Path) -> None:
+    """Note in the log that a model without a chat template answers no chat. Raises BadConfig if rollouts need it to."""
+    why = f"{model} has no chat template, so only /v1/completions can be answered; put its chat_template.jinja beside tokenizer.json"
+    if not renderer.chats and run.config.learn.source != "people":
+        raise BadConfig(f"{why}: rollouts in simulated worlds (learn.source) are chats")
+    if not renderer.chats:
+        _LOG.warning("%s", why)
+    with contextlib.suppress(StorageFull, Unavailable):  # the next start notes it
+        said = "the model has a chat template" if renderer.chats else why
+        await note(run.log, NO_CHAT, raised=not renderer.chats, why=said, at=wall_clock())
+
+
+def journal_of(config: Config) -> Journal:
+    """The engine's journal of what it served, from which it starts while the weight store is away."""
+    return Journal(home(config).root / "follow.json")
+
+
+def _lending(config: Config, engine: Engine, gateway: GatewayApp, lent: Callable[[Lent], None]) -> Lending | None:
+    """The lending of servers to rollouts, or None if it is off."""
+    if not config.compute.lend.most:
+        return None
+    from ostinato.engine.vllm.engine import VllmEngine
+
+    assert isinstance(engine, VllmEngine), "checked before"
+    return Lending(
+        engine.loans,
+        gateway.state.waits,
+        config.compute.lend,
+        lambda: engine.stats()["lent_tokens"],
+        lent,
+        wall_clock,
+    )
+
+
+def _router(run: Run) -> FoldedRouter | None:
+    """The router that draws among Auto's arms, or None if there are none."""
+    arms = [arm.name for arm in run.config.serve.auto.arms]
+    return FoldedRouter(run.log, run.folds, wall_clock, arms, run.config.release.auto) if arms else None
+
+
+async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine:
+    """The engine in this process; measures the machine's arithmetic and loads the model, in a thread each."""
+    from ostinato.engine.embedded.engine import TorchEngine
+    from ostinato.model.config import backend
+    from ostinato.model.load import build
+
+    contract = await asyncio.to_thread(engine_contract, config)
+    computing = await asyncio.to_thread(backend, config.model)
+    dtype = await asyncio.to_thread(compute, config)
+    check_memory(config, model, ("serve",), process_limit(), dtype.itemsize)
+    weights = await asyncio.to_thread(build, model, dtype, computing)
+    wide = await asyncio.to_thread(threads_agree, config)
+    grammars = await asyncio.to_thread(lambda: renderer.grammars)
+    found = await asyncio.to_thread(integers, config)
+    if words := slower(await asyncio.to_thread(pace, config)):
+        _LOG.warning("engine.products = %r is %s", config.engine.products, words)
+    threads = await asyncio.to_thread(engine_threads, config)
+    return TorchEngine(
+        weights,
+        renderer,
+        config.engine.model_copy(update={"threads": threads}),
+        integers=found,
+        contract=contract,
+        wide=wide,
+        grammars=grammars,
+        device=computing.device,
+    )
+
+
+async def _vllm(run: Run, model: Path, renderer: Renderer) -> Engine:
+    """An engine over the servers in `engine.urls`; they take their weights from the run's store themselves."""
+    from ostinato.engine.vllm.engine import open_vllm
+    from ostinato.model.checkpoint_validation import expert_count
+
+    config = run.config
+    follower, place = open_follower(config), store_place(config, config.engine.weights_seen_as)
+    kv: Kv = "recompute" if config.engine.recompute_on_swap else "keep"
+    return await open_vllm(
+        config.engine,
+        renderer,
+        lambda url: VllmFollower(url, follower, place, kv=kv),
+        lambda: read_draining(run.home.draining),
+        expert_count(model),
+    )
+
+
+def spelling(renderer: Renderer) -> Callable[[int], str]:
+    """The text that a token adds to a text. It is decoded after another token, as some tokenizers treat a text's first one differently."""
+    before = renderer.encode("a")
+    known = renderer.decode(before)
+    return lambda token: renderer.decode([*before, token])[len(known) :]

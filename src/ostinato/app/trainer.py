@@ -1,0 +1,148 @@
+"""The training worker's objects: the source of samples, the trainer, and the publisher of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+from typing import TYPE_CHECKING
+
+from ostinato.app.numerics import trainer_backend, training
+from ostinato.app.storage import Run, home
+from ostinato.config import Config
+from ostinato.core.clock import wall_clock
+from ostinato.core.numerics import Contract
+from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.seams import Folds, Log
+from ostinato.core.weights import Learned
+from ostinato.loop import Learner
+from ostinato.release.ancestry import Ancestry
+from ostinato.release.ledger import ReleaseLedger
+from ostinato.release.monitors.proxy_gap import gold_people
+from ostinato.reward.ledger.entries import Taught
+from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.protocol import Asker
+from ostinato.reward.runners import asker_of
+from ostinato.reward.source import DeskSource
+from ostinato.weights.config import PublisherConfig
+from ostinato.weights.follow.follower import Follower, Released
+from ostinato.weights.publish.publisher import Candidates, Overlapped, Published, VersionPublisher
+from ostinato.weights.publish.ranks import RankSettings, Together
+
+if TYPE_CHECKING:
+    from ostinato.train.sharding.trainer import ShardedTrainer
+    from ostinato.train.trainer import PolicyTrainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """The training worker's parts. `learner` holds the loop's stages over the other parts."""
+
+    learner: Learner
+    trainer: PolicyTrainer | ShardedTrainer
+    desk: RewardDesk
+    source: DeskSource
+    released: Released
+    releases: ReleaseLedger
+    ancestry: Ancestry
+    candidates: Candidates
+    stored: Overlapped
+
+
+def open_desk(
+    config: Config,
+    log: Log,
+    folds: Folds | None = None,
+    contract: Contract | None = None,
+    asker: Asker | None = None,
+) -> RewardDesk:
+    """The reward desk over a log. With a contract it holds back turns made under another one, if the config says so.
+
+    `asker` calls the configured reward function; None: a new one is opened.
+    """
+    only = contract.id if contract is not None and config.train.foreign_numerics == "refuse" else None
+    gold = gold_people(config.release.monitors)
+    asker = asker or asker_of(config.reward)
+    return RewardDesk(
+        log, asker, wall_clock, config.reward, folds=folds, numerics=only, gold=gold, taught=taught_by(config)
+    )
+
+
+def taught_by(config: Config) -> Taught:
+    """Whose turns the trainer learns from."""
+    source = config.learn.source
+    return Taught(people=source != "worlds", groups=0 if source == "people" else config.worlds.groups)
+
+
+def open_learning(
+    run: Run,
+    model: Path,
+    live: PolicyVersion,
+    contract: Contract,
+    *,
+    on_learned: Callable[[Learned], None],
+    on_published: Callable[[Published], None],
+    asker: Asker | None = None,
+) -> Learning:
+    """Build the trainer of a run and everything around it. Imports torch. `live` is the release that serves users now; `asker` is as
+    for `open_desk`.
+    """
+    from ostinato.train.stepper import Stepper
+
+    config = run.config
+    settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})
+    trainer, lines = _trainer(model, config, contract, settings)
+    desk = open_desk(config, run.log, run.folds, contract, asker)
+    # of the fetched versions keep the anchor and the newest release: the next one is built from these
+    follower = Follower(run.store, config.follow.model_copy(update={"keep": 2}))
+    released = Released(follower, live)
+
+    async def anchor() -> PolicyVersion | None:
+        return await follower.resolve("control") or await follower.resolve("base")
+
+    source = DeskSource(desk, released.refresh, size=config.learn.batch, poll_s=config.learn.poll_s)
+    publisher = VersionPublisher(run.store, settings, (lambda own: Together(own, lines)) if lines else None)
+    candidates = Candidates(
+        publisher,
+        run.home.name,
+        config.learn.publish_every,
+        on_published,
+        numerics=contract.id,
+        newest=None if config.learn.source == "people" else Arm.WORLD.value,
+    )
+    return Learning(
+        learner=Learner(
+            source=source,
+            rewards=source,
+            trainer=Stepper(trainer, released.snapshot, on_learned, anchor),
+            publisher=candidates,
+        ),
+        trainer=trainer,
+        desk=desk,
+        source=source,
+        released=released,
+        releases=ReleaseLedger(run.log, wall_clock),
+        ancestry=Ancestry(run.log),
+        candidates=candidates,
+        stored=Overlapped(candidates),
+    )
+
+
+def _trainer(
+    model: Path, config: Config, contract: Contract, publish: PublisherConfig
+) -> tuple[PolicyTrainer | ShardedTrainer, Sequence[socket]]:
+    """A trainer of this process alone, or one that starts `train.ranks` - 1 further processes; with sockets to their publishers."""
+    backend = trainer_backend(config)
+    if config.train.ranks == 1:
+        from ostinato.train.trainer import PolicyTrainer
+
+        return PolicyTrainer(model, training(config), contract, backend=backend), ()
+    from ostinato.train.sharding.trainer import RankProgram, ShardedTrainer
+
+    store = config.weights.model_copy(update={"url": config.weights.url or str(home(config).weights.resolve())})
+    program = RankProgram(
+        module="ostinato.app.rank", settings=RankSettings(weights=store, publish=publish).model_dump_json()
+    )
+    trainer = ShardedTrainer(model, training(config), contract, program, backend)
+    return trainer, trainer.lines

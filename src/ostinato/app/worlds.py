@@ -1,0 +1,387 @@
+"""Simulated worlds, put together from the configuration: tasks, harnesses, sandboxes, graders, rollouts, and the alarms that they raise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ostinato.app.storage import Home, Run, home, operator_key
+from ostinato.config import Config
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.records import Arm
+from ostinato.core.seams import Backend, Log
+from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
+from ostinato.release.alarms import note
+from ostinato.worlds.building.package_build import BuildPlace
+from ostinato.worlds.building.trying.one_shot import ONE_SHOT_WORKDIR, OneShotBackend
+from ostinato.worlds.grading.canaries import Alarm, WatchedGrader
+from ostinato.worlds.grading.completion import CompletionGrader, Runs, read_completion
+from ostinato.worlds.grading.effort import EffortConfig
+from ostinato.worlds.grading.functions import FunctionGrader, FunctionGrading, read_data
+from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.grading.harbor import HarborGrader, read_harbor
+from ostinato.worlds.grading.judge import JudgedGrader, RubricJudge
+from ostinato.worlds.grading.patterns import PatternGrader, read_pattern
+from ostinato.worlds.grading.sandboxed_program import Apart
+from ostinato.worlds.grading.suites import PytestGrader, read_suite
+from ostinato.worlds.harness.opening import HARNESSES, is_agent, no_harness, open_harness
+from ostinato.worlds.harness.rollout import Harness, Rollout
+from ostinato.worlds.remote.owners import OwnTurns
+from ostinato.worlds.remote.rollout_client import FarOutcomes
+from ostinato.worlds.remote.rollout_server import Door
+from ostinato.worlds.remote.trust import RefusedSerials, door_context, worker_context
+from ostinato.worlds.rollout.attempt import Workshop
+from ostinato.worlds.rollout.cheats import CHEATED, CheatWatch
+from ostinato.worlds.rollout.finished import Finished
+from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.rollout.group_outcomes import Spending
+from ostinato.worlds.rollout.groups import EventFile, most_steps_behind
+from ostinato.worlds.rollout.rollout_worker import Rollouts
+from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
+from ostinato.worlds.sandbox.e2b import E2BBoxes
+from ostinato.worlds.sandbox.e2b.backend import PYTHON
+from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
+from ostinato.worlds.tasks.task import Split, Task, Taskset
+from ostinato.worlds.tasks.tasksets import load
+
+# ---------------------------------------------------------------- grading
+
+
+WORLD_GRADERS = ("function", "pattern", "pytest", "python_tests", "harbor")
+"""The names that tasks may use."""
+
+
+def check_grading(task: Task) -> None:
+    """Raise BadConfig, which names the task and the field, unless the task's grader exists and can work with `grading.data`."""
+    match task.grading.grader:
+        case "function":
+            read_data(FunctionGrading, task)
+        case "harbor":
+            read_harbor(task)
+        case "pytest":
+            read_suite(task)
+        case "python_tests":
+            read_completion(task)
+        case "pattern":
+            read_pattern(task)
+        case other:
+            raise BadConfig(
+                f"task {task.id!r}, field 'grading.grader': there is no grader {other!r}; there are {', '.join(WORLD_GRADERS)}"
+            )
+
+
+def open_backend(config: SandboxConfig) -> Backend:
+    """The backend of the worlds' sandboxes, chosen by `sandbox.backend`. Raises BadConfig if it needs something that is not installed."""
+    match config.backend:
+        case "gvisor":
+            return GVisorBoxes(config)
+        case "e2b":
+            return E2BBoxes(config)
+        case "namespaces":
+            return Boxes(config)
+
+
+@contextlib.asynccontextmanager
+async def open_grading(
+    config: Config, environment: Mapping[str, str] = os.environ, *, proving: bool = False
+) -> AsyncGenerator[tuple[Backend, Grader]]:
+    """Sandboxes, and a grader of any task in them, with the price of effort and the judge that `[worlds]` sets.
+
+    `proving`: for a verdict about a candidate. Effort then has no price, and single answers need not wait until the processor is
+    otherwise idle. Raises BadConfig for a judge whose key is not set, and as `open_backend` does.
+    """
+    settings = config.worlds
+    async with contextlib.AsyncExitStack() as leaving:
+        judge = None
+        if settings.judge is not None:
+            key = environment.get(settings.judge.key_env, "").strip() if settings.judge.key_env else ""
+            if settings.judge.key_env and not key:
+                raise BadConfig(
+                    f"worlds.judge takes its key from the variable {settings.judge.key_env}, which is not set"
+                )
+            judge = await leaving.enter_async_context(RubricJudge(settings.judge, key))
+        boxes = open_backend(config.sandbox)
+        leaving.push_async_callback(boxes.close)
+        python = PYTHON if config.sandbox.backend == "e2b" else python_inside()
+        if config.sandbox.backend == "namespaces":
+            runs = SingleRuns(config.sandbox, gives_way=not proving)
+            leaving.callback(runs.close)
+        else:
+            assert isinstance(boxes, GVisorBoxes | E2BBoxes)
+            runs = RunsInBoxes(boxes, config.sandbox, python=python)
+        effort = None if proving else settings.effort
+        yield boxes, open_graders(boxes, runs, python, effort=effort, judge=judge)
+
+
+def open_graders(
+    backend: Backend,
+    runs: Runs,
+    python: str,
+    *,
+    effort: EffortConfig | None = None,
+    judge: RubricJudge | None = None,
+    alarm: Alarm | None = None,
+) -> Grader:
+    """Grades any task by the grader that it names, one of `WORLD_GRADERS`.
+
+    Args:
+        backend: where function and repository tasks are graded.
+        runs: where completions are graded.
+        python: the path of an interpreter inside of a sandbox of `backend`.
+        effort: the price of effort; None: nothing.
+        judge: judges solved outcomes of function and repository tasks too; the caller opens and closes it.
+        alarm: told of outcomes reached by cheating; None: a warning in this process's log.
+    """
+    apart = Apart(backend=backend, python=python)
+    graders: dict[str, Grader] = {"function": FunctionGrader(apart), "pytest": PytestGrader(apart)}
+    if judge is not None:
+        graders = {name: JudgedGrader(grader, judge) for name, grader in graders.items()}
+    graders["harbor"] = HarborGrader(backend)
+    graders["python_tests"] = CompletionGrader(runs)
+    graders["pattern"] = PatternGrader()
+    return WatchedGrader(graders, effort or EffortConfig(), alarm or _warn)
+
+
+def _warn(task: Task, rollout: Rollout, grade: Grade) -> None:
+    logging.getLogger(__name__).warning(
+        "task %s, turns %s: cheated: %s", task.id, rollout.turns[-1:], "; ".join(grade.cheated)
+    )
+
+
+logger = logging.getLogger(__name__)
+
+
+def open_taskset(config: Config) -> Taskset:
+    """The taskset for rollouts. Raises BadConfig if none is named, it cannot be read, or nothing could be learned from it."""
+    if config.learn.source == "people":
+        raise BadConfig('learn.source is "people": rollouts would teach nothing; set it to "worlds" or "both"')
+    if not config.worlds.file:
+        raise BadConfig("worlds.file is empty; name a taskset (JSONL)")
+    tasks = load(Path(config.worlds.file).expanduser())
+    if not any(task.split is Split.TRAIN for task in tasks.tasks):
+        raise BadConfig(
+            f"worlds.file {config.worlds.file}: no task has the split 'train', so there is nothing to learn"
+        )
+    check_tasks(config, tasks.tasks)
+    return tasks
+
+
+def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
+    """Raise BadConfig for a task whose harness or grader does not exist, or whose grader cannot work with its data."""
+    known = open_harnesses(config)
+    for task in tasks:
+        if task.harness not in known:
+            raise BadConfig(f"task {task.id!r}: {no_harness(task.harness)}")
+        check_grading(task)
+
+
+def runs_code(config: Config, tasks: Iterable[Task]) -> bool:
+    """True if a harness or a grader of these tasks runs code that a model wrote, for which there must be a sandbox."""
+    harnesses = open_harnesses(config)
+    return any(harnesses[task.harness].spec(task) is not None or task.grading.grader != "pattern" for task in tasks)
+
+
+def check_steps(config: Config, tasks: Taskset) -> None:
+    """Raise BadConfig if too few groups are drawn for even one step."""
+    worlds = config.worlds
+    drawn = worlds.epochs * sum(task.split is Split.TRAIN for task in tasks.tasks)
+    if worlds.epochs and drawn < worlds.groups and config.learn.source == "worlds":
+        raise BadConfig(
+            f"taskset {tasks.name!r} gives {drawn} groups (worlds.epochs is {worlds.epochs}), and a step takes {worlds.groups} "
+            "(worlds.groups): not one step is possible; set worlds.epochs=0 to draw tasks for ever, lower worlds.groups, or add tasks"
+        )
+
+
+def open_harnesses(config: Config) -> dict[str, Harness]:
+    """The harnesses by name. Raises BadConfig for settings that they do not have."""
+    for name in config.worlds.harness:
+        if name not in HARNESSES and not is_agent(name):
+            raise BadConfig(f"worlds.harness.{name}: no such harness; there are {', '.join(HARNESSES)} and agent")
+    names = dict.fromkeys([*HARNESSES, *config.worlds.harness])
+    return {name: open_harness(name, config.worlds.harness.get(name)) for name in names}
+
+
+@contextlib.asynccontextmanager
+async def open_rollouts(
+    run: Run, url: str, tasks: Taskset, tell: Callable[..., None], keep: Callable[[Finished], None]
+) -> AsyncGenerator[Rollouts]:
+    """Rollouts of a taskset through the gateway at `url`, resumed where an earlier worker was. Raises BadConfig, Corrupt, StorageFull.
+
+    `tell` and `keep` are as `Rollouts` has them.
+    """
+    warn_of_staleness(run.config, tasks)
+    journal, events = EventFile.open(run.home.rollouts)
+    with contextlib.closing(journal):
+        async with open_workshop(run.config, run.home, url, tasks) as shop:
+            spending = Spending(run.log, after=_read_upto(events) or 0)
+            flat_count = run.config.reward.flat_groups == "train"
+            yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell, keep, flat_count=flat_count)
+
+
+@contextlib.asynccontextmanager
+async def open_far_rollouts(
+    config: Config,
+    tasks: Taskset,
+    tell: Callable[..., None],
+    keep: Callable[[Finished], None],
+    waiting: Callable[[str], None],
+) -> AsyncGenerator[Rollouts]:
+    """Rollouts of a taskset for a run on another machine, through its door, resumed where an earlier worker was.
+
+    `waiting` is told why the door does not answer, as long as it does not. Raises BadConfig, Corrupt, StorageFull.
+    """
+    aim, worlds = config.worlds.connect, config.worlds
+    context = worker_context(aim.certificate, aim.key, aim.authority)
+    longest = max(task.timeout_s for task in tasks.tasks)
+    journal, events = EventFile.open(home(config).rollouts)
+    with contextlib.closing(journal):
+        gateway = WorldGateway(aim.url, "", temperature=worlds.temperature, timeout_s=longest, context=context)
+        async with _shop_behind(config, gateway) as shop:
+            outcomes = FarOutcomes(gateway)
+            after = _read_upto(events)
+            if after is None:
+                after = await _patient_end(outcomes, worlds.retry_pause_s, waiting)
+                events.append({"kind": "linked", "n": -1, "after": after})
+                journal.append(events[-1], sync=True)
+            spending = Spending(outcomes, after=after)
+            flat_count = config.reward.flat_groups == "train"
+            yield Rollouts(tasks, shop, journal, events, spending, worlds, tell, keep, flat_count=flat_count)
+
+
+@contextlib.asynccontextmanager
+async def open_workshop(
+    config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value, *, proving: bool = False
+) -> AsyncGenerator[Workshop]:
+    """A workshop for a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig.
+
+    `proving`: as `open_grading` has it.
+    """
+    longest = max(task.timeout_s for task in tasks.tasks)
+    gateway = WorldGateway(
+        url, operator_key(config, place), temperature=config.worlds.temperature, timeout_s=longest, slot=slot
+    )
+    async with _shop_behind(config, gateway, proving=proving) as shop:
+        yield shop
+
+
+@contextlib.asynccontextmanager
+async def _shop_behind(config: Config, gateway: WorldGateway, *, proving: bool = False) -> AsyncGenerator[Workshop]:
+    async with contextlib.AsyncExitStack() as leaving:
+        await leaving.enter_async_context(gateway)
+        boxes, grader = await leaving.enter_async_context(open_grading(config, proving=proving))
+        yield Workshop(harnesses=open_harnesses(config), backend=boxes, grader=grader, gateway=gateway)
+
+
+@contextlib.asynccontextmanager
+async def open_door(run: Run, url: str, listener: socket.socket) -> AsyncGenerator[None]:
+    """The door for workers of other machines, in front of the gateway at `url`. Raises BadConfig."""
+    config = run.config.worlds.door
+    context = door_context(config.certificate, config.key, config.authority)
+    async with WorldGateway(url, run.home.admin_key(), temperature=run.config.worlds.temperature) as gateway:
+        door = Door(
+            gateway,
+            OwnTurns(run.log),
+            listener,
+            context,
+            names=config.names,
+            refused=RefusedSerials(config.refused),
+            connections=config.connections,
+            calls=config.calls,
+            body_bytes=config.body_bytes,
+        )
+        async with door:
+            yield
+
+
+def _read_upto(events: Sequence[Mapping[str, Any]]) -> int | None:
+    return max((int(event["after"]) for event in events if "after" in event), default=None)
+
+
+async def _patient_end(outcomes: FarOutcomes, pause_s: float, waiting: Callable[[str], None]) -> int:
+    while True:
+        try:
+            return await outcomes.end()
+        except Unavailable as error:
+            waiting(str(error))
+        await asyncio.sleep(pause_s)
+
+
+def warn_of_staleness(config: Config, tasks: Taskset) -> None:
+    """Warn if a step may hold fewer groups than configured because their answers are long, and if slow groups may be held back as too
+    stale, so that only the quick ones are learned from.
+    """
+    pace, bound, most = config.worlds, config.reward.world_staleness, config.reward.batch_tokens
+    longest = max(task.turns * task.tokens for task in tasks.tasks if task.split is Split.TRAIN)
+    fit = min(pace.groups, max(1, most // (pace.group * longest)))
+    if fit < pace.groups:
+        logger.warning(
+            "a group of %d rollouts may have %d tokens in answers alone, so that a step may hold %d of worlds.groups = %d, or hold a group "
+            "back as too_long; raise reward.batch_tokens (%d), or lower worlds.group or the tasks' turns and tokens",
+            *(pace.group, pace.group * longest, fit, pace.groups, most),
+        )
+    behind = most_steps_behind(per_step=fit, lead=-(-pace.lead * pace.groups // fit), window=pace.window)
+    if behind > bound:
+        logger.warning(
+            "a group may fall %d steps behind (worlds.lead %d, worlds.window %d), and reward.world_staleness is %d: groups that take long "
+            "may be held back; lower the first two or raise the last",
+            *(behind, pace.lead, pace.window, bound),
+        )
+
+
+# ---------------------------------------------------------------- building
+
+
+def open_build_place(out: Path, cache: Path) -> BuildPlace:
+    """Sandboxes of this machine, with layers beside the taskset file so that it can be moved together with them."""
+    return BuildPlace(
+        backend=OneShotBackend(),
+        python=python_inside(),
+        workdir=ONE_SHOT_WORKDIR,
+        layers=out.with_name(f"{out.stem}.layers"),
+        cache=cache,
+    )
+
+
+# ---------------------------------------------------------------- notices
+
+
+NARROWED = "worlds:best_of_k"
+"""The name of the alarm that stands while the newest measured checkpoint solves more at the first try and less at the best of k."""
+
+
+async def note_cheats(log: Log, watch: CheatWatch) -> None:
+    """Write the watch's finding into the log, unless it is already there. Raises StorageFull."""
+    if watch.raised is not None:
+        await note(log, CHEATED, raised=watch.raised, why=watch.why, at=wall_clock())
+
+
+async def note_coverage(log: Log, records: Iterable[Finished], k: int) -> None:
+    """Write into the log whether the newest measured checkpoint is surer of fewer tasks than the first. Idempotent.
+
+    Writes nothing until two checkpoints have tried ten held-out tasks k times. The records are of one taskset.
+    """
+    attempts = [
+        ScoredAttempt(task=each.task, family=each.family, policy=each.policy, value=each.value)
+        for each in records
+        if each.split is Split.HELD_OUT
+        and each.value is not None
+        and each.policy is not None
+        and each.policy == each.policy_last
+    ]
+    rows = covered(attempts, k)
+    if k < 2 or not any(row.change is not None for row in rows):
+        return
+    lost = lost_coverage(rows)
+    if lost is None:
+        newest = next(row for row in reversed(rows) if row.rates is not None)
+        why = f"{newest.policy} does not solve less at the best of {k} while it solves more at the first try"
+    else:
+        why = f"{lost.policy}: pass@1 rose and the best of {k} fell; what it gave up does not come back by training on"
+    await note(log, NARROWED, raised=lost is not None, why=why, at=wall_clock())

@@ -1,0 +1,118 @@
+"""`ostinato ship`, `approve`, `refuse` and `rollback`: a person's decisions about releases. `ostinato alarms`: the standing alarms."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cyclopts import App
+from rich.console import Console
+
+from ostinato.cli.options import Common
+
+
+def ship(
+    version: str = "candidate", *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
+) -> None:
+    """Release a version to users without asking the gate; `ostinato rollback` takes it back.
+
+    Parameters
+    ----------
+    version
+        A ref, a version number such as v12, or the first digits of a root hash.
+    reason
+        Why; recorded in the ledger.
+    actor
+        Name recorded in the ledger. Default: the login name.
+    """
+    from ostinato.launch.commands.release import ship as run
+
+    asyncio.run(run((common or Common()).of_run(), version, reason, actor, Console()))
+
+
+def approve(
+    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
+) -> None:
+    """Release the version that has passed and waits for approval (`release.approval = "manual"`); `ostinato status` names it.
+
+    Parameters
+    ----------
+    version
+        The version that must be waiting: a ref, a number such as v12, or the first digits of a root hash. Default: the one that waits.
+    reason
+        Why; recorded in the ledger.
+    actor
+        Name recorded in the ledger. Default: the login name.
+    """
+    from ostinato.launch.commands.release import approve as run
+
+    asyncio.run(run((common or Common()).of_run(), version, reason, actor, Console()))
+
+
+def refuse(
+    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
+) -> None:
+    """Block the version that waits for approval, so that it never ships by itself.
+
+    Parameters
+    ----------
+    version
+        The version that must be waiting, named as for `approve`. Default: the one that waits.
+    reason
+        Why; recorded in the ledger.
+    actor
+        Name recorded in the ledger. Default: the login name.
+    """
+    from ostinato.launch.commands.release import refuse as run
+
+    asyncio.run(run((common or Common()).of_run(), version, reason, actor, Console()))
+
+
+def rollback(
+    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
+) -> None:
+    """Make an earlier release live again; engines follow within seconds.
+
+    Parameters
+    ----------
+    version
+        The release to go back to: a number such as v12, or the first digits of its root hash. Default: the release before the live one.
+    reason
+        Why; recorded in the ledger.
+    actor
+        Name recorded in the ledger. Default: the login name.
+    """
+    from ostinato.launch.commands.release import roll_back
+
+    asyncio.run(roll_back((common or Common()).of_run(), version, reason, actor, Console()))
+
+
+# ---------------------------------------------------------------- alarms
+
+
+alarms = App(name="alarms", help="The alarms that stand, and by which turns; `ostinato alarms accept` ends one.")
+
+
+@alarms.default
+def show(*, common: Common | None = None) -> None:
+    """Show the active alarms: what was found, since when, and the newest turns that show it."""
+    from ostinato.launch.commands.release import show_alarms
+
+    asyncio.run(show_alarms((common or Common()).of_run(), Console()))
+
+
+@alarms.command
+def accept(name: str, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None) -> None:
+    """Accept a change that a monitor found: its alarm ends, and is not raised again for a shift of the same size.
+
+    Parameters
+    ----------
+    name
+        The alarm's name as `ostinato alarms` shows it, such as monitor:edit.
+    reason
+        Why the change is accepted; recorded in the log.
+    actor
+        Name recorded in the log. Default: the login name.
+    """
+    from ostinato.launch.commands.release import accept_alarm
+
+    asyncio.run(accept_alarm((common or Common()).of_run(), name, reason, actor, Console()))

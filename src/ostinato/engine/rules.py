@@ -1,0 +1,109 @@
+"""The rules that every engine keeps: which requests are admitted, what text a token adds, and which requests may share a cached prefix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Set
+from hashlib import blake2b
+
+from ostinato.core.errors import BadRequest, TooLarge
+from ostinato.core.generation import Generate
+from ostinato.core.records import Finish, Sampling
+from ostinato.model.stream import TextStream
+
+MAX_SAMPLES = 128
+MAX_STOPS = 16
+MAX_TOPS = 20
+MAX_TOPS_OF_ALL = 128  # per position, summed over n answers: they are held in memory until the answers are sent
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+MAX_BIASES = 1024
+
+
+def check_request(request: Generate, *, context: int, vocab_size: int) -> None:
+    """Refuse a request that the engine could not serve in any state.
+
+    Args:
+        request: the request.
+        context: the most tokens (prompt and answer together) that the model can hold.
+        vocab_size: prompt ids lie in [0, vocab_size).
+
+    Raises:
+        TooLarge: the prompt fills the context, or n is above `MAX_SAMPLES`.
+        BadRequest: any other field out of range; `field` names it as the HTTP API does.
+    """
+    length = len(request.prompt_ids)
+    if length == 0:
+        raise BadRequest("The prompt has no tokens; send at least one.", field="messages")
+    if length >= context:
+        raise TooLarge(f"The prompt has {length} tokens; this model holds {context} with the answer.", field="messages")
+    if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
+        raise BadRequest(f"A prompt token id lies outside [0, {vocab_size}).", field="messages")
+    if request.n < 1:
+        raise BadRequest(f"n is {request.n}; it must be at least 1.", field="n")
+    if request.n > MAX_SAMPLES:
+        raise TooLarge(f"n is {request.n}; at most {MAX_SAMPLES} samples are made per request.", field="n")
+    if not 0 <= request.tops <= MAX_TOPS or request.tops * request.n > MAX_TOPS_OF_ALL:
+        raise BadRequest(
+            f"top_logprobs is {request.tops}; send 0 to {MAX_TOPS}, and at most {MAX_TOPS_OF_ALL} with n answers.",
+            field="top_logprobs",
+        )
+    if request.within_s is not None and math.isnan(request.within_s):
+        raise BadRequest("within_s is no number; send seconds, or nothing.", field="within_s")
+    _check_sampling(request.sampling, vocab_size)
+    if length + request.sampling.max_tokens > context:
+        raise BadRequest(
+            f"{length} prompt tokens and max_tokens={request.sampling.max_tokens} exceed the context of {context}; "
+            f"ask for at most {context - length}.",
+            field="max_tokens",
+        )
+
+
+def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
+    if sampling.max_tokens < 1:
+        raise BadRequest(f"max_tokens is {sampling.max_tokens}; it must be at least 1.", field="max_tokens")
+    if sampling.temperature != 0.0 and not 0.001 <= sampling.temperature <= 100.0:  # logits / 1e-38 would overflow
+        raise BadRequest(f"temperature is {sampling.temperature}; send 0 or 0.001 to 100.", field="temperature")
+    if not 0.0 < sampling.top_p <= 1.0:
+        raise BadRequest(f"top_p is {sampling.top_p}; it must lie in (0, 1].", field="top_p")
+    if len(sampling.stop) > MAX_STOPS or "" in sampling.stop:
+        raise BadRequest(f"stop takes at most {MAX_STOPS} strings, none of them empty.", field="stop")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -MAX_PENALTY <= getattr(sampling, name) <= MAX_PENALTY:
+            raise BadRequest(f"{name} is {getattr(sampling, name)}; it must lie in [-2, 2].", field=name)
+    if len(sampling.logit_bias) > MAX_BIASES:
+        raise BadRequest(f"logit_bias takes at most {MAX_BIASES} tokens.", field="logit_bias")
+    for token, value in sampling.logit_bias:
+        if not 0 <= token < vocab_size or not -MAX_BIAS <= value <= MAX_BIAS:
+            raise BadRequest(
+                f"logit_bias takes token ids in [0, {vocab_size}) and values in [-100, 100], not {token}: {value}.",
+                field="logit_bias",
+            )
+
+
+# ---------------------------------------------------------------- text
+
+
+def shown(stream: TextStream, token: int, stop_ids: Set[int], *, last: bool) -> tuple[str, Finish | None]:
+    """Feed a token to its answer's text. Returns the text that may be shown now, and the finish if the answer ends.
+
+    `last`: the token uses up `max_tokens`. A stop token ends the answer without being fed; no part of a stop string is shown.
+    """
+    if token in stop_ids:
+        return stream.flush(), Finish.STOP
+    text = stream.feed((token,))
+    finish: Finish | None = None
+    if last and not stream.stopped:
+        text, finish = text + stream.flush(), Finish.LENGTH
+    return text, Finish.STOP if stream.stopped else finish
+
+
+# ---------------------------------------------------------------- prefixes
+
+
+def prefix_key(policy: str, salt: str) -> bytes:
+    """A 16-byte key for a policy's hash and a cache salt: computed prefixes may be shared only under the same key.
+
+    Example: ``prefix_key("9f2c", "acme") != prefix_key("9f2c", "evil")``
+    """
+    return blake2b(len(policy).to_bytes(4, "little") + policy.encode() + salt.encode(), digest_size=16).digest()

@@ -1,1 +1,0 @@
-"""The commands that make corpora and read them."""

@@ -1,0 +1,128 @@
+"""`ostinato corpus build` and `show`, and `ostinato train --corpus DIR --out MODEL`: continued pre-training with a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.app.corpora import CorpusDesk, open_source
+from ostinato.app.midtraining import Course, ReadingStep, read_into
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig, OstinatoError
+from ostinato.corpus.build import check_new
+from ostinato.corpus.config import CorpusConfig
+from ostinato.corpus.manifest import CorpusManifest
+from ostinato.corpus.order import Phase
+from ostinato.corpus.shards import ShardSet
+from ostinato.launch.views.screen import plain
+
+_SHOWN = 20
+
+
+async def build_corpus(
+    config: Config, sources: Sequence[str], out: Path, settings: CorpusConfig, against: Sequence[Path], console: Console
+) -> None:
+    """Build a corpus, with a progress bar, and say what it contains and what was left out. A source that cannot be read is refused, and
+    counted.
+
+    Raises BadConfig and BadRequest; in these cases nothing is written.
+    """
+    check_new(out)
+    desk = CorpusDesk(config, settings, against)
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[files]} files, {task.fields[tokens]:,} tokens"), TimeElapsedColumn(),
+        console=console, transient=True,
+    )  # fmt: skip
+    with bar:
+        line = bar.add_task("sources", total=len(sources), files=0, tokens=0)
+        seen = 0
+
+        def on_file() -> None:
+            nonlocal seen
+            seen += 1
+            bar.update(line, files=seen, tokens=desk.build.tokens)
+
+        for name in sources:
+            bar.update(line, description=plain(name))
+            try:
+                desk.build.take(await open_source(name), on_file)
+            except OstinatoError as error:
+                desk.build.refuse(name, "source", str(error))
+            bar.advance(line)
+        bar.update(line, description="writing")
+        manifest = desk.write(out)
+    show_manifest(manifest, out, console)
+
+
+def show_corpus(directory: Path, console: Console) -> None:
+    """Check every shard of a corpus, and say what it contains. Raises NotFound, Corrupt."""
+    show_manifest(ShardSet(directory).manifest, directory, console)
+
+
+def show_manifest(manifest: CorpusManifest, directory: Path, console: Console) -> None:
+    """Print what each source gave, what was left out and why."""
+    table = Table("source", "licence", "files", "tokens", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for each in manifest.sources:
+        table.add_row(Text(plain(each.name)), Text(plain(each.licence)), f"{each.documents:,}", f"{each.tokens:,}")
+    console.print(table)
+    for each in manifest.refused[:_SHOWN]:
+        where = f"{each.source}/{each.path}" if each.path else each.source
+        console.print(Text(f"left out {plain(where)}: {each.reason}: {plain(each.detail)}"))
+    if len(manifest.refused) > _SHOWN:
+        console.print(Text(f"and {len(manifest.refused) - _SHOWN} more in {directory}/corpus.json"))
+    if manifest.left_out:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in manifest.left_out.items())
+        console.print(Text(f"left out: {reasons}"))
+    total = f"{directory}: {manifest.documents:,} files, {manifest.tokens:,} tokens in {len(manifest.shards)} shards"
+    console.print(Text(total))
+
+
+# ---------------------------------------------------------------- a course
+
+
+def phases_of(words: tuple[str, ...]) -> tuple[Phase, ...]:
+    """Parse phases as written on the command line, such as ("512:3", "1024"). Raises BadConfig."""
+    found: list[Phase] = []
+    for word in words:
+        length, _, share = word.partition(":")
+        try:
+            found.append(Phase(length=int(length), share=float(share or 1)))
+        except ValueError as error:
+            raise BadConfig(f"--length {word!r}: give tokens, or tokens:share, as in 512:3") from error
+    return tuple(found)
+
+
+def read_corpora(config: Config, course: Course, out: Path, console: Console) -> None:
+    """Train, show the held-out loss, and say where the model is. Raises what `read_into` raises."""
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        console=console, transient=True,
+    )  # fmt: skip
+    with bar:
+        line = bar.add_task("loading the model", total=course.steps)
+        epochs = 0.0
+
+        def tell(at: ReadingStep) -> None:
+            nonlocal epochs
+            epochs = at.epochs
+            words = [f"step {at.step:>5}"]
+            if at.metrics:
+                words += [f"loss {at.metrics['loss']:.4f}", f"{at.metrics['tokens_per_second']:.0f} tokens/s"]
+            bar.update(line, completed=at.step, description="  ".join(words))
+            if at.held_out is not None:
+                console.print("  ".join((*words, f"held out {at.held_out:.4f} nats per token")), highlight=False)
+
+        losses = read_into(config, course, out, tell)
+    (_, before), (_, after) = losses[0], losses[-1]
+    console.print(
+        f"{out}: read {course.steps * course.batch_tokens:,} tokens ({epochs:.2f} epochs), held-out loss {before:.4f} -> {after:.4f}; "
+        f"use it with --set model.source='{out}'",
+        highlight=False,
+    )

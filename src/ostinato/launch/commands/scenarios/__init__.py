@@ -1,1 +1,0 @@
-"""The scenarios of `ostinato demo`, one module each."""

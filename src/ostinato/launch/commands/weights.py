@@ -1,0 +1,542 @@
+"""`ostinato weights`: looks at versions, checks and cleans the store, copies versions, plans a deployment, replays a run, drives vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.app.numerics import trainer_contract
+from ostinato.app.retention import needed
+from ostinato.app.storage import Run, home, model_path, open_follower, open_log, open_run, open_store, store_place
+from ostinato.app.trainer import open_learning
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig, BadRequest, BadWeights, Corrupt, NoSignal, NotFound
+from ostinato.core.records import Batch, PolicyVersion
+from ostinato.launch.placing.address import bind
+from ostinato.launch.views.progress import Lines
+from ostinato.launch.workers.http_server import listen
+from ostinato.launch.workers.shutdown import Stopped, unless, until_stopped
+from ostinato.record.lock import hold
+from ostinato.reward.history import recorded
+from ostinato.web.run_report import Row, render, shade
+from ostinato.weights.follow.drive import Kv, VllmFollower, VllmSwap
+from ostinato.weights.keep import pins
+from ostinato.weights.keep.fsck import verify
+from ostinato.weights.keep.gc import Collected, GcProgress, Tally, collect
+from ostinato.weights.keep.transfer import Transferred, transfer
+from ostinato.weights.plan import SKIPS, Cores, Deployment, DeploymentPlan, Link, Moved, plan
+from ostinato.weights.relay import RelayStore, relay_app
+from ostinato.weights.store.bucket import BucketConfig
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.store.factory import open_url
+from ostinato.weights.store.interface import RefStore
+from ostinato.weights.store.readonly import HttpStore
+from ostinato.weights.version.chain import Manifests
+from ostinato.weights.version.compare import TensorChange, compare, total
+from ostinato.weights.version.content import VERSIONS, is_hash, weights_root
+from ostinato.weights.version.manifest import Manifest
+
+_NUMBER = re.compile(r"v?(\d{1,9})")
+_ROOT = re.compile(r"[0-9a-f]{6,64}")
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+async def show_version(config: Config, name: str, console: Console) -> None:
+    """Print what one version is made of. Raises NotFound."""
+    manifest = await find_version(config, name)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    codecs: dict[str, tuple[int, int]] = {}
+    for chunk in (chunk for tensor in manifest.tensors for chunk in tensor.chunks):
+        count, size = codecs.get(chunk.codec, (0, 0))
+        codecs[chunk.codec] = (count + 1, size + chunk.length)
+    table.add_row("version", f"v{manifest.number} of run {manifest.run}")
+    table.add_row("root", manifest.root)
+    table.add_row("kind", f"{manifest.kind}, {manifest.links} deltas after a full snapshot")
+    table.add_row("parent", manifest.parent or "none")
+    smaller = manifest.full_bytes / max(1, manifest.payload_bytes)
+    table.add_row(
+        "size", f"{_mb(manifest.payload_bytes)} for {_mb(manifest.full_bytes)} of weights: {smaller:.0f} times smaller"
+    )
+    table.add_row("tensors", f"{len(manifest.tensors)}, {', '.join(sorted({t.dtype for t in manifest.tensors}))}")
+    for codec, (count, size) in sorted(codecs.items()):
+        table.add_row(f"  {codec}", f"{count} chunks, {_mb(size)}")
+    for key, value in manifest.meta.items():
+        table.add_row(key, str(value))
+    console.print(table)
+
+
+async def diff_versions(config: Config, one: str, other: str, html: Path | None, console: Console) -> None:
+    """Print how many elements changed from one version to the other, per layer. Raises NotFound, BadRequest."""
+    follower = open_follower(config)
+    with console.status("fetching both versions"):
+        policies = [(await find_version(config, name)).policy for name in (one, other)]
+        old, new = [await follower.fetch(policy) for policy in policies]
+        changes = await asyncio.to_thread(compare, old, new)
+    title = f"{_name(policies[0])} → {_name(policies[1])}"
+    whole = total(changes)
+    lead = f"{whole.changed:,} of {whole.elements:,} elements changed ({whole.share:.3%})."
+    if html is not None:
+        rows = [
+            Row(name=c.name, layer=c.layer, kind=c.kind, share=c.share, elements=c.elements, moved=c.moved)
+            for c in changes
+        ]
+        page = render(f"What changed, {title}", f"{lead} Darker is more, on a logarithmic scale.", rows)
+        html.write_text(page, encoding="utf-8")
+    console.print(f"[bold]{title}[/]  {lead}", highlight=False)
+    for line in picture(changes):
+        console.print(line)
+    if html is not None:
+        console.print(f"the page is {html}", highlight=False)
+
+
+def picture(changes: Sequence[TensorChange]) -> list[Text]:
+    """One line per kind of tensor, one block per layer, higher where more changed; then the tensors outside of layers."""
+    most = max((change.share for change in changes), default=0.0)
+    width = max((len(change.kind) for change in changes), default=0)
+    lines: list[Text] = []
+    for kind in dict.fromkeys(change.kind for change in changes):
+        same = sorted((c for c in changes if c.kind == kind), key=lambda c: c.layer or 0)
+        blocks = "".join(_BLOCKS[round(shade(change.share, most) * (len(_BLOCKS) - 1))] for change in same)
+        lowest, highest = min(c.share for c in same), max(c.share for c in same)
+        span = f"{highest:.3%}" if lowest == highest else f"{lowest:.3%} to {highest:.3%}"
+        lines.append(Text.assemble((f"{kind:<{width}}  ", "dim"), (blocks, "cyan"), f"  {span}"))
+    return lines
+
+
+async def find_version(config: Config, name: str) -> Manifest:
+    """The version named by a ref, a number (v12), or the first digits of its root. Raises NotFound, BadRequest."""
+    store = open_store(config)
+    manifests, refs = Manifests(store), await store.refs()
+    if name in refs:
+        return (await manifests.at(refs[name]))[1]
+    versions = {ref.removeprefix(VERSIONS): value for ref, value in refs.items() if ref.startswith(VERSIONS)}
+    if number := _NUMBER.fullmatch(name):
+        every = [await manifests.read(value) for value in versions.values()]
+        found = [manifest for manifest in every if manifest.number == int(number.group(1))]
+    elif _ROOT.fullmatch(name):
+        found = [await manifests.read(value) for root, value in versions.items() if root.startswith(name)]
+    else:
+        found = []
+    if not found:
+        shown = ", ".join(ref for ref in refs if not ref.startswith(VERSIONS))
+        if not shown:
+            raise NotFound(f"no version {name!r}: this run has none yet; start `ostinato up`, and wait until it serves")
+        if name == "candidate":
+            raise NotFound(
+                "there is no candidate yet: `ostinato status` says what the trainer waits for; or name another version, by a ref "
+                f"({shown}), a number such as v12, or a root's first digits"
+            )
+        raise NotFound(f"no version {name!r}: give a ref ({shown}), a number such as v12, or a root's first digits")
+    if len({manifest.root for manifest in found}) > 1:
+        raise BadRequest(f"{len(found)} versions match {name!r}: give more of the root (`ostinato weights log`)")
+    return found[0]
+
+
+def _name(policy: PolicyVersion) -> str:
+    return f"v{policy.number} ({policy.hash[:8]})"
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.2f} MB"
+
+
+# ---------------------------------------------------------------- chains
+
+
+async def print_chain(config: Config, ref: str, console: Console) -> None:
+    """Print the version that a ref names, and its ancestors. Raises NotFound."""
+    table = Table("version", "root", "kind", "bytes", "smaller", box=None, pad_edge=False)
+    for manifest in await open_follower(config).log(ref):
+        size = manifest.payload_bytes
+        table.add_row(
+            f"v{manifest.number}",
+            manifest.root[:16],
+            manifest.kind,
+            f"{size / 1e6:.2f} MB",
+            f"{manifest.full_bytes / max(1, size):.0f}x",
+        )
+    console.print(table)
+
+
+async def check_store(config: Config, console: Console) -> None:
+    """Verify everything that a ref can reach. Raises Corrupt if something is not what it should be."""
+    with console.status("reading and hashing"):
+        found = await verify(open_store(config))
+    for problem in found.problems:
+        console.print(f"[bold red]✗[/] {problem}", highlight=False)
+    if found.problems:
+        raise Corrupt(
+            f"{len(found.problems)} problems; publish a full snapshot again or restore the objects from a copy"
+        )
+    console.print(
+        f"sound: {found.refs} refs, {found.manifests} manifests, {found.objects} objects, {found.bytes / 1e6:.0f} MB",
+        highlight=False,
+    )
+
+
+async def export_model(config: Config, ref: str, target: Path, console: Console) -> None:
+    """Write a version as a model directory. Raises NotFound, or BadConfig for a target that is not empty."""
+    if target.exists() and any(target.iterdir()):
+        raise BadConfig(f"{target} is not empty; give a new directory")
+    follower = open_follower(config)
+    policy = await follower.resolve(ref)
+    if policy is None:
+        raise NotFound(f"no ref {ref!r} in the weight store; `ostinato status` lists them", field="ref")
+    source = await asyncio.to_thread(model_path, config)
+    files = [path for path in source.iterdir() if path.is_file() and path.suffix in (".json", ".jinja", ".txt")]
+    with console.status(f"writing {policy}"):
+        await follower.materialise(policy, target, [path for path in files if "safetensors" not in path.name])
+    console.print(f"{policy} is in {target}; load it with transformers like any model", highlight=False)
+
+
+# ---------------------------------------------------------------- garbage collection
+
+
+async def collect_garbage(config: Config, dry_run: bool, console: Console) -> None:
+    """Delete what nothing needs, or say what would be deleted. Raises Corrupt if a manifest, which names what is needed, is damaged."""
+    roots = await _needed(config, console)
+    with _Screen(console) as screen:
+        found = await collect(
+            open_store(config),
+            config.collect,
+            roots=roots,
+            dry_run=dry_run,
+            on_step=screen.show,
+        )
+    _print(found, config, console)
+
+
+async def pin_version(config: Config, name: str, version: str, console: Console) -> None:
+    """Keep a version until it is unpinned. Raises NotFound, BadRequest."""
+    policy = (await find_version(config, version)).policy
+    before = await pins.pin(open_store(config), name, policy.hash)
+    moved = f"; it held {before[:16]} before" if before not in (None, policy.hash) else ""
+    console.print(f"pin {name} holds {policy}{moved}", highlight=False)
+
+
+async def unpin_version(config: Config, name: str, console: Console) -> None:
+    """Remove a pin. Raises NotFound, which lists the pins."""
+    root = await pins.unpin(open_store(config), name)
+    console.print(f"pin {name} is gone; it held {root[:16]}", highlight=False)
+
+
+async def _needed(config: Config, console: Console) -> list[str]:
+    """The roots that must stay according to the run's log."""
+    if not home(config).log.exists():
+        console.print(f"no log in {config.run.directory}: past releases are kept only where a ref or pin names them")
+        return []
+    with open_log(config) as log:
+        return await needed(log, config)
+
+
+class _Screen:
+    """One bar for each stage of a collection, with bytes and their rate."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[size]}"),
+        )
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=console)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Screen:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, step: GcProgress) -> None:
+        """Move the stage's bar."""
+        if step.stage not in self._tasks:
+            self._tasks[step.stage] = self._progress.add_task(step.stage, total=None, size="")
+        task = self._tasks[step.stage]
+        elapsed = self._progress.tasks[task].elapsed
+        rate = f", {decimal(int(step.bytes / elapsed))}/s" if elapsed else ""
+        size = f"{decimal(step.bytes)}{rate}" if step.bytes else ""
+        self._progress.update(task, completed=step.done, total=step.total, size=size)
+
+
+def _print(found: Collected, config: Config, console: Console) -> None:
+    table = Table("kept", "root", "because of", box=None, pad_edge=False)
+    for policy, reasons in found.reasons.items():
+        table.add_row(f"v{policy.number}", policy.hash[:16], ", ".join(reasons))
+    console.print(table)
+    would = "would delete" if found.dry_run else "deleted"
+    if found.gone:
+        console.print(f"{would} {', '.join(str(policy) for policy in found.gone)}", highlight=False, soft_wrap=True)
+    for ref in found.leases:
+        console.print(f"{would} the expired {ref}", highlight=False)
+    for root in found.missing:
+        console.print(f"a past release is not in this store: {root[:16]}", highlight=False)
+    young = (
+        f" ({_size(found.young)} unneeded but younger than {config.collect.grace_hours:g} h)"
+        if found.young.objects
+        else ""
+    )
+    console.print(f"{would} {_size(found.deleted)}; kept {_size(found.kept)}{young}", highlight=False)
+
+
+def _size(tally: Tally) -> str:
+    return f"{tally.objects} objects, {decimal(tally.bytes)}"
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def print_plan(deployment: Deployment, link: Link, console: Console, cores: int | None = None) -> None:
+    """The plan, and what does not fit. `cores` are per shard; None takes the default."""
+    found = plan(deployment, link, Cores() if cores is None else Cores(count=cores))
+    for table in (ways(found), totals(deployment, link, found)):
+        console.print(table)
+        console.print()
+    for limit in found.limits:
+        if not limit.fits:
+            console.print(
+                f"[bold red]does not fit[/] {limit.name}: {size(limit.need)} of {size(limit.limit)} per shard; "
+                f"{found.least_shards} shards fit",
+                highlight=False,
+            )
+
+
+def size(count: float) -> str:
+    """Bytes for people, in powers of ten: 10.1 GB."""
+    for unit, power in (("PB", 15), ("TB", 12), ("GB", 9), ("MB", 6), ("kB", 3)):
+        if count >= 10**power:
+            return f"{count / 10**power:,.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def ways(found: DeploymentPlan) -> Table:
+    """One row per kind of transfer."""
+    table = Table("what", "payload", "objects", "PUT class", "GET class", "line", "cores", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+
+    def row(name: str, moved: Moved) -> None:
+        counts = (f"{count:,}" for count in (moved.objects, moved.puts, moved.gets))
+        table.add_row(name, size(moved.bytes), *counts, f"{moved.line_s:,.1f} s", f"{moved.cores_s:,.1f} s")
+
+    row("publish a delta", found.publish)
+    row("publish a full snapshot", found.publish_full)
+    for span, moved in zip(SKIPS, found.publish_skips, strict=False):
+        row(f"publish a delta over {span}", moved)
+    row("follow by one version", found.follow)
+    row(f"start cold, full and {found.cold_hops} deltas", found.cold)
+    row(f"start cold, full and {found.chain} deltas", found.cold_slow)
+    return table
+
+
+def totals(deployment: Deployment, link: Link, found: DeploymentPlan) -> Table:
+    """The figures that are not about a transfer."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("weights", f"{size(found.full_bytes)}, {deployment.parameters:,.0f} parameters of 16 bits")
+    table.add_row(
+        "a delta",
+        f"{found.ratio:,.0f} times smaller at {deployment.changed:.2%} changed, {found.bits_per_change:.2f} bits per change",
+    )
+    table.add_row("full snapshots", f"one after {found.chain} deltas")
+    table.add_row(
+        "kept",
+        f"{size(found.kept)} for {deployment.keep} versions, {size(found.skips)} of it to skip 4 and 16 versions",
+    )
+    table.add_row(
+        "line",
+        f"{link.gbit_s:g} Gbit/s, {link.rtt_s * 1e3:g} ms: {size(link.product)} under way when full; {link.streams} streams "
+        f"of {size(link.window)} carry {link.bytes_s * 8 / 1e9:.1f} Gbit/s",
+    )
+    for limit in found.limits:
+        table.add_row(limit.name, f"{size(limit.need)} of {size(limit.limit)} per shard")
+    return table
+
+
+# ---------------------------------------------------------------- replay
+
+
+async def replay_run(config: Config, console: Console) -> None:
+    """Train again from the log and compare every published version's root. Raises Corrupt at the first that differs."""
+    path = await asyncio.to_thread(model_path, config)
+    with open_run(config) as run, console.status("taking every recorded step again"):
+        published = {
+            line["number"]: line["hash"]
+            for line in Lines(run.home.progress("train")).new()
+            if line["kind"] == "published"
+        }
+        roots = await replay(run, path)
+    for step, root in roots.items():
+        if published.get(step, root) != root:
+            raise Corrupt(f"step {step} gives {root[:16]}, but {published[step][:16]} was published")
+    console.print(f"{len(roots)} steps taken again, every version bit for bit the same", highlight=False)
+
+
+async def replay(run: Run, path: Path) -> dict[int, str]:
+    """Take every recorded step again, from the starting model, and return step -> root of its weights.
+
+    Needs the same machine type, torch, thread and rank count to give the same bits. Nothing is written.
+    """
+    import torch
+
+    torch.set_num_threads(run.config.train.threads)
+    base = await run.follower.resolve("base")
+    assert base is not None
+    contract = trainer_contract(run.config)
+    parts = open_learning(run, path, base, contract, on_learned=lambda _: None, on_published=lambda _: None)
+    roots: dict[int, str] = {}
+    last = run.log.tail(1, {Batch})
+    try:
+        async for batch in recorded(run.log, 1, cast(Batch, last[0][1]).step if last else 0):
+            with contextlib.suppress(NoSignal, BadWeights):  # a batch that was refused then is refused now
+                await parts.learner.trainer.step(batch)
+                roots[batch.row.step] = weights_root(await asyncio.to_thread(parts.trainer.weights))
+    finally:
+        parts.trainer.close()
+    return roots
+
+
+# ---------------------------------------------------------------- transfers
+
+
+LEDGERS = frozenset({"live", "control", "canary", "best", "verified"})
+"""The refs that a run's release ledger controls."""
+
+
+async def pull(
+    config: Config, url: str, version: str, name: str | None, options: Sequence[str], console: Console
+) -> None:
+    """Copy a version from the store at `url` into the run's. Raises BadConfig if that would move a ref that the release ledger controls."""
+    ref = _target(version, name)
+    place = home(config)
+    if ref in LEDGERS and not config.weights.url and place.log.exists():
+        raise BadConfig(
+            f"the release ledger in {place.log} decides where {ref!r} is; give another name with --to, such as --to imported"
+        )
+    done = await _copy(_elsewhere(config, url, options), open_store(config), version, ref, console)
+    _say(done, ref, "pulled", console)
+
+
+async def push(
+    config: Config, url: str, version: str, name: str | None, options: Sequence[str], console: Console
+) -> None:
+    """Copy a version from the run's store into the store at `url`. Raises BadConfig if that store can only be read."""
+    ref, target = _target(version, name), _elsewhere(config, url, options)
+    if isinstance(target, HttpStore):
+        raise BadConfig(f"{url} can only be read; push to the bucket or directory behind it")
+    done = await _copy(open_store(config), target, version, ref, console)
+    _say(done, ref, "pushed", console)
+
+
+async def relay(config: Config, address: str | None, console: Console) -> None:
+    """Serve the run's store to followers through a directory, until told to stop. Raises Conflict if the directory is in use."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    host, port = _address(address) if address is not None else (config.relay.host, config.relay.port)
+    directory = config.relay.directory or home(config).root / "relay"
+    with hold(directory, "relay"):
+        stopping = until_stopped()
+        local = await asyncio.to_thread(DirectoryStore, directory)
+        store = RelayStore(open_store(config), local, config.relay)
+        listener = bind(host, port, "give another --listen HOST:PORT")
+        kept = f"at most {config.relay.max_bytes / 1e9:.1f} GB in {directory}"
+
+        def say(url: str) -> None:
+            console.print(f'relay on {url} ({kept}); followers: [bold]--set weights.url="{url}"[/]', highlight=False)
+
+        await listen(relay_app(store), listener, stopping, say, lifespan=False)
+
+
+def _target(version: str, name: str | None) -> str | None:
+    """The ref that moves in the target: `name` if given, else the source's ref; None if `version` is a hash."""
+    return name or (None if is_hash(version) else version)
+
+
+def _elsewhere(config: Config, url: str, options: Sequence[str]) -> RefStore:
+    """The store at a URL, with the run's settings but its own options."""
+    pairs: dict[str, str] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise BadConfig(f"--option {option!r}: write it as key=value, such as aws_region=eu-west-1")
+        pairs[key] = value
+    settings = config.weights.model_dump() | {"url": url, "options": pairs}
+    return open_url(BucketConfig.model_validate(settings))
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise BadConfig(f"--listen {text!r}: write it as HOST:PORT, such as 0.0.0.0:8330")
+    return host.strip("[]"), int(port)
+
+
+async def _copy(source: RefStore, target: RefStore, version: str, ref: str | None, console: Console) -> Transferred:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("reading manifests", total=None)
+
+        def show(done: int, total: int) -> None:
+            progress.update(bar, description="copying", completed=done, total=total)
+
+        return await transfer(source, target, version, ref=ref, on_bytes=show)
+
+
+def _say(done: Transferred, ref: str | None, verb: str, console: Console) -> None:
+    rate = done.bytes / 1e6 / max(done.seconds, 1e-6)
+    moved = f"; {ref} is at it" if ref is not None else ""
+    console.print(
+        f"{verb} {done.policy}: {done.objects} objects, {done.bytes / 1e6:.2f} MB in {done.seconds:.1f} s ({rate:.1f} MB/s), "
+        f"{done.skipped / 1e6:.2f} MB were there already{moved}",
+        highlight=False,
+    )
+
+
+# ---------------------------------------------------------------- vLLM
+
+
+async def drive(config: Config, url: str, ref: str, kv: Kv, store: str, console: Console) -> None:
+    """Follow `ref` with the vLLM server at `url` until told to stop. `store` is that server's name for the weight store; "": our own."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    follower = open_follower(config)
+    place = store_place(config, store)
+
+    def say(swap: VllmSwap) -> None:
+        console.print(
+            f"{url} serves {swap.policy}: fetched in {swap.staged_s:.2f} s, paused {1e3 * swap.pause_s:.0f} ms "
+            f"(load {1e3 * swap.load_s:.0f} ms)",
+            highlight=False,
+        )
+
+    def complain(ref: str, error: Exception) -> None:
+        console.print(f"[bold red]ref {ref}[/] {error}", highlight=False)
+
+    async with VllmFollower(url, follower, place, kv=kv) as vllm:
+        with contextlib.suppress(Stopped):
+            await unless(until_stopped(), vllm.follow(ref, say, complain, config.follow.interval_s))

@@ -1,1 +1,0 @@
-"""The implementation of each `ostinato weights` command."""

@@ -1,0 +1,501 @@
+"""`ostinato worlds run`: tries each task a number of times with the weights of a run, and shows how much was solved.
+
+The weights are found by name, put into a slot of a gateway, and held there. The results come from the records of the rollouts: pass@1
+and best-of-k with intervals, by split and family. `ostinato worlds coverage` compares the held-out tasks by checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.app.roles import open_roles
+from ostinato.app.storage import EVALUATION_REF, home, open_follower, open_run, open_store
+from ostinato.app.worlds import check_tasks, note_cheats, note_coverage, open_workshop
+from ostinato.config import Config
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig, BadRequest, Conflict, NotFound, StorageFull
+from ostinato.core.lines import lines_of
+from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.report import ItemMean, ItemScore, PassRates
+from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
+from ostinato.evaluate.pass_at_k import pass_rates
+from ostinato.launch.commands.checks import check_same_model, check_start
+from ostinato.launch.commands.up import launch
+from ostinato.launch.commands.weights import find_version
+from ostinato.launch.placing.address import read_address
+from ostinato.launch.views import progress
+from ostinato.launch.views.screen import plain
+from ostinato.launch.workers.shutdown import stop_signals
+from ostinato.record.lock import hold
+from ostinato.worlds.rollout.attempt import Workshop
+from ostinato.worlds.rollout.cheats import CheatWatch
+from ostinato.worlds.rollout.curriculum import shuffled
+from ostinato.worlds.rollout.evaluate_tasks import Measurement
+from ostinato.worlds.rollout.finished import Finished, read_finished
+from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.tasks.task import Split, Task, Taskset
+from ostinato.worlds.tasks.tasksets import load
+
+# ---------------------------------------------------------------- weights
+
+
+NEWEST = "newest"
+_NEWEST_REFS = (Arm.WORLD.value, "candidate", Arm.LIVE.value)
+_LOOK_S = 0.1
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedWeights:
+    """Weights in a slot of a gateway. `pinned`: nobody moves the slot meanwhile.
+
+    Example: ``PlacedWeights(url="http://127.0.0.1:8321", slot="evaluation", policy=v7, pinned=True)``
+    """
+
+    url: str
+    slot: str
+    policy: PolicyVersion
+    pinned: bool
+
+
+async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _T]], say: Callable[[str], None]) -> _T:
+    """Call `work` with the URL of the run's gateway and return its result. If no gateway is up, one is started for as long as that takes.
+
+    Raises BadConfig, WorkerFailed if the gateway cannot be started or fails for good, Conflict if the run is just being started.
+    """
+    place = home(config)
+    if (url := read_address(place.address)) is not None:
+        return await work(url)
+    await check_start(config)
+    check_same_model(config)
+    # the run's own settings file must stay what the run was started with
+    settings = place.root / "measuring.json" if place.config.exists() else place.config
+    listening = config.model_copy(update={"listen": config.listen.model_copy(update={"port": 0})})
+
+    def told(worker: str, what: str) -> None:
+        say(f"{worker}: {what}")
+
+    async def served() -> _T:
+        while (url := read_address(place.address)) is None:
+            await asyncio.sleep(_LOOK_S)
+        return await work(url)
+
+    with hold(place.root, "up"):
+        say(f"no gateway is running for {place.root}: starting one")
+        try:
+            async with launch(listening, told, front="serve", names=("serve",), settings=settings) as launched:
+                return await launched.during(served())
+        finally:
+            if settings != place.config:
+                settings.unlink(missing_ok=True)
+
+
+@contextlib.asynccontextmanager
+async def place_weights(config: Config, url: str, release: str) -> AsyncGenerator[PlacedWeights]:
+    """Put the weights that `release` names (a ref, a number (v12), a root, or "newest") into a slot, and hold them there.
+
+    Candidates are evaluated in the same slot, so it is held only if no release worker is up. While a release worker is up, "newest" is
+    whatever the slot for worlds holds, which may move, and Conflict is raised for any other version or if there is no such slot. Raises
+    NotFound, BadRequest.
+    """
+    place = home(config)
+    async with contextlib.AsyncExitStack() as leaving:
+        try:
+            leaving.enter_context(contextlib.closing(open_roles(config).take("release")))
+        except Conflict as error:
+            if release != NEWEST:
+                raise Conflict(
+                    f"--release {release}: the release worker is running and holds the slot that a chosen version needs; leave out "
+                    "--release, or measure while the release worker is stopped"
+                ) from error
+            yield await _unpinned(config, url)
+            return
+        version = await newest(config) if release == NEWEST else release
+        policy = (await find_version(config, version)).policy
+        store = open_store(config)
+        before = await store.read_ref(EVALUATION_REF)
+        await store.move_ref(EVALUATION_REF, before, policy.hash)
+        leaving.push_async_callback(_put_back, config, before or await store.read_ref(Arm.LIVE.value))
+        async with WorldGateway(url, place.admin_key(), slot=EVALUATION_REF) as gateway:
+            while await gateway.holds() != policy:
+                await asyncio.sleep(_LOOK_S)
+        yield PlacedWeights(url=url, slot=EVALUATION_REF, policy=policy, pinned=True)
+
+
+async def newest(config: Config) -> str:
+    """The ref of the newest version: the highest number among those of rollouts, candidates and users. Raises NotFound."""
+    follower = open_follower(config)
+    found = [(policy, ref) for ref in _NEWEST_REFS if (policy := await follower.resolve(ref)) is not None]
+    if not found:
+        raise NotFound("the run has no version of its weights yet; start it once")
+    return max(found, key=lambda each: each[0].number)[1]
+
+
+async def _unpinned(config: Config, url: str) -> PlacedWeights:
+    async with WorldGateway(url, home(config).admin_key()) as gateway:
+        policy = await gateway.holds()
+    if policy is None:
+        raise Conflict(
+            "the release worker is running, and the gateway has no slot for worlds because the run learns from people only "
+            "(learn.source): measure while the release worker is stopped"
+        )
+    return PlacedWeights(url=url, slot=Arm.WORLD.value, policy=policy, pinned=False)
+
+
+async def _put_back(config: Config, value: str | None) -> None:
+    """Give the slot back what it held before, or weights that are loaded anyway."""
+    store = open_store(config)
+    now = await store.read_ref(EVALUATION_REF)
+    if value is not None and now != value:
+        await store.move_ref(EVALUATION_REF, now, value)
+
+
+# ---------------------------------------------------------------- figures
+
+
+MOST_FAMILIES = 12
+_NONE = "\N{EN DASH}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedTasks:
+    """Results for one kind of tasks. `family` "": all of the split. `first` is over tasks with a graded try, `best` over tasks with k of
+    them; None: there is no such task. `value` is the mean value of the tries, with tasks as clusters.
+
+    Example: ``SolvedTasks(split=Split.HELD_OUT, family="", tries=800, first=first, best=best, value=value)``
+    """
+
+    split: Split
+    family: str
+    tries: int
+    first: ItemMean | None
+    best: ItemMean | None
+    value: ItemMean | None
+
+
+def solved(records: Sequence[Finished], k: int, confidence: float = 0.95) -> list[SolvedTasks]:
+    """A row for each split, followed by a row for each of its families if there are 2 to `MOST_FAMILIES`."""
+    rows: list[SolvedTasks] = []
+    for split in Split:
+        theirs = [record for record in records if record.split is split]
+        if not theirs:
+            continue
+        rows.append(_row(theirs, split, "", k, confidence))
+        families = sorted({record.family for record in theirs})
+        if 1 < len(families) <= MOST_FAMILIES:
+            rows += [
+                _row([each for each in theirs if each.family == family], split, family, k, confidence)
+                for family in families
+            ]
+    return rows
+
+
+def answered_by(records: Iterable[Finished]) -> Counter[tuple[PolicyVersion | None, PolicyVersion | None]]:
+    """How many rollouts each pair of oldest and newest weights made."""
+    return Counter((record.policy, record.policy_last) for record in records)
+
+
+def _row(records: Sequence[Finished], split: Split, family: str, k: int, confidence: float) -> SolvedTasks:
+    graded: dict[str, list[Finished]] = defaultdict(list)
+    for record in records:
+        if record.value is not None:
+            graded[record.task].append(record)
+    whole = {task: theirs for task, theirs in graded.items() if len(theirs) >= k}
+
+    def rates(of: dict[str, list[Finished]], k: int, *, worth: bool = False) -> PassRates | None:
+        scores = [
+            ItemScore(item=task, draw=draw, score=(record.value or 0.0) if worth else float(record.solved))
+            for task, theirs in of.items()
+            for draw, record in enumerate(theirs)
+        ]
+        return pass_rates(scores, k, confidence) if scores else None
+
+    first, best, value = rates(graded, 1), rates(whole, k), rates(graded, 1, worth=True)
+    return SolvedTasks(
+        split=split,
+        family=family,
+        tries=sum(map(len, graded.values())),
+        first=first and first.first,
+        best=best and best.best,
+        value=value and value.first,
+    )
+
+
+def figures_json(records: Sequence[Finished], k: int, policy: PolicyVersion, *, whole: bool) -> dict[str, Any]:
+    """All figures, as JSON's types. `whole`: the measurement was not stopped early."""
+    answered = [
+        {"policy": None if first is None else asdict(first), "policy_last": None if last is None else asdict(last)}
+        | {"rollouts": count}
+        for (first, last), count in answered_by(records).items()
+    ]
+    return {
+        "asked_for": asdict(policy),
+        "answered_by": answered,
+        "k": k,
+        "whole": whole,
+        "rows": [asdict(row) for row in solved(records, k)],
+        "ended": Counter(record.ended.value for record in records),
+        "ungraded": sum(record.value is None for record in records),
+        "cheated": [[record.task, record.episode, list(record.cheated)] for record in records if record.cheated],
+    }
+
+
+def show_figures(records: Sequence[Finished], k: int, policy: PolicyVersion, console: Console) -> None:
+    """Print the same figures for people. Rollouts that were not made by `policy` alone are pointed out, not left out."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("split", "family", "tasks", "tries", "pass@1", *([f"best of {k}"] if k > 1 else []), "value"):
+        table.add_column(name, justify="right" if name in ("tasks", "tries") else "left")
+    for row in solved(records, k):
+        figures = [_share(row.first), *([_share(row.best)] if k > 1 else []), _share(row.value)]
+        tasks = str(row.first.items if row.first else 0)
+        table.add_row(row.split.value, Text(plain(row.family) or "all"), tasks, str(row.tries), *figures)
+    console.print(table)
+    for (first, last), count in sorted(answered_by(records).items(), key=str):
+        made = "unnamed weights" if first is None else f"{first}" if first == last else f"{first} to {last}"
+        other = first != policy or last != policy
+        console.print(Text(f"answered by {made}: {count} rollouts", "yellow" if other else ""))
+    ended = Counter(record.ended.value for record in records)
+    console.print(Text("ended: " + ", ".join(f"{how} {count}" for how, count in ended.most_common())))
+    for why, count in Counter(record.why for record in records if record.value is None).most_common(5):
+        console.print(Text(f"not graded, {count}: {plain(why)}", "yellow"))
+    for record in records:
+        if record.cheated:
+            what = "; ".join(record.cheated)
+            console.print(Text(f"cheated: {plain(record.task)} ({plain(record.episode)}): {plain(what)}", "red"))
+
+
+def _share(mean: ItemMean | None) -> str:
+    return _NONE if mean is None else f"{100 * mean.mean:.1f}% [{100 * mean.lower:.1f}, {100 * mean.upper:.1f}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOptions:
+    """What to measure. `split` "all": every task; `limit` 0: no limit; `out`: a further file for the records.
+
+    Example: ``MeasureOptions(file=Path("tasks.jsonl"), split="held_out", tries=8, limit=100, release="v40")``
+    """
+
+    file: Path
+    split: str = Split.HELD_OUT.value
+    tries: int = 1
+    limit: int = 0
+    release: str = "newest"
+    out: Path | None = None
+    machine: bool = False
+
+
+async def run_tasks(config: Config, asked: MeasureOptions, console: Console) -> None:
+    """Measure, and print the results. Ctrl-C ends it early, with the figures of the rollouts that had ended.
+
+    Raises BadConfig for a taskset without such tasks, NotFound or Conflict for weights that are not available, StorageFull.
+    """
+    tasks = load(asked.file.expanduser())
+    chosen = chosen_tasks(tasks, asked.split, asked.limit, config.worlds.seed)
+    check_tasks(config, chosen)
+
+    def say(what: str) -> None:
+        if not asked.machine:
+            console.print(Text(plain(what), "dim"), soft_wrap=True)
+
+    async def work(url: str) -> tuple[PolicyVersion, list[Finished]]:
+        async with place_weights(config, url, asked.release) as placed:
+            many = f"{len(chosen)} tasks of {asked.split} x {asked.tries}"
+            say(
+                f"{tasks.name} ({tasks.hash[:12]}): {many}, temperature {config.worlds.temperature:g}; {_named(placed)}"
+            )
+            async with open_workshop(config, home(config), placed.url, tasks, placed.slot) as shop:
+                return placed.policy, await _measured(config, asked, tasks, chosen, shop, console)
+
+    policy, records = await at_gateway(config, work, say)
+    await _note(config, tasks, records, asked.tries)
+    whole = len(records) == asked.tries * len(chosen)
+    if asked.machine:
+        console.out(json.dumps(figures_json(records, asked.tries, policy, whole=whole)), highlight=False)
+        return
+    if not whole:
+        console.print(Text(f"stopped after {len(records)} of {asked.tries * len(chosen)} rollouts", "yellow"))
+    if records:
+        show_figures(records, asked.tries, policy, console)
+
+
+async def _note(config: Config, tasks: Taskset, records: Sequence[Finished], k: int) -> None:
+    """Raise alarms in the run's log if a rollout cheated, or if the measurements of this taskset taken together call for an alarm."""
+    watch = CheatWatch(config.worlds.cheat_quiet)
+    for record in records:
+        watch.take(record)
+    with contextlib.suppress(FileNotFoundError), open_run(config) as run:
+        await note_cheats(run.log, watch)
+        kept, _ = read_finished(lines_of(run.home.finished.read_text(encoding="utf-8", errors="replace")))
+        await note_coverage(run.log, (each for each in kept if each.taskset == tasks.hash), k)
+
+
+def chosen_tasks(tasks: Taskset, split: str, limit: int, seed: int) -> list[Task]:
+    """The tasks of a split ("all": every task), in the file's order; if over `limit`, those that the seed draws. Raises BadConfig."""
+    found = [task for task in tasks.tasks if split in ("all", task.split.value)]
+    if not found:
+        raise BadConfig(f"{tasks.name}: no task has the split {split!r}; `ostinato worlds show` lists the splits")
+    if not 0 < limit < len(found):
+        return found
+    drawn = set(shuffled([task.id for task in found], 0, seed)[:limit])
+    return [task for task in found if task.id in drawn]
+
+
+def _named(placed: PlacedWeights) -> str:
+    held = "pinned" if placed.pinned else "which changes as the trainer learns"
+    return f"answers come from {placed.policy}, slot {placed.slot}, {held}"
+
+
+async def _measured(
+    config: Config,
+    asked: MeasureOptions,
+    tasks: Taskset,
+    chosen: list[Task],
+    shop: Workshop,
+    console: Console,
+) -> list[Finished]:
+    """Measure until all rollouts have ended or somebody stops it; returns the records of those that ended."""
+    settings, records = config.worlds, list[Finished]()
+    measurement = Measurement(
+        chosen,
+        shop,
+        tries=asked.tries,
+        concurrency=settings.concurrency,
+        token=f"m{secrets.token_hex(4)}",
+        again=settings.tries,
+        pause_s=settings.retry_pause_s,
+        patience_s=settings.patience_s,
+    )
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[so_far]}"),
+        TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True, disable=asked.machine,
+    )  # fmt: skip
+    with bar, _keeping(config, asked.out) as keep:
+        line = bar.add_task("rollouts", total=asked.tries * len(chosen), so_far="")
+
+        async def work() -> None:
+            async with contextlib.aclosing(measurement.results()) as results:
+                async for tried in results:
+                    record = tried.record(tasks, wall_clock)
+                    keep(record.line())
+                    records.append(record)
+                    bar.update(line, advance=1, so_far=f"{sum(each.solved for each in records)} solved")
+
+        await _until_stopped(work())
+    return records
+
+
+async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end, or until SIGINT, SIGTERM or SIGHUP. Raises what `work` raises."""
+    loop, working = asyncio.get_running_loop(), asyncio.ensure_future(work)
+    signals = stop_signals()
+    for number in signals:
+        loop.add_signal_handler(number, working.cancel)
+    try:
+        await asyncio.wait({working})
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+        working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+
+
+@contextlib.contextmanager
+def _keeping(config: Config, out: Path | None) -> Generator[Callable[[str], None]]:
+    """A function that appends a line to the run's own file and to `out`. Raises StorageFull if `out` cannot be opened for writing."""
+    own = progress.Progress(home(config).finished, progress.kept_bytes(config))
+    with contextlib.ExitStack() as leaving:
+        try:
+            file = None if out is None else leaving.enter_context(out.open("a", encoding="utf-8", buffering=1))
+        except OSError as error:
+            raise StorageFull(f"--out {out} cannot be written: {error.strerror}") from error
+
+        def keep(line: str) -> None:
+            own.append(line)
+            if file is not None:
+                file.write(f"{line}\n")
+
+        yield keep
+
+
+# ---------------------------------------------------------------- coverage by checkpoint
+
+
+HELD_OUT = "held_out"
+
+
+def show_coverage(rollouts: Path, k: int, console: Console, *, machine: bool) -> None:
+    """Print a line per checkpoint. Raises NotFound, and BadRequest naming the line that is wrong."""
+    if k < 2:
+        raise BadRequest(f"-k {k}: the best of one try is the first; give 2 or more", field="k")
+    rows = covered(read_attempts(rollouts), k)
+    lost = lost_coverage(rows)
+    if machine:
+        said = {"k": k, "rows": [asdict(row) for row in rows], "lost": None if lost is None else str(lost.policy)}
+        console.out(json.dumps(said), highlight=False)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("checkpoint", "rollouts", "tasks", "pass@1", f"best of {k}", "pass@1, change", f"best of {k}, change"):
+        table.add_column(name)
+    for row in rows:
+        rates, change = row.rates, row.change
+        tasks = f"{rates.first.items if rates else 0}" + (f" (and {row.short} with too few tries)" if row.short else "")
+        figures = (_share_cell(rates.first), _share_cell(rates.best)) if rates else (_NONE, _NONE)
+        moves = (_points(change.first), _points(change.best)) if change else (_NONE, _NONE)
+        table.add_row(f"v{row.policy.number}", f"{row.attempts}", tasks, *figures, *moves)
+    console.print(table)
+    if lost is not None:
+        told = f"v{lost.policy.number} has narrowed: pass@1 rose and the best of {k} fell; further training does not undo it"
+        console.print(Text(told, "red"))
+
+
+def read_attempts(path: Path, split: str = HELD_OUT) -> list[ScoredAttempt]:
+    """The graded rollouts of a split that a single known checkpoint made. Raises NotFound, BadRequest."""
+    try:
+        lines = lines_of(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}") from error
+    found: list[ScoredAttempt] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row: dict[str, Any] = json.loads(line)
+        except ValueError:  # cut short by a kill or a full disk, or the empty line after such a line
+            continue
+        try:
+            made: dict[str, Any] | None = row["policy"]
+            alone = made == row.get("policy_last", made)
+            if row["split"] == split and row["value"] is not None and made is not None and alone:
+                policy = PolicyVersion(number=int(made["number"]), hash=str(made["hash"]))
+                value = float(row["value"])
+                if not 0.0 <= value <= 1.0:
+                    raise ValueError(f"value {value:g} does not lie in [0, 1]")
+                found.append(
+                    ScoredAttempt(task=str(row["task"]), family=str(row["family"]), policy=policy, value=value)
+                )
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadRequest(f"{path}, line {number} is not a finished rollout: {error!r}") from error
+    return found
+
+
+def _share_cell(mean: ItemMean) -> str:
+    return f"{100 * mean.mean:.1f}% [{100 * mean.lower:.1f}, {100 * mean.upper:.1f}]"
+
+
+def _points(mean: ItemMean) -> str:
+    return f"{100 * mean.mean:+.1f} pp [{100 * mean.lower:+.1f}, {100 * mean.upper:+.1f}]"

@@ -1,1 +1,0 @@
-"""A model that labels people's next messages, in addition to the rules."""

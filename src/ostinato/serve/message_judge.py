@@ -1,0 +1,170 @@
+"""The judge: a model that is asked to label next messages, a few at a time, without delaying calls.
+
+If it is down, slow or answers nonsense, only its own label is lost: the rules have labelled the message before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import NamedTuple
+
+from ostinato.core.generation import Usage
+from ostinato.core.records import Sampling
+from ostinato.serve.config import JudgeConfig
+from ostinato.serve.feedback.next_message import NextMessage
+from ostinato.serve.judge_prompt import VERSION, Case, question, word_in
+from ostinato.serve.metrics import Metrics
+from ostinato.serve.outside_models import Breaker, OutsideFailed, OutsideModel, OutsideQuery, key_of
+
+_AT_ONCE = 4  # calls
+_WAITING = 256  # messages that wait for a call
+_KNOWN = 16_384  # messages already taken, so that a repeated one is not judged twice
+_MINUTE_S = 60.0
+_FAILURES, _REST_S, _LONGEST_REST_S = 5, 15.0, 600.0
+
+
+class Ruled(NamedTuple):
+    """A message and the rules' label for it."""
+
+    case: Case
+    kind: NextMessage
+
+
+class _Waiting(NamedTuple):
+    tenant: str
+    ruled: Ruled
+    tell: Callable[[NextMessage], None]
+
+
+class Judge:
+    """Labels messages, or a share of them. `start` it on the event loop that uses it; `close` it when done.
+
+    Args:
+        config: its URL and limits; `url` must be set.
+        metrics: counts each label, and each missing label with its reason.
+        keys: the environment that holds its key.
+
+    Raises:
+        BadConfig: the key's variable is not set.
+
+    Example: ``judge.ask("acme", "next-3f", Ruled(case, NextMessage.GOES_ON), tell)``
+    """
+
+    def __init__(self, config: JudgeConfig, metrics: Metrics, *, keys: Mapping[str, str] | None = None) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._arm = config.arm
+        breaker = Breaker(failures=_FAILURES, rest_s=_REST_S, longest_s=_LONGEST_REST_S)
+        key = key_of(self._arm, os.environ if keys is None else keys, "serve.judge")
+        self._model = OutsideModel(self._arm, key, breaker, who="judge of next messages")
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()  # by tenant and id
+        self._waiting: deque[_Waiting] = deque()
+        self._open: set[asyncio.Task[None]] = set()
+        self._begun: deque[float] = deque(maxlen=config.calls_per_minute)  # when the last calls began
+        self._closed = False
+
+    @property
+    def decides(self) -> bool:
+        """True if its label replaces the rules' label."""
+        return self._config.decides
+
+    def comment(self, kind: NextMessage) -> str:
+        """The comment of a signal for its label.
+
+        Example: ``"complaint (judge@1, small-2)"``
+        """
+        return f"{kind.value} ({VERSION}, {self._config.model})"
+
+    async def start(self) -> None:
+        """Start the model's client."""
+        await self._model.start()
+
+    async def close(self) -> None:
+        """Stop judging: running calls are cancelled, and waiting messages keep the rules' label."""
+        self._closed = True
+        for each in self._waiting:
+            self._metrics.not_judged(each.tenant, "closed")
+        self._waiting.clear()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+        await self._model.close()
+
+    def ask(self, tenant: str, id: str, ruled: Ruled, tell: Callable[[NextMessage], None]) -> None:
+        """Queue a message if it is in the judged share; `tell` gets its label, and is not called if there is none. Does not wait.
+
+        Args:
+            tenant: the message's tenant.
+            id: identifies the message; decides whether it is judged, and each id is judged at most once.
+            ruled: the message and the rules' label.
+            tell: called with the judge's label, in the event loop.
+        """
+        if not self._hears(tenant, id):
+            return
+        self._known[tenant, id] = None
+        if len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+        if self._closed or len(self._waiting) >= _WAITING:
+            self._metrics.not_judged(tenant, "closed" if self._closed else "full")
+            return
+        self._waiting.append(_Waiting(tenant, ruled, tell))
+        self._go_on()
+
+    def _hears(self, tenant: str, id: str) -> bool:
+        if (self._config.tenants and tenant not in self._config.tenants) or (tenant, id) in self._known:
+            return False
+        return int.from_bytes(sha256(f"{tenant}\n{id}".encode()).digest()[:8]) < self._config.share * 2**64
+
+    def _go_on(self) -> None:
+        while self._waiting and len(self._open) < _AT_ONCE and not self._closed:
+            task = asyncio.get_running_loop().create_task(self._hear(self._waiting.popleft()))
+            self._open.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        self._go_on()
+
+    async def _hear(self, each: _Waiting) -> None:
+        now = asyncio.get_running_loop().time()
+        if len(self._begun) == self._begun.maxlen and now - self._begun[0] < _MINUTE_S:
+            self._metrics.not_judged(each.tenant, "limit")
+            return
+        if not self._model.available:
+            self._metrics.not_judged(each.tenant, "resting")
+            return
+        self._begun.append(now)
+        try:
+            word = word_in(await self._answer(each))
+        except OutsideFailed as error:
+            self._metrics.not_judged(each.tenant, "timeout" if isinstance(error.__cause__, TimeoutError) else "failed")
+        except asyncio.CancelledError:
+            self._metrics.not_judged(each.tenant, "closed")
+            raise
+        else:
+            if word is None:
+                self._metrics.not_judged(each.tenant, "no_label")
+                return
+            self._metrics.judged(each.tenant, each.ruled.kind.value, word.value)
+            each.tell(word)
+
+    async def _answer(self, each: _Waiting) -> str:
+        """The judge's answer. Raises OutsideFailed."""
+        config, text = self._config, ""
+        query = OutsideQuery(
+            conversation=question(each.ruled.case, schema_sent=config.schema_sent),
+            sampling=Sampling(max_tokens=config.max_tokens, temperature=config.temperature),
+            n=1,
+        )
+        usage: Usage | None = None
+        async for chunk in self._model.chunks(query):
+            text += chunk.text
+            usage = chunk.usage or usage
+        if usage is not None:
+            cost = self._arm.cost(usage.prompt, usage.answer)
+            self._metrics.judge_used(each.tenant, usage.prompt, usage.answer, cost)
+        return text

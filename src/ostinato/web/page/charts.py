@@ -1,0 +1,417 @@
+"""Pictures as inline SVG: the loop with its figures, looks of the gate, lines over steps, the figures of one release.
+
+Colours are CSS classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from ostinato.web.chart import ChartAxis, Scale, axis
+from ostinato.web.page.release_evidence import LayerChange, RateShift, TrialLook, TrialRules, WeightChange
+from ostinato.web.page.sources import GateLook, ReleaseLine, StepSeries
+from ostinato.web.page.templates import count, points
+from ostinato.web.run_report import shade
+
+_CORNERS_WIDE = ((0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1))
+_CORNERS_NARROW = ((0, 0), (1, 0), (1, 1), (1, 2), (0, 2), (0, 1))
+MOST_POINTS = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Station:
+    """One box of the loop. `state` is good, wait or bad. Example: ``Station(name="train", figure="step 12", note="7 of 32 turns")``"""
+
+    name: str
+    figure: str
+    note: str
+    state: str = "good"
+
+
+def loop(stations: Sequence[Station], *, narrow: bool) -> Markup:
+    """Six boxes in a ring, clockwise, with an arrow from each to the next. Hidden from screen readers: a list says the same."""
+    corners = _CORNERS_NARROW if narrow else _CORNERS_WIDE
+    width, height, gap = (158.0, 92.0, 24.0) if narrow else (256.0, 96.0, 46.0)
+    places = [(8 + x * (width + gap), 8 + y * (height + gap)) for x, y in corners]
+    parts = [_box(station, x, y, width, height) for station, (x, y) in zip(stations, places, strict=True)]
+    parts += [_arrow(here, there, width, height) for here, there in zip(places, [*places[1:], places[0]], strict=True)]
+    right, bottom = (max(each[axis_] for each in places) for axis_ in (0, 1))
+    view = f"0 0 {right + width + 8:g} {bottom + height + 8:g}"
+    kind = "narrow" if narrow else "wide"
+    return Markup('<svg class="loop {}" viewBox="{}" aria-hidden="true" focusable="false">{}</svg>').format(
+        kind, view, Markup("").join(parts)
+    )
+
+
+def _box(station: Station, x: float, y: float, width: float, height: float) -> Markup:
+    longest = int(width / 7.2)
+    return Markup(
+        '<g class="station {}"><rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" rx="9"/>'
+        '<text class="title" x="{:g}" y="{:g}">{}</text><text class="figure" x="{:g}" y="{:g}">{}</text>'
+        '<text class="note" x="{:g}" y="{:g}">{}</text></g>'
+    ).format(
+        station.state,
+        x,
+        y,
+        width,
+        height,
+        x + 14,
+        y + 24,
+        station.name,
+        x + 14,
+        y + 52,
+        _cut(station.figure, int(width / 10.5)),
+        x + 14,
+        y + 77,
+        _cut(station.note, longest),
+    )
+
+
+def _arrow(here: tuple[float, float], there: tuple[float, float], width: float, height: float) -> Markup:
+    (x, y), (to_x, to_y) = here, there
+    if y == to_y:
+        forward = 1 if to_x > x else -1
+        start, end = (x + width if forward > 0 else x), (to_x if forward > 0 else to_x + width)
+        at = y + height / 2
+        line, head = (start + 5 * forward, at, end - 11 * forward, at), (end - 4 * forward, at, -8 * forward, 0)
+    else:
+        down = 1 if to_y > y else -1
+        start, end = (y + height if down > 0 else y), (to_y if down > 0 else to_y + height)
+        at = x + width / 2
+        line, head = (at, start + 4 * down, at, end - 10 * down), (at, end - 3 * down, 0, -8 * down)
+    tip_x, tip_y, back_x, back_y = head
+    side_x, side_y = (0, 5) if back_x else (5, 0)
+    corners = (
+        f"{tip_x:g},{tip_y:g} {tip_x + back_x + side_x:g},{tip_y + back_y + side_y:g} "
+        f"{tip_x + back_x - side_x:g},{tip_y + back_y - side_y:g}"
+    )
+    return Markup('<g class="arrow"><line x1="{:g}" y1="{:g}" x2="{:g}" y2="{:g}"/><polygon points="{}"/></g>').format(
+        *line, corners
+    )
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+# ---------------------------------------------------------------- differences
+
+
+def differences(
+    rows: Sequence[tuple[str, float, float, float, str]], margin: float | None, title: str, *, left: float = 74.0
+) -> Markup:
+    """One line per row (label, difference, lower, upper, state) against zero, in percentage points, with the margin drawn.
+
+    `left` is the width of the labels.
+
+    Example: ``differences([("v9", 0.02, -0.01, 0.05, "shipped")], 0.1, "Candidate minus live")``
+    """
+    if not rows:
+        return Markup("")
+    ends = [end for _, _, lower, upper, _ in rows for end in (lower, upper)]
+    low, high = min([0.0, *ends]), max([0.0, *ends])
+    if margin is not None:
+        low = min(low, -margin)
+    found = axis(100 * low, 100 * high, 6)
+    right, top, pitch = 620.0, 26.0, 24.0
+    x = found.scale(left, right)
+    bottom = top + pitch * len(rows)
+    parts = [
+        Markup('<line class="grid{}" x1="{:.1f}" x2="{:.1f}" y1="{:g}" y2="{:g}"/>').format(
+            " zero" if tick == 0 else "", x(tick), x(tick), top - 6, bottom
+        )
+        + Markup('<text class="axis" x="{:.1f}" y="{:g}" text-anchor="middle">{}</text>').format(
+            x(tick), bottom + 16, f"{tick:+g}" if tick else "0"
+        )
+        for tick in found.ticks
+    ]
+    if margin is not None:
+        parts.append(
+            Markup('<line class="margin" x1="{0:.1f}" x2="{0:.1f}" y1="{1:g}" y2="{2:g}"/>').format(
+                x(-100 * margin), top - 6, bottom
+            )
+            + Markup('<text class="axis" x="{:.1f}" y="{:g}" text-anchor="middle">margin</text>').format(
+                x(-100 * margin), top - 10
+            )
+        )
+    parts += [_difference(row, left, top + (number + 0.5) * pitch, x) for number, row in enumerate(rows)]
+    return Markup('<svg class="chart" viewBox="0 0 640 {:g}" role="img" aria-label="{}">{}</svg>').format(
+        bottom + 24, title, Markup("").join(parts)
+    )
+
+
+def _difference(row: tuple[str, float, float, float, str], left: float, at: float, x: Scale) -> Markup:
+    """One row, at this height."""
+    label, mean, lower, upper, state = row
+    return Markup(
+        '<g class="difference {}"><title>{}: {} pp [{}, {}]</title><text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}'
+        '</text><line x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/><circle cx="{:.1f}" cy="{:.1f}" r="4.5"/></g>'
+    ).format(
+        state,
+        label,
+        points(mean),
+        points(lower),
+        points(upper),
+        left - 10,
+        at + 4,
+        label,
+        x(100 * lower),
+        x(100 * upper),
+        at,
+        at,
+        x(100 * mean),
+        at,
+    )
+
+
+def forest(lines: Sequence[ReleaseLine]) -> Markup:
+    """The gate's last look at each version, newest first."""
+    drawn = [
+        (f"v{line.policy.number}", line.difference, line.lower, line.upper, line.state)
+        for line in lines[:20]
+        if line.difference is not None and line.lower is not None and line.upper is not None
+    ]
+    margins = {line.margin for line in lines if line.margin is not None}
+    title = (
+        "Difference between each candidate and what was live, in percentage points, with the bounds that the gate used"
+    )
+    return differences(drawn, margins.pop() if len(margins) == 1 else None, title)
+
+
+def looks(found: Sequence[GateLook]) -> Markup:
+    """The gate's looks at one version, oldest first."""
+    drawn = [
+        (f"{look.items} \N{MULTIPLICATION SIGN} {look.draws}", look.difference, look.lower, look.upper, look.verdict)
+        for look in found[-20:]
+    ]
+    title = "Difference over the gate's looks, in percentage points, with the bounds that the verdict used"
+    return differences(drawn, found[-1].margin if found else None, title)
+
+
+# ---------------------------------------------------------------- lines over steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinned:
+    """A series reduced for drawing: the least and the greatest value of each bucket of `every` points."""
+
+    points: tuple[tuple[float, float, float], ...]
+    every: int
+
+
+def thinned(series: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> Thinned:
+    """(x, low, high) of equal runs of points; each point by itself if there are few."""
+    every = max(1, -(-len(series) // most))
+    runs = [series[start : start + every] for start in range(0, len(series), every)]
+    return Thinned(
+        points=tuple((run[-1][0], min(y for _, y in run), max(y for _, y in run)) for run in runs), every=every
+    )
+
+
+def steps_chart(series: StepSeries, marks: Sequence[tuple[float, str]]) -> Markup:
+    """A figure over steps. If points were merged, a band spans the least and the greatest of each run."""
+    found = thinned(series.points)
+    values = [end for _, low, high in found.points for end in (low, high)]
+    x_axis = axis(found.points[0][0], found.points[-1][0], 6)
+    y_axis = axis(min(values), max(values), 4)
+    left, right, top, bottom = 62.0, 470.0, 18.0, 152.0
+    x, y = x_axis.scale(left, right), y_axis.scale(bottom, top)
+    parts = [
+        Markup('<line class="grid" x1="{:g}" x2="{:g}" y1="{:.1f}" y2="{:.1f}"/>').format(left, right, y(t), y(t))
+        + Markup('<text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}</text>').format(
+            left - 8, y(t) + 4, f"{t:g}"
+        )
+        for t in y_axis.ticks
+    ]
+    parts += [
+        Markup('<text class="axis" x="{:.1f}" y="{:g}" text-anchor="middle">{}</text>').format(
+            x(t), bottom + 17, f"{t:g}"
+        )
+        for t in x_axis.ticks
+    ]
+    parts += release_marks(marks, x, top, bottom, found.points[0][0], found.points[-1][0])
+    if found.every > 1:
+        upper = [f"{x(at):.1f},{y(high):.1f}" for at, _, high in found.points]
+        lower = [f"{x(at):.1f},{y(low):.1f}" for at, low, _ in reversed(found.points)]
+        parts.append(Markup('<polygon class="band" points="{}"/>').format(" ".join(upper + lower)))
+    middle = " ".join(f"{x(at):.1f},{y((low + high) / 2):.1f}" for at, low, high in found.points)
+    parts.append(Markup('<polyline class="line arm-live" points="{}"/>').format(middle))
+    if len(found.points) < 60:
+        parts += [
+            Markup('<circle class="arm-live" cx="{:.1f}" cy="{:.1f}" r="2.4"/>').format(x(at), y(low))
+            for at, low, _ in found.points
+        ]
+    label = f"{series.title}, {series.unit}, over steps {found.points[0][0]:g} to {found.points[-1][0]:g}"
+    return Markup('<svg class="chart" viewBox="0 0 480 180" role="img" aria-label="{}">{}</svg>').format(
+        escape(label), Markup("").join(parts)
+    )
+
+
+MOST_MARKS = 60
+
+
+def release_marks(
+    marks: Sequence[tuple[float, str]], x: Scale, top: float, bottom: float, first: float, last: float
+) -> list[Markup]:
+    """A dashed line for each of the last `MOST_MARKS` releases. A name that would touch another is only in the tooltip."""
+    parts: list[Markup] = []
+    free = 0.0
+    shown = [mark for mark in sorted(marks) if first <= mark[0] <= last][-MOST_MARKS:]
+    for step, name in shown:
+        at = x(step)
+        parts.append(
+            Markup(
+                '<line class="mark" x1="{0:.1f}" x2="{0:.1f}" y1="{1:g}" y2="{2:g}"><title>{3} was released</title></line>'
+            ).format(at, top, bottom, name)
+        )
+        if at > free:
+            parts.append(
+                Markup('<text class="version" x="{:.1f}" y="{:g}" text-anchor="middle">{}</text>').format(
+                    at, top - 5, name
+                )
+            )
+            free = at + 7.5 * len(name) + 6
+    return parts
+
+
+# ---------------------------------------------------------------- charts of releases
+
+
+LEFT, RIGHT, TOP, BOTTOM = 56.0, 620.0, 30.0, 208.0
+_VOID_ODDS = 1000.0
+_SHADES = 5
+
+
+def void_odds(rules: TrialRules | None) -> float:
+    """The odds against the set shares from which on a trial is void."""
+    return _VOID_ODDS if rules is None else rules.void_odds
+
+
+def sequence(looks: Sequence[TrialLook], rules: TrialRules | None) -> Markup:
+    """The difference in good turns over the looks at users, with its bounds, against zero and the margin. "" without two sides.
+
+    The horizontal axis is the number of people, because more people narrow the bounds. One bar stands for one look.
+    """
+    drawn = [look for look in looks if look.goal.people and look.goal.lower is not None and look.goal.upper is not None]
+    if not drawn:
+        return Markup("")
+    margin = None if rules is None else 100 * rules.margin
+    ends = [100 * end for look in drawn for end in (look.goal.lower, look.goal.upper) if end is not None]
+    x_axis = axis(0.0, max(look.goal.people or 0.0 for look in drawn), 6)
+    y_axis = axis(min([0.0, *ends, *([] if margin is None else [-margin])]), max([0.0, *ends]), 5)
+    x, y = x_axis.scale(LEFT, RIGHT), y_axis.scale(BOTTOM, TOP)
+    parts = [*_frame(x_axis, y_axis, x, y), *_margin(margin, y), _band(drawn, x, y)]
+    parts += [_look(look, x, y) for look in drawn]
+    last = drawn[-1]
+    label = (
+        f"Difference in the {last.goal.name} over {len(drawn)} looks, in percentage points, with bounds that hold at every look; "
+        f"the last: {points(last.goal.difference)} between {points(last.goal.lower)} and {points(last.goal.upper)}"
+    )
+    return Markup('<svg class="chart" viewBox="0 0 640 252" role="img" aria-label="{}">{}</svg>').format(
+        label, Markup("").join(parts)
+    )
+
+
+def _frame(x_axis: ChartAxis, y_axis: ChartAxis, x: Scale, y: Scale) -> list[Markup]:
+    parts = [
+        Markup('<line class="grid{}" x1="{:g}" x2="{:g}" y1="{:.1f}" y2="{:.1f}"/>').format(
+            " zero" if tick == 0 else "", LEFT, RIGHT, y(tick), y(tick)
+        )
+        + Markup('<text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}</text>').format(
+            LEFT - 8, y(tick) + 4, f"{tick:+g}".replace("-", "\N{MINUS SIGN}") if tick else "0"
+        )
+        for tick in y_axis.ticks
+    ]
+    parts += [
+        Markup('<text class="axis" x="{:.1f}" y="{:g}" text-anchor="middle">{}</text>').format(
+            x(tick), BOTTOM + 17, count(tick)
+        )
+        for tick in x_axis.ticks
+    ]
+    below = Markup('<text class="axis" x="{:g}" y="{:g}" text-anchor="middle">{}</text>').format(
+        (LEFT + RIGHT) / 2, BOTTOM + 36, "effective users on the smaller side"
+    )
+    above = Markup('<text class="axis" x="{:g}" y="{:g}">{}</text>').format(6, 14, "difference, pp")
+    return [*parts, below, above]
+
+
+def _margin(margin: float | None, y: Scale) -> list[Markup]:
+    if margin is None:
+        return []
+    line = Markup('<line class="margin" x1="{:g}" x2="{:g}" y1="{:.1f}" y2="{:.1f}"/>').format(
+        LEFT, RIGHT, y(-margin), y(-margin)
+    )
+    name = Markup('<text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}</text>').format(
+        RIGHT, y(-margin) + 14, f"margin {margin:g} pp"
+    )
+    return [line, name]
+
+
+def _band(drawn: Sequence[TrialLook], x: Scale, y: Scale) -> Markup:
+    upper = [f"{x(look.goal.people or 0.0):.1f},{y(100 * (look.goal.upper or 0.0)):.1f}" for look in drawn]
+    lower = [f"{x(look.goal.people or 0.0):.1f},{y(100 * (look.goal.lower or 0.0)):.1f}" for look in reversed(drawn)]
+    return Markup('<polygon class="band" points="{}"/>').format(" ".join(upper + lower))
+
+
+def _look(look: TrialLook, x: Scale, y: Scale) -> Markup:
+    goal = look.goal
+    assert goal.difference is not None
+    at = x(goal.people or 0.0)
+    bounds = f"{points(goal.difference)} pp [{points(goal.lower)}, {points(goal.upper)}]"
+    told = f"{look.action.replace('_', ' ')}, {count(goal.people)} effective users: {bounds}"
+    return Markup(
+        '<g class="difference {0}"><title>{1}</title><line x1="{2:.1f}" x2="{2:.1f}" y1="{3:.1f}" y2="{4:.1f}"/>'
+        '<circle cx="{2:.1f}" cy="{5:.1f}" r="4.5"/></g>'
+    ).format(
+        "better" if look.finding == "better, confirmed" else look.finding.replace(" ", "-"),
+        told,
+        at,
+        y(100 * (goal.lower or 0.0)),
+        y(100 * (goal.upper or 0.0)),
+        y(100 * goal.difference),
+    )
+
+
+def shifts(rates: Sequence[RateShift]) -> Markup:
+    """Each rate's change with its bounds; rates without bounds are only in the table."""
+    drawn = [
+        (rate.name, rate.after - rate.before, rate.lower, rate.upper, "harmful" if rate.moved and rate.harmful else "")
+        for rate in rates
+        if rate.before is not None and rate.after is not None and rate.lower is not None and rate.upper is not None
+    ]
+    title = "Change of each rate, in percentage points, with bounds that hold for all of them together"
+    return differences(drawn, None, title, left=130.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerMap:
+    """Kinds of tensors by layers. A cell is the tensor and its shade, 0 to 4; None if a layer has no tensor of the kind."""
+
+    layers: tuple[int, ...]
+    rows: tuple[tuple[str, tuple[tuple[LayerChange, int] | None, ...]], ...]
+    outside: tuple[LayerChange, ...]
+
+
+def layers(change: WeightChange | None) -> LayerMap | None:
+    """The layers of a change as a table; None if they are not known."""
+    if change is None or not change.layers:
+        return None
+    inside = [each for each in change.layers if each.layer is not None]
+    most = max((each.share for each in inside), default=0.0)
+    columns = tuple(sorted({each.layer for each in inside if each.layer is not None}))
+    at = {(each.kind, each.layer): each for each in inside}
+    return LayerMap(
+        layers=columns,
+        rows=tuple(
+            (kind, tuple(_cell(at.get((kind, layer)), most) for layer in columns))
+            for kind in dict.fromkeys(each.kind for each in inside)
+        ),
+        outside=tuple(each for each in change.layers if each.layer is None),
+    )
+
+
+def _cell(found: LayerChange | None, most: float) -> tuple[LayerChange, int] | None:
+    return None if found is None else (found, round(shade(found.share, most) * (_SHADES - 1)))

@@ -1,0 +1,154 @@
+"""The weight store's configuration: its location, publishing, following, garbage collection, and relays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from ostinato.weights.version.content import MAX_LINKS, MAX_OBJECT_BYTES
+
+
+class BucketConfig(BaseModel, frozen=True, extra="forbid"):
+    """Where weights are kept, and the settings of a bucket's client."""
+
+    url: str = Field(
+        default="",
+        description="s3://bucket/path, gs://bucket/path, az://container/path, a relay (http://host:port, read only) "
+        "or a directory. Empty: inside the run's directory.",
+    )
+    part_bytes: int = Field(
+        default=1 << 23, ge=5 << 20, le=1 << 28, description="Larger objects are sent in parallel parts of this size."
+    )
+    parallel: int = Field(default=16, ge=1, le=64, description="Parts sent at once.")
+    timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for one request, in seconds.")
+    retries: int = Field(default=10, ge=0, description="Retries of a failed request, at growing intervals.")
+    renew_s: float = Field(
+        default=3600.0,
+        ge=0,
+        description="An existing object older than this many seconds is sent again, so that no collection deletes it "
+        "meanwhile.",
+    )
+    options: dict[str, str] = Field(
+        default_factory=dict,
+        description="obstore's own settings, such as aws_region or aws_endpoint. For http(s): request headers.",
+    )
+
+
+# ---------------------------------------------------------------- following
+
+
+class FollowerConfig(BaseModel, frozen=True, extra="forbid"):
+    """How a follower holds weights."""
+
+    keep: int = Field(default=3, ge=1, le=64, description="Versions kept in memory to build the next ones from.")
+    trusted: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")], ...] = Field(
+        default=(),
+        description="Public keys; a version that none of them signed is refused. Empty: signatures are not checked.",
+    )
+    interval_s: float = Field(default=1.0, gt=0, description="Seconds between two looks at the refs.")
+    cache: Path | None = Field(
+        default=None, description="Directory, for this engine only, that caches objects, up to relay.max_bytes."
+    )
+    max_bytes: int = Field(
+        default=2**38, gt=0, description="A version that declares more bytes of weights than this is refused."
+    )
+
+
+# ---------------------------------------------------------------- keeping
+
+
+class CollectConfig(BaseModel, frozen=True, extra="forbid"):
+    """What garbage collection keeps in addition to the versions that refs name."""
+
+    keep: int = Field(default=20, ge=1, description="How many of the newest versions are kept, by number.")
+    releases: int = Field(default=10, ge=0, description="How many of the last released versions are kept.")
+    grace_hours: float = Field(
+        default=24.0,
+        ge=0,
+        description="Nothing younger is deleted. Set it longer than any publication takes, and to 0 only while nobody "
+        "publishes.",
+    )
+    lease_s: float = Field(
+        default=3600.0, gt=0, description="Seconds that a follower's lease stays valid after it was renewed."
+    )
+    parallel: int = Field(default=8, ge=1, le=64, description="Concurrent requests.")
+
+
+# ---------------------------------------------------------------- publishing
+
+
+class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
+    """When a full snapshot is due, and how payloads are stored."""
+
+    anchor_every: int = Field(
+        default=25, ge=1, le=MAX_LINKS, description="Deltas after which a full snapshot is published."
+    )
+    skips: tuple[Annotated[int, Field(ge=2, le=256)], ...] = Field(
+        default=(4, 16),
+        max_length=8,
+        description="For each N here, every N-th version gets a delta over N versions, for followers that are behind. "
+        "[]: none.",
+    )
+    anchor_share: float = Field(
+        default=0.4,
+        gt=0,
+        description="Publish a full snapshot once the deltas since the last one exceed this share of the model's "
+        "bytes.",
+    )
+    level: int = Field(default=1, ge=1, le=3, description="zstd compression level.")
+    object_bytes: int = Field(
+        default=1 << 26,
+        ge=1 << 12,
+        le=1 << 29,
+        description="Payloads are packed into objects of about this many bytes.",
+    )
+    verify: bool = Field(
+        default=True, description="Decode every payload before it is stored and compare it with the weights."
+    )
+    finite: bool = Field(default=True, description="Refuse weights that hold NaN or infinity.")
+    key: Path | None = Field(
+        default=None, description="File with the key that signs versions (made by `ostinato weights key`)."
+    )
+    threads: int = Field(default=2, ge=1, le=64, description="Threads that encode chunks.")
+    scratch: Path | None = Field(
+        default=None,
+        description="An existing directory on a disk with room for two copies of the weights, where the trainer's "
+        "publisher keeps the last weights instead of in memory. None: the run's directory.",
+    )
+    max_bytes: int = Field(
+        default=2**38, gt=0, description="A base version that declares more bytes of weights than this is refused."
+    )
+
+
+# ---------------------------------------------------------------- relaying
+
+
+class RelayConfig(BaseModel, frozen=True, extra="forbid"):
+    """What a relay keeps, where it listens, and how old its refs may be."""
+
+    directory: Path | None = Field(
+        default=None,
+        description="Directory for objects; one process per directory. None: relay/ in the run's directory.",
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to bind. Anyone who can reach it can read the weights: use a private network.",
+    )
+    port: int = Field(default=8330, ge=0, le=65535, description="TCP port; 0 lets the system choose.")
+    max_bytes: int = Field(
+        default=1 << 36,
+        ge=MAX_OBJECT_BYTES,
+        description="Bytes of objects above which the least recently used ones are deleted.",
+    )
+    parallel: int = Field(default=4, ge=1, le=64, description="Objects fetched at once; each is held in memory.")
+    fresh_s: float = Field(
+        default=1.0, ge=0, description="Seconds that a ref is served before upstream is asked again."
+    )
+    timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="Longest wait for upstream's answer about a ref, in seconds; then the last known one is served, "
+        "and upstream is left alone as long again.",
+    )

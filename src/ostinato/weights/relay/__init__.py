@@ -1,1 +1,0 @@
-"""A relay: a store near many followers that fetches each object from upstream once."""
