@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from ostinato.compute.config import ComputeConfig
 from ostinato.core.errors import BadConfig, StorageFull
+from ostinato.core.files import write_atomic
 from ostinato.engine.config import EngineConfig
 from ostinato.evaluate.config import BarConfig, GateConfig, RunnerConfig
 from ostinato.model.config import ModelConfig
@@ -329,12 +329,9 @@ def save(config: Config, path: Path) -> None:
 
 def write_private(path: Path, text: str) -> None:
     """Atomically write a file that only its owner can read. Raises StorageFull."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        partial.replace(path)
+        write_atomic(path, text, durable=False)  # every start writes it anew
     except OSError as error:
         raise StorageFull(f"{path} cannot be written: {error.strerror}; make run.directory writable") from error
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ostinato.app.storage import Run
 from ostinato.core.errors import Corrupt, NotFound, OstinatoError, StorageFull, TooLarge, Unauthorized
-from ostinato.core.private import replace_text
+from ostinato.core.files import write_atomic
 from ostinato.core.records import Batch
 from ostinato.record.rowlog import RowLog
 from ostinato.train.checkpoint import MANIFEST, adopt, files_of, partial_of, stored, sweep
@@ -131,10 +131,10 @@ class SharedCheckpoints:
         try:
             linked = _link(stored(self._place)[0], linking)
             batch = await self._batch_of(_step(linked.name))
-            replace_text(linked / _BATCH, batch)
+            write_atomic(linked / _BATCH, batch, durable=False)
             if self._signer is not None:
                 signature = self._signer.sign_checkpoint((linked / MANIFEST).read_bytes(), batch)
-                replace_text(linked / _SIGNATURE, signature.model_dump_json())
+                write_atomic(linked / _SIGNATURE, signature.model_dump_json(), durable=False)
             await self._copies.send(linked)
             await self._delete_old()
             self.trouble = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,7 @@ from ostinato.app.numerics import trainer_backend, trainer_contract, training
 from ostinato.app.storage import model_path
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
+from ostinato.core.files import install_directory
 from ostinato.core.numerics import Contract
 from ostinato.corpus.build import check_new
 from ostinato.corpus.order import Phase
@@ -164,9 +164,7 @@ def _write(trainer: PolicyTrainer, source: Path, target: Path) -> None:
     files = [path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED]
     kept = [path for path in files if "safetensors" not in path.name]
     write_model(trainer.weights(), partial, kept, {"format": "pt"})
-    if target.exists():
-        target.rmdir()
-    os.replace(partial, target)
+    install_directory(partial, target)
 
 
 def _run(

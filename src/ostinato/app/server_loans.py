@@ -18,7 +18,7 @@ from ostinato.compute.borrowing.meter import Meter
 from ostinato.compute.config import LendConfig
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadRequest
-from ostinato.core.private import replace_text
+from ostinato.core.files import write_atomic
 from ostinato.core.records import Arm
 from ostinato.engine.config import EngineConfig
 
@@ -185,5 +185,5 @@ def write_draining(path: Path, engine: EngineConfig, url: str, *, back: bool) ->
     if engine.kind != "vllm" or url not in known:
         raise BadRequest(f"{url} is none of engine.urls: {', '.join(sorted(known)) or 'there are none'}", field="url")
     left = (read_draining(path) - {url}) if back else read_draining(path) | {url}
-    replace_text(path, "".join(f"{each}\n" for each in sorted(left)))
+    write_atomic(path, "".join(f"{each}\n" for each in sorted(left)), durable=True)
     return left

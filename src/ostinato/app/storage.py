@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, NotFound, StorageFull
-from ostinato.core.private import make_private, replace_text
+from ostinato.core.files import make_private, write_atomic
 from ostinato.core.records import Arm
 from ostinato.core.seams import Cursor
 from ostinato.record.config import RecordConfig
@@ -158,12 +158,7 @@ class Home:
             if key := _whole_key(path):  # another process was quicker
                 return key
             key = secrets.token_urlsafe(_KEY_BYTES)
-            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                file.write(key)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
+            write_atomic(path, key, durable=True)
         return key
 
 
@@ -257,7 +252,7 @@ def _open_elsewhere(config: Config, place: Home, token: FencingToken | None, pat
                 "schema, or another run.directory"
             )
         if not known:
-            replace_text(place.elsewhere, f"{log.name}\n")
+            write_atomic(place.elsewhere, f"{log.name}\n", durable=True)
     except BaseException:
         log.close()
         raise

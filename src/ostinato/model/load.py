@@ -14,7 +14,6 @@ import json
 import os
 import re
 import stat
-import tempfile
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -31,6 +30,7 @@ from transformers.utils import logging as library_logging
 
 from ostinato import __version__
 from ostinato.core.errors import BadConfig, BadWeights
+from ostinato.core.files import write_atomic
 from ostinato.core.places import cache_directory, expanded
 from ostinato.core.weights import Weights
 from ostinato.model import attention, experts, gguf_wheel, routing
@@ -251,10 +251,7 @@ def _keep(place: Path, found: dict[str, Any]) -> None:
     """Write for the next start. A cache that cannot be written costs a second each time, and is no error."""
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=place.parent)
-        with os.fdopen(handle, "w") as stream:
-            json.dump(found, stream)
-        os.replace(name, place)
+        write_atomic(place, json.dumps(found), durable=False)
 
 
 __all__ = ["build", "check_directory", "empty_model", "load_model", "put_weights", "resolve", "weights_of"]

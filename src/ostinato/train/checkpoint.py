@@ -28,7 +28,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from ostinato.core.errors import Corrupt, StorageFull
-from ostinato.core.private import private
+from ostinato.core.files import private, sync_directory
 from ostinato.train.pieces import Joined, RankPart
 from ostinato.train.ranks import Ranks, SingleProcess
 
@@ -162,11 +162,11 @@ def _finish(directory: Path, partial: Path, checkpoint: Checkpoint, files: Mappi
         written["shapes"] = {name: list(shape) for name, shape in checkpoint.part.shapes.items()}
     body = json.dumps(written, sort_keys=checkpoint.part is None).encode()  # keeps the shapes in the parameters' order
     _write(partial / MANIFEST, body)
-    _sync(partial)
+    sync_directory(partial)
     final = directory / f"{checkpoint.step:08d}-{blake3(body).hexdigest()[:16]}"
     if not final.exists():  # the same name means the same bytes: a step that was taken again after a crash
         partial.rename(final)
-    _sync(directory)
+    sync_directory(directory)
     _point(directory, final.name)
     return final
 
@@ -214,7 +214,7 @@ def adopt(partial: Path) -> Path:
     final = partial.with_name(name)
     _point(final.parent, final.name)  # first, lest it point to an older one after a kill; until then it names nothing
     partial.rename(final)
-    _sync(final.parent)
+    sync_directory(final.parent)
     return final
 
 
@@ -260,15 +260,7 @@ def _point(directory: Path, name: str) -> None:
     partial = directory / f"{_PARTIAL}latest"
     _write(partial, name.encode())
     partial.replace(directory / _LATEST)
-    _sync(directory)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_directory(directory)
 
 
 def _write(path: Path, body: bytes) -> None:

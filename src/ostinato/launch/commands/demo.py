@@ -21,8 +21,8 @@ from ostinato.app.storage import Home, home, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, SandboxRefused
+from ostinato.core.files import write_atomic
 from ostinato.core.places import INSIDE_RUN
-from ostinato.core.private import replace_text
 from ostinato.core.seams import Log
 from ostinato.demo.users import UserStats
 from ostinato.launch.commands.checks import check_start
@@ -157,7 +157,7 @@ def empty(place: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-    replace_text(place / DEMO_MARKER, "made by `ostinato demo`; emptied by the next one\n")
+    write_atomic(place / DEMO_MARKER, "made by `ostinato demo`; emptied by the next one\n", durable=False)
 
 
 def is_kept(path: Path) -> bool:

@@ -15,7 +15,7 @@ from ostinato.app.storage import home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadRequest, NotFound
-from ostinato.core.private import replace_text
+from ostinato.core.files import write_atomic
 from ostinato.launch.placing.worker_status import STALE_S, placed_from_elsewhere, read_board
 
 MOST = 1000
@@ -47,7 +47,7 @@ def scale_rollouts(config: Config, number: int, console: Console) -> None:
 
 def write_wish(path: Path, number: int) -> None:
     """Record how many rollout workers are wanted from now on. Written atomically."""
-    replace_text(path, json.dumps({"rollout": number}) + "\n")
+    write_atomic(path, json.dumps({"rollout": number}) + "\n", durable=True)
 
 
 def read_wish(path: Path) -> int | None:

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.core.errors import BadConfig, Conflict, NotFound, StorageFull
+from ostinato.core.files import write_atomic
 from ostinato.core.lines import lines_of
 from ostinato.launch.commands.agent_settings import PLACEHOLDER
 from ostinato.launch.views.screen import plain
@@ -220,27 +221,6 @@ def _make(directory: Path) -> int:
     return len(missing)
 
 
-def _put(path: Path, text: str, mode: int, *, exact: bool) -> None:
-    """Write to a temporary file, fsync it, rename it and fsync the directory. `exact`: the mode is not narrowed by the umask."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o777)
-        with os.fdopen(fd, "wb") as file:
-            if exact:
-                os.fchmod(fd, mode)
-            file.write(text.encode())
-            file.flush()
-            os.fsync(fd)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 def _refused(path: Path, error: OSError) -> StorageFull:
     return StorageFull(f"{path} cannot be written ({error.strerror}); make room, or change its owner or permissions")
 
@@ -324,3 +304,7 @@ def diff(name: str, before: str | None, after: str | None, key: str | None) -> l
     names = ("/dev/null" if before is None else name, "/dev/null" if after is None else name)
     lines = difflib.unified_diff(old, new, *names, lineterm="")
     return [plain(hidden(line, key)) for line in lines]
+
+
+def _put(path: Path, text: str, mode: int, *, exact: bool) -> None:
+    write_atomic(path, text, durable=True, mode=mode, exact=exact)

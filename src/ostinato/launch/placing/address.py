@@ -13,7 +13,7 @@ import urllib.parse
 from pathlib import Path
 
 from ostinato.core.errors import BadConfig
-from ostinato.core.private import replace_text
+from ostinato.core.files import write_atomic
 from ostinato.launch.placing.heartbeat import LISTEN_FD
 
 _ANY = {"0.0.0.0", "::", "[::]"}
@@ -21,7 +21,7 @@ _ANY = {"0.0.0.0", "::", "[::]"}
 
 def write_address(path: Path, url: str) -> None:
     """Record that this process serves at `url`. The file is written atomically."""
-    replace_text(path, f"{url}\n{_mark(os.getpid())}\n")
+    write_atomic(path, f"{url}\n{_mark(os.getpid())}\n", durable=False)
 
 
 def read_address(path: Path, writer: int | None = None) -> str | None:

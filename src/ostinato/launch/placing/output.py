@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from ostinato.core.private import private
+from ostinato.core.files import private
 
 OUTPUT = "OSTINATO_OUTPUT"
 """Environment variable that holds the path of a supervised worker's output file."""

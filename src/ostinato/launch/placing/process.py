@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ostinato.core.clock import wall_clock
-from ostinato.core.private import private
+from ostinato.core.files import private
 from ostinato.launch.placing.heartbeat import PARENT, PULSE_FD, Sign, read_sign
 from ostinato.launch.placing.output import OUTPUT, older
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.core.clock import wall_clock
-from ostinato.core.private import replace_text
+from ostinato.core.files import write_atomic
 from ostinato.launch.placing.supervision import Watched
 
 EVERY_S = 2.0
@@ -85,7 +85,7 @@ class Board:
     def write(self, ended: str | None = None) -> None:
         """Write the present state. If the disk is full only the board is lost."""
         with contextlib.suppress(OSError):
-            replace_text(self._path, board_text(self._crew, ended))
+            write_atomic(self._path, board_text(self._crew, ended), durable=False)
 
 
 def board_text(crew: Sequence[Watched], ended: str | None = None) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.private import private
+from ostinato.core.files import private
 from ostinato.core.weights import Learned, Swap
 from ostinato.launch.placing.output import KEPT_BYTES, older
 

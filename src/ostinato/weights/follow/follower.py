@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.core.errors import NotFound, OstinatoError, Unavailable
+from ostinato.core.files import sync_directory
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import ITEMSIZES, Snapshot, Weights
@@ -56,6 +57,7 @@ def write_model(weights: Weights, directory: Path, files: Sequence[Path], notes:
         try:
             _write_safetensors(weights, temporary, notes)
             os.replace(temporary, target)
+            sync_directory(directory)
         finally:
             temporary.unlink(missing_ok=True)
     return target

@@ -19,7 +19,7 @@ from typing import Any, Final
 import obstore
 
 from ostinato.core.errors import Corrupt, NotFound, TooLarge
-from ostinato.core.private import private
+from ostinato.core.files import private
 from ostinato.weights.config import BucketConfig
 from ostinato.weights.store.disk import storage_refusals
 from ostinato.weights.store.location import again, connect, directory_of, in_directory, refusals

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ostinato.core.errors import Corrupt, StorageFull
-from ostinato.core.private import private
+from ostinato.core.files import private
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.rollout.curriculum import Success, next_task, shuffled

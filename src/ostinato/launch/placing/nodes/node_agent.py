@@ -12,7 +12,7 @@ from ostinato import __version__
 from ostinato.app.storage import Home
 from ostinato.config import write_private
 from ostinato.core.errors import BadConfig
-from ostinato.core.private import replace_text
+from ostinato.core.files import write_atomic
 from ostinato.launch.placing.address import reachable, read_address, write_address
 from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
 
@@ -157,7 +157,7 @@ class NodeKeeper:
     async def put(self, name: str, text: str) -> None:
         if name not in (self._home.workers.name, self._home.draining.name):
             raise ValueError(f"{name} is no file that the gateway reads")
-        replace_text(self._home.root / name, text)
+        write_atomic(self._home.root / name, text, durable=False)
 
     async def stop(self, grace_s: float) -> bool:
         return await self._started()[0].stop(grace_s)
