@@ -25,8 +25,8 @@ from benchmarks.contender import RESULTS, machine
 
 from ostinato.app.storage import home
 from ostinato.config import load
+from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.demo import ready
-from ostinato.launch.commands.up import launch
 from ostinato.record.lock import hold
 from ostinato.testing.tiny import tiny_model
 

@@ -41,8 +41,8 @@ from ostinato.config import Config, load
 from ostinato.core.conversation import Message, Role
 from ostinato.core.records import Holdback
 from ostinato.core.seams import Sandbox
+from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import ready
-from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.commands.worlds.train import busy
 from ostinato.launch.views.progress import last_lines
 from ostinato.record.lock import hold

@@ -15,8 +15,8 @@ from tests.fakes.fork_server import FORK_SERVER
 
 from ostinato.app.storage import home
 from ostinato.config import load
+from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import ready
-from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.placing import process
 from ostinato.record.lock import hold
 from ostinato.testing.tiny import tiny_model

@@ -20,8 +20,8 @@ from ostinato.app.storage import home, open_log, open_run
 from ostinato.config import load
 from ostinato.core.records import Arm, Turn
 from ostinato.core.weights import WeightArray
+from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.demo import ready
-from ostinato.launch.commands.up import launch
 from ostinato.launch.commands.worlds.train import world_overrides
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.workers.prepare import prepare

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ostinato.app.storage import Home, home, open_log
 from ostinato.core.records import Arm, Batch, Holdback, Reward, Turn
-from ostinato.launch.commands.up import launch
+from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.worlds.train import CREW
 from ostinato.launch.views.progress import last_lines
 from ostinato.record.lock import hold

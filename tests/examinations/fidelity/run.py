@@ -41,8 +41,8 @@ from ostinato.core.records import Arm
 from ostinato.demo import tasks as functions
 from ostinato.demo.client import ask, body
 from ostinato.demo.users import SimulatedUser, UsersConfig, make_users
+from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import ready
-from ostinato.launch.commands.up import Launched, launch
 from ostinato.record.lock import hold
 from ostinato.testing.tiny import tiny_model
 from ostinato.worlds.harness.opening import SingleAnswer

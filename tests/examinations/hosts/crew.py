@@ -11,7 +11,7 @@ import sys
 from ostinato.app.storage import home
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
-from ostinato.launch.commands.up import launch
+from ostinato.launch.commands.crew import launch
 from ostinato.record.lock import hold
 
 

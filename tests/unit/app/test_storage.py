@@ -67,6 +67,7 @@ def test_a_kill_while_it_is_written_leaves_no_half_key(tmp_path):
 import os, signal
 from pathlib import Path
 from ostinato.app.storage import Home
+from ostinato.core import files
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 if {call!r} == "replace":
@@ -74,8 +75,7 @@ if {call!r} == "replace":
 elif {call!r} == "fsync":
     os.fsync = die
 else:
-    kept = os.fdopen
-    os.fdopen = die
+    files.open = die
 Home(Path({str(place)!r})).admin_key()
 """
         assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9

@@ -19,7 +19,7 @@ from tests.fakes.deploy_files import (
 
 from ostinato.config import Config, load
 from ostinato.core.errors import BadConfig
-from ostinato.launch.commands.up import WORKERS
+from ostinato.launch.commands.crew import WORKERS
 from ostinato.worlds.remote.config import DoorConfig
 
 

@@ -26,11 +26,11 @@ from ostinato.core.places import INSIDE_RUN
 from ostinato.core.seams import Log
 from ostinato.demo.users import UserStats
 from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenario import Copilot, Scenario, measure_held_out
 from ostinato.launch.commands.tab_scenario import Tab
-from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.views import report as figures
 from ostinato.launch.views.observe import DEMO_MARKER, RunObserver
 from ostinato.launch.views.progress import last_lines, numerics_line

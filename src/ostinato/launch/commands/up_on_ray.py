@@ -16,8 +16,8 @@ from ostinato.app.storage import Home, home
 from ostinato.config import Config, plain, save
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.compute import Sharing, check_sharing
+from ostinato.launch.commands.crew import WORKERS, Launched, limits_of, supervised
 from ostinato.launch.commands.scale import read_wish, write_wish
-from ostinato.launch.commands.up import WORKERS, Launched, limits_of, supervised
 from ostinato.launch.placing.address import reachable, read_address, write_address
 from ostinato.launch.placing.nodes.cluster import RayCluster
 from ostinato.launch.placing.nodes.node_agent import Order

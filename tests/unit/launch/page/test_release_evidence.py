@@ -17,8 +17,7 @@ from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.show import find_release, show_release
 from ostinato.launch.views.page.index import PageIndex
 from ostinato.launch.views.page.page_cli import copy, looking
-from ostinato.launch.views.page.releases.lines import last_report, trial_looks
-from ostinato.launch.views.page.releases.release_evidence import Stretch, counted, same_prompts
+from ostinato.launch.views.page.release_evidence import Stretch, counted, last_report, same_prompts, trial_looks
 from ostinato.launch.views.page.run_facts import INDEX
 from ostinato.testing.records import a_turn
 

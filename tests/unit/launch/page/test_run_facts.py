@@ -21,7 +21,7 @@ from ostinato.launch.commands.release import accept_alarm, show_alarms
 from ostinato.launch.placing.worker_status import Shown, WorkerStatus
 from ostinato.launch.views.page.factory import RunActs
 from ostinato.launch.views.page.queries import IndexQueries
-from ostinato.launch.views.page.releases.lines import carried
+from ostinato.launch.views.page.release_evidence import carried
 from ostinato.launch.views.page.run_state import TrainLines, followers, troubles, workers
 from ostinato.testing.records import a_signal, a_turn
 from ostinato.web.page.sources import LedgerEvent, PublishedLine, SwapLine, TurnQuery

@@ -26,10 +26,10 @@ from ostinato.core.errors import NoSignal
 from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.seams import Log
 from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import check_emptied, empty, served, show, traffic
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenario import FINAL_SEED, Copilot
-from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.commands.worlds.train import CREW, follow
 from ostinato.launch.views import from_worlds as figures
 from ostinato.launch.views.from_worlds import Phases, Solved

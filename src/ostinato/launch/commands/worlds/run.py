@@ -34,7 +34,7 @@ from ostinato.core.report import ItemMean, ItemScore, PassRates
 from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
 from ostinato.evaluate.pass_at_k import pass_rates
 from ostinato.launch.commands.checks import check_same_model, check_start
-from ostinato.launch.commands.up import launch
+from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.weights import find_version
 from ostinato.launch.placing.address import read_address
 from ostinato.launch.views import progress

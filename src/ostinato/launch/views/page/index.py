@@ -254,7 +254,7 @@ class PageIndex:
             "ON CONFLICT (hash) DO UPDATE SET seq = ?2, state = iif(?4 = 'looked', state, ?4), reason = ?5, at = ?6",
             (event.policy.hash, seq, event.policy.number, state, event.reason, event.at),
         )
-        report = _mapping(event.detail.get("report"))
+        report = mapping(event.detail.get("report"))
         if event.action == "evaluated" and report:
             figures = [_number(report.get(name)) for name in ("difference", "lower", "upper", "margin")]
             self._db.execute(
@@ -287,7 +287,8 @@ def is_damaged(error: Exception) -> bool:
     return isinstance(error, driver.DatabaseError) and not isinstance(error, driver.OperationalError)
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def mapping(value: object) -> Mapping[str, Any]:
+    """A JSON object, {} for anything else."""
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 

@@ -16,8 +16,7 @@ from ostinato.launch.views.disk import disk_use
 from ostinato.launch.views.page.feed import Feed
 from ostinato.launch.views.page.index import WAITING, PageIndex
 from ostinato.launch.views.page.queries import LONGEST_S, FoundTurn, IndexQueries
-from ostinato.launch.views.page.releases.lines import carried, gate_looks
-from ostinato.launch.views.page.releases.release_evidence import Gathering
+from ostinato.launch.views.page.release_evidence import Gathering, carried, gate_looks
 from ostinato.launch.views.page.run_state import Running, TrainLines, followers
 from ostinato.record.config import Encrypt
 from ostinato.record.rowlog import RowLog
