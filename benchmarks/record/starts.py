@@ -30,7 +30,7 @@ from ostinato.launch.commands.status import show_status
 from ostinato.launch.views import summary
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger
-from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.watch import Outcomes
 from ostinato.reward.log_fold import LedgerFold
 from ostinato.serve.config import ServeConfig

@@ -15,13 +15,11 @@ from ostinato.core.records import Arm, Person, PolicyVersion, Signal, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.release.guard import Compare, GuardConfig, Harm, Tally, judge, look_due, total
 from ostinato.release.ledger import State
-from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig
+from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig, OutcomeConfig
+from ostinato.release.metrics.facts import MOST_SIGNALS
 from ostinato.release.metrics.metric import Metric, metrics_of, wanted
 from ostinato.release.metrics.reactions import Reacted, reacted
-from ostinato.release.metrics.signal_state import MOST_SIGNALS
-from ostinato.release.outcome_config import OutcomeConfig
-from ostinato.release.pace.cadence import Traffic
-from ostinato.release.pace.cooldown import DAY
+from ostinato.release.pace import DAY, Traffic
 from ostinato.release.pending_signals import EarlySignals
 from ostinato.release.trial.config import HOUR
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from ostinato.core.records import Batch, Holdback, Quarantine, Reward, Turn
 from ostinato.core.seams import Folds, Log
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import needs_reward
-from ostinato.reward.ledger.ledger import TurnLedger, kind_of
+from ostinato.reward.ledger import TurnLedger, kind_of
+from ostinato.reward.ledger_entries import needs_reward
 from ostinato.reward.log_fold import LedgerFold
 
 

@@ -11,8 +11,8 @@ from ostinato.core.lineage import Lineage
 from ostinato.core.records import Arm, identity
 from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import TEACHING_ARMS, Gold, matured_turns, nobody, open_turns
-from ostinato.reward.ledger.ledger import KINDS, TurnLedger
+from ostinato.reward.ledger import KINDS, TurnLedger
+from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, nobody, open_turns
 
 # ---------------------------------------------------------------- the snapshot
 

@@ -19,11 +19,8 @@ from ostinato.launch.views.overview import Overview, overview
 from ostinato.launch.views.spans import ago
 from ostinato.launch.views.summary import LedgerLine, RatedTurn, Served, Summary
 from ostinato.release.config import ReleaseConfig
-from ostinato.release.ledger import State
-from ostinato.release.pace.budget import Pace, Spent
-from ostinato.release.pace.cadence import Cadence, Traffic
-from ostinato.release.pace.cooldown import RolledBack
-from ostinato.release.proposal import Proposal
+from ostinato.release.ledger import Proposal, State
+from ostinato.release.pace import Cadence, Pace, RolledBack, Spent, Traffic
 from ostinato.reward.accounting import Accounting, TenantCoverage
 
 NOW = 100_000.0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Signal, Source, Span, Turn
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.guard import GuardConfig, judge, look_at, total
-from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.pending_signals import EarlySignals
 from ostinato.release.watch import Outcomes
 from ostinato.testing.log import MemoryLog

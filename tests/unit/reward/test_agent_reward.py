@@ -7,9 +7,9 @@ import pytest
 
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
 from ostinato.core.samples import Episode
+from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import Baseline
-from ostinato.reward.credit.single import SingleRollout
+from ostinato.reward.credit import SingleRollout
 from ostinato.reward.functions import AgentWeights, agent, parts_of
 from ostinato.reward.protocol import load
 from ostinato.testing.records import a_turn

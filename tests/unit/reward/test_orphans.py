@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.reward.ledger.ledger import Orphans
+from ostinato.reward.ledger import Orphans
 from ostinato.testing.records import a_signal, a_turn
 
 

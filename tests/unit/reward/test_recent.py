@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from ostinato.core.records import Batch, PolicyVersion
+from ostinato.reward.baseline import Baseline, context_of
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import Baseline, context_of
-from ostinato.reward.credit.episodes import by_episode
-from ostinato.reward.credit.recent import RecentShares, masses_of, scales_of
-from ostinato.reward.credit.single import SingleRollout
+from ostinato.reward.credit import SingleRollout, by_episode
+from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 from ostinato.testing.records import a_turn
 
 V0 = PolicyVersion(number=0, hash="00")

@@ -14,7 +14,7 @@ from ostinato.launch.commands.log import existing
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.plain import plain
 from ostinato.launch.views.spans import ago
-from ostinato.release.monitors.acknowledge import accept, acceptable, standing
+from ostinato.release.monitors.watcher import accept, acceptable, standing
 
 _TURNS = 5
 """How many of an alarm's newest turns are named."""

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from ostinato.core.records import Arm, Finish, Person, Signal, Turn
 from ostinato.core.seams import Cursor, Log
-from ostinato.release.metrics.facts import HEARD, facts_of
-from ostinato.release.metrics.signal_state import MOST_SIGNALS, Said
-from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.metrics.config import OutcomeConfig
+from ostinato.release.metrics.facts import HEARD, MOST_SIGNALS, Said, facts_of
 from ostinato.release.pending_signals import EarlySignals
 
 _OUT_OF_ORDER_S = 60.0

@@ -11,11 +11,10 @@ from ostinato.core.errors import StorageFull
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Finish, PolicyVersion, ReleaseEvent, Signal
 from ostinato.release.monitors import behaviour
-from ostinato.release.monitors.acknowledge import acceptance
+from ostinato.release.monitors.active_alarms import alarm_name
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.active_alarms import alarm_name
 from ostinato.release.monitors.rates import BUILT_IN
-from ostinato.release.monitors.watcher import NAME, MonitorWatcher
+from ostinato.release.monitors.watcher import NAME, MonitorWatcher, acceptance
 from ostinato.serve import arms
 from ostinato.testing.log import MemoryFolds, MemoryLog
 from ostinato.testing.records import a_signal, a_turn

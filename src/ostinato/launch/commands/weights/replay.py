@@ -16,7 +16,7 @@ from ostinato.config import Config
 from ostinato.core.errors import BadWeights, Corrupt, NoSignal
 from ostinato.core.records import Batch
 from ostinato.launch.views.progress import Lines
-from ostinato.reward.history import recorded
+from ostinato.reward.pipeline import recorded
 from ostinato.weights.version.content import weights_root
 
 

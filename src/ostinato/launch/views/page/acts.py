@@ -16,7 +16,7 @@ from ostinato.core.errors import Conflict, NotFound, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.launch.placing.address import read_address
 from ostinato.release.controller import ReleaseController
-from ostinato.release.monitors.acknowledge import accept
+from ostinato.release.monitors.watcher import accept
 from ostinato.web.page.sources import PlaygroundAnswer
 from ostinato.weights.version.content import version_ref
 

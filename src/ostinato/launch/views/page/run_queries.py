@@ -22,7 +22,7 @@ from ostinato.launch.views.page.running import Running
 from ostinato.launch.views.page.training_progress import TrainLines, followers
 from ostinato.record.config import Encrypt
 from ostinato.record.rowlog import RowLog
-from ostinato.release.monitors.acknowledge import acceptable
+from ostinato.release.monitors.watcher import acceptable
 from ostinato.reward.functions import parts_of
 from ostinato.web.page.sources import (
     AlarmDetail,

@@ -20,7 +20,7 @@ from ostinato.launch.views.page.releases.lines import last_report, trial_looks
 from ostinato.record.rowlog import RowLog
 from ostinato.release.monitors.rates import BUILT_IN, Rate, Shift, measured
 from ostinato.release.monitors.turn_text import take_apart
-from ostinato.release.trial.balance import ArmBalance
+from ostinato.release.trial.trial import ArmBalance
 from ostinato.web.page.releases.evidence import (
     Dealt,
     LayerChange,

@@ -23,12 +23,11 @@ from ostinato.core.notices import Alarm
 from ostinato.core.records import Arm, Batch, Delivered, Holdback, Quarantine, Reward, Row, Signal, Source, Turn
 from ostinato.core.seams import Cursor
 from ostinato.core.verdicts import CLOSED
+from ostinato.reward.alarms import FAILURES, Alarms
+from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import Baseline
-from ostinato.reward.credit.episodes import returns
-from ostinato.reward.credit.recent import RecentShares, masses_of, scales_of
-from ostinato.reward.ledger.alarms import FAILURES, Alarms
-from ostinato.reward.ledger.entries import (
+from ostinato.reward.credit import returns
+from ostinato.reward.ledger_entries import (
     TEACHING_ARMS,
     Gold,
     Matured,
@@ -40,6 +39,7 @@ from ostinato.reward.ledger.entries import (
     needs_reward,
     nobody,
 )
+from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 
 # ---------------------------------------------------------------- signals before their turn
 
