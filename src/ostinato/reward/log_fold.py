@@ -30,7 +30,7 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
         "recent": ledger.recent.snapshot(),
         "lineage": asdict(ledger.lineage),
         "last_step": ledger.last_step,
-        "time": ledger.time,
+        "time": ledger.orphans.time,
         "open": open_turns.dump_python(list(ledger.open.values()), mode="json"),
         "matured": matured_turns.dump_python(list(ledger.matured.values()), mode="json"),
         "touched": list(ledger.touched),
@@ -61,7 +61,7 @@ def restored(
     ledger.teaching.restore(state["teaching"])
     ledger.recent.restore(state["recent"])
     ledger.lineage = Lineage(**state["lineage"])
-    ledger.last_step, ledger.time = int(state["last_step"]), float(state["time"])
+    ledger.last_step = int(state["last_step"])
     for entry in open_turns.validate_python(state["open"]):
         ledger.open[entry.facts.id] = entry
         ledger.watch(entry.facts)
@@ -71,7 +71,7 @@ def restored(
     ledger.groups = OrderedDict(((kind, tenant, group), None) for kind, tenant, group in state["groups"])
     ledger.closed = dict.fromkeys(state["closed"])
     ledger.settled.restore(state["settled"], forgot=bool(state["forgot"]))
-    ledger.orphans.restore(state["orphans"])
+    ledger.orphans.restore(state["orphans"], float(state["time"]), lambda said: (said[0], said[1], said[2]))
     ledger.alarms.restore(state["alarms"])
     ledger.counts, ledger.held = Counter(state["counts"]), Counter(state["held"])
     ledger.quarantined = Counter(state["quarantined"])
