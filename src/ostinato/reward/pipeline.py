@@ -27,7 +27,7 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import ByOrigin, GroupRelative, SingleRollout, by_episode, of_world, parts_of_episodes
 from ostinato.reward.ledger import FLAT, NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
-from ostinato.reward.log_fold import LedgerFold
+from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
 from ostinato.reward.scheduler import Deciding
 
@@ -105,7 +105,7 @@ class RewardDesk:
         self._numerics = numerics
         self._taught = taught or Taught()
         plan = f"{self._config.function} {sorted(self._config.options.items())}"
-        self._reading = LedgerFold(log, self._config, folds, plan, gold, self._taught.arms)
+        self._reading = LedgerFollower(log, self._config, folds, plan, gold, self._taught.arms)
         self._deciding = Deciding(log, self._config)
         self._busy = asyncio.Lock()
 
