@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from ostinato.testing.log import MemoryFolds, MemoryLog
 
 from ostinato.core.errors import StorageFull
 from ostinato.core.fold import FoldFollower
 from ostinato.core.records import Signal, Turn
+from ostinato.testing.log import MemoryFolds, MemoryLog
 from ostinato.testing.records import a_signal, a_turn
 
 

@@ -316,7 +316,7 @@ async def test_invented_people_cost_no_more_memory_than_the_settings_say():
     flood = [replace(a_turn(f"f{n}", user=f"new{n}", ended_at=float(n) / 100), text=ASK) for n in range(500)]
     await log.append(*flood)
     await watcher.refresh()
-    state = watcher._monitors.snapshot()["behaviour"]
+    state = watcher._fold.monitors.snapshot()["behaviour"]
     assert len(state["activity"]["people"]) == 50
     assert len(state["sessions"]["open"]) == 40
 
