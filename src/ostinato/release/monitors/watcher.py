@@ -174,6 +174,7 @@ class MonitorWatcher:
 
     async def save(self) -> None:
         """Save the monitors' state. Raises StorageFull; the previous snapshot is kept then."""
+        await self._write()  # a state that knows of an alarm must not outlive the alarm
         await self._follower.save()
 
     async def run(self, stop: asyncio.Event) -> None:

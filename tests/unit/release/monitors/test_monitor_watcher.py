@@ -134,6 +134,20 @@ async def test_who_is_killed_at_any_row_writes_each_alarm_once():
         assert len(seq) <= len(expected)
 
 
+async def test_no_state_is_saved_before_the_alarms_that_it_knows_of():
+    folds = MemoryFolds()
+    log, crowd, watcher = await watching(folds=folds)
+    await log.append(*crowd.turns(300, often_asks))
+    log.full = True
+    for call in (watcher.refresh, watcher.save):
+        with pytest.raises(StorageFull):
+            await call()
+    log.full = False
+    second = MonitorWatcher(log, CONFIG, folds)
+    await second.refresh()
+    assert set(second.standing) == {row.name for row in alarms(log)} != set()
+
+
 async def test_a_full_disk_loses_no_alarm():
     log, crowd, watcher = await watching()
     await log.append(*crowd.turns(300, often_asks))
