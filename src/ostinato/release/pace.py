@@ -168,7 +168,7 @@ def brake(rollbacks: Sequence[RolledBack], *, cooldown_s: float, a_day: int, now
 # ---------------------------------------------------------------- cadence
 
 
-WEEK = 7 * 86_400.0
+WEEK = 7 * DAY
 POWER = 0.9
 """The probability with which a candidate that is as good as live must have shipped by the computed end."""
 ALIKE = 0.15
