@@ -19,10 +19,9 @@ from benchmarks.record.traffic import LETTERS
 
 from ostinato.record.codec.kinds import KINDS, SMALL, TURNS, Kind, to_json
 from ostinato.record.codec.shrink import Shrinker, Use
-from ostinato.record.segments import schema
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.filters import build
-from ostinato.record.segments.segment import KEYS, Segment
+from ostinato.record.segments.segment import KEYS, Segment, create_segment
 from ostinato.record.sqlite import sync_directory
 
 _TIMES = frozenset({"started_at", "ended_at", "at", "occurred_at", "received_at"})
@@ -96,7 +95,7 @@ def copy(pattern: Pattern, directory: LogDirectory, offsets: Offsets, seed: int)
     renamed = bytes.maketrans(LETTERS.encode(), "".join(letters).encode())
     first = pattern.first + offsets.place
     path = directory.segment(first)
-    schema.create(path, first, pattern.made_at + offsets.seconds)
+    create_segment(path, first, pattern.made_at + offsets.seconds)
     segment = Segment(path, None, write=True)
     try:
         for setting in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-100000"):

@@ -30,9 +30,9 @@ from ostinato.launch.commands.status import show_status
 from ostinato.launch.views import summary
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger
-from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.watch import Outcomes
-from ostinato.reward.log_fold import LedgerFold
+from ostinato.reward.log_fold import LedgerFollower
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.testing.engine import FakeEngine
@@ -57,7 +57,7 @@ async def desk(config: Config) -> None:
     """The training worker's reward desk: its fold, and the rows after it."""
     plan = f"{config.reward.function} {sorted(config.reward.options.items())}"
     with open_log(config) as log:
-        await LedgerFold(log, config.reward, open_folds(config), plan).catch_up()
+        await LedgerFollower(log, config.reward, open_folds(config), plan).catch_up()
 
 
 async def gateway(config: Config) -> None:
@@ -148,7 +148,7 @@ async def folded(run: Path, figures: Mapping[str, float], turns: int, seen: Call
     with open_log(config) as log:
         share = min(1.0, turns / figures["turns"])
         since = _Since(log, 0 if share == 1.0 else int(log.newest() * (1.0 - share)), seen)
-        reading, cpu = LedgerFold(since, config.reward, open_folds(config), plan), time.process_time()
+        reading, cpu = LedgerFollower(since, config.reward, open_folds(config), plan), time.process_time()
         await reading.catch_up()
         await reading.save()
         await summary.keep(since.summary, open_folds(config))

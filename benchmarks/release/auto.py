@@ -33,9 +33,9 @@ from benchmarks.release.auto_coverage import (
 )
 from benchmarks.release.crowd import RHO, Crowd, Feed, Served, traffic
 
-from ostinato.release.auto.propensities import PropensityTest
+from ostinato.release.auto.offpolicy import PropensityTest
+from ostinato.release.auto.posterior import drawn
 from ostinato.release.auto.router import Router
-from ostinato.release.auto.thompson import drawn
 
 RESULT = RESULTS / "release_auto.json"
 USERS = 2_000

@@ -19,8 +19,7 @@ from benchmarks.contender import RESULTS, machine
 from numpy.typing import NDArray
 from scipy import stats
 
-from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot
-from ostinato.release.trial.evidence import log_evidence
+from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot, log_evidence
 
 RESULT = RESULTS / "release_coverage.json"
 USERS = (20, 50, 200)

@@ -16,8 +16,8 @@ import numpy as np
 from scipy import special
 
 from ostinato.core.records import Arm, Pick, PolicyVersion, Reward, Turn
+from ostinato.release.auto.posterior import drawn
 from ostinato.release.auto.router import Router
-from ostinato.release.auto.thompson import drawn
 from ostinato.testing.records import a_turn
 
 RHO = 0.15

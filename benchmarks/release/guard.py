@@ -27,7 +27,7 @@ from ostinato.core.records import Arm, Person, PolicyVersion
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.guard import GuardConfig
 from ostinato.release.ledger import State
-from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.watch import Outcomes, ReleaseWatch
 from ostinato.testing.log import MemoryLog
 

@@ -20,10 +20,9 @@ import numpy as np
 from benchmarks.contender import RESULTS, machine
 from benchmarks.release.path.world import SLOTS_A_DAY, Habits, Product
 
-from ostinato.release.metrics.builtin import DEFAULT_GUARDRAILS
+from ostinato.release.metrics.config import DEFAULT_GUARDRAILS
 from ostinato.release.trial.config import TrialConfig
-from ostinato.release.trial.contrast import Contrast, TimeSlot
-from ostinato.release.trial.evidence import log_evidence
+from ostinato.release.trial.contrast import Contrast, TimeSlot, log_evidence
 
 RESULT = RESULTS / "release_guardrails.json"
 CONFIG = TrialConfig()

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.contender import RESULTS
 
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
-from ostinato.reward.credit.baseline import Baseline, context_of
+from ostinato.reward.baseline import Baseline, context_of
 
 USERS, POPULAR, BATCH, BATCHES, WARM = 200, 150, 144, 60, 10
 RESULT = RESULTS / "baseline.json"

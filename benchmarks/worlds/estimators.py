@@ -25,7 +25,7 @@ from rich.table import Table
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.samples import Episode
-from ostinato.reward.credit.group import GroupRelative
+from ostinato.reward.credit import GroupRelative
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny import tiny_model
 from ostinato.train.drift import k1, k3

@@ -10,8 +10,7 @@ from ostinato.testing.log import MemoryFolds
 
 
 def postgres_folds(config):
-    from ostinato.record.postgres.folds import PostgresFolds
-    from ostinato.record.postgres.log import PostgresLog
+    from ostinato.record.postgres.log import PostgresFolds, PostgresLog
     from ostinato.record.postgres.server import LogServer
 
     PostgresLog.open(config).close()

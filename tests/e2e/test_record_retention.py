@@ -26,7 +26,7 @@ from ostinato.launch.commands.status import show_status
 from ostinato.launch.views import summary
 from ostinato.record.log import SqlLog
 from ostinato.release.ledger import ReleaseLedger, State
-from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.watch import Outcomes
 from ostinato.reward.accounting import Accounting, account, recount
 from ostinato.reward.functions import copilot

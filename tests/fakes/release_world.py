@@ -10,7 +10,7 @@ from ostinato.core.report import Report, Verdict
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.controller import ReleaseController
-from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.trial.config import TrialConfig
 from ostinato.serve.arms import Arms
 from ostinato.testing.log import MemoryLog

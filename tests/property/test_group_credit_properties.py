@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.core.errors import NoSignal
-from ostinato.reward.credit.episodes import by_episode
-from ostinato.reward.credit.group import GroupRelative, relative
+from ostinato.reward.credit import GroupRelative, by_episode, relative
 from ostinato.testing.records import a_turn
 
 grades = st.floats(-10, 10, allow_nan=False)

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from ostinato.core.records import Signal, Source
 from ostinato.release.metrics.config import MetricConfig
+from ostinato.release.metrics.facts import Said
 from ostinato.release.metrics.metric import Metric
-from ostinato.release.metrics.signal_state import Said
 
 ACCEPTANCE = Metric.of(MetricConfig(name="acceptance"), 0.02)
 STARS = Metric.of(MetricConfig(name="stars", numerator=("stars",), most=5.0), 0.02)

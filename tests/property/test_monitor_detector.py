@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from ostinato.core.records import Arm
 from ostinato.release.monitors.behaviour import Activity, OpenSessions
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.detector import EXAMPLES, Detector, ExpectedRange, Gambler, WayBack, thresholds
-from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level
+from ostinato.release.monitors.detector import EXAMPLES, Detector, ExpectedRange, Gambler, WayBack, thresholds
 from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.rates import BUILT_IN, Shift
+from ostinato.release.monitors.reference import ArmReference, FixedReference, Level
 from ostinato.release.monitors.watcher import rates_of
 from ostinato.testing.records import a_turn
 

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Turn
+from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import Baseline
-from ostinato.reward.credit.episodes import by_episode, parts_of_episodes
-from ostinato.reward.credit.recent import capped
-from ostinato.reward.credit.single import SingleRollout
+from ostinato.reward.credit import SingleRollout, by_episode, parts_of_episodes
+from ostinato.reward.recent_shares import capped
 from ostinato.testing.records import a_turn
 
 entry = st.tuples(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ostinato.reward.batching import LEAST_PARTS, LearnablePart, dealt
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import Matured, TurnFacts
+from ostinato.reward.ledger_entries import Matured, TurnFacts
 from ostinato.testing.records import a_turn
 
 TURN = TurnFacts.of(1, a_turn(), RewardConfig())

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.release.trial.balance import ArmBalance
 from ostinato.release.trial.config import TrialConfig
+from ostinato.release.trial.trial import ArmBalance
 
 AT_ONCE = 100
 

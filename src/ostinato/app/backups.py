@@ -13,8 +13,8 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, NotFound, StorageFull
 from ostinato.record.backup import BackupManifest, OnBytes, back_up, read_manifest
+from ostinato.record.keys import rekey
 from ostinato.record.lock import hold
-from ostinato.record.rekey import rekey
 from ostinato.record.restore import refuse_rows, restore
 from ostinato.record.segments.directory import LogDirectory
 

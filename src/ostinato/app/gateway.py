@@ -35,7 +35,7 @@ from ostinato.core.errors import BadConfig, StorageFull, Unavailable
 from ostinato.core.memory import process_limit
 from ostinato.core.seams import Engine, Renderer
 from ostinato.release.alarms import note
-from ostinato.release.auto.folding import FoldedRouter
+from ostinato.release.auto.router import FoldedRouter
 from ostinato.serve.gateway import GatewayApp, Page, create_app
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower

@@ -308,7 +308,7 @@ async def copy_rows_of(
     config: Config, source: LogPlace, target: LogPlace, on_row: Callable[[Cursor, Cursor], None]
 ) -> Cursor:
     """Copy a log to another place. Raises as `record.copying.copy_log`."""
-    from ostinato.record.copying import copy_log
+    from ostinato.record.backup import copy_log
 
     for place, instead in (
         (source, "name that database"),
@@ -342,7 +342,7 @@ def open_folds(config: Config, token: FencingToken | None = None, patience: Pati
 
     if not config.record.url:
         return FileFolds(home(config).folds)
-    from ostinato.record.postgres.folds import PostgresFolds
+    from ostinato.record.postgres.log import PostgresFolds
     from ostinato.record.postgres.server import LogServer
 
     return PostgresFolds(LogServer.of(config.record).fenced(token), patience)

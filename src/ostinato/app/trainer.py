@@ -17,14 +17,12 @@ from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.seams import Folds, Log
 from ostinato.core.weights import Learned
 from ostinato.loop import Learner
-from ostinato.release.ancestry import Ancestry
-from ostinato.release.ledger import ReleaseLedger
+from ostinato.release.ledger import Ancestry, ReleaseLedger
 from ostinato.release.monitors.proxy_gap import gold_people
-from ostinato.reward.ledger.entries import Taught
-from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.ledger_entries import Taught
+from ostinato.reward.pipeline import DeskSource, RewardDesk
 from ostinato.reward.protocol import Asker
 from ostinato.reward.runners import asker_of
-from ostinato.reward.source import DeskSource
 from ostinato.weights.config import PublisherConfig
 from ostinato.weights.follow.follower import Follower, Released
 from ostinato.weights.publish.publisher import Candidates, Overlapped, Published, VersionPublisher

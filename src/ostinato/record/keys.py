@@ -2,6 +2,8 @@
 
 There is one key for each tenant, or for each user of a tenant, and one for each turn whose signals came before it, when its user was
 not known yet. Keys are 256 random bits; values are AES-GCM with 96-bit random nonces, bound to their column and row.
+
+`assign_keys` chooses the key of each text that is written; `rekey` rotates the master key, and leaves the rows of the log as they are.
 """
 
 from __future__ import annotations
@@ -11,19 +13,23 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostinato.core.errors import BadConfig, Corrupt
+from ostinato.core.errors import BadConfig, Corrupt, NotFound, Unavailable
+from ostinato.core.records import Signal, Turn
 from ostinato.core.seams import Clock
 from ostinato.record import sqlite
+from ostinato.record.codec.kinds import SIGNALS
+from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.turns import Forgotten
-from ostinato.record.sqlite import driver, is_busy, translate
+from ostinato.record.config import Encrypt
+from ostinato.record.sqlite import connect, driver, is_busy, translate
 
 _NONCE = 12
 _CLEAR, _WRAPPED = b"\0", b"\1"  # a stored key's first byte
@@ -293,3 +299,94 @@ def _read_master(path: Path, field: str) -> AESGCM:
     if len(secret) < 32:
         raise BadConfig(f"{field}: {path} holds {len(secret)} bytes; write 32 or more random ones into it")
     return AESGCM(hashlib.sha256(secret).digest())
+
+
+# ---------------------------------------------------------------- whose key encrypts a text
+
+
+Owners = Mapping[str, tuple[str, str]]
+"""Turn id -> (tenant, user)."""
+
+
+def assign_keys(rows: Sequence[Ready], mode: Encrypt, ring: KeyRing, known: Callable[[Sequence[str]], Owners]) -> None:
+    """Assign each row's text a key; new keys are stored on return. `known` gives the owners of turns in the log."""
+    if mode is Encrypt.NONE:
+        return
+    ring.refresh()
+    owners = _owners(rows, known) if mode is Encrypt.USER else {}
+    scopes: list[tuple[Ready, Scope]] = []
+    for row in rows:
+        if isinstance(row.row, Turn):
+            scopes.append((row, Scope(row.row.tenant, row.row.user if mode is Encrypt.USER else None)))
+        elif row.kind is SIGNALS and row.said is not None:
+            scopes.append((row, _scope(mode, cast("Signal", row.row), owners)))
+    numbers = ring.numbers(scope for _, scope in scopes)
+    for row, scope in scopes:
+        row.secret = numbers[scope]
+
+
+def _owners(rows: Sequence[Ready], known: Callable[[Sequence[str]], Owners]) -> Owners:
+    """The owners of all turns that signals with text refer to, as far as the turns are known."""
+    fresh = {row.row.id: (row.row.tenant, row.row.user) for row in rows if isinstance(row.row, Turn)}
+    told = dict.fromkeys(row.row.turn for row in rows if isinstance(row.row, Signal) and row.said is not None)
+    older = [turn for turn in told if turn not in fresh]
+    return {**fresh, **(known(older) if older else {})}
+
+
+def _scope(mode: Encrypt, signal: Signal, owners: Owners) -> Scope:
+    """The key scope of a signal's text: its turn's user, or the turn itself if the turn is not known yet."""
+    if mode is Encrypt.TENANT:
+        return Scope(signal.tenant)
+    tenant, user = owners.get(signal.turn, (None, None))
+    return Scope(signal.tenant, user=user) if tenant == signal.tenant else Scope(signal.tenant, turn=signal.turn)
+
+
+# ---------------------------------------------------------------- a new master key
+
+
+NEW_MASTER = "--new-master"
+
+
+def rekey(keys: Path, old: Path | None, new: Path) -> int:
+    """Wrap every key in the file `keys` with the master key in the file `new`; returns how many keys there are.
+
+    `old` is the file of the present master key, None if the keys are not wrapped. All keys change in one transaction, so that a process
+    killed at any instant leaves all of them under one master key; then the file is rewritten, so that no trace of the old wrapping stays in
+    it. Called again, it completes what a killed call began. No other process may use the file: it would go on with the old master key.
+
+    Raises:
+        NotFound: there is no such file.
+        BadConfig: a master key cannot be read or is too short, or neither of the two opens the keys.
+        Corrupt, StorageFull: the file is as it was, or already under the new master key; call it again.
+        Unavailable: another process uses the file.
+    """
+    before, after = MasterKey(keys, old), MasterKey(keys, new, NEW_MASTER)
+    if not keys.exists():
+        raise NotFound(f"there are no keys in {keys}: nothing of this log is encrypted (record.encrypt)")
+    try:
+        db = connect(keys, write=True)
+        try:
+            db.execute("PRAGMA synchronous=EXTRA")
+            db.execute("PRAGMA secure_delete=ON")
+            db.execute("BEGIN EXCLUSIVE")
+            count = _rewrap(db, before, after)
+            db.execute("COMMIT")
+            db.execute("VACUUM")
+            return count
+        finally:
+            db.close()
+    except driver.Error as error:
+        if is_busy(error):
+            raise Unavailable(f"another process uses {keys}; stop the run's workers, then try again") from error
+        raise translate(error, keys) from error
+
+
+def _rewrap(db: Any, before: MasterKey, after: MasterKey) -> int:
+    stored = db.execute("SELECT id, scope, secret FROM keys WHERE secret IS NOT NULL").fetchall()
+    changed = [
+        (after.wrap(before.unwrap(secret, scope), scope), number)
+        for number, scope, secret in stored
+        if not after.wraps(secret, scope)
+    ]
+    db.executemany("UPDATE keys SET secret = ? WHERE id = ?", changed)
+    return len(stored)

@@ -26,16 +26,13 @@ from ostinato.record.codec.kinds import KINDS
 from ostinato.record.codec.rows import Ready
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.head import Head, TokenText
-from ostinato.record.keys import KeyRing
-from ostinato.record.owners import assign
+from ostinato.record.keys import KeyRing, assign_keys
 from ostinato.record.reader import LogReader
 from ostinato.record.retention import drop_segments, keep_rows
 from ostinato.record.rowlog import RowLog
-from ostinato.record.segments import schema
-from ostinato.record.segments.directory import LogDirectory
+from ostinato.record.segments.directory import LogDirectory, OpenSegments
 from ostinato.record.segments.filters import SealedKeys, build
-from ostinato.record.segments.opened import OpenSegments
-from ostinato.record.segments.segment import KEYS, Segment, SegmentGone
+from ostinato.record.segments.segment import KEYS, Segment, SegmentGone, create_segment
 from ostinato.record.sqlite import driver, is_busy, translate
 
 # ---------------------------------------------------------------- appending
@@ -70,7 +67,7 @@ class Appender:
     def assign_keys(self, rows: Sequence[Ready]) -> None:
         """Assign each row's text its key; new keys are on the disk on return. Called before the transaction."""
         if self._ring is not None:
-            assign(rows, self._config.encrypt, self._ring, self._reader.owners)
+            assign_keys(rows, self._config.encrypt, self._ring, self._reader.owners)
 
     @contextmanager
     def transaction(self, rows: Sequence[Ready]) -> Generator[Head[Segment]]:
@@ -160,14 +157,14 @@ class Appender:
             elif self._is_full(head):
                 self._close(head)
             else:
-                if head.segment.version != schema.FORMAT:  # it has no row, or it would be full
+                if not head.segment.is_current:  # it has no row, or it would be full
                     head.segment.upgrade()
                 return head
 
     def _open_newest(self) -> Head[Segment]:
         listing = self._directory.listing()
         if not listing.firsts:
-            schema.create(self._directory.segment(1), 1, self._clock())
+            create_segment(self._directory.segment(1), 1, self._clock())
             listing = self._directory.listing()
         self._closed.listing(again=True)
         self._closed.learn_filters()
@@ -186,7 +183,7 @@ class Appender:
             rows >= config.segment_rows
             or pages >= config.segment_mb * 1e6
             or not 0 <= age < 3600 * config.segment_hours  # created in the future by a wrong clock
-            or head.segment.version != schema.FORMAT
+            or not head.segment.is_current
         )
 
     def _close(self, head: Head[Segment]) -> None:
@@ -206,7 +203,7 @@ class Appender:
         seal = head.segment.seal()
         assert seal is not None
         if self._directory.listing().firsts[-1] == head.segment.first:
-            schema.create(self._directory.segment(seal.last + 1), seal.last + 1, self._clock())
+            create_segment(self._directory.segment(seal.last + 1), seal.last + 1, self._clock())
         self._forget_head()
 
     def _forget_head(self) -> None:
@@ -222,7 +219,7 @@ def first_segment(directory: LogDirectory, clock: Clock, first: Cursor) -> None:
     """
     try:
         if not directory.listing().firsts:
-            schema.create(directory.segment(first), first, clock())
+            create_segment(directory.segment(first), first, clock())
         with suppress(SegmentGone):
             Segment(directory.segment(directory.listing().firsts[-1]), None).close()
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -19,10 +20,41 @@ from typing import Any
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, OstinatoError, StorageFull, Unavailable
 from ostinato.record.backup import KEYS, BackedUpFile, BackupManifest, OnBytes, open_plain, read_manifest
 from ostinato.record.keys import MasterKey
-from ostinato.record.leftovers import remove_tree, replaced, restoring
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.segment import open_segment
 from ostinato.record.sqlite import connect, driver, is_busy, load, sync_directory, translate
+
+# ---------------------------------------------------------------- what killed restorations leave
+
+
+def restoring(log: Path) -> Path:
+    """Where the log that will lie in the directory `log` is assembled."""
+    return log.with_name(f".{log.name}.restoring")
+
+
+def replaced(log: Path) -> Path:
+    """Where the empty log goes that the restored one replaces."""
+    return log.with_name(f".{log.name}.replaced")
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory, if it is there. Raises OSError."""
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def sweep_restorations(log: Path, before: float) -> list[str]:
+    """Remove what killed restorations of a log left, if it was last written before the time `before`.
+
+    Returns the names of the removed directories. Raises OSError.
+    """
+    gone: list[str] = []
+    for path in (restoring(log), replaced(log)):
+        if path.is_dir() and max(each.stat().st_mtime for each in (path, *path.iterdir())) < before:
+            remove_tree(path)
+            gone.append(path.name)
+    return gone
+
 
 _CHUNK = 4 << 20
 _WAIT_S = 5.0  # for a process that changes the run's keys

@@ -13,9 +13,8 @@ from ostinato.record.codec.kinds import FOR_EVER, Kind
 from ostinato.record.codec.rows import prepare
 from ostinato.record.codec.shrink import Use
 from ostinato.record.reader import PAGE
-from ostinato.record.segments import schema
 from ostinato.record.segments.directory import LogDirectory
-from ostinato.record.segments.segment import Segment, SegmentGone, open_segment
+from ostinato.record.segments.segment import Segment, SegmentGone, create_segment, open_segment
 from ostinato.record.sqlite import driver, is_busy, sync_directory, translate
 
 DAY_S = 86_400.0
@@ -129,7 +128,7 @@ def _copy(directory: LogDirectory, segment: Segment, kinds: list[Kind], last: Cu
 
 def keep_rows(directory: LogDirectory, rows: Sequence[tuple[Cursor, Row]]) -> None:
     """Write rows into the file of permanent rows, each at its place. Existing rows stay as they are."""
-    schema.create(directory.kept, 0, 0.0)
+    create_segment(directory.kept, 0, 0.0)
     kept = Segment(directory.kept, None, write=True)
     try:
         kept.db.execute("BEGIN IMMEDIATE")

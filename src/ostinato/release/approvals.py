@@ -8,9 +8,8 @@ from typing import Any
 
 from ostinato.core.errors import Conflict, NotFound
 from ostinato.core.records import PolicyVersion, ReleaseEvent
-from ostinato.release.ledger import ReleaseLedger
+from ostinato.release.ledger import Proposal, ReleaseLedger
 from ostinato.release.moves import Moves
-from ostinato.release.proposal import Proposal
 
 _LOOKS, _PAUSE_S = 50, 0.1
 

@@ -8,10 +8,8 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_
 
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.guard import GuardConfig
-from ostinato.release.metrics.builtin import SIGNALS
-from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig, completed
+from ostinato.release.metrics.config import DEFAULT_METRICS, SIGNALS, MetricConfig, OutcomeConfig, completed
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.outcome_config import OutcomeConfig
 from ostinato.release.trial.config import HOUR, Require, TrialConfig
 from ostinato.release.trial.incumbent_test import StandingConfig
 

@@ -19,21 +19,16 @@ from ostinato.core.records import Arm, Person, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.report import Incumbents, Report, Verdict
 from ostinato.core.seams import Clock, Cursor, Log
 from ostinato.release.alarms import note
-from ostinato.release.ancestry import Ancestry
 from ostinato.release.approvals import Approvals, told
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.guard import Compare
-from ostinato.release.ledger import ReleaseLedger, State
+from ostinato.release.ledger import Ancestry, ReleaseLedger, State
 from ostinato.release.metrics.metric import metrics_of, wanted
 from ostinato.release.metrics.reactions import Reacted, Reactions
-from ostinato.release.moves import Moves
-from ostinato.release.pace.budget import Pace, spent
-from ostinato.release.pace.cadence import cadence
-from ostinato.release.pace.cooldown import DAY, Brake, brake
-from ostinato.release.protocols import GateJudge, Refs, Versions
-from ostinato.release.trial.contrast import TimeSlot
+from ostinato.release.moves import GateJudge, Moves, Refs, Versions
+from ostinato.release.pace import DAY, Brake, Pace, brake, cadence, spent
+from ostinato.release.trial.contrast import POOLED, SlotTally, TimeSlot
 from ostinato.release.trial.incumbent_test import BestComparison, StandingWatch
-from ostinato.release.trial.tally import POOLED, SlotTally
 from ostinato.release.trials import Trials
 from ostinato.release.watch import Outcomes, ReleaseWatch
 

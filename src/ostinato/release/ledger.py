@@ -1,24 +1,187 @@
 """The release ledger: `ReleaseEvent` rows of the log, folded into the live version, the earlier ones, and those that may not ship.
 
 The fold is pure; `ReleaseLedger` keeps it up to date from the log and appends to it. Nothing is ever changed or removed.
+
+`Ancestry` says whether a candidate descends from a version that harmed people. A step starts from the weights of the step before it, so
+every version after a harmful one may carry on the harm, until the trainer goes back to the weights of a standing release. The batch of
+that step records it (`core.records.Batch.base`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import islice
+from typing import Any, Self
 
 from ostinato.core.dealing import Dealing
-from ostinato.core.records import PolicyVersion, ReleaseEvent
+from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Clock, Cursor, Log
-from ostinato.release.ancestry import Harmful
-from ostinato.release.hashes import Hashes
-from ostinato.release.pace.cooldown import RolledBack
-from ostinato.release.pace.history import PaceHistory
-from ostinato.release.proposal import Proposal
-from ostinato.release.trial.record import TrialRecord
+from ostinato.release.pace import PaceHistory, RolledBack
+from ostinato.release.trial.config import Require
+
+# ---------------------------------------------------------------- ancestry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harmful:
+    """Versions numbered above `above` may carry on the harm, if they were trained before the trainer went back.
+
+    `known_at` is the place in the log where the harm was recorded.
+
+    Example: ``Harmful(above=5, known_at=8123)``: v9 was rolled back to v5.
+    """
+
+    above: int
+    known_at: Cursor
+
+
+class Ancestry:
+    """Reads the log's batches from the place of the harm on; without harm it reads nothing."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._of: Harmful | None = None
+        self._cursor: Cursor = 0
+        self._clean_from: int | None = None
+
+    async def carried_on(self, policy: PolicyVersion, harmful: Harmful | None) -> bool:
+        """True if this version may descend from a harmful one."""
+        if harmful is None or policy.number <= harmful.above:
+            return False
+        clean_from = await self.clean_from(harmful)
+        return clean_from is None or policy.number < clean_from
+
+    async def clean_from(self, harmful: Harmful) -> int | None:
+        """The first step since the harm that was taken from a standing release's weights; None if there is none yet."""
+        if harmful != self._of:
+            self._of, self._cursor, self._clean_from = harmful, harmful.known_at, None
+        if self._clean_from is None:
+            async for cursor, row in self._log.read(self._cursor, {Batch}):
+                self._cursor = cursor
+                if isinstance(row, Batch) and row.base is not None:
+                    self._clean_from = row.step
+                    break
+        return self._clean_from
+
+
+# ---------------------------------------------------------------- trials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """A trial as recorded in the ledger. `shares` are the candidate's shares of the users, each with the time from which it is in force.
+
+    `better_at` is when it was called better, and `retested` whether that held afterwards; both None before that.
+    `require` is the requirement in force when it began: a rule that is changed later holds for later trials. `told_at` is when the ledger
+    last got a line about its state.
+
+    Example: ``TrialRecord(candidate=v9, against=v8, salt="9f2c", shares=((60.0, 0.05), (1860.0, 0.25)), shipped=False)``
+    """
+
+    candidate: PolicyVersion
+    against: PolicyVersion
+    salt: str
+    shares: tuple[tuple[float, float], ...]
+    shipped: bool = False
+    better_at: float | None = None
+    retested: bool | None = None
+    require: Require = "no_loss"
+    told_at: float = 0.0
+
+    @property
+    def began(self) -> float:
+        """When its first users were served the candidate."""
+        return self.shares[0][0]
+
+    @property
+    def better_s(self) -> float | None:
+        """When it was called better, in seconds after it began."""
+        return None if self.better_at is None else self.better_at - self.began
+
+    def share(self, at: float) -> float:
+        """The share in force just before `at`."""
+        return max((entry for entry in self.shares if entry[0] < at), default=self.shares[0])[1]
+
+    def then(self, at: float, share: float) -> TrialRecord:
+        """The same trial with another share from `at` on."""
+        return replace(self, shares=(*self.shares, (at, share)))
+
+    def owes_a_line(self, now: float, slot_s: float) -> bool:
+        """True once it is a quarter older than at its last line, and at least two slots: few lines, and none of them long out of date."""
+        told_at = max(self.told_at, self.began)
+        return now - told_at >= max(2.0 * slot_s, (told_at - self.began) / 4.0)
+
+    def dealing(self) -> Dealing:
+        """How users are dealt from its last share on."""
+        share = self.shares[-1][1]
+        return Dealing(salt=self.salt, previous=1.0 - share) if self.shipped else Dealing(salt=self.salt, canary=share)
+
+
+# ---------------------------------------------------------------- proposals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Valid as long as `against` is live. `actor` is the person who approved it, None before that, and `why` their reason.
+
+    `salt` is its trial's salt, None if it passed without a trial; `better`: the gate proved it better than the best so far.
+
+    Example: ``Proposal(candidate=v9, against=v8, reason="not worse than the margins", at=60.0, salt="9f2c", better=False)``
+    """
+
+    candidate: PolicyVersion
+    against: PolicyVersion
+    reason: str
+    at: float
+    salt: str | None
+    better: bool
+    actor: str | None = None
+    why: str = ""
+
+
+# ---------------------------------------------------------------- hashes
+
+
+class Hashes(Set[str]):
+    """The first `count` keys of a dictionary that newer sets share.
+
+    Adding to the newest set extends the dictionary; adding to an older set, or removing, copies it.
+
+    Example: ``Hashes(["9f", "a1"]) | {"b2"} == {"9f", "a1", "b2"}``
+    """
+
+    __slots__ = ("_count", "_places")
+
+    def __init__(self, hashes: Iterable[str] = ()) -> None:
+        self._places = {name: place for place, name in enumerate(dict.fromkeys(hashes))}
+        self._count = len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return self._places.get(name, self._count) < self._count  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    def __iter__(self) -> Iterator[str]:
+        return islice(self._places, self._count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def adding(self, name: str) -> Self:
+        """This set with one more hash."""
+        if name in self:
+            return self
+        made = type(self)()
+        made._places = (
+            self._places if len(self._places) == self._count else dict(islice(self._places.items(), self._count))
+        )
+        made._places[name] = self._count
+        made._count = self._count + 1
+        return made
+
+
+# ---------------------------------------------------------------- the ledger
+
 
 _ROLLBACKS = 99
 """The number of earlier rollbacks that are remembered."""

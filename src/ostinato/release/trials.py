@@ -16,16 +16,13 @@ from ostinato.core.records import Arm, Person, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.seams import Clock, Cursor, Log
 from ostinato.release.approvals import Approvals
 from ostinato.release.config import ReleaseConfig
-from ostinato.release.ledger import ReleaseLedger, State
-from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig
-from ostinato.release.metrics.metric import metrics_of, wanted
-from ostinato.release.metrics.pre_period import ExpectedMetrics, Past
+from ostinato.release.ledger import ReleaseLedger, State, TrialRecord
+from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig, OutcomeConfig
+from ostinato.release.metrics.metric import ExpectedMetrics, Past, metrics_of, wanted
 from ostinato.release.metrics.reactions import Reacted, Reactions
 from ostinato.release.moves import Moves
-from ostinato.release.outcome_config import OutcomeConfig
 from ostinato.release.trial.config import HOUR, TrialConfig
-from ostinato.release.trial.record import TrialRecord
-from ostinato.release.trial.tally import POOLED, SlotTally
+from ostinato.release.trial.contrast import POOLED, SlotTally
 from ostinato.release.trial.trial import Trial
 from ostinato.release.trial.verdict import Decision, NextAction
 

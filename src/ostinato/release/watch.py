@@ -10,19 +10,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
+from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import Arm, Person, PolicyVersion, Signal, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.release.guard import Compare, GuardConfig, Harm, Tally, judge, look_due, total
 from ostinato.release.ledger import State
-from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig
+from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig, OutcomeConfig
+from ostinato.release.metrics.facts import MOST_SIGNALS
 from ostinato.release.metrics.metric import Metric, metrics_of, wanted
 from ostinato.release.metrics.reactions import Reacted, reacted
-from ostinato.release.metrics.signal_state import MOST_SIGNALS
-from ostinato.release.outcome_config import OutcomeConfig
-from ostinato.release.pace.cadence import Traffic
-from ostinato.release.pace.cooldown import DAY
-from ostinato.release.pending_signals import EarlySignals
+from ostinato.release.pace import DAY, Traffic
 from ostinato.release.trial.config import HOUR
 
 # ---------------------------------------------------------------- outcomes
@@ -46,7 +45,7 @@ class Outcomes:
         self._cursor: Cursor | None = None
         self._window: deque[Reacted] = deque()
         self._by_turn: dict[str, Reacted] = {}
-        self._early = EarlySignals(most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
+        self._early = PendingSignals[Signal](most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
 
     async def refresh(self) -> None:
         """Read the log's new rows; the first time, only as far back as the window reaches, however long the log is."""
@@ -136,7 +135,7 @@ class Outcomes:
     def _signal(self, signal: Signal) -> None:
         found = self._by_turn.get(signal.turn)
         if found is None:
-            self._early.add(signal)
+            self._early.add(signal.tenant, signal.turn, replace(signal, comment=None, correction=None))
         elif signal.tenant == found.person[0]:
             found.said.hear(signal)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from ostinato.core.records import Batch, Holdback, Quarantine, Reward, Turn
 from ostinato.core.seams import Folds, Log
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import needs_reward
-from ostinato.reward.ledger.ledger import TurnLedger, kind_of
-from ostinato.reward.log_fold import LedgerFold
+from ostinato.reward.ledger import TurnLedger, kind_of
+from ostinato.reward.ledger_entries import needs_reward
+from ostinato.reward.log_fold import LedgerFollower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ async def account(log: Log, folds: Folds | None = None, config: RewardConfig | N
 
     Without a snapshot, and if the log's first rows were dropped, counting starts at the first row left. `config` is the desk's.
     """
-    reading = LedgerFold(log, config or RewardConfig(), folds)
+    reading = LedgerFollower(log, config or RewardConfig(), folds)
     await reading.catch_up(saving=False)
     return of_ledger(reading.ledger)
 

@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 
 from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import Matured, Unit
+from ostinato.reward.ledger_entries import Matured, Unit
 
 # in a batch that is cut short: a batch of one long conversation would be a whole step on one person's word
 LEAST_PARTS = 4

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal, cast
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from ostinato.core.records import Purpose
 
+logger = logging.getLogger(__name__)
+
 DAY = 86_400.0
+
+RENAMED: Mapping[str, Mapping[str, str]] = {"ostinato.reward.functions:agent": {"said": "explicit"}}
+"""By reward function, options of the last release and their present names."""
 
 Users = Literal["declared", "verified"]
 """Whom the caps count as a person: any user that the caller names, or only users that the tenant proved."""
@@ -166,3 +173,23 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     )
     baseline: BaselineConfig = Field(default_factory=BaselineConfig, description="The learned baseline.")
     coverage: CoverageConfig = Field(default_factory=CoverageConfig, description="When silence is not trusted.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_old_names(cls, given: Any) -> Any:
+        """Options under their names of the last release, with a warning. Raises ValueError if both names are given."""
+        if not isinstance(given, dict):
+            return given
+        fields = cast("dict[str, Any]", given)
+        options = fields.get("options")
+        if not isinstance(options, dict):
+            return fields
+        present = dict(cast("dict[str, Any]", options))
+        for old, new in RENAMED.get(str(fields.get("function")), {}).items():
+            if old not in present:
+                continue
+            if new in present:
+                raise ValueError(f"reward.options: {old!r} is the old name of {new!r}; give {new!r} alone")
+            logger.warning("reward.options.%s is now reward.options.%s; rename it: the next release drops it", old, new)
+            present[new] = present.pop(old)
+        return {**fields, "options": present}

@@ -122,7 +122,7 @@ class AgentWeights:
     t: float = 0.5
     kept: float = 1.0
     tests: float = 0.5
-    said: float = 0.5
+    explicit: float = 0.5
     dissatisfied: float = 0.5
     refused: float = 0.5
     interrupted: float = 0.3
@@ -139,7 +139,7 @@ def agent(
     t: Weight = AgentWeights.t,
     kept: Weight = AgentWeights.kept,
     tests: Weight = AgentWeights.tests,
-    said: Weight = AgentWeights.said,
+    explicit: Weight = AgentWeights.explicit,
     dissatisfied: Weight = AgentWeights.dissatisfied,
     refused: Weight = AgentWeights.refused,
     interrupted: Weight = AgentWeights.interrupted,
@@ -158,7 +158,7 @@ def agent(
     heard = considered(signals, deadline)
     if not heard and silence is None:
         return NoReward(reason="silence")
-    weights = AgentWeights(t, kept, tests, said, dissatisfied, refused, interrupted, error)
+    weights = AgentWeights(t, kept, tests, explicit, dissatisfied, refused, interrupted, error)
     value = _bounded(agent_parts(heard, weights)) if heard or silence is None else silence
     names = tuple(signal.id for signal in heard)
     return Reward(turn=turn.id, value=value, function="agent@2", signals=names, at=deadline)
@@ -173,7 +173,7 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights) -> dict[str, flo
     `kept lines`          kept x (share of its lines still in place - t), after a day, else as last measured (the commit, an hour, five
                           minutes): the mean over its calls. A share, so that more lines are not worth more
     `tests`               + tests if the last run after its edit passed, - tests if it failed
-    `said`                + said if somebody accepted it, - said if they rejected or undid it, whichever was last
+    `explicit`            + explicit if somebody accepted it, - explicit if they rejected or undid it, whichever was last
     `dissatisfied`        - dissatisfied if the next message was a retry, a correction or a complaint
     `refused`             - refused if somebody refused one of its calls
     `interrupted`         - interrupted if somebody stopped it
@@ -195,7 +195,7 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights) -> dict[str, flo
         if signal.name == ACCEPTED or (signal.name in REJECTED and signal.value > 0)
     ]
     if words:
-        parts["said"] = weights.said if words[-1] else -weights.said
+        parts["explicit"] = weights.explicit if words[-1] else -weights.explicit
     if _happened(heard, "dissatisfied"):
         parts["dissatisfied"] = -weights.dissatisfied
     if _happened(heard, "tool_rejected"):

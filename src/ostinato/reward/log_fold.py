@@ -1,4 +1,4 @@
-"""Keeps the ledger up to date with the log: starts from its last snapshot, reads on from there, and saves it again regularly."""
+"""The ledger as a fold of the log, with snapshots."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ostinato.core.records import Arm, identity
+from ostinato.core.fold import FoldFollower, restore_fold
+from ostinato.core.records import Arm, Row
 from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import TEACHING_ARMS, Gold, matured_turns, nobody, open_turns
-from ostinato.reward.ledger.ledger import KINDS, TurnLedger
+from ostinato.reward.ledger import KINDS, TurnLedger
+from ostinato.reward.ledger_entries import TEACHING_ARMS, Gold, matured_turns, nobody, open_turns
 
 # ---------------------------------------------------------------- the snapshot
 
@@ -30,7 +31,7 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
         "recent": ledger.recent.snapshot(),
         "lineage": asdict(ledger.lineage),
         "last_step": ledger.last_step,
-        "time": ledger.time,
+        "time": ledger.orphans.time,
         "open": open_turns.dump_python(list(ledger.open.values()), mode="json"),
         "matured": matured_turns.dump_python(list(ledger.matured.values()), mode="json"),
         "touched": list(ledger.touched),
@@ -61,7 +62,7 @@ def restored(
     ledger.teaching.restore(state["teaching"])
     ledger.recent.restore(state["recent"])
     ledger.lineage = Lineage(**state["lineage"])
-    ledger.last_step, ledger.time = int(state["last_step"]), float(state["time"])
+    ledger.last_step = int(state["last_step"])
     for entry in open_turns.validate_python(state["open"]):
         ledger.open[entry.facts.id] = entry
         ledger.watch(entry.facts)
@@ -71,7 +72,7 @@ def restored(
     ledger.groups = OrderedDict(((kind, tenant, group), None) for kind, tenant, group in state["groups"])
     ledger.closed = dict.fromkeys(state["closed"])
     ledger.settled.restore(state["settled"], forgot=bool(state["forgot"]))
-    ledger.orphans.restore(state["orphans"])
+    ledger.orphans.restore(state["orphans"], float(state["time"]), lambda said: (said[0], said[1], said[2]))
     ledger.alarms.restore(state["alarms"])
     ledger.counts, ledger.held = Counter(state["counts"]), Counter(state["held"])
     ledger.quarantined = Counter(state["quarantined"])
@@ -85,19 +86,51 @@ NAME = "desk"
 
 
 class LedgerFold:
-    """A ledger and its position in the log.
-
-    A snapshot is used only if the log still holds the row that it ended with and all rows after that. Another log, or one restored
-    from a backup, is read anew from its first row.
+    """A ledger as a fold of the log.
 
     Args:
-        log: the log to read.
-        config: how its rows are interpreted.
-        folds: where the ledger is saved; None: nowhere.
+        config: how the log's rows are interpreted.
         plan: names the function and options that the open turns' next questions are planned for. Under another plan all are asked anew.
         gold: the people whose turns are never learned from.
         arms: the arms whose turns may be learned from, those people's excepted.
     """
+
+    kinds = KINDS
+
+    def __init__(
+        self, config: RewardConfig, plan: str = "", gold: Gold = nobody, arms: Collection[Arm] = TEACHING_ARMS
+    ) -> None:
+        self.ledger = TurnLedger(config, gold=gold, arms=arms)
+        self._config, self._plan = config, plan
+        self._gold, self._arms = gold, arms
+
+    async def begin(self, horizon: Cursor) -> Cursor:
+        """Begin after the rows that retention has dropped."""
+        self.ledger = TurnLedger(self._config, horizon, self._gold, self._arms)
+        return horizon
+
+    def apply(self, seq: Cursor, row: Row) -> None:
+        """Take in one row. Raises Corrupt."""
+        self.ledger.apply(seq, row)
+
+    def state(self) -> dict[str, Any]:
+        """The ledger, and the plan that it was made under."""
+        return {"ledger": snapshot(self.ledger), "plan": self._plan}
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """The inverse of `state`."""
+        plan = str(state["plan"])
+        ledger = restored(state["ledger"], self._config, self._gold, self._arms)
+        if ledger is None:
+            return False
+        if plan != self._plan:
+            ledger.touched |= dict.fromkeys(ledger.open)
+        self.ledger = ledger
+        return True
+
+
+class LedgerFollower(FoldFollower[LedgerFold]):
+    """Keeps a ledger up to date with the log; saves it every `fold_rows` rows. `folds`: None: nowhere. For the rest see `LedgerFold`."""
 
     def __init__(
         self,
@@ -108,73 +141,13 @@ class LedgerFold:
         gold: Gold = nobody,
         arms: Collection[Arm] = TEACHING_ARMS,
     ) -> None:
-        self.ledger = TurnLedger(config, gold=gold, arms=arms)
-        self._gold, self._arms = gold, arms
-        self.cursor: Cursor = 0
-        self._log = log
-        self._folds = folds
-        self._config = config
-        self._plan = plan
-        self._started = False
-        self._last: list[Any] = []  # kind and identity of the row at the cursor
-        self._unsaved = 0
+        fold = LedgerFold(config, plan, gold, arms)
+        super().__init__(log, fold, name=NAME, folds=folds, every=config.fold_rows)
 
-    async def catch_up(self, *, saving: bool = True) -> None:
-        """Read the new rows, and save every `fold_rows` rows. Raises Corrupt, StorageFull."""
-        if not self._started:
-            await self._start()
-        async for seq, row in self._log.read(self.cursor, KINDS):
-            self.ledger.apply(seq, row)
-            self.cursor, self._last = seq, [type(row).__name__, *identity(row)]
-            self._unsaved += 1
-            if saving and self._unsaved >= self._config.fold_rows:
-                await self.save()
-
-    async def save(self) -> None:
-        """Save the ledger. Raises StorageFull; the previous snapshot is kept then."""
-        if self._folds is not None and self._unsaved:
-            state = {"ledger": snapshot(self.ledger), "last": self._last, "plan": self._plan}
-            await self._folds.save(NAME, self.cursor, state)
-            self._unsaved = 0
-
-    async def _start(self) -> None:
-        horizon = await self._log.horizon()
-        found = None if self._folds is None else await self._folds.load(NAME)
-        if found is None or not await self._continues(*found, horizon) or not self._restore(*found):
-            self.ledger, self.cursor = TurnLedger(self._config, horizon, self._gold, self._arms), horizon
-        self._started = True
-
-    async def _continues(self, cursor: Cursor, state: Mapping[str, Any], horizon: Cursor) -> bool:
-        """True if the log continues where this snapshot ended."""
-        if cursor <= horizon:
-            return cursor == horizon
-        found = await anext(aiter(self._log.read(cursor - 1, KINDS)), None)
-        if found is None:
-            return False
-        seq, row = found
-        return seq == cursor and [type(row).__name__, *identity(row)] == state.get("last")
-
-    def _restore(self, cursor: Cursor, state: Mapping[str, Any]) -> bool:
-        """Restore a snapshot. False if it is not of this version."""
-        ledger = _parsed(state, self._config, self._gold, self._arms)
-        if ledger is None:
-            return False
-        if state["plan"] != self._plan:
-            ledger.touched |= dict.fromkeys(ledger.open)
-        self.ledger, self.cursor, self._last = ledger, cursor, list(state["last"])
-        return True
-
-
-def _parsed(
-    state: Mapping[str, Any], config: RewardConfig, gold: Gold = nobody, arms: Collection[Arm] = TEACHING_ARMS
-) -> TurnLedger | None:
-    """The ledger in a snapshot; None if it is not of this version or is incomplete."""
-    if not isinstance(state.get("last"), list) or not isinstance(state.get("plan"), str):
-        return None
-    try:
-        return restored(state["ledger"], config, gold, arms)
-    except (AttributeError, LookupError, TypeError, ValueError):
-        return None
+    @property
+    def ledger(self) -> TurnLedger:
+        """The ledger after the rows read so far."""
+        return self.fold.ledger
 
 
 async def needed_above(folds: Folds, config: RewardConfig, now: float) -> Cursor:
@@ -184,9 +157,10 @@ async def needed_above(folds: Folds, config: RewardConfig, now: float) -> Cursor
     when its time comes, its outcome says so.
     """
     found = await folds.load(NAME)
-    ledger = None if found is None else _parsed(found[1], config)
-    if found is None or ledger is None:
+    fold = LedgerFold(config)
+    if found is None or not restore_fold(fold, found[1], NAME):
         return 0
+    ledger = fold.ledger
     open_ = [entry for entry in ledger.open.values() if entry.facts.ended_at <= now]
     matured = [entry for entry in ledger.matured.values() if entry.facts.ended_at <= now]
     said = [place for entry in open_ for place, _, _ in entry.said]

@@ -1,37 +1,68 @@
 """The reward desk: reads turns and signals from the log, writes rewards, reasons and batches back, and gives the trainer samples.
 
-Its only file is a snapshot of its fold of the log (`reading.py`), and it learns of its own rows by reading them back, so a desk
+Its only file is a snapshot of its fold of the log (`log_fold.py`), and it learns of its own rows by reading them back, so a desk
 that was killed and started again decides exactly as one that was not.
 
 The order of the log decides about a turn: its reward rests on the signals up to row `Reward.upto`, the last that the desk had
 read. Reading the log up to that row and calling the function again gives the same reward.
+
+`DeskSource` is what the training loop sees of the desk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Container, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 
-from ostinato.core.errors import Conflict, NoSignal, StorageFull
+from ostinato.core.errors import Conflict, Corrupt, NoSignal, StorageFull
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Reward, Row, Turn
-from ostinato.core.samples import TrainingBatch
+from ostinato.core.samples import Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
+from ostinato.reward.alarms import FUNCTION
 from ostinato.reward.batching import LearnablePart, dealt, gathered, longest_part, ready_parts, waited_in_vain
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.episodes import by_episode
-from ostinato.reward.credit.group import GroupRelative
-from ostinato.reward.credit.origin import ByOrigin
-from ostinato.reward.credit.single import SingleRollout
-from ostinato.reward.history import recorded, training_batch
-from ostinato.reward.ledger.alarms import FUNCTION
-from ostinato.reward.ledger.entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
-from ostinato.reward.ledger.ledger import FLAT, NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN
-from ostinato.reward.log_fold import LedgerFold
+from ostinato.reward.credit import ByOrigin, GroupRelative, SingleRollout, by_episode, of_world, parts_of_episodes
+from ostinato.reward.ledger import FLAT, NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN
+from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
+from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
 from ostinato.reward.scheduler import Deciding
+
+# ---------------------------------------------------------------- recorded batches
+
+
+async def recorded(log: Log, first: int, last: int) -> AsyncIterator[TrainingBatch]:
+    """The batches of steps `first` to `last`, in order. Raises Corrupt if a batch, or a turn or reward of it, is not in the log."""
+    for step in range(first, last + 1):
+        found = await log.find(Batch, [(step,)])
+        if not found:
+            raise Corrupt(
+                f"batch {step} is not in the log any more: resume from a checkpoint of step {step} or later, or restore the log"
+            )
+        identities = [(turn,) for turn in found[0].turns]
+        yield training_batch(found[0], await log.find(Turn, identities), await log.find(Reward, identities))
+
+
+def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward]) -> TrainingBatch:
+    """A batch's row with its samples, in the row's order. Raises Corrupt if one of its turns or rewards is missing."""
+    values = {reward.turn: reward.value for reward in rewards}
+    known = {turn.id: turn for turn in turns if turn.id in values}
+    missing = [turn_id for turn_id in batch.turns if turn_id not in known]
+    if missing:
+        raise Corrupt(f"batch {batch.step} names turn {missing[0]}, which the log does not hold; restore the log")
+    ordered = [known[turn_id] for turn_id in batch.turns]
+    samples = (
+        Sample(turn=turn, reward=values[turn.id], advantages=advantages, weight=weight, summed=of_world(turn))
+        for turn, advantages, weight in zip(ordered, batch.credits, parts_of_episodes(ordered), strict=True)
+    )
+    return TrainingBatch(row=batch, samples=tuple(samples))
+
+
+# ---------------------------------------------------------------- the desk
+
 
 CHUNK = 1000  # rows per append: a backlog after a restart must not become one giant transaction
 
@@ -74,7 +105,7 @@ class RewardDesk:
         self._numerics = numerics
         self._taught = taught or Taught()
         plan = f"{self._config.function} {sorted(self._config.options.items())}"
-        self._reading = LedgerFold(log, self._config, folds, plan, gold, self._taught.arms)
+        self._reading = LedgerFollower(log, self._config, folds, plan, gold, self._taught.arms)
         self._deciding = Deciding(log, self._config)
         self._busy = asyncio.Lock()
 
@@ -323,3 +354,47 @@ def _useless(part: LearnablePart, config: RewardConfig) -> str | None:
         return None
     size = "reward.batch_tokens" if part.world else "a quarter of reward.batch_tokens"
     return f"{TOO_LONG}: {part.tokens} tokens to be learned from together, and the most is {most}, {size}"
+
+
+# ---------------------------------------------------------------- source of the trainer
+
+
+class DeskSource:
+    """Waits for turns whose rewards are known, and makes batches of them.
+
+    `base` is the release that the next step starts from, if not from the last one; it is set by the code that sends the trainer back.
+
+    Args:
+        desk: where turns become samples.
+        live: the release that the KL penalty is measured against, looked up anew for each batch.
+        size: turns per batch, at least, since whole episodes are taken; fewer only where no more fit into `reward.batch_tokens`.
+        poll_s: seconds between two reads of the log.
+    """
+
+    def __init__(
+        self, desk: RewardDesk, live: Callable[[], Awaitable[PolicyVersion]], *, size: int, poll_s: float
+    ) -> None:
+        self._desk, self._live, self._size, self._poll_s = desk, live, size, poll_s
+        self.base: PolicyVersion | None = None
+
+    async def collect(self) -> Sequence[Turn]:
+        """Wait until a batch of turns is ready."""
+        while True:
+            await self._desk.poll()
+            if turns := await self._desk.turns(self._desk.last_step, self._size, self.base):
+                return turns
+            await asyncio.sleep(self._poll_s)
+
+    async def look(self) -> int:
+        """For a trainer that may take no step now: write the rewards and outcomes that are due. Returns a batch's number of turns."""
+        await self._desk.poll()
+        return len(await self._desk.ready(self._desk.last_step, self._size, self.base))
+
+    async def score(self, turns: Sequence[Turn]) -> TrainingBatch:
+        """A batch of these turns, or of newer ones, with its credits, in the log before it is returned. Raises NoSignal."""
+        step = self._desk.last_step + 1
+        made = await self._desk.batch(step, self._size, await self._live(), self.base)
+        if made is None:
+            raise NoSignal("of the turns that were ready some have been held back since; the rest wait for others")
+        self.base = None
+        return made

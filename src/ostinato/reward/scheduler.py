@@ -16,8 +16,8 @@ from ostinato.core.records import NoReward, Pending, Quarantine, Reward, Row, Si
 from ostinato.core.seams import Cursor, Log
 from ostinato.core.verdicts import GRADED, TORN, VERDICTS
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import OpenTurn, TurnFacts
-from ostinato.reward.ledger.ledger import GONE, UNDELIVERED, TurnLedger
+from ostinato.reward.ledger import GONE, UNDELIVERED, TurnLedger
+from ostinato.reward.ledger_entries import OpenTurn, TurnFacts
 from ostinato.reward.protocol import Answer, Asker, Failure, RewardRequest, checked
 
 # ---------------------------------------------------------------- signals of worlds

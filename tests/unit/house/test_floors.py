@@ -36,7 +36,7 @@ def test_the_tree_keeps_its_contracts():
         ("app/storage.py", "import ostinato.launch.commands.up", "Floors"),
         ("weights/store/planted.py", "import ostinato.weights.follow.follower", "weight store's floors"),
         ("launch/placing/planted.py", "import ostinato.launch.commands.up", "Launch's floors"),
-        ("reward/credit/single.py", "import pathlib", "Pure maths"),
+        ("reward/credit.py", "import pathlib", "Pure maths"),
         ("weights/follow/journal.py", "import time", "read no clock"),
         ("record/planted.py", "import torch", "without torch"),
         ("core/planted.py", "import pydantic", "core is standard library"),

@@ -9,7 +9,7 @@ from ostinato.launch.views import summary
 from ostinato.launch.views.page import index as page
 from ostinato.record import backup, folds
 from ostinato.record.postgres import schema as postgres
-from ostinato.record.segments import schema as segments
+from ostinato.record.segments import segment as segments
 from ostinato.release.auto import router
 from ostinato.release.monitors import monitors
 from ostinato.reward import log_fold

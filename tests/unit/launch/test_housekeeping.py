@@ -21,7 +21,7 @@ from ostinato.launch.workers import housekeeping
 from ostinato.launch.workers.heartbeat import Heartbeat
 from ostinato.launch.workers.housekeeping import Rounds, remove_leftovers
 from ostinato.launch.workers.worker_main import Life
-from ostinato.reward.log_fold import LedgerFold
+from ostinato.reward.log_fold import LedgerFollower
 from ostinato.testing.records import a_turn
 from ostinato.weights.keep.fsck import verify
 from ostinato.weights.publish.publisher import VersionPublisher
@@ -134,7 +134,7 @@ async def test_the_log_forgets_what_is_old_and_needed_no_more(settings, life, wa
         await run.log.append(Stamp(id="c", contract="{}", at=1.0))
         await rounds.tidy()
         assert await run.log.horizon() == 0, "nobody has said yet how far the log was read"
-        reading = LedgerFold(run.log, run.config.reward, run.folds)
+        reading = LedgerFollower(run.log, run.config.reward, run.folds)
         await reading.catch_up()
         await reading.save()
         await rounds.tidy()
@@ -144,7 +144,7 @@ async def test_the_log_forgets_what_is_old_and_needed_no_more(settings, life, wa
         await rounds.tidy()
         assert await run.log.horizon() == horizon
         assert life.pulse.trouble() is None
-        again = LedgerFold(run.log, run.config.reward, run.folds)
+        again = LedgerFollower(run.log, run.config.reward, run.folds)
         await again.catch_up()
         assert again.ledger.open.keys() == ({f"t{waiting}:0"} if waiting else set())
         needed = [(f"t{number}:0",) for number in (waiting, taught) if number]

@@ -18,11 +18,8 @@ from ostinato.launch.placing.worker_status import Board, Shown, WorkerStatus, re
 from ostinato.launch.views.screen import ago
 from ostinato.launch.views.summary import LedgerLine, RatedTurn, Served, Summary
 from ostinato.release.config import ReleaseConfig
-from ostinato.release.ledger import State
-from ostinato.release.pace.budget import Pace, Spent
-from ostinato.release.pace.cadence import Cadence, Traffic
-from ostinato.release.pace.cooldown import RolledBack
-from ostinato.release.proposal import Proposal
+from ostinato.release.ledger import Proposal, State
+from ostinato.release.pace import Cadence, Pace, RolledBack, Spent, Traffic
 from ostinato.reward.accounting import Accounting, TenantCoverage
 
 NOW = 100_000.0

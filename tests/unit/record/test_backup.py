@@ -22,8 +22,8 @@ from ostinato.record import backup as module
 from ostinato.record.backup import FORMAT, KEYS, MANIFEST
 from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig
-from ostinato.record.segments import schema
 from ostinato.record.segments.directory import LogDirectory
+from ostinato.record.segments.segment import create_segment
 from ostinato.record.sqlite import driver
 from ostinato.testing.records import a_turn
 
@@ -138,7 +138,7 @@ async def test_a_segment_that_a_killed_process_left_empty_is_left_out(run: Path,
     with opened(run) as log:
         await log.drop_old(1e9, 30)
         whole = await collect(log)
-    schema.create(LogDirectory(run / "log").segment(3), 3, 1.0)
+    create_segment(LogDirectory(run / "log").segment(3), 3, 1.0)
     assert saved(run, tmp_path / "kept").first > 3
     put_back(tmp_path / "kept", tmp_path / "new")
     assert await rows_of(tmp_path / "new") == whole

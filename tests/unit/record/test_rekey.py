@@ -15,9 +15,8 @@ from record_rows import collect
 from ostinato.core.errors import BadConfig, NotFound, Unavailable
 from ostinato.core.records import Row
 from ostinato.record.config import RecordConfig
-from ostinato.record.keys import KeyRing, MasterKey, Scope
+from ostinato.record.keys import KeyRing, MasterKey, Scope, rekey
 from ostinato.record.log import SqlLog
-from ostinato.record.rekey import rekey
 from ostinato.record.sqlite import connect
 from ostinato.testing.records import a_turn
 
@@ -90,7 +89,7 @@ DIES = """
 import os, signal, sys
 from pathlib import Path
 
-from ostinato.record import rekey as module
+from ostinato.record import keys as module
 
 point = int(sys.argv[4])
 connect = module.connect

@@ -16,8 +16,7 @@ from ostinato.record import keys as keys_module
 from ostinato.record import restore as restoring
 from ostinato.record.backup import KEYS
 from ostinato.record.config import RecordConfig
-from ostinato.record.keys import KeyRing, Scope
-from ostinato.record.rekey import rekey
+from ostinato.record.keys import KeyRing, Scope, rekey
 from ostinato.record.restore import restore
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.sqlite import connect

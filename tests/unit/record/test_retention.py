@@ -287,7 +287,7 @@ async def test_two_that_drop_at_once_agree(log: SqlLog, clock: Clock):
 
 @pytest.mark.parametrize(
     ("where", "name"),
-    [(segment_module, "connect"), (segment_module, "check"), (Segment, "seal")],
+    [(segment_module, "connect"), (segment_module, "check_format"), (Segment, "seal")],
     ids=["connect", "check", "seal"],
 )
 async def test_a_segment_that_another_drops_while_it_is_looked_at_is_gone(
@@ -328,10 +328,10 @@ async def test_a_disk_that_refuses_keeps_the_segment(log: SqlLog, clock: Clock, 
 
 async def test_a_segment_that_was_made_and_never_used_goes(log: SqlLog, clock: Clock):
     """Left by a process that was stopped while it made it, until others had gone past."""
-    from ostinato.record.segments import schema
+    from ostinato.record.segments.segment import create_segment
 
     await log.drop_old(clock.now + 26.5 * DAY, 1000)
-    schema.create(log._directory.segment(11), 11, clock.now)
+    create_segment(log._directory.segment(11), 11, clock.now)
     assert await log.append(signal(500)) == 82
     assert len(await collect(log)) > 40
     await log.drop_old(clock.now + 26.5 * DAY, 1000)

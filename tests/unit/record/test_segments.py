@@ -16,9 +16,9 @@ from ostinato.core.records import Row, Signal, Turn, identity
 from ostinato.record.codec.kinds import key_of, kind_of
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
-from ostinato.record.segments import schema
+from ostinato.record.segments import segment as segment_file
+from ostinato.record.segments.directory import OpenSegments
 from ostinato.record.segments.filters import SealedKeys, build
-from ostinato.record.segments.opened import OpenSegments
 from ostinato.record.segments.segment import Segment
 from ostinato.testing.records import a_turn
 
@@ -65,8 +65,8 @@ async def test_a_segment_of_an_older_format_is_read_and_not_appended_to(
 ):
     with SqlLog.open(tmp_path / "log") as log:
         await log.append(signal(0))
-    monkeypatch.setattr(schema, "FORMAT", 3)
-    monkeypatch.setattr(schema, "READABLE", frozenset({2, 3}))
+    monkeypatch.setattr(segment_file, "FORMAT", 3)
+    monkeypatch.setattr(segment_file, "READABLE", frozenset({2, 3}))
     with SqlLog.open(tmp_path / "log") as log:
         await log.append(signal(1))
         assert [row for _, row in await collect(log)] == [signal(0), signal(1)]

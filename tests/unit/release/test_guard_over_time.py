@@ -9,7 +9,7 @@ from ostinato.core.records import Arm, PolicyVersion
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.guard import GuardConfig, judge, look_due
 from ostinato.release.ledger import State
-from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.watch import Outcomes, ReleaseWatch
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.release.hashes import Hashes
+from ostinato.release.ledger import Hashes
 
 
 def test_older_sets_stay_what_they_were():

@@ -10,9 +10,8 @@ from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.report import Incumbent, ItemMean, Report, Sharpening, Verdict
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.controller import ReleaseController
-from ostinato.release.monitors.acknowledge import acceptance
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.watcher import MonitorWatcher
+from ostinato.release.monitors.watcher import MonitorWatcher, acceptance
 from ostinato.release.trial.config import TrialConfig
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn

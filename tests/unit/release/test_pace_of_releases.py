@@ -4,7 +4,7 @@ import pytest
 from tests.fakes.release_world import QUICK, V0, V3, V5, V8, FakeJudge, controller, on_trial
 
 from ostinato.evaluate.statistics import clustered_difference
-from ostinato.release.pace.cooldown import DAY
+from ostinato.release.pace import DAY
 from ostinato.release.trial.config import HOUR
 
 

@@ -35,7 +35,7 @@ from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.controller import ReleaseConfig, ReleaseController
 from ostinato.release.guard import GuardConfig
 from ostinato.release.ledger import ReleaseLedger, State, fold
-from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.testing.records import a_turn
 
 ALONE = "because SHIP; on the gate alone, without a canary"

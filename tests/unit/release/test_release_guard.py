@@ -4,14 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Signal, Source, Span, Turn
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.guard import GuardConfig, judge, look_at, total
-from ostinato.release.outcome_config import OutcomeConfig
-from ostinato.release.pending_signals import EarlySignals
+from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.watch import Outcomes
 from ostinato.testing.log import MemoryLog
 
@@ -204,45 +201,14 @@ async def test_a_flood_about_turns_to_come_costs_no_other_tenant_its_own_and_is_
     await log.append(signal("s1", "a", "accepted"), *flood, turn("a"))
     await outcomes.refresh()
     assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 5.0) == {("t", "u"): (1.0, 1)}
-    assert len(outcomes._early) <= 100
-
-
-def test_of_early_signals_so_many_are_kept_whatever_number_of_turns_they_are_about():
-    early = EarlySignals(most=1_000, most_each=100, seconds=3600.0)
-    early.add(signal("mine", "a", "accepted"))
-    for number in range(300):
-        for other in range(20):
-            early.add(signal(f"f{number}:{other}", f"guess{number}", "rejected", tenant="rival"))
-            assert len(early) <= 1_000
-    for number in range(200):
-        early.add(signal(f"g{number}", "b", "rejected", tenant="rival"))
-    assert [each.id for each in early.claim("rival", "b")] == [f"g{number}" for number in range(100)], "the first count"
-    assert early.claim("rival", "guess0") == [], "the oldest made room"
-    assert len(early.claim("rival", "guess299")) == 20
-    assert [each.id for each in early.claim("t", "a")] == ["mine"]
-    assert early.claim("t", "a") == early.claim("nobody", "a") == []
+    assert outcomes._early.count <= 100
 
 
 async def test_a_signal_does_not_wait_for_its_turn_for_ever():
     for waited, heard in ((3600.0, {("t", "u"): (1.0, 1)}), (3601.0, {})):
         outcomes = await tallies((signal("s1", "a", "accepted"), turn("b", at=waited), turn("a", at=waited)))
         assert outcomes.acceptance(Arm.LIVE, V3, 0.0, waited + 5.0) == heard
-        assert len(outcomes._early) == 0
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 5), st.booleans()), max_size=200))
-def test_early_signals_are_counted_rightly_whatever_comes_and_goes(steps):
-    early = EarlySignals(most=7, most_each=3, seconds=10.0)
-    for number, (tenant, about, later, comes) in enumerate(steps):
-        early.advance(early._time + later)
-        if comes:
-            early.claim(f"t{tenant}", f"turn{about}")
-        else:
-            early.add(signal(f"s{number}", f"turn{about}", "accepted", tenant=f"t{tenant}"))
-        held = {name: sum(len(said) for _, said in turns.values()) for name, turns in early._turns.items()}
-        assert held == dict(early._counts)
-        assert all(held.values())
-        assert len(early) <= 7
+        assert outcomes._early.count == 0
 
 
 async def test_so_many_signals_of_one_turn_count_and_those_can_be_taken_back():

@@ -17,7 +17,7 @@ from tests.fakes.release_world import (
 
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.controller import RunningStanding
-from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.contrast import Effect
 from ostinato.release.trial.incumbent_test import BestComparison, StandingConfig

@@ -7,9 +7,9 @@ import pytest
 
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
 from ostinato.core.samples import Episode
+from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import Baseline
-from ostinato.reward.credit.single import SingleRollout
+from ostinato.reward.credit import SingleRollout
 from ostinato.reward.functions import AgentWeights, agent, parts_of
 from ostinato.reward.protocol import load
 from ostinato.testing.records import a_turn
@@ -50,8 +50,8 @@ def decided(*signals, **options):
         ([said("lines_kept_1h", value=7.0)], {"kept lines": 0.5}),
         ([said("tests_failed", 12), said("tests_passed", 14)], {"tests": 0.5}),
         ([said("tests_passed", 12), said("tests_failed", 14)], {"tests": -0.5}),
-        ([said("accepted", 12), said("undone", 14)], {"said": -0.5}),
-        ([said("accepted", value=0.0)], {"said": -0.5}),
+        ([said("accepted", 12), said("undone", 14)], {"explicit": -0.5}),
+        ([said("accepted", value=0.0)], {"explicit": -0.5}),
         ([said("rejected", value=0.0)], {}),
         ([said("dissatisfied")], {"dissatisfied": -0.5}),
         ([said("tool_rejected"), said("interrupted")], {"refused": -0.5, "interrupted": -0.3}),
@@ -95,6 +95,26 @@ def test_it_is_found_by_name_and_its_weights_are_checked():
     with pytest.raises(Exception, match="tests"):
         load("ostinato.reward.functions:agent", {"tests": 3.0})
     assert AgentWeights() == AgentWeights(0.5, 1.0, 0.5, 0.5, 0.5, 0.5, 0.3, 0.1)
+
+
+def test_the_old_name_of_the_weight_of_an_explicit_verdict_is_taken_with_a_warning(caplog):
+    old, new = (
+        {"function": "ostinato.reward.functions:agent", "options": {name: 0.25}} for name in ("said", "explicit")
+    )
+    assert RewardConfig.model_validate(old) == RewardConfig.model_validate(new)
+    (warning,) = caplog.messages
+    assert "reward.options.said" in warning
+    assert "reward.options.explicit" in warning
+    function = load(new["function"], {**RewardConfig.model_validate(old).options, "window": 0.0})
+    assert function(TURN, [said("accepted", TURN.ended_at - 1)], TURN.ended_at).value == 0.25
+
+
+def test_both_names_at_once_are_refused_and_other_functions_may_have_an_option_of_the_old_name(caplog):
+    both = {"function": "ostinato.reward.functions:agent", "options": {"said": 0.25, "explicit": 0.5}}
+    with pytest.raises(ValueError, match="'said' is the old name of 'explicit'; give 'explicit' alone"):
+        RewardConfig.model_validate(both)
+    assert RewardConfig.model_validate({"function": "ours:said", "options": {"said": 1}}).options == {"said": 1}
+    assert not caplog.messages
 
 
 def credit(*rewards, users=None):

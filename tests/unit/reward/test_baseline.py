@@ -8,8 +8,8 @@ import pytest
 from benchmarks.reward import baseline as script
 
 from ostinato.core.records import Finish, Turn
+from ostinato.reward.baseline import Baseline, context_of
 from ostinato.reward.config import BaselineConfig
-from ostinato.reward.credit.baseline import Baseline, context_of
 from ostinato.testing.records import a_turn
 
 TURN = a_turn("r:0")

@@ -12,8 +12,8 @@ from ostinato.core.records import Batch, Holdback, PolicyVersion, Turn
 from ostinato.reward.accounting import recount
 from ostinato.reward.batching import costs
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import Matured, TurnFacts
-from ostinato.reward.source import DeskSource
+from ostinato.reward.ledger_entries import Matured, TurnFacts
+from ostinato.reward.pipeline import DeskSource
 from ostinato.testing.log import MemoryFolds
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 from ostinato.train.batch.packing import TokenTurn, pack

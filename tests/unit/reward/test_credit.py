@@ -8,10 +8,9 @@ import pytest
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Turn
+from ostinato.reward.baseline import Baseline, context_of
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import Baseline, context_of
-from ostinato.reward.credit.episodes import by_episode, parts_of_episodes, returns
-from ostinato.reward.credit.single import SingleRollout
+from ostinato.reward.credit import SingleRollout, by_episode, parts_of_episodes, returns
 from ostinato.testing.records import a_turn
 
 

@@ -10,8 +10,8 @@ from ostinato.core.errors import Conflict, NoSignal, StorageFull
 from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Reward, Sampling, Span, Turn
 from ostinato.core.samples import Sample
 from ostinato.reward.accounting import account, recount
+from ostinato.reward.baseline import context_of
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import context_of
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 

@@ -9,7 +9,7 @@ from ostinato.core.records import Batch, Holdback, PolicyVersion, Span
 from ostinato.reward.accounting import recount
 from ostinato.reward.batching import dealt, ready_parts
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import Matured, TurnFacts
+from ostinato.reward.ledger_entries import Matured, TurnFacts
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 
 V0 = PolicyVersion(number=0, hash="00")

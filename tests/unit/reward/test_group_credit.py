@@ -8,13 +8,10 @@ import torch
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Arm, Batch, PolicyVersion, Reward
+from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import Baseline
-from ostinato.reward.credit.episodes import by_episode
-from ostinato.reward.credit.group import GroupRelative
-from ostinato.reward.credit.origin import ByOrigin
-from ostinato.reward.credit.single import SingleRollout
-from ostinato.reward.history import training_batch
+from ostinato.reward.credit import ByOrigin, GroupRelative, SingleRollout, by_episode
+from ostinato.reward.pipeline import training_batch
 from ostinato.testing.records import a_turn
 from ostinato.train.losses import policy_loss
 

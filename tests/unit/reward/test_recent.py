@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from ostinato.core.records import Batch, PolicyVersion
+from ostinato.reward.baseline import Baseline, context_of
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import Baseline, context_of
-from ostinato.reward.credit.episodes import by_episode
-from ostinato.reward.credit.recent import RecentShares, masses_of, scales_of
-from ostinato.reward.credit.single import SingleRollout
+from ostinato.reward.credit import SingleRollout, by_episode
+from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 from ostinato.testing.records import a_turn
 
 V0 = PolicyVersion(number=0, hash="00")
@@ -213,7 +212,7 @@ def test_credit_keeps_to_what_is_allowed():
 
 
 async def test_the_desk_learns_it_from_the_batches_that_the_log_holds(log, now, open_desk, turn):
-    from ostinato.reward.log_fold import LedgerFold
+    from ostinato.reward.log_fold import LedgerFollower
     from ostinato.testing.records import a_delivery, a_signal
 
     turns = [turn(i) for i in range(20)]
@@ -226,7 +225,7 @@ async def test_the_desk_learns_it_from_the_batches_that_the_log_holds(log, now, 
     now.at = 100.0
     await desk.batch(1, 20, V0)
     assert len(log.of(Batch)) == 1
-    reading = LedgerFold(log, RewardConfig())
+    reading = LedgerFollower(log, RewardConfig())
     await reading.catch_up()
     shares = [reading.ledger.recent.share(("default", f"u{n}")) for n in range(5)]
     assert sum(shares) == pytest.approx(1.0)

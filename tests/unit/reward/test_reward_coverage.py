@@ -9,9 +9,9 @@ import pytest
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Holdback, PolicyVersion, Quarantine, Reward
 from ostinato.reward.accounting import account, recount
+from ostinato.reward.alarms import Coverage
 from ostinato.reward.config import CoverageConfig, RewardConfig
-from ostinato.reward.ledger.alarms import Coverage
-from ostinato.reward.ledger.ledger import TurnLedger
+from ostinato.reward.ledger import TurnLedger
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 
 V0 = PolicyVersion(number=0, hash="00")

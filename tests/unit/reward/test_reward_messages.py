@@ -12,15 +12,13 @@ import pytest
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NoSignal
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Batch, Holdback, NoReward, Pending, PolicyVersion, Quarantine, Reward, Turn
+from ostinato.reward.alarms import ALL_CLEAR, Alarms
+from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import BaselineConfig, CoverageConfig, RewardConfig
-from ostinato.reward.credit.baseline import Baseline
-from ostinato.reward.credit.episodes import by_episode
-from ostinato.reward.credit.single import SingleRollout
-from ostinato.reward.history import recorded, training_batch
-from ostinato.reward.ledger.alarms import ALL_CLEAR, Alarms
-from ostinato.reward.ledger.entries import untrainable
-from ostinato.reward.ledger.ledger import TurnLedger
-from ostinato.reward.pipeline import RewardDesk
+from ostinato.reward.credit import SingleRollout, by_episode
+from ostinato.reward.ledger import TurnLedger
+from ostinato.reward.ledger_entries import untrainable
+from ostinato.reward.pipeline import RewardDesk, recorded, training_batch
 from ostinato.reward.protocol import Failure, RewardRequest, checked, failed, load, read_answer
 from ostinato.reward.runners import LONGEST_LINE, Inline, Isolated
 from ostinato.testing.log import MemoryLog

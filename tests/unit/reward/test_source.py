@@ -10,7 +10,7 @@ from ostinato.core.errors import NoSignal
 from ostinato.core.records import Batch, PolicyVersion, Turn
 from ostinato.core.samples import TrainingBatch
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.source import DeskSource
+from ostinato.reward.pipeline import DeskSource
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_delivery, a_signal
 

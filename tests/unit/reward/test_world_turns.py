@@ -10,7 +10,7 @@ from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
 from ostinato.record.folds import FileFolds
 from ostinato.reward.accounting import account, recount
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import Taught
+from ostinato.reward.ledger_entries import Taught
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 
 V0 = PolicyVersion(number=0, hash="00")

@@ -14,7 +14,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm, Finish, Pick
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.router import Router
-from ostinato.reward.ledger.entries import needs_reward, untrainable
+from ostinato.reward.ledger_entries import needs_reward, untrainable
 from ostinato.serve.auto_deals import Deals
 from ostinato.serve.config import AutoArm, ServeConfig
 from ostinato.testing.engine import FakeEngine

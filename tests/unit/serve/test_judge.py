@@ -12,11 +12,9 @@ from tests.fakes.outside import FakeOutside
 
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Signal
-from ostinato.release.metrics.builtin import BUILT_IN
-from ostinato.release.metrics.config import MetricConfig
-from ostinato.release.metrics.facts import HEARD
+from ostinato.release.metrics.config import BUILT_IN, MetricConfig
+from ostinato.release.metrics.facts import HEARD, Said
 from ostinato.release.metrics.metric import metrics_of
-from ostinato.release.metrics.signal_state import Said
 from ostinato.reward.functions import agent, considered, copilot, tab
 from ostinato.serve.config import JudgeConfig, ServeConfig
 from ostinato.serve.feedback.next_message import NextMessage

@@ -10,7 +10,7 @@ from tests.unit.serve.test_tools import READ
 from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Branch, Purpose, Turn
-from ostinato.reward.ledger.entries import untrainable
+from ostinato.reward.ledger_entries import untrainable
 from ostinato.serve.calls.caller import purpose_of
 from ostinato.testing.records import a_turn
 

@@ -14,9 +14,8 @@ from ostinato.core.dealing import Dealing
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.log import existing
 from ostinato.release.auto.estimating import Prospect, prospect
-from ostinato.release.auto.folding import FoldedRouter
 from ostinato.release.auto.offpolicy import PolicyValue
-from ostinato.release.auto.router import Router
+from ostinato.release.auto.router import FoldedRouter, Router
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.serve.config import AutoArm
 

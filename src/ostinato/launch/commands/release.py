@@ -24,7 +24,7 @@ from ostinato.launch.commands.weights import find_version
 from ostinato.launch.placing.address import read_address
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.screen import ago, plain
-from ostinato.release.monitors.acknowledge import accept, acceptable, standing
+from ostinato.release.monitors.watcher import accept, acceptable, standing
 
 
 async def evaluate_slot(config: Config, slot: str, draws: int, console: Console) -> None:

@@ -20,8 +20,8 @@ from ostinato.launch.placing.supervision import Event
 from ostinato.launch.views.progress import last_lines, numerics_line
 from ostinato.launch.views.tenants import unproven_users
 from ostinato.launch.workers.shutdown import until_stopped
-from ostinato.record.leftovers import sweep
 from ostinato.record.lock import hold
+from ostinato.record.restore import sweep_restorations
 from ostinato.serve.auth import Keyring, client_keys
 from ostinato.serve.quotas import in_force
 
@@ -41,7 +41,7 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
 
     with hold(home(config).root, "up"):
         with contextlib.suppress(OSError):  # housekeeping tries again
-            sweep(home(config).log, math.inf)  # no restoration is going on: it would hold the lock
+            sweep_restorations(home(config).log, math.inf)  # no restoration is going on: it would hold the lock
         if not config.record.url and (words := network_warning(config.run.directory)):
             say("log", words)
         if not config.evaluate.suite:

@@ -38,7 +38,7 @@ from ostinato.launch.views.progress import Lines
 from ostinato.launch.workers.http_server import listen
 from ostinato.launch.workers.shutdown import Stopped, unless, until_stopped
 from ostinato.record.lock import hold
-from ostinato.reward.history import recorded
+from ostinato.reward.pipeline import recorded
 from ostinato.web.run_report import Row, render, shade
 from ostinato.weights.follow.drive import Kv, VllmFollower, VllmSwap
 from ostinato.weights.keep import pins

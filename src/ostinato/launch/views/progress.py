@@ -20,7 +20,7 @@ from ostinato.launch.placing.output import KEPT_BYTES, older
 if TYPE_CHECKING:
     from ostinato.app.numerics import NumericsMode
     from ostinato.app.server_loans import Lent
-    from ostinato.release.pace.budget import Pace
+    from ostinato.release.pace import Pace
     from ostinato.weights.publish.publisher import Published
 
 logger = logging.getLogger(__name__)

@@ -7,10 +7,8 @@ from typing import Any
 
 from ostinato.launch.views.screen import ago
 from ostinato.release.config import ReleaseConfig
-from ostinato.release.ledger import State
-from ostinato.release.pace.budget import WEEKS
-from ostinato.release.pace.cooldown import brake
-from ostinato.release.proposal import Proposal
+from ostinato.release.ledger import Proposal, State
+from ostinato.release.pace import WEEKS, brake
 
 
 def releasing(state: State, rules: ReleaseConfig, lines: Sequence[Mapping[str, Any]], now: float) -> list[str]:

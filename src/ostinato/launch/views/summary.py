@@ -14,7 +14,7 @@ from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import Batch, Holdback, Person, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.core.staleness import Lineage
-from ostinato.reward.ledger.ledger import kind_of
+from ostinato.reward.ledger import kind_of
 
 FOLD = "status"
 KINDS: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm})

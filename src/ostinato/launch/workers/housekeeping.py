@@ -24,7 +24,7 @@ from ostinato.launch.workers.leader import act
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.shutdown import unless
 from ostinato.launch.workers.worker_main import Life
-from ostinato.record.leftovers import sweep
+from ostinato.record.restore import sweep_restorations
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def remove_leftovers(root: Path, before: float) -> list[str]:
 
     Returns their names. Raises OSError.
     """
-    gone = sweep(Home(root).log, before)
+    gone = sweep_restorations(Home(root).log, before)
     for folder in (root, root / "logs", root / "folds"):
         for path in folder.glob("*.*"):
             half = path.suffix == ".partial" or (folder.name == "folds" and path.suffix[1:].isdecimal())

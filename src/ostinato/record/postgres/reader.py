@@ -16,9 +16,8 @@ from ostinato.core.records import Identity, Row, Turn
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import TURNS, Kind
 from ostinato.record.keys import KeyRing
-from ostinato.record.postgres.kept import KeptRows
 from ostinato.record.postgres.schema import table_of
-from ostinato.record.postgres.segment import PostgresSegment
+from ostinato.record.postgres.segment import KeptRows, PostgresSegment
 from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, digest_of, passes
 from ostinato.record.reader import PAGE, Found
 

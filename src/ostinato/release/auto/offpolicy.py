@@ -1,4 +1,4 @@
-"""Estimates what a changed router would have earned, from turns that another router dealt. Pure maths.
+"""Off-policy estimates of what a changed router would have earned, and a test of the logged propensities. Pure maths.
 
     w_i = pi(a_i | x_i) / p_i(a_i)      how much more often the new router would choose what was chosen
     h_i = c (sum_a m_a / p_i(a))^(-1/2), m_a = mean over i of pi(a | x_i)^2      evaluation weights
@@ -20,16 +20,25 @@ freedom, W_u the sum of h w over user u's turns: Satterthwaite 1946 for a sum of
 Bell and McCaffrey 2002 and Imbens and Kolesár 2016; if few users have most of the weight, few degrees of freedom are left.
 
 **Where it holds.** It needs rewards and users whose distribution does not change while the odds do, and one look at a number of turns that
-was fixed before; only `propensities.PropensityTest` may be looked at as often as you like. `benchmarks/release/auto.py` measures the
+was fixed before; only `PropensityTest` may be looked at as often as you like. `benchmarks/release/auto.py` measures the
 coverage. It falls short for few users, for skewed rewards (IPS first), and where the new router prefers an arm that a learning router had
 left with hardly any turns: `PolicyValue.turns` is then small. If rewards rise and fall with the hour, h weights the hours, and only h = 1
 would be unbiased. A turn takes the odds of its episode's draw.
+
+**The test**: are the logged propensities those of the actual draws? It may be looked at after every draw. If they are, E[1{arm is drawn}
+/ p] = 1 for every arm that could be drawn, that is, the arm comes up with probability p. The test bets against that: against each of a
+few alternatives q, in which the arm's odds are r times what the log says, it multiplies its stake by q / p when the arm comes up and by
+(1 - q) / (1 - p) when it does not. While the propensities are right the expected stake stays constant, so by Ville's inequality (1939)
+the stake ever reaches 1 / alpha with probability alpha at most, however often it is looked at and however the propensities change from
+draw to draw (Waudby-Smith and Ramdas 2024, arXiv 2010.09686; a mixture as in Robbins 1970). Exact, not asymptotic.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -226,3 +235,86 @@ def _value(
         half = float(special.stdtrit(max(1.0, freedom), 0.5 + confidence / 2)) * error
     turns = float(weights_N.sum()) ** 2 / squares if squares > 0.0 else 0.0
     return PolicyValue(mean=mean, lower=mean - half, upper=mean + half, error=error, users=users, turns=turns)
+
+
+# ---------------------------------------------------------------- test of the logged propensities
+
+
+_TIMES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # the alternatives: the true odds are so many times the logged ones
+
+_NOTHING = [0.0] * (3 + len(_TIMES))
+_CERTAIN = 1e9  # the log of a stake that refutes at any level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PropensityBalance:
+    """One arm's draws. `ratio` is the mean of 1{drawn} / p, about 1 if the propensities are right; `p_value` is valid at any time.
+
+    Example: ``PropensityBalance(arm="live", draws=4000, ratio=1.01, p_value=1.0)``
+    """
+
+    arm: str
+    draws: int
+    ratio: float
+    p_value: float
+
+
+class PropensityTest:
+    """Takes in every draw: which arm came up, and the logged probabilities of all arms that could have.
+
+    Example::
+
+        test = PropensityTest()
+        test.add("live", {"live": 0.7, "cheap": 0.3})
+        test.wrong(alpha=0.001)  # the arms whose logged propensities are not what was done
+    """
+
+    def __init__(self) -> None:
+        # draws, sum of 1{drawn} / p, log stakes, the largest log of the mean stake
+        self._arms: dict[str, list[float]] = {}
+
+    def add(self, arm: str, odds: Mapping[str, float]) -> None:
+        """Count one draw, one per episode. Odds that exclude the drawn arm, or do not sum to 1, are refuted at once."""
+        if odds.get(arm, 0.0) <= 0.0 or not math.isclose(math.fsum(odds.values()), 1.0, abs_tol=1e-6):
+            draws, total, _, *stakes = self._arms.get(arm, _NOTHING)
+            self._arms[arm] = [draws + 1.0, total, _CERTAIN, *stakes]
+            return
+        for name, chance in odds.items():
+            if 0.0 < chance < 1.0:
+                self._bet(name, chance, name == arm)
+
+    def balances(self) -> list[PropensityBalance]:
+        """The balance of every arm so far, by name. An arm whose draws were all certain has none."""
+        return [
+            PropensityBalance(arm=arm, draws=int(draws), ratio=total / draws, p_value=min(1.0, math.exp(-best)))
+            for arm, (draws, total, best, *_) in sorted(self._arms.items())
+        ]
+
+    def wrong(self, alpha: float) -> list[str]:
+        """The arms whose propensities are refuted; while all are right, any is ever refuted with probability `alpha` at most.
+
+        The j-th arm to appear may spend alpha / (j (j + 1)), which sums to alpha however many arms there come to be.
+        """
+        allowed = {arm: alpha / (j * (j + 1)) for j, arm in enumerate(self._arms, 1)}
+        return [balance.arm for balance in self.balances() if balance.p_value <= allowed[balance.arm]]
+
+    def state(self) -> dict[str, Any]:
+        """Everything, in JSON's types."""
+        return {arm: list(values) for arm, values in self._arms.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`. Raises ValueError, TypeError or AttributeError for something else."""
+        arms = {str(arm): [float(value) for value in values] for arm, values in state.items()}
+        if any(len(values) != len(_NOTHING) for values in arms.values()):
+            raise ValueError(f"every arm has {len(_NOTHING)} numbers")
+        self._arms = arms
+
+    def _bet(self, arm: str, chance: float, drawn: bool) -> None:
+        draws, total, best, *stakes = self._arms.get(arm, _NOTHING)
+        for i, times in enumerate(_TIMES):
+            # with odds r p / (1 - p) the probability is r p / (1 - p + r p), and q / p and (1 - q) / (1 - p) follow
+            stakes[i] += (math.log(times) if drawn else 0.0) - math.log1p(chance * (times - 1.0))
+        most = max(stakes)
+        mixed = most + math.log(math.fsum(math.exp(stake - most) for stake in stakes) / len(stakes))
+        total += 1.0 / chance if drawn else 0.0
+        self._arms[arm] = [draws + 1.0, total, max(best, mixed), *stakes]

@@ -1,17 +1,24 @@
-"""Auto's router: turns and rewards in, the probability of each arm out. A fold of the log: no clock, no IO, no randomness of its own."""
+"""Auto's router: turns and rewards in, the probability of each arm out.
+`Router` is a fold of the log: no clock, no IO, no randomness of its own. `FoldedRouter` keeps it up to date with the log.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.core.records import Arm, Finish, Person, Pick, Reward, Turn
+from ostinato.core.errors import OstinatoError
+from ostinato.core.fold import FoldFollower
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Arm, Finish, Person, Pick, Reward, Row, Turn
+from ostinato.core.seams import Clock, Cursor, Folds, Log
 from ostinato.release.auto.config import Metric, RouterConfig
-from ostinato.release.auto.posterior import Belief, Posterior
-from ostinato.release.auto.propensities import PropensityTest
-from ostinato.release.auto.thompson import Worth, drawn, probabilities, utility, with_failures
+from ostinato.release.auto.offpolicy import PropensityTest
+from ostinato.release.auto.posterior import Belief, Posterior, Worth, drawn, probabilities, utility, with_failures
 
 _RELEASES = 16  # releases remembered beside the arms' present ones: a rollback goes to one of the last few
 # the posterior of a release's failures, beside its metrics': 1 for a turn that failed, 0 for an answer
@@ -248,3 +255,93 @@ class _Arm:
         self.release = str(state["release"])
         turns, failed, cost, priced = state["counts"]
         self.turns, self.failed, self.cost, self.priced = int(turns), int(failed), float(cost), float(priced)
+
+
+# ---------------------------------------------------------------- the router on the log
+
+
+logger = logging.getLogger(__name__)
+
+NAME = "auto"
+
+
+class _Fold:
+    """The router as a fold of the log."""
+
+    kinds = frozenset({Turn, Reward})
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def begin(self, horizon: Cursor) -> Cursor:
+        self._router.forget()
+        return horizon
+
+    def apply(self, seq: Cursor, row: Row) -> None:
+        assert isinstance(row, Turn | Reward)
+        self._router.apply(row)
+
+    def state(self) -> dict[str, Any]:
+        return {"router": self._router.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        self._router.restore(state["router"])
+        return True
+
+
+class FoldedRouter:
+    """A router over a log. One writer: the process that serves.
+
+    Args:
+        log: the log to read, and to write an alarm to if its propensities are refuted.
+        folds: where the router's state is saved.
+        clock: Unix seconds, for alarms.
+        arms: the names of the arms.
+        config: the router's settings.
+
+    Example::
+
+        folded = FoldedRouter(log, folds, clock, ["live", "large"], RouterConfig())
+        await folded.catch_up()
+        folded.router.odds({"live", "large"})
+    """
+
+    def __init__(self, log: Log, folds: Folds, clock: Clock, arms: Sequence[str], config: RouterConfig) -> None:
+        self.router = Router(arms, config)
+        self._log, self._clock, self._config = log, clock, config
+        self._follower = FoldFollower(log, _Fold(self.router), name=NAME, folds=folds, every=config.fold_rows)
+        self._refuted: list[str] = []
+
+    async def catch_up(self, *, telling: bool = True) -> None:
+        """Read the new rows; with `telling`, also save regularly and write alarms, as the one writer may. Raises Corrupt, StorageFull."""
+        await self._follower.catch_up(saving=telling)
+        if telling:
+            await self._tell()
+
+    async def save(self) -> None:
+        """Save the router's state. Raises StorageFull; the previous snapshot is kept then."""
+        await self._follower.save()
+
+    async def run(self) -> None:
+        """Keep up with the log until cancelled. Errors are logged and retried; the odds then stay as they are."""
+        while True:
+            try:
+                await self.catch_up()
+            except OstinatoError as error:
+                logger.warning("auto: the shares stay as they are, the log was not read to its end: %s", error)
+            await asyncio.sleep(self._config.poll_s)
+
+    async def _tell(self) -> None:
+        """Raise an alarm for propensities that are refuted; the same one is in the log once."""
+        wrong = self.router.propensities.wrong(self._config.alpha)
+        if wrong != self._refuted:
+            await self._log.append(
+                Alarm(
+                    id=f"{NAME}:propensities:{','.join(wrong)}",
+                    name=f"{NAME}:propensities",
+                    state=AlarmState.RAISED,
+                    reason=f"the logged propensities of {', '.join(wrong)} are not what was drawn; trust no estimate of them",
+                    at=self._clock(),
+                )
+            )
+            self._refuted = wrong

@@ -1,4 +1,4 @@
-"""Declarations of metrics: [[release.metrics]]."""
+"""Configuration of metrics: [[release.metrics]], the built-in ones, and how turns and signals of the log are joined."""
 
 from __future__ import annotations
 
@@ -8,9 +8,84 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from ostinato.release.metrics.builtin import BUILT_IN, DEFAULT_GOAL, DEFAULT_GUARDRAILS, SIGNALS
-from ostinato.release.metrics.facts import MEANINGS
-from ostinato.release.metrics.terms import parse
+from ostinato.release.metrics.facts import MEANINGS, parse_term
+
+# ---------------------------------------------------------------- built-in metrics
+
+
+SIGNALS = (
+    "accepted",
+    "rejected",
+    "ignored",
+    "undone",
+    "still_there",
+    "survived",
+    "followed_up",
+    "dissatisfied",
+    "stopped",
+    "tool_error",
+    "tests_passed",
+)
+"""Names of signals that a metric may use without `release.signals`."""
+
+BUILT_IN: Mapping[str, Mapping[str, Any]] = {
+    "acceptance": {
+        "role": "goal",
+        "direction": "higher",
+        "numerator": ("accepted > 0",),
+        "unless": ("rejected", "ignored", "undone", "stopped", "turn.stopped"),
+    },
+    "accepted_of_all": {
+        "direction": "higher",
+        "numerator": ("accepted > 0",),
+        "unless": ("rejected", "ignored", "undone", "stopped", "turn.stopped"),
+        "denominator": ("turn",),
+        "tolerance": 0.02,
+    },
+    "edit_survival": {
+        "direction": "higher",
+        "numerator": ("survived",),
+        "unless": ("undone",),
+        "tolerance": 0.02,
+    },
+    "dissatisfied_follow_up": {
+        "direction": "lower",
+        "numerator": ("dissatisfied > 0",),
+        "denominator": ("turn",),
+        "tolerance": 0.02,
+    },
+    "stopped": {
+        "direction": "lower",
+        "numerator": ("turn.stopped", "stopped > 0"),
+        "tolerance": 0.02,
+    },
+    "failed": {"direction": "lower", "numerator": ("turn.failed",), "tolerance": 0.01},
+    "tool_error": {
+        "direction": "lower",
+        "numerator": ("turn.broken_tool_calls > 0", "tool_error > 0"),
+        "tolerance": 0.01,
+    },
+    "latency_p50": {"direction": "lower", "numerator": ("turn.latency",), "quantile": 0.5, "tolerance": 0.05},
+    "latency_p99": {"direction": "lower", "numerator": ("turn.latency",), "quantile": 0.99, "tolerance": 0.01},
+    "suggestions_shown": {"direction": "higher", "numerator": ("turn.suggests",), "tolerance": 0.05},
+    "feedback_coverage": {"direction": "higher", "numerator": ("turn.heard",), "tolerance": 0.05},
+}
+"""By name of the metric, the fields of its declaration."""
+
+DEFAULT_GOAL = "acceptance"
+"""The goal if none is declared."""
+
+DEFAULT_GUARDRAILS = (
+    "failed",
+    "stopped",
+    "dissatisfied_follow_up",
+    "latency_p99",
+    "feedback_coverage",
+    "accepted_of_all",
+)
+"""Guardrails of every trial, unless a declaration of that name says otherwise. The last is there because acceptance covers only turns with
+feedback: a version that silences dissatisfied users raises it, but cannot raise the accepted share of all turns."""
+
 
 RESERVED = "turn"
 """The prefix of the names of facts; no signal's name may have it."""
@@ -88,7 +163,7 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _terms(cls, terms: tuple[str, ...]) -> tuple[str, ...]:
         for text in terms:
-            name = parse(text).name
+            name = parse_term(text).name
             if (name == RESERVED or name.startswith(f"{RESERVED}.")) and name not in MEANINGS:
                 raise ValueError(f"there is no fact {name!r} of a turn; {_nearest(name, MEANINGS)}")
         return terms
@@ -109,7 +184,7 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
     def names(self) -> dict[str, str]:
         """The signals and facts that it reads, each with the field that names it first."""
         fields = {"numerator": self.numerator, "unless": self.unless, "denominator": self.denominator}
-        pairs = [(parse(text).name, field) for field, texts in fields.items() for text in texts]
+        pairs = [(parse_term(text).name, field) for field, texts in fields.items() for text in texts]
         return dict(reversed(pairs))
 
 
@@ -146,3 +221,27 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 DEFAULT_METRICS = completed((), ())
 """The metrics that every trial reads if none are declared."""
+
+
+# ---------------------------------------------------------------- joining turns and signals
+
+
+class OutcomeConfig(BaseModel, frozen=True, extra="forbid"):
+    """How long a turn may wait for its signals, and how much is held in memory."""
+
+    maturity_s: float = Field(default=30.0, ge=0.0, description="Seconds after a turn before its outcome is evaluated.")
+    window: int = Field(
+        default=50_000,
+        ge=100,
+        description="Newest turns kept in memory, and as many signals about turns that are not in the log yet.",
+    )
+    past: int = Field(
+        default=200_000, ge=100, description="Newest turns before a trial that show what each user usually does."
+    )
+    early_s: float = Field(
+        default=3600.0, gt=0, description="Seconds until such a signal, about a turn not yet in the log, is forgotten."
+    )
+    nothing: str = Field(
+        default="-",
+        description="The answer that suggests nothing, as in the reward function `tab`; an empty answer does so, too.",
+    )

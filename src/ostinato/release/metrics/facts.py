@@ -1,10 +1,18 @@
-"""Facts of a turn that need no signals; metrics name them with the prefix `turn.`. Pure."""
+"""What metrics are made of: facts of a turn, the signals about it, and terms with thresholds over both. Pure.
+
+Facts need no signals; metrics name them with the prefix `turn.`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
 
-from ostinato.core.records import Finish, Turn
+from ostinato.core.records import Finish, Signal, Turn
 from ostinato.release.monitors.rates import broken_tool_call
 from ostinato.release.monitors.turn_text import take_apart
 
@@ -58,3 +66,130 @@ def facts_of(turn: Turn, wanted: Collection[str], nothing: str) -> dict[str, flo
     if SUGGESTS in wanted and not turn.redacted and turn.finish is not Finish.ERROR:
         found[SUGGESTS] = float(turn.text.strip() not in ("", nothing))
     return found
+
+
+# ---------------------------------------------------------------- terms
+
+
+Comparison = Literal[">", ">=", "<", "<="]
+
+_TERM = re.compile(r"([A-Za-z0-9_.:-]+)\s*(?:(>=|<=|>|<)\s*(-?\d+(?:\.\d+)?))?")
+_HOLDS: Mapping[Comparison, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A name, which stands for its value, or a name with a threshold, which is 1 if the comparison holds and 0 if not.
+
+    Example: ``Term(name="stars", comparison=">=", bound=4.0)`` is written ``stars >= 4``
+    """
+
+    name: str
+    comparison: Comparison | None
+    bound: float
+
+    def value(self, known: Mapping[str, float]) -> float | None:
+        """The term's value, given the values of names in `known`; None if its name has none."""
+        found = known.get(self.name)
+        if found is None or self.comparison is None:
+            return found
+        return float(_HOLDS[self.comparison](found, self.bound))
+
+    def happened(self, known: Mapping[str, float]) -> bool:
+        """True if it has a value above 0."""
+        return (self.value(known) or 0.0) > 0.0
+
+
+def largest(terms: Iterable[Term], known: Mapping[str, float]) -> float | None:
+    """The largest value among the terms; None if none has one."""
+    most: float | None = None
+    for term in terms:
+        value = term.value(known)
+        if value is not None and (most is None or value > most):
+            most = value
+    return most
+
+
+def parse_term(text: str) -> Term:
+    """Read a term as it is written in the settings.
+
+    Raises:
+        ValueError: the text is not a term.
+
+    Example: ``parse_term("turn.latency > 5") == Term(name="turn.latency", comparison=">", bound=5.0)``
+    """
+    match = _TERM.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(
+            f"{text!r} is no term; write a signal or a fact, or one with a threshold, like 'accepted', 'stars >= 4' or 'turn.latency > 5'"
+        )
+    name, comparison, bound = match.groups()
+    return Term(name=name, comparison=cast("Comparison | None", comparison), bound=float(bound or 0.0))
+
+
+# ---------------------------------------------------------------- signals of one turn
+
+
+MOST_SIGNALS = 100
+"""The most signals kept of one turn: the first to be written."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A signal, whose retraction may arrive before it. `received_at` and `retracted_at` are times of receipt by the server's clock."""
+
+    name: str = ""
+    value: float = math.nan
+    occurred_at: float = 0.0
+    received_at: float = math.inf
+    retracted_at: float | None = None
+
+
+class Said:
+    """The signals about one turn.
+
+    Of several signals with the same name the last to have occurred counts, so that a changed value replaces the earlier one, in
+    whatever order they arrive. A retracted signal does not count.
+    """
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, _Kept] = {}
+
+    def __len__(self) -> int:
+        """How many signals are remembered."""
+        return len(self._by_id)
+
+    def hear(self, signal: Signal) -> None:
+        """Add a signal. Beyond `MOST_SIGNALS`, only retractions of known signals are taken."""
+        about = signal.retracts or signal.id
+        kept = self._by_id.get(about)
+        if kept is None:
+            if len(self._by_id) >= MOST_SIGNALS:
+                return
+            kept = self._by_id[about] = _Kept()
+        if signal.retracts is not None:
+            before = signal.received_at if kept.retracted_at is None else kept.retracted_at
+            kept.retracted_at = min(before, signal.received_at)
+        elif not kept.name:
+            kept.name, kept.value = signal.name, signal.value
+            kept.occurred_at, kept.received_at = signal.occurred_at, signal.received_at
+
+    def values(self, until: float = math.inf) -> dict[str, float]:
+        """By name, the value that stood at `until`: signals and retractions received later are ignored."""
+        standing = [
+            (kept.occurred_at, id, kept)
+            for id, kept in self._by_id.items()
+            if kept.received_at <= until
+            and (kept.retracted_at is None or kept.retracted_at > until)
+            and not math.isnan(kept.value)
+        ]
+        if len(standing) > 1:
+            standing.sort(key=lambda each: each[:2])
+        return {kept.name: kept.value for _, _, kept in standing}

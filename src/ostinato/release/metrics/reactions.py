@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import Arm, Finish, Person, Signal, Turn
 from ostinato.core.seams import Cursor, Log
-from ostinato.release.metrics.facts import HEARD, facts_of
-from ostinato.release.metrics.signal_state import MOST_SIGNALS, Said
-from ostinato.release.outcome_config import OutcomeConfig
-from ostinato.release.pending_signals import EarlySignals
+from ostinato.release.metrics.config import OutcomeConfig
+from ostinato.release.metrics.facts import HEARD, MOST_SIGNALS, Said, facts_of
 
 _OUT_OF_ORDER_S = 60.0
 """Rows of the log may be this much out of order in time: several processes write them, and a turn is written when it has ended."""
@@ -80,7 +79,7 @@ class Reactions:
         self._by_turn: dict[str, Reacted] = {}  # in the log's order
         self._by_tenant: dict[str, deque[Reacted]] = {}
         self._counts: Counter[str] = Counter()
-        self._early = EarlySignals(most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
+        self._early = PendingSignals[Signal](most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
 
     async def refresh(self, until: float = math.inf) -> list[Reacted]:
         """Read the new rows, up to a row that is clearly younger than `until`. Returns the turns dropped because too many wait."""
@@ -146,6 +145,6 @@ class Reactions:
     def _signal(self, signal: Signal) -> None:
         found = self._by_turn.get(signal.turn)
         if found is None:
-            self._early.add(signal)
+            self._early.add(signal.tenant, signal.turn, replace(signal, comment=None, correction=None))
         elif signal.tenant == found.person[0]:
             found.said.hear(signal)

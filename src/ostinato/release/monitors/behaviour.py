@@ -21,11 +21,11 @@ from typing import Any
 
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Person, ReleaseEvent, Turn
+from ostinato.release.monitors.active_alarms import ACCEPTED, StandingShifts, alarm_name, is_about_a_rate
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.active_alarms import ACCEPTED, StandingShifts, alarm_name, is_about_a_rate
-from ostinato.release.monitors.detection.detector import Detector, ExpectedRange, Shifted, thresholds
-from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level
+from ostinato.release.monitors.detector import Detector, ExpectedRange, Shifted, thresholds
 from ostinato.release.monitors.rates import Rate, measured
+from ostinato.release.monitors.reference import ArmReference, FixedReference, Level
 from ostinato.release.monitors.turn_text import take_apart
 
 # ---------------------------------------------------------------- sessions

@@ -17,8 +17,7 @@ from ostinato.core.records import Batch, ReleaseEvent, Reward, Turn
 from ostinato.core.seams import Cursor
 from ostinato.release.monitors.behaviour import Behaviour
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.influence import InfluenceWatch
-from ostinato.release.monitors.owners import TurnOwners
+from ostinato.release.monitors.influence import InfluenceWatch, TurnOwners
 from ostinato.release.monitors.pass_at_k import NarrowingWatch
 from ostinato.release.monitors.proxy_gap import GoldWatch
 from ostinato.release.monitors.rates import Rate

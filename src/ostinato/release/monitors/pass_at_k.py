@@ -11,7 +11,7 @@ from typing import Any, cast
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import ReleaseEvent
 from ostinato.core.report import Verdict
-from ostinato.release.monitors.detection.active_alarms import ACCEPTED
+from ostinato.release.monitors.active_alarms import ACCEPTED
 
 NAME = "best_of_k"
 """The name of the alarm that best-of-k fell while pass@1 rose."""

@@ -16,11 +16,10 @@ import numpy as np
 from ostinato.core.dealing import dealing_key, place_of
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Person, Reward
+from ostinato.release.monitors.active_alarms import ACCEPTED
 from ostinato.release.monitors.config import DAY, MonitorsConfig
-from ostinato.release.monitors.detection.active_alarms import ACCEPTED
-from ostinato.release.monitors.owners import Owner
-from ostinato.release.trial.contrast import Contrast, TimeSlot
-from ostinato.release.trial.evidence import lower_bound
+from ostinato.release.monitors.influence import Owner
+from ostinato.release.trial.contrast import Contrast, TimeSlot, lower_bound
 
 NAME = "proxy_gap"
 """The name of the alarm that people who teach are pleased more than gold people."""

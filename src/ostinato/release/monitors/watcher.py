@@ -1,4 +1,7 @@
-"""Keeps the monitors up to date with the log: reads its new rows, writes their alarms, saves their state."""
+"""Keeps the monitors up to date with the log: reads its new rows, writes their alarms, saves their state.
+
+A person may accept what a monitor found: its alarm ends, and is not raised again for a finding of that size.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,16 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, cast
 
-from ostinato.core.errors import BadConfig, OstinatoError
-from ostinato.core.notices import Alarm
-from ostinato.core.records import Batch, ReleaseEvent, Reward, Turn, identity
+from ostinato.core.errors import BadConfig, BadRequest, Conflict, NotFound, OstinatoError
+from ostinato.core.fold import FoldFollower
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Batch, ReleaseEvent, Reward, Row, Turn
 from ostinato.core.seams import Cursor, Folds, Log
-from ostinato.release.monitors import proxy_gap
+from ostinato.release.monitors import pass_at_k, proxy_gap
+from ostinato.release.monitors.active_alarms import ACCEPTED, is_about_a_rate
+from ostinato.release.monitors.behaviour import REFERENCE
 from ostinato.release.monitors.config import MonitorsConfig
+from ostinato.release.monitors.influence import BY_PERSON, BY_TENANT
 from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.rates import BUILT_IN, Rate, RateFn, Shift
 
@@ -71,6 +78,39 @@ KINDS: set[type] = {Turn, Alarm, ReleaseEvent, Reward, Batch}
 _AT_ONCE = 128  # rows read before yielding to the event loop
 
 
+class _Fold:
+    """The monitors as a fold of the log. `unwritten`: the alarms that follow from the rows and are not in the log yet."""
+
+    kinds = KINDS
+
+    def __init__(self, log: Log, config: MonitorsConfig) -> None:
+        self._log, self._config = log, config
+        self._rates: tuple[Rate, ...] = rates_of(config.off, config.own) if config.enabled else ()
+        self.monitors = Monitors(config, self._rates)
+        self.unwritten: list[Alarm] = []
+
+    async def begin(self, horizon: Cursor) -> Cursor:
+        """Begin with the newest turns and the alarms that stand in the log."""
+        self.monitors = Monitors(self._config, self._rates)
+        start = max(horizon, await self._log.before_last(self._config.start_turns, Turn))
+        alarms: dict[str, Alarm] = {}
+        async for _, row in self._log.read(horizon, {Alarm}):
+            if isinstance(row, Alarm):
+                alarms[row.name] = row
+        self.monitors.begin(alarms)
+        return start
+
+    def apply(self, seq: Cursor, row: Row) -> None:
+        assert isinstance(row, Turn | Alarm | ReleaseEvent | Reward | Batch)
+        self.unwritten += self.monitors.apply(seq, row)
+
+    def state(self) -> dict[str, Any]:
+        return {"monitors": self.monitors.snapshot()}
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        return self.monitors.restore(state["monitors"])
+
+
 class MonitorWatcher:
     """Watches the log for reward hacking and says whether shipping pauses.
 
@@ -95,20 +135,16 @@ class MonitorWatcher:
     def __init__(self, log: Log, config: MonitorsConfig, folds: Folds | None = None) -> None:
         self._log = log
         self._config = config
-        self._folds = folds
-        self._rates: tuple[Rate, ...] = rates_of(config.off, config.own) if config.enabled else ()
-        self._monitors = Monitors(config, self._rates)
-        self._cursor: Cursor | None = None
-        self._last: list[Any] = []  # kind and identity of the row at the cursor
-        self._unwritten: list[Alarm] = []
-        self._unsaved = 0
+        self._fold = _Fold(log, config)
+        # a snapshot may miss rows that retention has dropped since, which does monitors no harm
+        self._follower = FoldFollower(log, self._fold, name=NAME, folds=folds, every=config.fold_rows, gaps=True)
         self._complained: set[str] = set()
         self.trouble: str | None = None
 
     @property
     def paused(self) -> bool:
         """True while an alarm stands that pauses shipping, as of the last `refresh`."""
-        return self._monitors.paused
+        return self._fold.monitors.paused
 
     @property
     def pauses_shipping(self) -> bool:
@@ -118,37 +154,28 @@ class MonitorWatcher:
     @property
     def standing(self) -> list[str]:
         """The names of the alarms that stand, those that do not pause shipping included."""
-        return self._monitors.standing
+        return self._fold.monitors.standing
 
     @property
     def failures(self) -> Mapping[str, int]:
         """By rate: turns on which its function raised or left [0, 1]."""
-        return self._monitors.behaviour.failures
+        return self._fold.monitors.behaviour.failures
 
     async def refresh(self) -> None:
         """Read the log's new rows and write the alarms that follow. Raises StorageFull; the next call writes what is missing."""
         await self._write()
-        if self._cursor is None:
-            self._cursor = await self._start()
-        rows = 0
-        async for seq, row in self._log.read(self._cursor, KINDS):
-            assert isinstance(row, Turn | Alarm | ReleaseEvent | Reward | Batch)
-            self._unwritten += self._monitors.apply(seq, row)
-            self._cursor, self._last = seq, [type(row).__name__, *identity(row)]
-            self._unsaved += 1
-            rows += 1
+        count = 0
+        async for _ in self._follower.rows():
             await self._write()
-            if self._unsaved >= self._config.fold_rows:
-                await self.save()
-            if rows % _AT_ONCE == 0:
+            count += 1
+            if count % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         self._complain()
 
     async def save(self) -> None:
         """Save the monitors' state. Raises StorageFull; the previous snapshot is kept then."""
-        if self._folds is not None and self._cursor is not None and self._unsaved:
-            await self._folds.save(NAME, self._cursor, {"last": self._last, "monitors": self._monitors.snapshot()})
-            self._unsaved = 0
+        await self._write()  # a state that knows of an alarm must not outlive the alarm
+        await self._follower.save()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Refresh until `stop` is set, then save. Failures are retried; `trouble` describes the last."""
@@ -166,43 +193,12 @@ class MonitorWatcher:
         await self.save()
 
     async def _write(self) -> None:
-        if self._unwritten:
-            await self._log.append(*self._unwritten)
-            self._unwritten = []
-
-    async def _start(self) -> Cursor:
-        found = None if self._folds is None else await self._folds.load(NAME)
-        horizon = await self._log.horizon()
-        if found is not None and await self._continues(*found, horizon) and self._restore(found[1]):
-            self._last = list(found[1]["last"])
-            return max(found[0], horizon)
-        start = max(horizon, await self._log.before_last(self._config.start_turns, Turn))
-        alarms: dict[str, Alarm] = {}
-        async for _, row in self._log.read(horizon, {Alarm}):
-            if isinstance(row, Alarm):
-                alarms[row.name] = row
-        self._monitors.begin(alarms)
-        return start
-
-    async def _continues(self, cursor: Cursor, state: Mapping[str, Any], horizon: Cursor) -> bool:
-        """True if this is the log that the snapshot was made of. Rows that retention has dropped since are missed, which does no harm."""
-        if cursor <= horizon:
-            return True
-        found = await anext(aiter(self._log.read(cursor - 1, KINDS)), None)
-        return found is not None and [type(found[1]).__name__, *identity(found[1])] == state.get("last")
-
-    def _restore(self, state: Mapping[str, Any]) -> bool:
-        """Restore a snapshot. False if it is not of this version or is incomplete; the monitors are then empty."""
-        try:
-            if self._monitors.restore(state["monitors"]):
-                return True
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            logger.warning("the monitors' saving cannot be used, they begin anew: %s: %s", type(error).__name__, error)
-        self._monitors = Monitors(self._config, self._rates)
-        return False
+        if self._fold.unwritten:
+            await self._log.append(*self._fold.unwritten)
+            self._fold.unwritten = []
 
     def _complain(self) -> None:
-        if self._monitors.crowded and proxy_gap.NAME not in self._complained:
+        if self._fold.monitors.crowded and proxy_gap.NAME not in self._complained:
             self._complained.add(proxy_gap.NAME)
             logger.warning(
                 "monitors: %s counts no more than %d people (most_people); of larger tenants some are left out",
@@ -213,3 +209,62 @@ class MonitorWatcher:
             if name not in self._complained:
                 self._complained.add(name)
                 logger.warning("monitors: rate %s failed on %d turns: it must answer in [0, 1] or None", name, count)
+
+
+# ---------------------------------------------------------------- acceptance
+
+
+_OTHERS = frozenset({proxy_gap.NAME, pass_at_k.NAME, BY_PERSON, BY_TENANT})
+
+
+def acceptable(name: str) -> bool:
+    """True for alarms that a person may end. All others end with their cause."""
+    return (is_about_a_rate(name) and name != REFERENCE) or name in _OTHERS
+
+
+def acceptance(raised: Alarm, by: str, at: float, why: str = "") -> Alarm:
+    """The row that makes what an alarm found the expected state from now on.
+
+    Example: ``acceptance(alarm, "ann", clock(), "the new prompt asks for short answers")``
+    """
+    because = f" ({why})" if why else ""
+    return Alarm(
+        id=f"{raised.id}:accepted",
+        name=raised.name,
+        state=AlarmState.CLEARED,
+        reason=f"accepted by {by}{because}: what was {raised.reason}",
+        at=at,
+        detail={ACCEPTED: True, "actor": by},
+    )
+
+
+async def standing(log: Log) -> dict[str, Alarm]:
+    """The alarms that stand, by name, the one raised last at the end. Reads all alarms of the log, so do not call it often."""
+    found: dict[str, Alarm] = {}
+    async for _, row in log.read(await log.horizon(), {Alarm}):
+        assert isinstance(row, Alarm)
+        found.pop(row.name, None)
+        if row.state is AlarmState.RAISED:
+            found[row.name] = row
+    return found
+
+
+async def accept(log: Log, name: str, why: str, by: str, at: float, expected: str | None = None) -> Alarm:
+    """End an active alarm because a person accepts it. If `expected` is given, it must be the alarm raised with that id.
+
+    Raises:
+        Conflict: it ended, and was raised anew for something else.
+        NotFound: no such alarm is active.
+        BadRequest: it is about a fault, and ends when that does.
+    """
+    found = await standing(log)
+    if name not in found:
+        there = f"these are: {', '.join(found)}" if found else "no alarm is"
+        raise NotFound(f"the alarm {name!r} is not active; {there}", field="name")
+    if not acceptable(name):
+        raise BadRequest(f"{name} cannot be accepted: it ends when its cause does", field="name")
+    if expected not in (None, found[name].id):
+        raise Conflict(f"{name} ended and was raised anew meanwhile; look at what it says now")
+    row = acceptance(found[name], by, at, why)
+    await log.append(row)
+    return row

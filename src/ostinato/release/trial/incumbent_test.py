@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, Field
 
-from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot
-from ostinato.release.trial.evidence import log_evidence
+from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot, log_evidence
 
 _DAY = 86_400.0
 

@@ -11,11 +11,10 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, Field
 
-from ostinato.release.metrics.builtin import DEFAULT_GOAL
+from ostinato.release.metrics.config import DEFAULT_GOAL
 from ostinato.release.trial.config import HOUR, TrialConfig
-from ostinato.release.trial.contrast import TimeSlot
+from ostinato.release.trial.contrast import POOLED, TimeSlot
 from ostinato.release.trial.incumbent_test import StandingConfig, StandingWatch
-from ostinato.release.trial.tally import POOLED
 from ostinato.release.trial.trial import Trial
 from ostinato.release.trial.verdict import Decision, NextAction
 

@@ -21,8 +21,7 @@ from typing import Any
 
 from ostinato.release.metrics.metric import Metric
 from ostinato.release.trial.config import TrialConfig
-from ostinato.release.trial.contrast import Effect
-from ostinato.release.trial.evidence import log_evidence, lower_bound, upper_bound
+from ostinato.release.trial.contrast import Effect, log_evidence, lower_bound, upper_bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from tests.contract.test_log import BATCH, ROWS, TURN, read
 from tests.unit.record.postgres.test_postgres_log import DAY, signals
 
 from ostinato.core.errors import BadConfig, Conflict, StorageFull
+from ostinato.record.backup import copy_log
 from ostinato.record.config import Encrypt, RecordConfig
-from ostinato.record.copying import copy_log
 from ostinato.record.log import SqlLog
 from ostinato.record.postgres.log import PostgresLog
 

@@ -20,9 +20,8 @@ from ostinato.app.roles import wait_for
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import Conflict, LeaseLost, Unavailable
 from ostinato.record.config import RecordConfig
-from ostinato.record.postgres.folds import PostgresFolds
 from ostinato.record.postgres.leases import PostgresRoles
-from ostinato.record.postgres.log import PostgresLog
+from ostinato.record.postgres.log import PostgresFolds, PostgresLog
 from ostinato.record.postgres.server import LogServer
 from ostinato.record.roles import FencingToken
 

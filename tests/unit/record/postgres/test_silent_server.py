@@ -11,9 +11,8 @@ from tests.unit.record.postgres.test_leases import expire
 
 from ostinato.core.errors import LeaseLost, Unavailable
 from ostinato.core.records import Turn
-from ostinato.record.postgres.folds import PostgresFolds
 from ostinato.record.postgres.leases import PostgresRoles
-from ostinato.record.postgres.log import PostgresLog
+from ostinato.record.postgres.log import PostgresFolds, PostgresLog
 from ostinato.record.postgres.server import LogServer
 from ostinato.record.retry import Patience
 

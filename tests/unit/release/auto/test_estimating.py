@@ -8,7 +8,7 @@ from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.records import Finish
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.estimating import prospect
-from ostinato.release.auto.thompson import drawn
+from ostinato.release.auto.posterior import drawn
 from ostinato.testing.log import MemoryLog
 
 LIKES = {"live": 0.8, "large": 0.4}

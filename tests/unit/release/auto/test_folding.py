@@ -10,7 +10,7 @@ from ostinato.core.notices import Alarm
 from ostinato.core.records import Pick
 from ostinato.record.folds import FileFolds
 from ostinato.release.auto.config import RouterConfig
-from ostinato.release.auto.folding import FoldedRouter
+from ostinato.release.auto.router import FoldedRouter
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
 

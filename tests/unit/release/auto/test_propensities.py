@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from ostinato.release.auto.propensities import PropensityTest
-from ostinato.release.auto.thompson import drawn
+from ostinato.release.auto.offpolicy import PropensityTest
+from ostinato.release.auto.posterior import drawn
 
 
 def heard(rng, draws, logged, true=None):

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from ostinato.core.records import Arm, Finish, Pick, Reward, Turn
 from ostinato.release.auto.config import RouterConfig
+from ostinato.release.auto.posterior import drawn
 from ostinato.release.auto.router import Router
-from ostinato.release.auto.thompson import drawn
 from ostinato.testing.records import a_turn
 
 EVEN = {"live": 0.5, "large": 0.5}

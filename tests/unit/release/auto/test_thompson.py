@@ -6,8 +6,15 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from ostinato.release.auto.posterior import Belief
-from ostinato.release.auto.thompson import Worth, best_probabilities, drawn, probabilities, utility, with_failures
+from ostinato.release.auto.posterior import (
+    Belief,
+    Worth,
+    best_probabilities,
+    drawn,
+    probabilities,
+    utility,
+    with_failures,
+)
 
 
 def belief(mean, deviation, users=10.0):

@@ -9,11 +9,9 @@ from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Finish
 from ostinato.release.config import ReleaseConfig
-from ostinato.release.metrics.builtin import BUILT_IN, DEFAULT_GUARDRAILS
-from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig, completed
-from ostinato.release.metrics.facts import MEANINGS, facts_of
+from ostinato.release.metrics.config import BUILT_IN, DEFAULT_GUARDRAILS, DEFAULT_METRICS, MetricConfig, completed
+from ostinato.release.metrics.facts import MEANINGS, Term, facts_of, parse_term
 from ostinato.release.metrics.metric import Metric, metrics_of
-from ostinato.release.metrics.terms import Term, parse
 from ostinato.testing.records import a_turn
 
 
@@ -110,13 +108,13 @@ def test_a_threshold_makes_yes_or_no_of_a_value_and_the_largest_term_counts():
     ],
 )
 def test_terms(text, term):
-    assert parse(text) == term
+    assert parse_term(text) == term
 
 
 @pytest.mark.parametrize("text", ["", "two words", "stars > many", "stars => 4", "4 < stars", "stars >"])
 def test_what_is_no_term_is_refused(text):
     with pytest.raises(ValueError, match="is no term"):
-        parse(text)
+        parse_term(text)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 import pytest
 
 from ostinato.release.metrics.config import MetricConfig
-from ostinato.release.metrics.metric import Metric
-from ostinato.release.metrics.pre_period import Past
+from ostinato.release.metrics.metric import Metric, Past
 
 GOAL = Metric.of(MetricConfig(name="acceptance"), 0.02)
 SLOW = Metric.of(MetricConfig(name="latency_p99"), 0.02)

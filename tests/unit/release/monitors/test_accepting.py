@@ -5,7 +5,7 @@ import pytest
 from ostinato.core.errors import BadRequest, Conflict, NotFound
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.record.log import SqlLog
-from ostinato.release.monitors.acknowledge import accept, acceptable, standing
+from ostinato.release.monitors.watcher import accept, acceptable, standing
 
 
 def an_alarm(name, number, state=AlarmState.RAISED):

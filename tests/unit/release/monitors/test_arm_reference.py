@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ostinato.release.monitors.behaviour import Activity
-from ostinato.release.monitors.detection.detector import Detector, thresholds
-from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level, plausible
+from ostinato.release.monitors.detector import Detector, thresholds
 from ostinato.release.monitors.rates import Shift
+from ostinato.release.monitors.reference import ArmReference, FixedReference, Level, plausible
 
 
 def seen(sessions, memory=50.0):

@@ -7,10 +7,9 @@ import pytest
 
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import Batch, PolicyVersion
-from ostinato.release.monitors.acknowledge import acceptance
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.influence import BY_PERSON, BY_TENANT, InfluenceWatch, Shares
-from ostinato.release.monitors.owners import TurnOwners
+from ostinato.release.monitors.influence import BY_PERSON, BY_TENANT, InfluenceWatch, Shares, TurnOwners
+from ostinato.release.monitors.watcher import acceptance
 from ostinato.testing.records import a_turn
 
 V0 = PolicyVersion(number=0, hash="00")

@@ -11,11 +11,10 @@ from ostinato.core.errors import StorageFull
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Finish, PolicyVersion, ReleaseEvent, Signal
 from ostinato.release.monitors import behaviour
-from ostinato.release.monitors.acknowledge import acceptance
+from ostinato.release.monitors.active_alarms import alarm_name
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.active_alarms import alarm_name
 from ostinato.release.monitors.rates import BUILT_IN
-from ostinato.release.monitors.watcher import NAME, MonitorWatcher
+from ostinato.release.monitors.watcher import NAME, MonitorWatcher, acceptance
 from ostinato.serve import arms
 from ostinato.testing.log import MemoryFolds, MemoryLog
 from ostinato.testing.records import a_signal, a_turn
@@ -133,6 +132,20 @@ async def test_who_is_killed_at_any_row_writes_each_alarm_once():
             (row.name, row.state, row.at) for row in expected
         ]
         assert len(seq) <= len(expected)
+
+
+async def test_no_state_is_saved_before_the_alarms_that_it_knows_of():
+    folds = MemoryFolds()
+    log, crowd, watcher = await watching(folds=folds)
+    await log.append(*crowd.turns(300, often_asks))
+    log.full = True
+    for call in (watcher.refresh, watcher.save):
+        with pytest.raises(StorageFull):
+            await call()
+    log.full = False
+    second = MonitorWatcher(log, CONFIG, folds)
+    await second.refresh()
+    assert set(second.standing) == {row.name for row in alarms(log)} != set()
 
 
 async def test_a_full_disk_loses_no_alarm():
@@ -317,7 +330,7 @@ async def test_invented_people_cost_no_more_memory_than_the_settings_say():
     flood = [replace(a_turn(f"f{n}", user=f"new{n}", ended_at=float(n) / 100), text=ASK) for n in range(500)]
     await log.append(*flood)
     await watcher.refresh()
-    state = watcher._monitors.snapshot()["behaviour"]
+    state = watcher._fold.monitors.snapshot()["behaviour"]
     assert len(state["activity"]["people"]) == 50
     assert len(state["sessions"]["open"]) == 40
 

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.report import Incumbent, ItemMean, Sharpening
-from ostinato.release.monitors.acknowledge import acceptance
 from ostinato.release.monitors.pass_at_k import NAME, NarrowingWatch
+from ostinato.release.monitors.watcher import acceptance
 
 V1, V2, V3 = (PolicyVersion(number=n, hash=f"{n:02d}" * 16) for n in (1, 2, 3))
 

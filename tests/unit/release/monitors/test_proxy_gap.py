@@ -8,11 +8,10 @@ import pytest
 
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import Arm, Reward
-from ostinato.release.monitors.acknowledge import acceptance
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.owners import Owner, TurnOwners
+from ostinato.release.monitors.influence import Owner, TurnOwners
 from ostinato.release.monitors.proxy_gap import NAME, GoldWatch, gold_people, is_gold, proxy_gap
-from ostinato.release.monitors.watcher import MonitorWatcher
+from ostinato.release.monitors.watcher import MonitorWatcher, acceptance
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
 

@@ -1,6 +1,6 @@
 """Pauses after rollbacks: by the ledger's times alone."""
 
-from ostinato.release.pace.cooldown import DAY, RolledBack, brake
+from ostinato.release.pace import DAY, RolledBack, brake
 
 
 def at(*times, by_itself=True):

@@ -6,17 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ostinato.release.pace.cadence import (
+from ostinato.release.pace import (
     ALIKE,
     POWER,
     Traffic,
+    TrialEnd,
     cadence,
     needed_variance,
     variance_of,
 )
-from ostinato.release.pace.history import TrialEnd
 from ostinato.release.trial.config import HOUR, TrialConfig
-from ostinato.release.trial.evidence import lower_bound
+from ostinato.release.trial.contrast import lower_bound
 
 CONFIG = TrialConfig()
 TRAFFIC = Traffic(people=10_000, turns=100_000, good=0.6)

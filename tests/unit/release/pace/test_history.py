@@ -4,9 +4,7 @@ import pytest
 
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.release.guard import GuardConfig
-from ostinato.release.pace.budget import WEEKS, spent
-from ostinato.release.pace.cadence import WEEK
-from ostinato.release.pace.history import PaceHistory
+from ostinato.release.pace import WEEK, WEEKS, PaceHistory, spent
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.incumbent_test import StandingConfig
 

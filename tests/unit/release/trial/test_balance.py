@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ostinato.release.trial.balance import ArmBalance
+from ostinato.release.trial.trial import ArmBalance
 
 VOID = math.log(1000.0)
 

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ostinato.release.trial.contrast import NOTHING, Contrast, TimeSlot
-from ostinato.release.trial.tally import SlotTally
+from ostinato.release.trial.contrast import NOTHING, Contrast, SlotTally, TimeSlot
 
 
 def slot(people, turns, good, treated, *, expected=0.0, day=0):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from ostinato.release.trial.evidence import SCALES, log_evidence, lower_bound, upper_bound
+from ostinato.release.trial.contrast import SCALES, log_evidence, lower_bound, upper_bound
 
 
 def by_integration(difference, variance, side):

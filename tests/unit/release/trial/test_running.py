@@ -7,10 +7,9 @@ import pytest
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, Finish, PolicyVersion, Span
-from ostinato.release.metrics.config import MetricConfig, completed
-from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.ledger import TrialRecord
+from ostinato.release.metrics.config import MetricConfig, OutcomeConfig, completed
 from ostinato.release.trial.config import TrialConfig
-from ostinato.release.trial.record import TrialRecord
 from ostinato.release.trial.verdict import NextAction
 from ostinato.release.trials import RunningTrial
 from ostinato.testing.log import MemoryLog

@@ -7,8 +7,7 @@ import pytest
 from ostinato.release.metrics.config import MetricConfig
 from ostinato.release.metrics.metric import metrics_of
 from ostinato.release.trial.config import TrialConfig
-from ostinato.release.trial.contrast import NOTHING, Effect
-from ostinato.release.trial.evidence import log_evidence
+from ostinato.release.trial.contrast import NOTHING, Effect, log_evidence
 from ostinato.release.trial.verdict import read, told
 
 CONFIG = TrialConfig()

@@ -17,7 +17,7 @@ from ostinato.core.verdicts import GRADED
 from ostinato.reward.accounting import recount
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import copilot
-from ostinato.reward.ledger.entries import Taught
+from ostinato.reward.ledger_entries import Taught
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import Inline
 from ostinato.worlds.remote.owners import OwnTurns

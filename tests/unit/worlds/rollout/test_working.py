@@ -15,7 +15,7 @@ from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, R
 from ostinato.reward.accounting import recount
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import copilot
-from ostinato.reward.ledger.entries import Taught
+from ostinato.reward.ledger_entries import Taught
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import Inline
 from ostinato.serve.feedback.intake import parse_feedback

@@ -22,7 +22,7 @@ from ostinato.launch.views.page.run_facts import RunFacts
 from ostinato.launch.views.page.worlds.facts import RunWorlds
 from ostinato.record.rowlog import RowLog
 from ostinato.release.controller import ReleaseController
-from ostinato.release.monitors.acknowledge import accept
+from ostinato.release.monitors.watcher import accept
 from ostinato.serve.gateway import Page
 from ostinato.web.page.app import Pages
 from ostinato.web.page.sources import PlaygroundAnswer

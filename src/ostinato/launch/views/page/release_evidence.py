@@ -27,7 +27,7 @@ from ostinato.launch.views.page.queries import IndexQueries
 from ostinato.record.rowlog import RowLog
 from ostinato.release.monitors.rates import BUILT_IN, Rate, Shift, measured
 from ostinato.release.monitors.turn_text import take_apart
-from ostinato.release.trial.balance import ArmBalance
+from ostinato.release.trial.trial import ArmBalance
 from ostinato.web.page.release_evidence import (
     Dealt,
     LayerChange,

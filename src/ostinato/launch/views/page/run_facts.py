@@ -20,7 +20,7 @@ from ostinato.launch.views.page.release_evidence import Gathering, carried, gate
 from ostinato.launch.views.page.run_state import Running, TrainLines, followers
 from ostinato.record.config import Encrypt
 from ostinato.record.rowlog import RowLog
-from ostinato.release.monitors.acknowledge import acceptable
+from ostinato.release.monitors.watcher import acceptable
 from ostinato.reward.functions import parts_of
 from ostinato.web.page.sources import (
     AlarmDetail,

@@ -31,7 +31,7 @@ from ostinato.launch.views.tenants import unproven_users
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.reward.accounting import Accounting, of_ledger
-from ostinato.reward.log_fold import LedgerFold
+from ostinato.reward.log_fold import LedgerFollower
 from ostinato.web.page.sources import (
     AlarmLine,
     ArmNow,
@@ -118,7 +118,7 @@ class Running:
         self._lock = asyncio.Lock()
         self._ledger = ReleaseLedger(log, clock)
         self._summary: Summary | None = None
-        self._reading: LedgerFold | None = None
+        self._reading: LedgerFollower | None = None
         self._seen: RunNow | None = None
         self._asked_at = 0.0
         self._paces: list[tuple[float, int]] = []
@@ -210,7 +210,7 @@ class Running:
         else:
             await summary.catch_up(self._summary, self._log)
         if self._reading is None:
-            self._reading = LedgerFold(self._log, run.config.reward, run.folds)
+            self._reading = LedgerFollower(self._log, run.config.reward, run.folds)
         await self._reading.catch_up(saving=False)
         return self._summary, of_ledger(self._reading.ledger)
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm
-from ostinato.release.monitors.detection.detector import Shifted, WayBack
+from ostinato.release.monitors.detector import Shifted, WayBack
 
 PREFIX = "monitor:"
 ACCEPTED = "accepted"

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from ostinato.release.monitors.detection.detector import ExpectedRange
+from ostinato.release.monitors.detector import ExpectedRange
 
 DOUBT = 1.25  # standard errors between a mean and the true means that it may be an estimate of; by simulation
 SLACK = 1.0  # standard errors by which a fixed reference is widened beyond the range of its mean

@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 
 from ostinato.core.records import Arm, Purpose, Turn
 from ostinato.core.seams import Cursor
+from ostinato.reward.baseline import BaselineInputs, context_of
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import BaselineInputs, context_of
-from ostinato.reward.credit.origin import of_world
+from ostinato.reward.credit import of_world
 
 Unit = tuple[str, str, str]
 """Turns that go into one batch together: (kind, tenant, name), with kind "world" (a group of a world's rollouts), "group" or "episode"."""

@@ -13,22 +13,22 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 from ostinato.core.errors import Corrupt
 from ostinato.core.notices import Alarm
+from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import Arm, Batch, Delivered, Holdback, Quarantine, Reward, Row, Signal, Source, Turn
 from ostinato.core.seams import Cursor
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import CLOSED
+from ostinato.reward.alarms import FAILURES, Alarms
+from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import Baseline
-from ostinato.reward.credit.episodes import returns
-from ostinato.reward.credit.recent import RecentShares, masses_of, scales_of
-from ostinato.reward.ledger.alarms import FAILURES, Alarms
-from ostinato.reward.ledger.entries import (
+from ostinato.reward.credit import returns
+from ostinato.reward.ledger_entries import (
     TEACHING_ARMS,
     Gold,
     Matured,
@@ -40,115 +40,7 @@ from ostinato.reward.ledger.entries import (
     needs_reward,
     nobody,
 )
-
-# ---------------------------------------------------------------- signals before their turn
-
-
-OVERHEAD = 128  # bytes that an entry costs besides its ids, roughly
-
-Key = tuple[str, str]
-"""Tenant and turn."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """One tenant's signals: by turn, oldest first, the time of the first signal and all signals."""
-
-    turns: OrderedDict[str, tuple[float, list[Said]]] = field(
-        default_factory=OrderedDict[str, tuple[float, list[Said]]]
-    )
-    count: int = 0
-    bytes: int = 0
-
-
-class Orphans:
-    """Ids of signals by the turn that they are about; `expired` and `dropped` count those that were forgotten.
-
-    When there are too many, the oldest of the tenant that holds most are dropped, so that no flood costs another tenant its signals.
-    Time is the latest time in any row so far, so that every reader of the same rows forgets the same signals.
-
-    Args:
-        most: signals held at most.
-        most_bytes: bytes of ids held at most.
-        seconds: how long a signal is held.
-    """
-
-    def __init__(self, *, most: int, most_bytes: int, seconds: float) -> None:
-        self._most, self._most_bytes, self._seconds = most, most_bytes, seconds
-        self._tenants: dict[str, _Held] = {}
-        self.count = 0
-        self.bytes = 0
-        self.expired = 0
-        self.dropped = 0
-
-    def add(self, seq: Cursor, signal: Signal, now: float) -> None:
-        """Remember a signal about an unknown turn."""
-        held = self._tenants.setdefault(signal.tenant, _Held())
-        self._put((signal.tenant, signal.turn), held, now, (seq, signal.id, signal.retracts))
-        while self.count > self._most or self.bytes > self._most_bytes:
-            by = "count" if self.count > self._most else "bytes"
-            tenant, most = max(self._tenants.items(), key=lambda each: (getattr(each[1], by), each[0]))
-            self.dropped += len(self._forget((tenant, next(iter(most.turns)))))
-
-    def claim(self, tenant: str, turn: str) -> list[Said]:
-        """The signals about a turn that has come, in order; they are held no longer."""
-        held = self._tenants.get(tenant)
-        return [] if held is None or turn not in held.turns else self._forget((tenant, turn))
-
-    def expire(self, now: float) -> None:
-        """Forget the signals of turns that have been awaited too long."""
-        for tenant, held in list(self._tenants.items()):
-            while held.turns:
-                turn, (since, _) = next(iter(held.turns.items()))
-                if now - since <= self._seconds:
-                    break
-                self.expired += len(self._forget((tenant, turn)))
-
-    def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON's types."""
-        held = [
-            [tenant, turn, since, [list(each) for each in said]]
-            for tenant, theirs in self._tenants.items()
-            for turn, (since, said) in theirs.turns.items()
-        ]
-        return {"held": held, "expired": self.expired, "dropped": self.dropped}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`."""
-        self._tenants, self.count, self.bytes = {}, 0, 0
-        for tenant, turn, since, said in state["held"]:
-            held = self._tenants.setdefault(tenant, _Held())
-            for seq, id, retracts in said:
-                self._put((tenant, turn), held, float(since), (seq, id, retracts))
-        self.expired, self.dropped = int(state["expired"]), int(state["dropped"])
-
-    def _put(self, key: Key, held: _Held, since: float, said: Said) -> None:
-        fresh = key[1] not in held.turns
-        held.turns.setdefault(key[1], (since, []))[1].append(said)
-        self._count(held, 1, _size(said) + (_room(key) if fresh else 0))
-
-    def _forget(self, key: Key) -> list[Said]:
-        held = self._tenants[key[0]]
-        _, said = held.turns.pop(key[1])
-        self._count(held, -len(said), -_room(key) - sum(map(_size, said)))
-        if not held.turns:
-            del self._tenants[key[0]]
-        return said
-
-    def _count(self, held: _Held, signals: int, size: int) -> None:
-        held.count += signals
-        held.bytes += size
-        self.count += signals
-        self.bytes += size
-
-
-def _room(key: Key) -> int:
-    return len(key[0].encode()) + len(key[1].encode()) + OVERHEAD
-
-
-def _size(said: Said) -> int:
-    return len(said[1].encode()) + len((said[2] or "").encode())
-
+from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 
 # ---------------------------------------------------------------- baseline updates
 
@@ -291,7 +183,6 @@ class TurnLedger:
         self.lineage = Lineage()
         self.last_step = 0
         self.last_batch: Batch | None = None  # None also after a start from a snapshot, where only its step is known
-        self.time = 0.0  # the latest time in any row so far
         self.open: dict[str, OpenTurn] = {}  # reward due, not yet in the log
         self.touched: dict[str, None] = {}  # open turns with news since they were last asked about
         self.matured: dict[str, Matured] = {}  # reward known, outcome open
@@ -299,7 +190,9 @@ class TurnLedger:
         self.groups: OrderedDict[Unit, None] = OrderedDict()
         self.closed: dict[Unit, None] = {}  # groups whose rollouts have all ended, and which have no outcome yet
         self.settled = Settled(config.remember)
-        self.orphans = Orphans(most=config.max_orphans, most_bytes=config.orphan_bytes, seconds=config.orphan_s)
+        self.orphans = PendingSignals[Said](
+            most=config.max_orphans, seconds=config.orphan_s, most_bytes=config.orphan_bytes, size=_size
+        )
         self.alarms = Alarms(config.coverage, start)
         self.counts: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
@@ -338,7 +231,7 @@ class TurnLedger:
     # ------------------------------------------------------------ turns and what is said about them
 
     def _turn(self, seq: Cursor, turn: Turn) -> None:
-        self._pass(turn.ended_at)
+        self.orphans.advance(turn.ended_at)
         self.counts["ingested"] += 1
         facts = TurnFacts.of(seq, turn, self.config, self._arms)
         if facts.hold is None and (facts.unit in self.groups or facts.unit in self.closed):
@@ -359,7 +252,7 @@ class TurnLedger:
             self.settled.put(turn.id, turn.tenant, Fate.MOOT)
 
     def _delivered(self, row: Delivered) -> None:
-        self._pass(row.at)
+        self.orphans.advance(row.at)
         for turn_id in row.turns:
             entry = self.open.get(turn_id)
             if entry is not None and not entry.delivered:
@@ -367,7 +260,7 @@ class TurnLedger:
                 self.touched[turn_id] = None
 
     def _signal(self, seq: Cursor, signal: Signal) -> None:
-        self._pass(signal.received_at)
+        self.orphans.advance(signal.received_at)
         entry = self.open.get(signal.turn)
         if entry is None:
             self._signal_about_no_open_turn(seq, signal)
@@ -392,7 +285,7 @@ class TurnLedger:
         matured = self.matured.get(signal.turn)
         known = (matured.facts.tenant, Fate.DECIDED) if matured else self.settled.get(signal.turn)
         if known is None:
-            self.orphans.add(seq, signal, self.time)
+            self.orphans.add(signal.tenant, signal.turn, (seq, signal.id, signal.retracts))
         elif known[0] != signal.tenant:
             self.counts["foreign"] += 1
         elif known[1] is Fate.MOOT:
@@ -444,7 +337,7 @@ class TurnLedger:
         return self._unbelievable(row), matured
 
     def _quarantined(self, row: Quarantine, facts: TurnFacts) -> str:
-        self._pass(row.at)
+        self.orphans.advance(row.at)
         self.quarantined[kind_of(row.reason)] += 1
         if row.reason.startswith(FAILURES):
             self.alarms.failed(f"{facts.id}: {row.reason}")
@@ -457,7 +350,7 @@ class TurnLedger:
         return f"reward_nonsense: {reward.value:g} is beyond reward.max_abs"
 
     def _holdback(self, row: Holdback) -> None:
-        self._pass(row.at)
+        self.orphans.advance(row.at)
         matured = self.matured.pop(row.turn, None)
         due = self.to_hold.pop(row.turn, None)
         entry = self.open.get(row.turn)
@@ -476,7 +369,7 @@ class TurnLedger:
                 self.teaching.flat(row, matured)
 
     def _batch(self, batch: Batch) -> None:
-        self._pass(batch.at)
+        self.orphans.advance(batch.at)
         taken = [self._taken(batch, turn_id) for turn_id in batch.turns]
         taught = [entry for entry in taken if entry is not None]
         people = [entry for entry in taught if not entry.facts.world]
@@ -518,8 +411,7 @@ class TurnLedger:
             if not places:
                 del self._open_in[facts.unit]
 
-    def _pass(self, at: float) -> None:
-        """Advance the time to that of a row."""
-        if at > self.time:
-            self.time = at
-            self.orphans.expire(at)
+
+def _size(said: Said) -> int:
+    """The bytes of a pending signal's ids."""
+    return len(said[1].encode()) + len((said[2] or "").encode())

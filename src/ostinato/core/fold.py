@@ -1,0 +1,137 @@
+"""A fold of the log with snapshots: one follower that restores, checks, catches up and saves.
+
+A snapshot is used only if the log still holds the row that it ended with. Another log, or one restored from an older backup, is read
+anew. So a process that was killed at any instant goes on as one that was not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Collection, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from ostinato.core.records import Row, identity
+from ostinato.core.seams import Cursor, Folds, Log
+
+logger = logging.getLogger(__name__)
+
+_LAST = "last"  # the key of a snapshot under which the follower names the row that it ended with
+
+
+class Fold(Protocol):
+    """A state that the rows of the log alone decide, taken in order."""
+
+    @property
+    def kinds(self) -> Collection[type]:
+        """The kinds of rows that it takes in."""
+        ...
+
+    async def begin(self, horizon: Cursor) -> Cursor:
+        """Forget everything; returns the place after which to read, at least `horizon`, up to which rows were dropped."""
+        ...
+
+    def apply(self, seq: Cursor, row: Row) -> None:
+        """Take in the row at place `seq`. Raises Corrupt if the log contradicts itself."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON's types; a key ``last`` would be overwritten."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """The inverse of `state`; False for another version's.
+
+        Raises AttributeError, LookupError, TypeError or ValueError for a damaged one. Unless it is True, only `begin` may be called.
+        """
+        ...
+
+
+F = TypeVar("F", bound=Fold)
+
+
+class FoldFollower(Generic[F]):
+    """A fold and its place in the log. Only one follower of a name may save.
+
+    Args:
+        log: the log to read.
+        fold: what takes in the rows.
+        name: the name of the snapshots.
+        folds: where they are saved; None: nowhere.
+        every: rows between two snapshots.
+        gaps: whether a snapshot may be used although retention has dropped rows since that it does not contain.
+
+    Example::
+
+        follower = FoldFollower(log, LedgerFold(config), name="desk", folds=folds, every=50_000)
+        await follower.catch_up()
+        follower.fold.ledger
+    """
+
+    def __init__(
+        self, log: Log, fold: F, *, name: str, folds: Folds | None = None, every: int, gaps: bool = False
+    ) -> None:
+        self.fold = fold
+        self.cursor: Cursor = 0
+        self._log, self._folds = log, folds
+        self._name, self._every, self._gaps = name, every, gaps
+        self._started = False
+        self._last: list[Any] = []  # kind and identity of the row at the cursor
+        self._unsaved = 0
+
+    async def catch_up(self, *, saving: bool = True) -> None:
+        """Take in the new rows, and save every `every` rows. Raises Corrupt, StorageFull, Unavailable."""
+        async for _ in self.rows(saving=saving):
+            pass
+
+    async def rows(self, *, saving: bool = True) -> AsyncIterator[Row]:
+        """As `catch_up`, and yields each row after it was taken in. A snapshot is saved once the caller asks for the next row."""
+        if not self._started:
+            await self._start()
+        async for seq, row in self._log.read(self.cursor, set(self.fold.kinds)):
+            self.fold.apply(seq, row)
+            self.cursor, self._last = seq, _named(row)
+            self._unsaved += 1
+            yield row
+            if saving and self._unsaved >= self._every:
+                await self.save()
+
+    async def save(self) -> None:
+        """Save a snapshot, if there is news. Raises StorageFull; the previous one is kept then."""
+        if self._folds is not None and self._unsaved:
+            await self._folds.save(self._name, self.cursor, {**self.fold.state(), _LAST: self._last})
+            self._unsaved = 0
+
+    async def _start(self) -> None:
+        horizon = await self._log.horizon()
+        found = None if self._folds is None else await self._folds.load(self._name)
+        if (
+            found is not None
+            and await self._continues(*found, horizon)
+            and restore_fold(self.fold, found[1], self._name)
+        ):
+            self.cursor, self._last = max(found[0], horizon), list(found[1][_LAST])
+        else:
+            self.cursor = await self.fold.begin(horizon)
+        self._started = True
+
+    async def _continues(self, cursor: Cursor, state: Mapping[str, Any], horizon: Cursor) -> bool:
+        """True if the log continues where this snapshot ended."""
+        if cursor <= horizon:
+            return self._gaps or cursor == horizon
+        found = await anext(aiter(self._log.read(cursor - 1, set(self.fold.kinds))), None)
+        return found is not None and found[0] == cursor and _named(found[1]) == state.get(_LAST)
+
+
+def restore_fold(fold: Fold, state: Mapping[str, Any], name: str) -> bool:
+    """Restore a snapshot's state. False if it is another version's, or, with a warning, if it is damaged."""
+    try:
+        if not isinstance(state[_LAST], list):
+            raise ValueError(f"{_LAST!r} is no list")
+        return fold.restore(state)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        logger.warning("snapshot %s cannot be used, the log is read instead: %s: %s", name, type(error).__name__, error)
+        return False
+
+
+def _named(row: Row) -> list[Any]:
+    return [type(row).__name__, *identity(row)]

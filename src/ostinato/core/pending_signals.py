@@ -1,0 +1,129 @@
+"""Pending signals, which come before their turn: kept for a limited time and within bounds, by tenant. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+S = TypeVar("S")
+
+OVERHEAD = 128  # bytes that the signals about a turn cost besides their ids, roughly
+
+
+class _Held(Generic[S]):
+    """One tenant's signals: by turn, oldest first, the time of the first signal and all signals."""
+
+    __slots__ = ("bytes", "count", "turns")
+
+    def __init__(self) -> None:
+        self.turns: OrderedDict[str, tuple[float, list[S]]] = OrderedDict()
+        self.count = 0
+        self.bytes = 0
+
+
+class PendingSignals(Generic[S]):
+    """Signals by the turn that they are about; `expired` and `dropped` count those that were forgotten.
+
+    When there are too many, those about the oldest turn of the tenant that holds most are dropped, so that no flood costs another
+    tenant its signals. Time is the latest time in any row so far, so that every reader of the same rows forgets the same signals.
+
+    Args:
+        most: signals held at most.
+        seconds: how long a signal waits for its turn.
+        most_each: signals held about one turn at most, the first ones; None: any number.
+        most_bytes: bytes held at most, ids of tenants and turns included; None: any number.
+        size: the bytes of a signal.
+
+    Example::
+
+        pending = PendingSignals[Signal](most=1000, seconds=3600.0)
+        pending.add("acme", "t7:0", signal)
+        pending.claim("acme", "t7:0")  # [signal], once the turn has come
+    """
+
+    def __init__(
+        self,
+        *,
+        most: int,
+        seconds: float,
+        most_each: int | None = None,
+        most_bytes: int | None = None,
+        size: Callable[[S], int] = lambda signal: 0,
+    ) -> None:
+        self._most, self._seconds = most, seconds
+        self._most_each, self._most_bytes, self._size = most_each, most_bytes, size
+        self._tenants: dict[str, _Held[S]] = {}
+        self.time = 0.0
+        self.count = 0
+        self.bytes = 0
+        self.expired = 0
+        self.dropped = 0
+
+    def add(self, tenant: str, turn: str, signal: S) -> None:
+        """Keep a signal about an unknown turn."""
+        held = self._tenants.get(tenant)
+        if held is not None and turn in held.turns and len(held.turns[turn][1]) == self._most_each:
+            self.dropped += 1
+            return
+        self._put(tenant, turn, self.time, signal)
+        while self.count > self._most or (self._most_bytes is not None and self.bytes > self._most_bytes):
+            by = "count" if self.count > self._most else "bytes"
+            largest, most = max(self._tenants.items(), key=lambda each: (getattr(each[1], by), each[0]))
+            self.dropped += len(self.claim(largest, next(iter(most.turns))))
+
+    def claim(self, tenant: str, turn: str) -> list[S]:
+        """The signals about a turn that has come, in order; they are kept no longer."""
+        held = self._tenants.get(tenant)
+        if held is None or turn not in held.turns:
+            return []
+        _, signals = held.turns.pop(turn)
+        self._count(held, -len(signals), -_room(tenant, turn) - sum(map(self._size, signals)))
+        if not held.turns:
+            del self._tenants[tenant]
+        return signals
+
+    def advance(self, at: float) -> None:
+        """Advance the time to that of a row, and forget the signals that have waited too long."""
+        if at <= self.time:
+            return
+        self.time = at
+        for tenant, held in list(self._tenants.items()):
+            while held.turns:
+                turn, (since, _) = next(iter(held.turns.items()))
+                if at - since <= self._seconds:
+                    break
+                self.expired += len(self.claim(tenant, turn))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything but the time, as JSON's types if the signals are."""
+        held = [
+            [tenant, turn, since, list(signals)]
+            for tenant, theirs in self._tenants.items()
+            for turn, (since, signals) in theirs.turns.items()
+        ]
+        return {"held": held, "expired": self.expired, "dropped": self.dropped}
+
+    def restore(self, state: Mapping[str, Any], time: float, read: Callable[[Sequence[Any]], S]) -> None:
+        """The inverse of `snapshot`, at a time; `read` makes a signal of its JSON."""
+        self._tenants, self.count, self.bytes, self.time = {}, 0, 0, time
+        for tenant, turn, since, signals in state["held"]:
+            for signal in signals:
+                self._put(tenant, turn, float(since), read(signal))
+        self.expired, self.dropped = int(state["expired"]), int(state["dropped"])
+
+    def _put(self, tenant: str, turn: str, since: float, signal: S) -> None:
+        held = self._tenants.setdefault(tenant, _Held())
+        fresh = turn not in held.turns
+        held.turns.setdefault(turn, (since, []))[1].append(signal)
+        self._count(held, 1, self._size(signal) + (_room(tenant, turn) if fresh else 0))
+
+    def _count(self, held: _Held[S], signals: int, size: int) -> None:
+        held.count += signals
+        held.bytes += size
+        self.count += signals
+        self.bytes += size
+
+
+def _room(tenant: str, turn: str) -> int:
+    return len(tenant.encode()) + len(turn.encode()) + OVERHEAD

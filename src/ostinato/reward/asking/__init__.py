@@ -1,1 +1,0 @@
-"""Asking a reward function: found by name, run where it can do no harm, its answers checked."""

@@ -1,0 +1,230 @@
+"""Credit assignment: the advantage of each turn, from single rollouts or from groups of rollouts. Pure.
+
+**Single rollouts**, where each prompt was answered once: return minus a learned baseline, normalised over the batch, capped.
+
+A_t = (G_t - b(x_t, user_t)) / RMS, with G_t the turn's return within its episode (`returns`). Any b that does not
+depend on what was sampled leaves the policy gradient unbiased (Williams 1992, section 6); a good one lowers its variance. Dividing
+by the root mean square rather than by the standard deviation keeps the sign of a lone reward: one turn with reward +1 gets +1, not
+0. Global rather than per-prompt normalisation follows REINFORCE++ (arXiv:2501.03262).
+
+**Groups**, where each prompt was answered many times: an episode's return minus the mean of its group's.
+
+Dr. GRPO (arXiv:2503.20783), as in Composer 2's report (arXiv:2603.24477, section 4.1): not divided by the group's standard
+deviation, which would make the easiest and the hardest tasks count most, nor by any length. Every token of every turn of an episode
+gets the episode's advantage, and the loss adds them up (`Sample.summed`): sum A grad log p(token) over all tokens of an episode is
+A grad log p(episode), the policy gradient itself. With a weight of 1 / turns instead, each turn of a failure of twenty turns would be
+penalised less than each turn of a failure of two, and a policy that fails would learn to fail slowly.
+
+The mean includes the episode itself, so that the expected gradient is (n - 1) / n of the exact one in a group of n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ostinato.core.errors import NoSignal
+from ostinato.core.records import Advantages, Arm, Turn
+from ostinato.core.samples import Episode
+from ostinato.core.seams import Credit
+from ostinato.reward.baseline import Baseline, Floats, context_of, counted_as
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
+
+# ---------------------------------------------------------------- episodes
+
+
+def by_episode(turns: Iterable[Turn]) -> list[Episode]:
+    """The episodes of these turns, which are given oldest first, in order of their first turns."""
+    found: dict[tuple[str, str], list[Turn]] = {}
+    for turn in turns:
+        found.setdefault((turn.tenant, turn.episode), []).append(turn)
+    return [
+        Episode(id=episode, tenant=tenant, turns=tuple(members), group=members[0].group)
+        for (tenant, episode), members in found.items()
+    ]
+
+
+def parts_of_episodes(turns: Sequence[Turn]) -> list[float]:
+    """The weight of each turn in a batch of these: an episode's weights sum to 1, so that twenty turns count no more than one.
+
+    The price: where the policy decides how many turns there are, a turn of a bad long episode is penalised less than one of a short one.
+
+    Example: two turns of one episode and one of another: ``[0.5, 0.5, 1.0]``
+    """
+    sizes = Counter((turn.tenant, turn.episode) for turn in turns)
+    return [1.0 / sizes[turn.tenant, turn.episode] for turn in turns]
+
+
+def returns(rewards: Sequence[float], discount: float) -> list[float]:
+    """The return of each turn of an episode: its own reward plus the discounted later ones. G_t = r_t + discount * G_t+1.
+
+    Example: ``returns([0.0, 0.0, 1.0], 0.5) == [0.25, 0.5, 1.0]``
+    """
+    value, found = 0.0, list[float]()
+    for reward in reversed(rewards):
+        value = reward + discount * value
+        found.append(value)
+    return found[::-1]
+
+
+LEAST_RMS = 1e-8
+
+
+class SingleRollout:
+    """Implements `core.seams.Credit`. All of a turn's tokens get the same advantage.
+
+    A reward reaches the earlier turns of its episode, discounted; the reward of a turn outside the batch reaches none. The RMS
+    is over episodes, whose turns share one weight, and so are the capped shares: a person's mass is the weight of their episodes. It is
+    not the size of their advantages, which differs between good and bad turns: a cap that cut one kind more would bias what is learned.
+    `recent` says how much each person may have, given their share of the last steps.
+
+    `baseline` and `recent` are only read here; the fold of the log updates them.
+
+    Example::
+
+        credit = SingleRollout(RewardConfig(), Baseline())
+        credit([Episode(id="e1", tenant="default", turns=(turn,))], {turn.id: 1.0}) == {turn.id: (1.0,) * len(turn.sampled_ids)}
+    """
+
+    def __init__(self, config: RewardConfig, baseline: Baseline, recent: RecentShares | None = None) -> None:
+        self._config = config
+        self._baseline = baseline
+        self._recent = recent or RecentShares(config.user_steps)
+
+    def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
+        """By turn id, one advantage per sampled token.
+
+        Raises:
+            NoSignal: no turns, two or more turns that all have the same reward, or a baseline that explains every return.
+            ValueError: a reward is not finite.
+        """
+        turns = [turn for episode in episodes for turn in episode.turns]
+        _refuse_without_contrast([rewards[turn.id] for turn in turns])
+        weights_N = np.array(parts_of_episodes(turns))
+        residuals_N, unit = self._residuals(episodes, rewards)
+        rms = math.sqrt(float(weights_N @ residuals_N**2) / len(episodes))
+        if rms < LEAST_RMS / unit:
+            raise NoSignal(f"the baseline explains every reward: the residuals' RMS is below {LEAST_RMS:g}")
+        advantages_N = residuals_N / rms
+        weights = masses_of([(counted_as(turn, self._config.users), turn.episode) for turn in turns])
+        scales = scales_of(weights, self._recent, self._config)
+        return {
+            turn.id: (float(advantage) * scales.get(counted_as(turn, self._config.users), 1.0),) * len(turn.sampled_ids)
+            for turn, advantage in zip(turns, advantages_N, strict=True)
+        }
+
+    def _residuals(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> tuple[Floats, float]:
+        """Returns minus baseline, and the unit they are in: with it no square overflows, and dividing by the RMS cancels it."""
+        turns = [turn for episode in episodes for turn in episode.turns]
+        expected_N = np.array([self._baseline.predict(context_of(turn, self._config.users)) for turn in turns])
+        largest = max(float(np.abs(expected_N).max()), *(abs(rewards[turn.id]) for turn in turns))
+        unit = 2.0 ** min(1023, max(0, math.frexp(largest)[1]))  # a power of two: division by it rounds nothing
+        reached = [
+            value
+            for episode in episodes
+            for value in returns([rewards[turn.id] / unit for turn in episode.turns], self._config.discount)
+        ]
+        return np.array(reached) - expected_N / unit, unit
+
+
+def _refuse_without_contrast(rewards: Sequence[float]) -> None:
+    """Raises NoSignal where nothing can be learned, ValueError where nothing can be computed."""
+    if not rewards:
+        raise NoSignal("the batch is empty")
+    if not all(map(math.isfinite, rewards)):
+        raise ValueError("a reward is not finite")
+    if len(rewards) >= 2 and len(set(rewards)) == 1:
+        raise NoSignal(f"all {len(rewards)} rewards are {rewards[0]:g}: nothing tells a good turn from a bad one")
+
+
+# ---------------------------------------------------------------- groups of rollouts
+
+
+class GroupRelative:
+    """Implements `core.seams.Credit`. An episode without a group is a group of one.
+
+    Nothing is learned from a group of one, nor from a group whose returns are all equal: its advantages are exactly 0.
+
+    Example::
+
+        GroupRelative()([right, wrong], {"right:0": 1.0, "wrong:0": 0.0}) == {"right:0": (0.5, 0.5), "wrong:0": (-0.5,)}
+    """
+
+    def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
+        """By turn id, one advantage per sampled token.
+
+        Raises:
+            NoSignal: no episodes, or no group whose returns differ.
+            ValueError: a reward is not finite.
+        """
+        groups: dict[tuple[str, str], list[Episode]] = defaultdict(list)
+        for episode in episodes:
+            groups[episode.tenant, episode.group or f"\0{episode.id}"].append(episode)
+        found: dict[str, Advantages] = {}
+        flat = 0
+        for members in groups.values():
+            advantages = relative([math.fsum(rewards[turn.id] for turn in member.turns) for member in members])
+            flat += not any(advantages)
+            for member, advantage in zip(members, advantages, strict=True):
+                found |= {turn.id: (advantage,) * len(turn.sampled_ids) for turn in member.turns}
+        if flat == len(groups):
+            raise NoSignal(
+                f"in none of {flat} groups did one rollout do better than another" if flat else "the batch is empty"
+            )
+        return found
+
+
+def relative(returns: Sequence[float]) -> list[float]:
+    """Each return minus the mean of all; exactly 0 where all are equal. Raises ValueError for one that is not finite.
+
+    Example: ``relative([1.0, 0.0, 0.0, 1.0]) == [0.5, -0.5, -0.5, 0.5]``
+    """
+    if not all(map(math.isfinite, returns)):
+        raise ValueError("a return is not finite")
+    if min(returns) == max(returns):
+        return [0.0] * len(returns)
+    mean = math.fsum(returns) / len(returns)
+    return [value - mean for value in returns]
+
+
+# ---------------------------------------------------------------- by origin
+
+
+def of_world(turn: Turn) -> bool:
+    """True if the turn is part of a rollout in a simulated world."""
+    return turn.arm is Arm.WORLD
+
+
+class ByOrigin:
+    """Implements `core.seams.Credit`: worlds' episodes by one rule, people's by another.
+
+    A group that a client names itself is credited like people's episodes, so that it is no way around the caps. If one of the two rules
+    finds nothing to learn, its advantages are 0 and the other's are learned from.
+
+    Example: ``ByOrigin(people=SingleRollout(config, baseline), worlds=GroupRelative())``
+    """
+
+    def __init__(self, *, people: Credit, worlds: Credit) -> None:
+        self._people, self._worlds = people, worlds
+
+    def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
+        """By turn id, one advantage per sampled token. Raises NoSignal where neither teaches anything, ValueError."""
+        simulated = [episode for episode in episodes if of_world(episode.turns[0])]
+        served = [episode for episode in episodes if not of_world(episode.turns[0])]
+        if not simulated or not served:
+            return (self._worlds if simulated else self._people)(episodes, rewards)
+        found: dict[str, Advantages] = {}
+        reasons: list[str] = []
+        for credit, theirs in ((self._people, served), (self._worlds, simulated)):
+            try:
+                found |= credit(theirs, rewards)
+            except NoSignal as error:
+                reasons.append(str(error))
+                found |= {turn.id: (0.0,) * len(turn.sampled_ids) for episode in theirs for turn in episode.turns}
+        if len(reasons) == 2:
+            raise NoSignal("; ".join(reasons))
+        return found

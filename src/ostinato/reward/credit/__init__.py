@@ -1,1 +1,0 @@
-"""Rewards -> advantages. Pure."""
