@@ -21,8 +21,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.numerics import Contract
 from ostinato.corpus.build import check_new
 from ostinato.corpus.order import Phase
-from ostinato.corpus.reading import CorpusReader
-from ostinato.corpus.shards import ShardSet
+from ostinato.corpus.shards import CorpusReader, ShardSet
 from ostinato.train.schedule import learning_rate_at
 from ostinato.weights.follow.export import write_model
 

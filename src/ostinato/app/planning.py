@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ostinato.compute.plan.cycle import CyclePlan, Delivery, plan_cycle
-from ostinato.compute.plan.description import Description
+from ostinato.compute.description import Description
+from ostinato.compute.plan import CyclePlan, Delivery, plan_cycle
 from ostinato.core.errors import BadConfig
 from ostinato.weights.plan import Cores, Deployment, Link, plan
 

@@ -1,4 +1,4 @@
-"""Divides workers between sampling and training, and sets the number of rollout workers, for a given sampling share. Pure."""
+"""Sets the number of rollout workers for a given share of sampling in all operations. Pure."""
 
 from __future__ import annotations
 
@@ -17,22 +17,6 @@ class ShareRules:
     share: float = 1 / 3
     slack: float = 0.75
     moves: int = 4
-
-
-def moved(rules: ShareRules, workers: int, sampling: int, borrowed: float, observed: float) -> int:
-    """How many of `workers`, of which `sampling` sample now, should move from training to sampling (negative: back).
-
-    The target is the number that gives the share together with `borrowed` samplers, corrected by the recent error (`observed` is the recent
-    share). Call it only between two optimizer steps, so that no step loses a worker and new samplers begin with the newest version.
-
-    Example: ``moved(ShareRules(share=0.5), workers=10, sampling=2, borrowed=0, observed=0.5) == 3``
-    """
-    whole = workers + borrowed
-    wanted = rules.share * whole - borrowed + (rules.share - observed) * whole
-    gap = min(float(workers), max(0.0, wanted)) - sampling
-    if abs(gap) < rules.slack:
-        return 0
-    return max(-rules.moves, min(rules.moves, round(gap)))
 
 
 def rollout_workers(rules: ShareRules, workers: int, least: int, most: int, observed: float) -> int:

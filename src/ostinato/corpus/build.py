@@ -18,9 +18,7 @@ import numpy as np
 from ostinato.core.errors import BadConfig, BadRequest, StorageFull
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.contamination import OverlapIndex
-from ostinato.corpus.document import Document
-from ostinato.corpus.duplicates import CopyFinder
-from ostinato.corpus.filters import text_of
+from ostinato.corpus.filters import CopyFinder, Document, text_of
 from ostinato.corpus.manifest import FORMAT, MANIFEST, CorpusManifest, Refusal, SourceShare
 from ostinato.corpus.shards import TokenDocument, write_shards
 from ostinato.corpus.sources import Read, SourceFiles

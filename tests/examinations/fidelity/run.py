@@ -39,8 +39,7 @@ from ostinato.config import Config, load
 from ostinato.core.conversation import Role
 from ostinato.core.records import Arm
 from ostinato.demo import tasks as functions
-from ostinato.demo.client import ask, body
-from ostinato.demo.users import SimulatedUser, UsersConfig, make_users
+from ostinato.demo.users import SimulatedUser, UsersConfig, ask, body, make_users
 from ostinato.launch.commands.demo import ready
 from ostinato.launch.commands.up import Launched, launch
 from ostinato.record.lock import hold

@@ -3,8 +3,8 @@
 import pytest
 
 from ostinato.app.planning import deliveries, planned
-from ostinato.compute.plan.cycle import Delivery, plan_cycle, trained
-from ostinato.compute.plan.description import Description
+from ostinato.compute.description import Description
+from ostinato.compute.plan import Delivery, plan_cycle, trained
 from ostinato.core.errors import BadConfig
 
 SMALL = {

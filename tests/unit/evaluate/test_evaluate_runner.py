@@ -13,7 +13,7 @@ from ostinato.core.report import Incumbents, Verdict
 from ostinato.evaluate.answers import Response, read_answers
 from ostinato.evaluate.config import BarConfig, GateConfig
 from ostinato.evaluate.evaluation import Evaluation
-from ostinato.evaluate.gate.rounds import seed_of
+from ostinato.evaluate.gate import seed_of
 from ostinato.evaluate.runner import RunnerConfig, SuiteRunner, item_seed
 from ostinato.evaluate.suites import parse
 

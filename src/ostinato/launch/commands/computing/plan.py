@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.app.planning import deliveries, planned
-from ostinato.compute.plan.cycle import NOT_COUNTED, CyclePlan, Lane, learned_turns
-from ostinato.compute.plan.description import Description
+from ostinato.compute.description import Description
+from ostinato.compute.plan import NOT_COUNTED, CyclePlan, Lane, learned_turns
 from ostinato.config import explain, origins, parse_override, put, read_file
 from ostinato.launch.commands.weights.plan import size
 

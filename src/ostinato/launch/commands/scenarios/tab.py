@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from ostinato.app.evaluation import open_suite
 from ostinato.config import Config
-from ostinato.demo.tab.lines import NOTHING, Line, T, is_meant, make_typists, split_lines
+from ostinato.demo.tab import NOTHING, Line, T, is_meant, make_typists, split_lines
 from ostinato.demo.users import UsersConfig, UserStats, run_users
 from ostinato.evaluate.statistics import mean_difference, paired_items
 from ostinato.launch.commands.scenarios.copilot import unseen

@@ -19,10 +19,10 @@ import aiohttp
 from ostinato.core.errors import Corrupt, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemScore
+from ostinato.evaluate.answers import check_version, first_error, patiently, served_model
 from ostinato.evaluate.config import RunnerConfig
 from ostinato.evaluate.runner import item_seed
 from ostinato.evaluate.suites import Item, Suite
-from ostinato.evaluate.trying.retry import check_version, first_error, patiently, served_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

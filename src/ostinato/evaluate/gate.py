@@ -1,4 +1,4 @@
-"""The verdict: paired differences between a candidate and its incumbents -> a `Report`. Pure maths.
+"""The gate: what a round draws, what a suite can resolve, the quality bars, and the verdict on a candidate. Pure maths.
 
 The rule is non-inferiority within stated margins, not "no significant difference": a small suite that finds nothing has proven nothing.
 A candidate ships only if it clears every bar, is not significantly worse than live, and rules out, on every suite, a loss of `margin`
@@ -8,21 +8,100 @@ up. The best release so far never gets worse, so all releases together lose litt
 Every suite must hold, so the bounds need no correction for the number of suites: a candidate that is too bad on one of them passes with at
 most that suite's error probability. Where one suite out of several suffices for a conclusion, worse or better, Holm's rule applies.
 Looks at growing numbers of draws share one error budget (Bonferroni), so extending gives no extra chances.
+
+Bars are absolute levels, whatever version serves users. All must be cleared, so no correction for their number is needed: a candidate
+below one of them passes all with at most the probability of passing that one.
+
+A round keeps no state: a killed worker that starts again draws the same numbers for the same candidate and round, so a restart gives no
+extra look, and every other candidate or round gets numbers of its own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
+from ostinato.core.errors import BadConfig
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import BarResult, Comparison, Incumbent, Incumbents, ItemScore, Report, Verdict
-from ostinato.evaluate.config import GateConfig
-from ostinato.evaluate.gate.resolution import smallest_margin
-from ostinato.evaluate.statistics import Spread, bounds, holm, mcnemar, paired_items, power, spread_of
+from ostinato.evaluate.config import BarConfig, GateConfig
+from ostinato.evaluate.statistics import Spread, bounds, holm, mcnemar, mean_lower, paired_items, power, spread_of
+from ostinato.evaluate.suites import Item, Suite
+
+# ---------------------------------------------------------------- What a suite can resolve
+
+
+PASSING = 0.94
+"""The share of equally good candidates whose bound must hold at the smallest margin. A few more are blocked because they look worse than
+live by chance, and live was itself chosen on these items: nine in ten ship in the simulation of benchmarks/release/gate.py."""
+
+
+def assumed_error(items: int, gate: GateConfig) -> float:
+    """Standard error of a difference at the last look, from the assumed spreads: sqrt(2 (item^2 + draw^2 / draws) / items).
+
+    Example: ``assumed_error(1000, GateConfig())`` is 0.0067.
+    """
+    return math.sqrt(2.0 * (gate.item_spread**2 + gate.draw_spread**2 / gate.max_draws) / items)
+
+
+def smallest_margin(error: float, level: float) -> float:
+    """The margin at which an equally good candidate's bound holds with probability `PASSING`: (z(1 - level) + z(0.94)) standard errors.
+
+    It is the power formula of a non-inferiority test (Chow, Shao and Wang 2008, section 4.2), solved for the margin.
+    """
+    normal = NormalDist()
+    return (normal.inv_cdf(1.0 - level) + normal.inv_cdf(PASSING)) * error
+
+
+def smallest_total_margin(items: int, gate: GateConfig) -> float:
+    """The smallest total margin for a suite with `items` items in a round, by the assumed spreads.
+
+    Example: ``smallest_total_margin(500, GateConfig())`` is 0.044.
+    """
+    return smallest_margin(assumed_error(items, gate), gate.total_alpha_at(gate.max_draws))
+
+
+def items_for(margin: float, level: float, gate: GateConfig) -> int:
+    """Items in a round that a margin needs at a level: the inverse of `smallest_margin` over `assumed_error`."""
+    return math.ceil((smallest_margin(assumed_error(1, gate), level) / margin) ** 2)
+
+
+def check_margins(suite: str, items: int, gate: GateConfig) -> None:
+    """Raise BadConfig if a margin is below `smallest_margin`: the suite is too small, and too many equally good candidates are blocked."""
+    looks = {"margin": gate.alpha_at(gate.max_draws), "total_margin": gate.total_alpha_at(gate.max_draws)}
+    for name, level in looks.items():
+        margin, smallest = getattr(gate, name), smallest_margin(assumed_error(items, gate), level)
+        if margin < smallest:
+            enough = math.ceil(1000.0 * smallest) / 1000.0
+            raise BadConfig(
+                f"suite {suite!r} draws {items} items x {gate.max_draws} for a candidate: the smallest evaluate.gate.{name} that "
+                f"it can hold is {100 * smallest:.1f} pp, and {100 * margin:.1f} pp is set. Give it "
+                f"{items_for(margin, level, gate)} items in a round, or set evaluate.gate.{name}={enough:g} and live with that "
+                f"resolution (assumed: a version's effect on an item varies by {gate.item_spread:g} and a draw by "
+                f"{gate.draw_spread:g}; evaluate.gate.item_spread and draw_spread say so)"
+            )
+
+
+def check_bars(bars: Sequence[tuple[BarConfig, str, int]]) -> None:
+    """Raise BadConfig for a bar that not even faultless answers could clear. Each bar comes with its suite's name and items in a round."""
+    for bar, suite, items in bars:
+        if BAR_ALPHA ** (1.0 / items) < bar.wanted:
+            needed = math.ceil(math.log(BAR_ALPHA) / math.log(bar.wanted))
+            raise BadConfig(
+                f"evaluate.bars: no candidate can clear the bar on {bar.axis} of suite {suite!r}: with {items} items even faultless "
+                f"answers prove no more than {BAR_ALPHA ** (1.0 / items):.4f} of the {bar.wanted:g} that is wanted; give it {needed} "
+                "items or lower the bar"
+            )
+
+
+# ---------------------------------------------------------------- The verdict
+
 
 HARM_SHARE = 0.5
 """Part of alpha at which a loss against live counts as significant: one side of a two-sided test."""
@@ -256,3 +335,90 @@ def _told(
     if incumbents.best is None:
         parts.append("the best release was not sampled (evaluate.gate.sample_best)")
     return ": " + "; ".join(parts)
+
+
+# ---------------------------------------------------------------- The bars
+
+
+BAR_ALPHA = 0.01
+"""One minus the confidence of the bound that must clear a bar."""
+
+
+def judge_bar(bar: BarConfig, suite: str, scores: Sequence[ItemScore]) -> BarResult:
+    """Judge a candidate's answers to one suite by one bar. Without a single answer the bar is not cleared.
+
+    A mean that must stay low (`at_most`) is judged as its complement; the value reported is then the mean and the bound an upper bound.
+    """
+    items: dict[str, list[float]] = {}
+    for score in scores:
+        items.setdefault(score.item, []).append(_good(bar, score))
+    if not items:
+        return BarResult(suite=suite, axis=bar.axis, value=0.0, bound=0.0, wanted=bar.wanted, n=0, holds=False)
+    lower = mean_lower(list(items.values()), BAR_ALPHA)
+    value = sum(sum(values) / len(values) for values in items.values()) / len(items)
+    holds = lower >= bar.wanted
+    if bar.axis != "latency" and bar.at_most is not None:
+        value, lower, wanted = 1.0 - value, 1.0 - lower, bar.at_most
+    else:
+        wanted = bar.wanted
+    return BarResult(suite=suite, axis=bar.axis, value=value, bound=lower, wanted=wanted, n=len(items), holds=holds)
+
+
+def _good(bar: BarConfig, score: ItemScore) -> float:
+    """An answer's value for the bar, in [0, 1], the higher the better."""
+    if bar.axis == "latency":
+        return float(score.seconds <= (bar.at_most or 0.0))
+    value = score.score if bar.axis == "score" else float(score.formed)
+    return 1.0 - value if bar.at_most is not None else value
+
+
+# ---------------------------------------------------------------- Rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The items of a round in the suite's order, and the ids of those among them that are sealed.
+
+    Example: ``Selection((item_a, item_b), frozenset({"b"}))``
+    """
+
+    items: tuple[Item, ...]
+    sealed: frozenset[str]
+
+
+def seed_of(suite: Suite, candidate_hash: str, round: int) -> int:
+    """The seed of all draws of a suite for one candidate in one round; 63 bits."""
+    return _number(f"draws\0{suite.hash}\0{candidate_hash}\0{round}") >> 1
+
+
+def sealed_ids(suite: Suite, share: float) -> frozenset[str]:
+    """The items that are kept sealed: those whose id hashes below `share`, so that editing the others changes nothing.
+
+    At least one item stays open.
+    """
+    found = frozenset(item.id for item in suite.items if _number(f"sealed\0{item.id}") < share * 2**64)
+    return frozenset() if len(found) == len(suite.items) else found
+
+
+def select(suite: Suite, gate: GateConfig, candidate_hash: str, round: int) -> Selection:
+    """The round's items: `items_per_round` of the open items, picked by the seed so that rounds differ, and in every
+    `sealed_every`-th round the sealed items as well.
+    """
+    sealed = sealed_ids(suite, gate.sealed_share)
+    opened = [item for item in suite.items if item.id not in sealed]
+    if 0 < gate.items_per_round < len(opened):
+        seed = seed_of(suite, candidate_hash, round)
+        opened = sorted(opened, key=lambda item: _number(f"{seed}\0{item.id}"))[: gate.items_per_round]
+    chosen = {item.id for item in opened}
+    shown = sealed if (round + 1) % gate.sealed_every == 0 else frozenset[str]()
+    return Selection(tuple(item for item in suite.items if item.id in chosen or item.id in shown), shown)
+
+
+def items_in_round(suite: Suite, gate: GateConfig) -> int:
+    """The least number of items that a round has."""
+    opened = len(suite.items) - len(sealed_ids(suite, gate.sealed_share))
+    return min(opened, gate.items_per_round or opened)
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(blake3(text.encode()).digest(length=8), "big")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.demo.prompt import TaskPrompt
+from ostinato.demo.tasks import TaskPrompt
 from ostinato.demo.users import SimulatedUser, UsersConfig
 
 T = 0.25
