@@ -9,8 +9,7 @@ from ostinato.app.worlds_tasks import check_program, repair_tasks
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandboxing import SandboxSpec
 from ostinato.demo.tasks import load
-from ostinato.worlds.harness.opening import open_harness
-from ostinato.worlds.harness.repair import RepairConfig, RepairLoop, code_in
+from ostinato.worlds.harness.harnesses import RepairConfig, RepairLoop, code_in, open_harness
 from ostinato.worlds.harness.rollout import Ended
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Grading, Task

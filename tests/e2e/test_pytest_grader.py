@@ -12,8 +12,7 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
 from ostinato.worlds.grading.flaky import steadiness_of
 from ostinato.worlds.grading.sandboxed_program import Apart
-from ostinato.worlds.grading.solution_check import PytestGrading
-from ostinato.worlds.grading.suites import PytestGrader
+from ostinato.worlds.grading.suites import PytestGrader, PytestGrading
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
 

@@ -17,9 +17,9 @@ from tests.fakes.reward_hacks import BEYOND, FUNCTION, RUNS, TRACE
 from ostinato.app.worlds_grading import open_graders
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandboxing import Change, ChangeKind
-from ostinato.worlds.grading.canaries import unknowable
+from ostinato.worlds.grading.effort import unknowable
 from ostinato.worlds.grading.sandboxed_program import Apart
-from ostinato.worlds.grading.solution_check import PytestGrading, run_suite
+from ostinato.worlds.grading.suites import PytestGrading, run_suite
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fakes.tasks import tasklists, tasks
 
 from ostinato.core.errors import BadConfig
-from ostinato.worlds.tasks.harbor.reading import harbor_task
+from ostinato.worlds.tasks.harbor import harbor_task
 from ostinato.worlds.tasks.rows import parse_row
 from ostinato.worlds.tasks.task import Grading
 from ostinato.worlds.tasks.tasksets import load, save, taskset_of

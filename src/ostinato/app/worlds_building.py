@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ostinato.worlds.building.package_build import BuildPlace
-from ostinato.worlds.building.trying.one_shot import ONE_SHOT_WORKDIR, OneShotBackend
+from ostinato.worlds.building.runs import ONE_SHOT_WORKDIR, OneShotBackend
 from ostinato.worlds.sandbox import python_inside
 
 

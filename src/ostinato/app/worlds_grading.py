@@ -10,14 +10,12 @@ from collections.abc import AsyncGenerator, Mapping
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
 from ostinato.core.seams import Backend
-from ostinato.worlds.grading.canaries import Alarm, WatchedGrader
 from ostinato.worlds.grading.completion import CompletionGrader, Runs, read_completion
-from ostinato.worlds.grading.effort import EffortConfig
+from ostinato.worlds.grading.effort import Alarm, EffortConfig, WatchedGrader
 from ostinato.worlds.grading.functions import FunctionGrader, FunctionGrading, read_data
-from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.grading.grade import Grade, Grader, PatternGrader, read_pattern
 from ostinato.worlds.grading.harbor import HarborGrader, read_harbor
 from ostinato.worlds.grading.judge import JudgedGrader, RubricJudge
-from ostinato.worlds.grading.patterns import PatternGrader, read_pattern
 from ostinato.worlds.grading.sandboxed_program import Apart
 from ostinato.worlds.grading.suites import PytestGrader, read_suite
 from ostinato.worlds.harness.rollout import Rollout

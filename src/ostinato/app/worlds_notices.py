@@ -8,8 +8,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.seams import Log
 from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
 from ostinato.release.alarms import note
-from ostinato.worlds.rollout.cheats import CHEATED, CheatWatch
-from ostinato.worlds.rollout.finished import Finished
+from ostinato.worlds.rollout.finished import CHEATED, CheatWatch, Finished
 from ostinato.worlds.tasks.task import Split
 
 NARROWED = "worlds:best_of_k"

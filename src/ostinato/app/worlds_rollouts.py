@@ -15,17 +15,15 @@ from ostinato.app.worlds_grading import check_grading, open_grading
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Arm
-from ostinato.worlds.harness.opening import HARNESSES, is_agent, no_harness, open_harness
+from ostinato.worlds.harness.harnesses import HARNESSES, is_agent, no_harness, open_harness
 from ostinato.worlds.harness.rollout import Harness
 from ostinato.worlds.remote.owners import OwnTurns
-from ostinato.worlds.remote.rollout_client import FarOutcomes
-from ostinato.worlds.remote.rollout_server import Door
+from ostinato.worlds.remote.rollout_server import Door, FarOutcomes
 from ostinato.worlds.remote.trust import RefusedSerials, door_context, worker_context
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.gateway import WorldGateway
-from ostinato.worlds.rollout.group_outcomes import Spending
-from ostinato.worlds.rollout.groups import EventFile, most_steps_behind
+from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load

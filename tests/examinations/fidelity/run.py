@@ -44,7 +44,7 @@ from ostinato.launch.commands.demo import ready
 from ostinato.launch.commands.up import Launched, launch
 from ostinato.record.lock import hold
 from ostinato.testing.tiny import tiny_model
-from ostinato.worlds.harness.opening import SingleAnswer
+from ostinato.worlds.harness.harnesses import SingleAnswer
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.tasks.task import Split, Task
 

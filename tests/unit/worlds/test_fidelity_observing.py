@@ -14,9 +14,8 @@ from ostinato.core.errors import BadRequest, NotFound, Unavailable
 from ostinato.core.sandboxing import ExecResult
 from ostinato.testing.records import a_turn
 from ostinato.worlds.fidelity.look import shape
-from ostinato.worlds.fidelity.observation import Observation, parse_observation
+from ostinato.worlds.fidelity.observation import Observation, of_conversation, of_turns, parse_observation
 from ostinato.worlds.fidelity.observe import observe, read_observations, script
-from ostinato.worlds.fidelity.text_features import of_conversation, of_turns
 
 
 class Here:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostinato.worlds.grading.sandboxed_program import Apart
-from ostinato.worlds.grading.solution_check import PytestGrading, run_suite
+from ostinato.worlds.grading.suites import PytestGrading, run_suite
 from ostinato.worlds.grading.test_report import Testimony
 from ostinato.worlds.tasks.task import Task
 

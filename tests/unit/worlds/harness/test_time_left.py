@@ -14,7 +14,7 @@ from ostinato.core.errors import Unavailable
 from ostinato.core.records import Finish
 from ostinato.worlds.harness import gateway as harness_gateway
 from ostinato.worlds.harness.gateway import EpisodeModel
-from ostinato.worlds.harness.opening import open_harness
+from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.rollout import OVERRAN, Ended, OutOfTime
 from ostinato.worlds.tasks.task import Grading, Task
 

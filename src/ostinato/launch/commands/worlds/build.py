@@ -17,8 +17,7 @@ from ostinato.core.errors import BadConfig, BadRequest, OstinatoError, SandboxRe
 from ostinato.launch.views.plain import plain
 from ostinato.worlds.building.config import BuildConfig
 from ostinato.worlds.building.package_build import BuildPlace, PackageBuild, PackageYield
-from ostinato.worlds.building.sources.fetch import fetch_sdist
-from ostinato.worlds.building.sources.package import canonical
+from ostinato.worlds.building.sources import canonical, fetch_sdist
 from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import save, taskset_of
 

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.worlds.bursts.fleet import ASSUMPTIONS, Burst, Fleet, Packing
-from ostinato.worlds.bursts.simulation import simulate
+from ostinato.worlds.bursts import ASSUMPTIONS, Burst, Fleet, Packing, simulate
 
 
 def show_burst(

@@ -17,9 +17,8 @@ from ostinato.core.records import Arm, Turn
 from ostinato.launch.commands.log import existing
 from ostinato.launch.views.page.page_cli import Spelling
 from ostinato.worlds.fidelity.look import look
-from ostinato.worlds.fidelity.observation import Observation
+from ostinato.worlds.fidelity.observation import Observation, of_turns
 from ostinato.worlds.fidelity.observe import script
-from ostinato.worlds.fidelity.text_features import of_turns
 
 
 def observation_of_this(group: str) -> str:

@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.launch.views.plain import plain
-from ostinato.worlds.fidelity.matching import match_prompts
 from ostinato.worlds.fidelity.observe import read_observations
-from ostinato.worlds.fidelity.paired import tell_pairs_apart
+from ostinato.worlds.fidelity.paired import match_prompts, tell_pairs_apart
 from ostinato.worlds.fidelity.probe import BOUND, FEWEST, Probed, tell_apart
 
 _SURE = 0.05

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from ostinato.app.worlds_grading import check_grading
 from ostinato.launch.views.plain import plain
-from ostinato.worlds.building.sources.package import canonical
-from ostinato.worlds.harness.opening import HARNESSES, is_agent, no_harness
-from ostinato.worlds.tasks.harbor.reading import load_harbor
+from ostinato.worlds.building.sources import canonical
+from ostinato.worlds.harness.harnesses import HARNESSES, is_agent, no_harness
+from ostinato.worlds.tasks.harbor import load_harbor
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
 

@@ -1,14 +1,187 @@
-"""Injects small faults into a function, such as people make, one at a time and with its formatting kept."""
+"""Mutations of a package's functions: finds those that a task can be about, removes their bodies, and injects small faults. Pure.
+
+Nothing is run. A fault is one such as people make, one at a time and with the function's formatting kept. A body is removed to be written
+again, or to test whether doing nothing passes.
+"""
 
 from __future__ import annotations
 
+import ast
+import io
 import random
-from collections.abc import Callable, Iterator
+import textwrap
+import tokenize
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
 
-from ostinato.worlds.building.mutations.removal import WRAPPER, parse_block
+# ---------------------------------------------------------------- Functions
+
+
+_OPEN, _CLOSED = {"(", "[", "{"}, {")", "]", "}"}
+_SAYS_NOTHING = {"None", "Any", "object"}  # as an annotation
+_LEFT_OUT = {"overload", "setter", "getter", "deleter", "register", "abstractmethod"}  # parts of another definition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """A top-level function, or a method of a top-level class. Lines count from 1; `first` is the line of its first decorator, if any.
+
+    `code_lines` counts the lines of its body that are neither blank, comment nor docstring. `signature` is the text up to
+    the colon before the body, including decorators; `types` counts the type annotations in it that say something.
+
+    Example: ``Function(path="calc.py", name="Stack.pop", first=3, last=6, code_lines=3, docstring="Take one.", signature="def pop(self):",
+    in_class=True)``
+    """
+
+    path: str
+    name: str
+    first: int
+    last: int
+    code_lines: int
+    docstring: str
+    signature: str
+    in_class: bool
+    types: int = 0
+
+    @property
+    def key(self) -> str:
+        """Identifies the function within its package."""
+        return f"{self.path}::{self.name}"
+
+    def block(self, text: str) -> str:
+        """The function's lines in its file's text, with line endings."""
+        return "".join(text.splitlines(keepends=True)[self.first - 1 : self.last])
+
+    def replaced(self, text: str, block: str) -> str:
+        """The file's text with the function replaced by `block`."""
+        lines = text.splitlines(keepends=True)
+        return "".join([*lines[: self.first - 1], block, *lines[self.last :]])
+
+
+def _decorator(node: ast.expr) -> str:
+    while isinstance(node, ast.Call):
+        node = node.func
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _types(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    given = node.args
+    named = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+    stated = [node.returns, *(each.annotation for each in named)]
+    return sum(each is not None and ast.unparse(each) not in _SAYS_NOTHING for each in stated)
+
+
+def _function(path: str, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> Function | None:
+    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    last = node.end_lineno or node.lineno
+    docstring = ast.get_docstring(node) or ""
+    body = node.body[1:] if docstring or ast.get_docstring(node, clean=False) is not None else node.body
+    header = _header("".join(lines[first - 1 : last]))
+    shared = node.body[0].lineno < first + len(header.splitlines())  # the body begins on the line of the colon
+    if not body or shared or {_decorator(each) for each in node.decorator_list} & _LEFT_OUT:
+        return None
+    code = [line.strip() for line in lines[body[0].lineno - 1 : last]]
+    return Function(
+        path=path,
+        name=name,
+        first=first,
+        last=last,
+        code_lines=sum(bool(line) and not line.startswith("#") for line in code),
+        docstring=docstring,
+        signature=textwrap.dedent(header).strip(),
+        in_class="." in name,
+        types=_types(node),
+    )
+
+
+def _header(text: str) -> str:
+    """Of a function's lines, the decorators and the `def`, up to the colon before the body."""
+    lines = text.splitlines(keepends=True)
+    depth, defined = 0, False
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        defined = defined or token.string == "def"
+        depth += (token.string in _OPEN) - (token.string in _CLOSED)
+        if defined and depth == 0 and token.string == ":":
+            row, column = token.end
+            return "".join([*lines[: row - 1], lines[row - 1][:column]])
+    return text
+
+
+def functions_of(path: str, text: str) -> list[Function]:
+    r"""The functions of a file, in file order; none if this interpreter cannot parse it.
+
+    Left out are nested functions, functions whose body begins on the line of the colon, abstract methods, parts of a property, of an
+    overload or of a dispatch, and names that are defined more than once.
+
+    Example: ``[f.name for f in functions_of("a.py", "def f():\n    return 1\n")]`` is ``["f"]``.
+    """
+    if "\f" in text or "\r" in text or "\x0b" in text or "\x1c" in text or "\u2028" in text:
+        return []  # line breaks that `splitlines` and the parser count differently
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    lines = text.splitlines(keepends=True)
+    found: list[Function] = []
+    names: list[str] = []
+    for top in tree.body:
+        group = [(f"{top.name}.", each) for each in top.body] if isinstance(top, ast.ClassDef) else [("", top)]
+        for prefix, node in group:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names.append(prefix + node.name)
+                function = _function(path, prefix + node.name, node, lines)
+                if function is not None:
+                    found.append(function)
+    return [function for function in found if names.count(function.name) == 1]
+
+
+# ---------------------------------------------------------------- Removal
+
+
+WRAPPER = "if 1:\n"  # makes an indented block a module of its own, without touching its text
+
+
+def parse_block(block: str) -> tuple[cst.Module, cst.FunctionDef]:
+    """Parse a function's lines into a module and the function in it. Raises ValueError if they are not one function."""
+    module = cst.parse_module(WRAPPER + block if block[:1] in (" ", "\t") else block)
+    node = module.body[0] if len(module.body) == 1 else None
+    if isinstance(node, cst.If) and isinstance(node.body, cst.IndentedBlock) and len(node.body.body) == 1:
+        node = node.body.body[0]
+    if not isinstance(node, cst.FunctionDef) or not isinstance(node.body, cst.IndentedBlock):
+        raise ValueError("not the lines of one function with an indented body")
+    return module, node
+
+
+def write_block(module: cst.Module, old: cst.CSTNode, new: cst.CSTNode) -> str:
+    """The block's text with one node replaced."""
+    code = module.deep_replace(old, new).code  # pyright: ignore[reportAttributeAccessIssue] - a module stays a module
+    return code[len(WRAPPER) :] if code.startswith(WRAPPER) else code
+
+
+def with_body(block: str, statements: Sequence[str]) -> str:
+    """The block with its signature and docstring, and `statements` as the rest of its body."""
+    module, function = parse_block(block)
+    body = function.body
+    assert isinstance(body, cst.IndentedBlock)
+    kept = [body.body[0]] if function.get_docstring(clean=False) is not None else []
+    added = [cst.parse_statement(each) for each in statements]
+    return write_block(module, body, body.with_changes(body=[*kept, *added], footer=[]))
+
+
+def without_body(block: str) -> str:
+    """The function as a stub that raises NotImplementedError."""
+    return with_body(block, ["raise NotImplementedError\n"])
+
+
+def doing_nothing(block: str) -> str:
+    """The function as the laziest stub, which returns None at once."""
+    return with_body(block, ["return None\n"])
+
+
+# ---------------------------------------------------------------- Faults
+
 
 _COMPARISONS: dict[type[cst.BaseCompOp], tuple[str, type[cst.BaseCompOp]]] = {
     cst.LessThan: ("boundary", cst.LessThanEqual),

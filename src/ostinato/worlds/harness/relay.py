@@ -1,7 +1,9 @@
 """Serves the model to an agent in a sandbox: a few paths at a loopback port, relayed to the gateway outside.
 
 The sandbox holds nothing that identifies a caller to the gateway. The relay adds the run's key, the episode and the rest to each call,
-removes whatever the agent says about them, and lets through no other path.
+removes whatever the agent says about them, and lets through no other path. A request is rewritten before the gateway sees it, with another
+model, another user and our sampling: an agent's own temperature of 0, which one of the common agents sends, would make all rollouts of a
+group the same. Answers are read in any dialect, whole or streamed.
 """
 
 from __future__ import annotations
@@ -10,22 +12,222 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
-from ostinato.core.conversation import Message
+from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import Unavailable
-from ostinato.core.records import Purpose
-from ostinato.worlds.harness.agents.config import AgentConfig, Dialect
-from ostinato.worlds.harness.agents.response_parser import AgentAnswer, read_agent_answer, tool_results
-from ostinato.worlds.harness.agents.rewriting import passed_headers, ruled_request
-from ostinato.worlds.harness.gateway import Passage, PassedAnswer
+from ostinato.core.records import PolicyVersion, Purpose
+from ostinato.worlds.harness.agent_config import AgentConfig, Dialect
+from ostinato.worlds.harness.gateway import USER, Passage, PassedAnswer
 from ostinato.worlds.harness.rollout import Ended, OutOfTime
 
+# ---------------------------------------------------------------- Reading answers, and the tool results in requests
+
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentAnswer:
+    """One complete answer.
+
+    `turn`: the id under which the gateway captured it; `tokens`: how many were sampled; `cut`: it reached its token limit; `policies`: the
+    policy versions that sampled it; `overran`: it was cut at its deadline.
+
+    Example: ``AgentAnswer(turn="chatcmpl-3f:0", tokens=7, cut=False, message=Message(role=Role.ASSISTANT, text="Done."))``
+    """
+
+    turn: str
+    tokens: int
+    cut: bool
+    message: Message
+    policies: frozenset[PolicyVersion] = frozenset()
+    overran: bool = False
+
+
+def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
+    """Parse an answer; None if it is incomplete or malformed."""
+    try:
+        events = _events(data)
+        last = next((event for event in reversed(events) if "ostinato" in event or "ostinato" in _inner(event)), None)
+        if last is None:
+            return None
+        told = last.get("ostinato") or _inner(last)["ostinato"]
+        message, cut = _READERS[dialect](events)
+        tokens = sum(int(span[2]) for span in told["spans"])
+        policies = frozenset(PolicyVersion(number=int(span[0]), hash=str(span[1])) for span in told["spans"])
+        return AgentAnswer(
+            turn=str(told["turns"][0]),
+            tokens=tokens,
+            cut=cut,
+            message=message,
+            policies=policies,
+            overran=bool(told.get("deadline")),
+        )
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return None
+
+
+def tool_results(dialect: Dialect, body: Json) -> dict[str, Message]:
+    """The tool results in a request, by call id."""
+    found: dict[str, Message] = {}
+    for id, content, failed in _told(dialect, body):
+        found[str(id)] = Message(role=Role.TOOL, text=_text(content), answers=str(id), failed=failed)
+    return found
+
+
+def _told(dialect: Dialect, body: Json) -> Iterable[tuple[Any, Any, bool]]:
+    items = [
+        item for item in _list(body.get("input" if dialect == "responses" else "messages")) if isinstance(item, dict)
+    ]
+    for item in items:
+        if dialect == "chat" and item.get("role") == "tool":
+            yield item.get("tool_call_id"), item.get("content"), False
+        elif dialect == "responses" and item.get("type") in ("function_call_output", "custom_tool_call_output"):
+            yield item.get("call_id"), item.get("output"), False
+        elif dialect == "messages":
+            for block in _list(item.get("content")):
+                if isinstance(block, dict) and block.get("type") == "tool_result":
+                    yield block.get("tool_use_id"), block.get("content"), bool(block.get("is_error"))
+
+
+def _events(data: bytes) -> list[Json]:
+    """A stream's events, or the single object of an answer that was not streamed."""
+    if data.lstrip()[:1] == b"{":
+        return [json.loads(data)]
+    lines = (line[5:].strip() for line in data.split(b"\n") if line.startswith(b"data:"))
+    return [json.loads(line) for line in lines if line != b"[DONE]"]
+
+
+def _inner(event: Json) -> Json:
+    inner = event.get("response")
+    return inner if isinstance(inner, dict) else {}
+
+
+def _chat(events: list[Json]) -> tuple[Message, bool]:
+    text, reasoning, calls, cut = "", "", list[ToolCall](), False
+    for event in events:
+        for choice in event["choices"]:
+            said = choice.get("message") or choice.get("delta") or {}
+            text += said.get("content") or ""
+            reasoning += said.get("reasoning_content") or ""
+            for call in said.get("tool_calls") or ():
+                named = call["function"]
+                calls.append(ToolCall(id=call["id"], name=named["name"], arguments=named["arguments"]))
+            cut = cut or choice.get("finish_reason") == "length"
+    return Message(role=Role.ASSISTANT, text=text, reasoning=reasoning, calls=tuple(calls)), cut
+
+
+def _messages(events: list[Json]) -> tuple[Message, bool]:
+    text, reasoning, calls, cut = "", "", list[list[str]](), False
+    for event in events:
+        blocks = event["content"] if "content" in event else [event.get("content_block") or {}]
+        for block in blocks:
+            text += block.get("text") or ""
+            reasoning += block.get("thinking") or ""
+            if block.get("type") == "tool_use":
+                given = json.dumps(block["input"], ensure_ascii=False) if block["input"] else ""
+                calls.append([block["id"], block["name"], given])
+        delta = event.get("delta") or {}
+        text += delta.get("text") or ""
+        reasoning += delta.get("thinking") or ""
+        if "partial_json" in delta:
+            calls[-1][2] += delta["partial_json"]
+        cut = cut or "max_tokens" in (delta.get("stop_reason"), event.get("stop_reason"))
+    made = tuple(ToolCall(id=id, name=name, arguments=given or "{}") for id, name, given in calls)
+    return Message(role=Role.ASSISTANT, text=text, reasoning=reasoning, calls=made), cut
+
+
+def _responses(events: list[Json]) -> tuple[Message, bool]:
+    whole = _inner(events[-1]) or events[-1]
+    text, reasoning, calls = "", "", list[ToolCall]()
+    for item in whole["output"]:
+        match item["type"]:
+            case "message":
+                text += _text(item["content"])
+            case "reasoning":
+                reasoning += _text(item["content"])
+            case _:
+                given = item["arguments"] if "arguments" in item else json.dumps({"input": item["input"]})
+                calls.append(ToolCall(id=item["call_id"], name=item["name"], arguments=given))
+    said = Message(role=Role.ASSISTANT, text=text, reasoning=reasoning, calls=tuple(calls))
+    return said, whole["status"] == "incomplete"
+
+
+_READERS = {"chat": _chat, "messages": _messages, "responses": _responses}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(content: Any) -> str:
+    """The text of a string or of a list of parts."""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or "") for part in _list(content) if isinstance(part, dict))
+
+
+# ---------------------------------------------------------------- Rewriting requests
+
+
+_DROPPED = frozenset(
+    ["top_p", "seed", "n", "presence_penalty", "frequency_penalty", "logit_bias", "safety_identifier", "metadata"]
+)
+_BUDGETS: Mapping[Dialect, tuple[str, ...]] = {
+    "chat": ("max_tokens", "max_completion_tokens"),
+    "messages": ("max_tokens",),
+    "responses": ("max_output_tokens",),
+}
+_HEADER_CHARS = 4096
+PASSED = frozenset(
+    [
+        "x-claude-code-agent-id",
+        "x-codex-parent-thread-id",
+        "x-codex-turn-metadata",
+        "x-openai-subagent",
+        "x-parent-session-id",
+        "x-claude-code-session-id",
+        "session-id",
+        "x-session-id",
+    ]
+)
+"""Headers, in lower case, by which the gateway tells an agent's side calls from its work. No other header of an agent is passed on."""
+
+
+def ruled_request(
+    dialect: Dialect, body: Mapping[str, Any], *, model: str, temperature: float, tokens: int, user: str = USER
+) -> dict[str, Any]:
+    """The request for the gateway, with at most `tokens` per answer. Other faults in it are left for the gateway to report.
+
+    Example: ``ruled_request("chat", {"model": "x", "temperature": 0, "messages": []}, model="m", temperature=1.0, tokens=64)``
+    """
+    ruled = {name: value for name, value in body.items() if name not in _DROPPED}
+    ruled |= {"model": model, "temperature": temperature}
+    ruled |= {"metadata": {"user_id": user}} if dialect == "messages" else {"user": user}
+    named = [name for name in _BUDGETS[dialect] if ruled.get(name) is not None]
+    for name in named or _BUDGETS[dialect][:1]:
+        asked = ruled.get(name)
+        if asked is None or (isinstance(asked, int | float) and asked > tokens):
+            ruled[name] = tokens
+    return ruled
+
+
+def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The agent's headers that the gateway may see."""
+    plain = {name.lower(): value for name, value in headers.items() if value.isascii() and value.isprintable()}
+    return {name: value for name, value in plain.items() if name in PASSED and len(value) <= _HEADER_CHARS}
+
+
 logger = logging.getLogger(__name__)
+
+# ---------------------------------------------------------------- The relay
+
 
 _END_S = 0.01  # for calls in progress at the end; to aiohttp, 0 means no limit
 _PATHS: Mapping[Dialect, tuple[str, ...]] = {

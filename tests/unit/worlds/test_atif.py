@@ -2,8 +2,8 @@
 
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.testing.records import a_turn
+from ostinato.worlds.atif import atif_of, rollout_of
 from ostinato.worlds.harness.rollout import Ended, Rollout
-from ostinato.worlds.traces.atif import atif_of, rollout_of
 
 FIRST = a_turn("chatcmpl-0:0")
 CALLS = (

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.worlds.harness.agents.response_parser import read_agent_answer, tool_results
-from ostinato.worlds.harness.agents.rewriting import passed_headers, ruled_request
+from ostinato.worlds.harness.relay import passed_headers, read_agent_answer, ruled_request, tool_results
 
 DIALECTS = ["chat", "messages", "responses"]
 JSON = st.recursive(

@@ -20,11 +20,10 @@ from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Purpose
 from ostinato.core.sandboxing import ExecResult, Limits, SandboxSpec
 from ostinato.core.seams import Sandbox
-from ostinato.worlds.harness.agents.config import HOME, AgentConfig
-from ostinato.worlds.harness.agents.relay import ModelRelay
+from ostinato.worlds.harness.agent_config import HOME, AgentConfig
 from ostinato.worlds.harness.gateway import GRACE_S, Passage
-from ostinato.worlds.harness.hashing import harness_hash
-from ostinato.worlds.harness.rollout import Ended, Model, Rollout, timed_out, worked
+from ostinato.worlds.harness.relay import ModelRelay
+from ostinato.worlds.harness.rollout import Ended, Model, Rollout, harness_hash, timed_out, worked
 from ostinato.worlds.tasks.task import Task
 
 _VERSION = 1
