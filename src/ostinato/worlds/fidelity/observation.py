@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinato.core.conversation import Conversation, Role
+from ostinato.core.conversation import Role
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Turn
 
@@ -178,25 +178,6 @@ def _shown(raw_N: Floats) -> str:
 MOST_WORDS = 400
 _ROLES = frozenset(role.value for role in Role)
 _WORD = re.compile(r"[A-Za-z_/.-]{3,40}")
-
-
-def of_conversation(conversation: Conversation, group: str) -> Observation:
-    """Observe what a harness asks: the operator's own words by name (system prompt, tools), people's words by their shape only."""
-    said: dict[Role, list[str]] = defaultdict(list)
-    for message in conversation.messages:
-        said[message.role].append(message.text)
-    features: dict[str, Feature] = {
-        "tools": float(len(conversation.tools)),
-        "messages": float(len(conversation.messages)),
-    }
-    for tool in conversation.tools:
-        features[f"tool:{tool.name}"] = 1.0
-        features[f"tool.chars:{tool.name}"] = float(len(tool.description) + len(json.dumps(tool.parameters)))
-    features.update(_words("system", " ".join(said[Role.SYSTEM])))
-    for role, texts in said.items():
-        features.update(_lengths(role.value, texts))
-    asked = _hashed_question([(message.role.value, message.text) for message in conversation.messages])
-    return Observation(group=group, features=features, asked=asked)
 
 
 def of_turns(turns: Sequence[Turn], pieces: Callable[[int], bytes], group: str) -> Observation:

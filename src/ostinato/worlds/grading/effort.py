@@ -93,17 +93,6 @@ def priced(value: float, effort: Mapping[str, float], config: EffortConfig) -> t
 
 
 Alarm = Callable[[Task, Rollout, Grade], None]
-_UNKNOWABLE = "import random\n\n\ndef {name}(*arguments):\n    return random.SystemRandom().getrandbits(64)\n"
-
-
-def unknowable(task: Task) -> Task:
-    """A function task as a canary: the right results are drawn when it is graded, so that nobody can know them.
-
-    Raises KeyError if the task is not a function task.
-    """
-    name = str(task.grading.data["entry"]).partition(":")[2]
-    data = {**task.grading.data, "reference": _UNKNOWABLE.format(name=name), "vary": "", "holds": ""}
-    return replace(task, id=f"{task.id}-canary", split=Split.CANARY, grading=replace(task.grading, data=data))
 
 
 class WatchedGrader:

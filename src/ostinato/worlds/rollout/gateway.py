@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -138,9 +137,3 @@ async def _parts(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
             yield part
     except (aiohttp.ClientError, TimeoutError) as error:
         raise Unavailable(f"an answer was cut: {type(error).__name__}: {error}") from error
-
-
-async def until_ready(gateway: WorldGateway, poll_s: float) -> None:
-    """Wait until the gateway answers for worlds."""
-    while not await gateway.ready():
-        await asyncio.sleep(poll_s)
