@@ -23,6 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import aiohttp
 from pydantic import BaseModel, Field
 
+from ostinato.core.retry import RetryPolicy, retry
 from ostinato.demo.tasks import TaskPrompt
 
 # ---------------------------------------------------------------- HTTP calls
@@ -374,15 +375,15 @@ class _Crowd(Generic[W]):
                 self.stats.duplicates_sent += 1
 
     async def _deliver(self, event: dict[str, object]) -> bool:
-        for attempt in range(self._config.attempts):
-            try:
-                await send_feedback(self._http, event)
-            except Failed as failure:
-                self.stats.failures[failure.kind] += 1
-                await asyncio.sleep(0.5 * 2**attempt)
-            else:
-                return True
-        return False
+        def failed(failure: Failed) -> None:
+            self.stats.failures[failure.kind] += 1
+
+        try:
+            policy = RetryPolicy(pause_s=0.5, attempts=self._config.attempts)
+            await retry(lambda: send_feedback(self._http, event), policy, on=Failed, failed=failed)
+        except Failed:
+            return False
+        return True
 
 
 async def run_users(

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import aiohttp
 
 from ostinato.core.errors import BadRequest, Conflict, Corrupt, OstinatoError, Unauthorized, Unavailable
 from ostinato.core.records import PolicyVersion
+from ostinato.core.retry import Backoff, RetryPolicy, unavailable
 from ostinato.evaluate.config import RunnerConfig
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -74,11 +75,11 @@ def read_health(raw: bytes) -> Health:
         raise _corrupt("/health", error) from error
 
 
-def refusal(status: int, text: str, where: str) -> OstinatoError:
-    """The error for an HTTP status other than 200: Unavailable if a retry may succeed."""
+def refusal(status: int, text: str, where: str, headers: Mapping[str, str]) -> OstinatoError:
+    """The error for an HTTP status other than 200: Unavailable if a retry may succeed, with what `headers` say about when."""
     message = f"{where}: the gateway answered {status}: {text[:300]}"
     if status in RETRIED:
-        return Unavailable(message)
+        return unavailable(message, headers)
     if status in (401, 403):
         return Unauthorized(f"{message}; {_SAME_KEY}")
     return BadRequest(message)
@@ -108,6 +109,7 @@ def _corrupt(what: str, error: Exception) -> Corrupt:
 
 
 MAX_RESPONSE_BYTES = 16 * 2**20
+_LONGEST_PAUSE_S = 8.0
 _T = TypeVar("_T")
 
 
@@ -128,22 +130,25 @@ def check_version(slot: str, policy: PolicyVersion, found: PolicyVersion | None)
 
 async def patiently(config: RunnerConfig, what: str, ask: Callable[[], Awaitable[_T]]) -> _T:
     """Call `ask` until it succeeds; transport failures and waiting for a version have separate budgets. Raises Unavailable."""
-    pause, failures, started = config.retry_pause_s, 0, time.monotonic()
+    policy = RetryPolicy(pause_s=config.retry_pause_s, longest_s=_LONGEST_PAUSE_S, jitter=0.25)
+    rng = random.Random()
+    transport = Backoff(replace(policy, attempts=config.attempts), rng=rng)
+    version = Backoff(replace(policy, total_s=config.slot_timeout_s), rng=rng)
     while True:
         try:
             return await ask()
-        except WrongVersion:
-            if time.monotonic() - started > config.slot_timeout_s:
+        except WrongVersion as error:
+            pause = version.failed(error)
+            if pause is None:
                 raise
         except (Unavailable, aiohttp.ClientError, TimeoutError) as error:
-            failures += 1
-            if failures >= config.attempts:
+            pause = transport.failed(error)
+            if pause is None:
                 raise Unavailable(
-                    f"{what}: the gateway failed {failures} times, last with {type(error).__name__}: {error}; "
+                    f"{what}: the gateway failed {transport.failures} times, last with {type(error).__name__}: {error}; "
                     "is `ostinato serve` running?"
                 ) from error
         await asyncio.sleep(pause)
-        pause = min(2 * pause, 8.0)
 
 
 async def served_model(session: aiohttp.ClientSession, health: str, slot: str, policy: PolicyVersion) -> str:

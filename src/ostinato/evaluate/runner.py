@@ -147,7 +147,7 @@ class SuiteRunner:
         async with session.post(self._url, json=body) as response:
             raw = await bounded(response)
             if response.status != 200:
-                raise refusal(response.status, raw.decode(errors="replace"), f"slot {slot!r}")
+                raise refusal(response.status, raw.decode(errors="replace"), f"slot {slot!r}", response.headers)
         responses, policies = read_answers(raw, body["n"])
         for found in policies:
             check_version(slot, policy, found)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -15,6 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.retry import Backoff, RetryPolicy
 from ostinato.worlds.harness.rollout import OVERRAN, ModelAnswer, OutOfTime
 
 logger = logging.getLogger(__name__)
@@ -113,7 +115,8 @@ class EpisodeModel:
         slot: str = Arm.WORLD.value,
         seed: int | None = None,
     ) -> None:
-        self._gateway, self._episode, self._pause_s, self._seed = gateway, episode, pause_s, seed
+        self._gateway, self._episode, self._seed = gateway, episode, seed
+        self._policy = RetryPolicy(pause_s=pause_s, attempts=TRIES, jitter=0.25)
         self._headers = {
             "X-Ostinato-Slot": slot,
             "X-Ostinato-Episode": episode,
@@ -198,22 +201,20 @@ class EpisodeModel:
 
     async def _again(self, ask: Callable[[], Awaitable[_T]], timing: _Timing) -> _T:
         """Ask `TRIES` times at most, while there is time. Raises BadRequest, Unavailable."""
-        pause, last = self._pause_s, ""
-        for left in reversed(range(TRIES)):
+        backoff, last = Backoff(self._policy, rng=random.Random()), ""
+        while True:
             timing.check(last)
             try:
                 return await ask()
             except OutOfTime:
                 raise
             except Unavailable as error:
-                if not left:
-                    timing.check(str(error))
+                pause, last = backoff.failed(error), str(error)
+                if pause is None:
+                    timing.check(last)
                     raise
-                last = str(error)
                 logger.info("episode %s is asked again in %.1f s: %s", self._episode, pause, error)
             await asyncio.sleep(min(pause, timing.left_s))
-            pause *= 2
-        raise AssertionError("the last try raises")
 
 
 class _Timing:

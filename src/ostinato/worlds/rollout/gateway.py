@@ -11,6 +11,7 @@ import aiohttp
 
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.retry import unavailable
 from ostinato.worlds.harness.gateway import GRACE_S, LEFT, EpisodeModel, PassedAnswer
 
 _REFUSALS = (400, 413, 422)
@@ -98,7 +99,7 @@ class WorldGateway:
             asked = self._session.request(method, self._url + path, json=body, headers=headers, timeout=timeout)
             async with asked as response:
                 answer = await response.json(content_type=None)
-                status = response.status
+                status, told = response.status, response.headers
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{method} {path}: {type(error).__name__}: {error}") from error
         if status < 300:
@@ -106,7 +107,7 @@ class WorldGateway:
         said = f"{method} {path}: HTTP {status}: {answer}"
         if status in _REFUSALS:
             raise BadRequest(said)
-        raise Unavailable(said)  # another run's key or an empty slot can also be cured by a restart
+        raise unavailable(said, told)  # another run's key or an empty slot can also be cured by a restart
 
     @contextlib.asynccontextmanager
     async def streamed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[PassedAnswer]:
@@ -120,7 +121,8 @@ class WorldGateway:
                 posted = self._session.post(self._url + path, data=body, headers=told, timeout=timeout)
                 response = await stack.enter_async_context(posted)
                 if response.status >= 300 and response.status not in _PASSED:
-                    raise Unavailable(f"POST {path}: HTTP {response.status}: {(await response.text())[:500]}")
+                    said = f"POST {path}: HTTP {response.status}: {(await response.text())[:500]}"
+                    raise unavailable(said, response.headers)
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise Unavailable(f"POST {path}: {type(error).__name__}: {error}") from error
             yield PassedAnswer(status=response.status, headers=response.headers, parts=_parts(response))
