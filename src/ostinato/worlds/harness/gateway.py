@@ -13,8 +13,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ostinato.core.conversation import Message, Role, Tool, ToolCall
-from ostinato.core.errors import Unavailable
+from ostinato.core.chat_answer import ChatAnswer, read_chat_answer
+from ostinato.core.conversation import Message, Role, Tool
+from ostinato.core.errors import Corrupt, Unavailable
 from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.retry import Backoff, RetryPolicy
 from ostinato.worlds.harness.rollout import OVERRAN, ModelAnswer, OutOfTime
@@ -152,12 +153,12 @@ class EpisodeModel:
             body["tools"] = [_tool(tool) for tool in tools]
         if messages and messages[-1].role is Role.ASSISTANT:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
-        answer = await self._answer(body, timing)
+        answer = read_chat_answer(await self._answer(body, timing))
         answered = _answered(answer)
         if not answered.tokens:  # the grade of a rollout that ends with it would go to a turn with nothing to train on
             raise Unavailable(f"turn {answered.turn} holds no token")
         self.turns.append(answered.turn)
-        self.policies |= {PolicyVersion(number=span[0], hash=span[1]) for span in answer["ostinato"].get("spans", ())}
+        self.policies |= set(answer.policies)
         return answered
 
     @property
@@ -251,25 +252,18 @@ class _Timing:
             raise OutOfTime(f"the gateway said nothing in time, nor in {GRACE_S:g} s after it") from error
 
 
-def _answered(answer: Mapping[str, Any]) -> ModelAnswer:
-    choice, usage = answer["choices"][0], answer.get("usage") or {}
-    said = choice["message"]
-    calls = tuple(
-        ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
-        for call in said.get("tool_calls") or ()
-    )
-    told = answer["ostinato"]
+def _answered(answer: ChatAnswer) -> ModelAnswer:
+    if not answer.turns:
+        raise Corrupt(
+            "an answer of the gateway names no turn; does the URL point to an Ostinato gateway of this version?"
+        )
+    (choice,) = answer.choices
     return ModelAnswer(
-        turn=str(told["turns"][0]),
-        message=Message(
-            role=Role.ASSISTANT,
-            text=said.get("content") or "",
-            reasoning=said.get("reasoning_content") or "",
-            calls=calls,
-        ),
-        finish=OVERRAN if told.get("deadline") else str(choice["finish_reason"]),
-        prompt_tokens=int(usage.get("prompt_tokens", 0)),
-        tokens=int(usage.get("completion_tokens", 0)),
+        turn=answer.turns[0],
+        message=choice.message,
+        finish=OVERRAN if answer.overran else choice.finish,
+        prompt_tokens=answer.prompt_tokens,
+        tokens=answer.tokens,
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import aiohttp
 
-from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.chat_answer import read_health
+from ostinato.core.errors import BadRequest, Unauthorized, Unavailable
 from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.retry import unavailable
 from ostinato.worlds.harness.gateway import GRACE_S, LEFT, EpisodeModel, PassedAnswer
@@ -73,12 +74,11 @@ class WorldGateway:
     async def holds(self) -> PolicyVersion | None:
         """The policy version in the slot; None if there is none, or the gateway does not answer."""
         try:
-            health = await self.call("GET", "/health")
-        except (Unavailable, BadRequest):
+            health = read_health(await self.call("GET", "/health"))
+        except (Unavailable, BadRequest, Unauthorized):
             return None
-        self._model = str(health.get("model", ""))
-        found = cast("dict[str, Any]", health.get("slots", {})).get(self._slot)
-        return None if found is None else PolicyVersion(number=int(found["number"]), hash=str(found["hash"]))
+        self._model = health.model
+        return health.slots.get(self._slot)
 
     async def say(self, events: Sequence[dict[str, Any]]) -> None:
         """Send events, all in one call; they are in the log on return. Raises Unavailable, BadRequest."""
