@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
@@ -15,6 +14,7 @@ from ostinato.app.worlds_grading import check_grading, open_grading
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Arm
+from ostinato.core.retry import RetryPolicy, retry
 from ostinato.worlds.harness.harnesses import HARNESSES, is_agent, no_harness, open_harness
 from ostinato.worlds.harness.rollout import Harness
 from ostinato.worlds.remote.owners import OwnTurns
@@ -178,12 +178,8 @@ def _read_upto(events: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 async def _patient_end(outcomes: FarOutcomes, pause_s: float, waiting: Callable[[str], None]) -> int:
-    while True:
-        try:
-            return await outcomes.end()
-        except Unavailable as error:
-            waiting(str(error))
-        await asyncio.sleep(pause_s)
+    policy = RetryPolicy(pause_s=pause_s, longest_s=pause_s)
+    return await retry(outcomes.end, policy, on=Unavailable, failed=lambda error: waiting(str(error)))
 
 
 def warn_of_staleness(config: Config, tasks: Taskset) -> None:
