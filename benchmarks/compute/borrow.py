@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ostinato.compute.borrowing import GuardRules
-from ostinato.compute.share import ShareRules
+from ostinato.compute.ledger import ShareRules
 
 RESULT = RESULTS / "borrow.json"
 STEP_S = 20.0

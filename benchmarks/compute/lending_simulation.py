@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.compute.borrowing import FleetView, GuardRules, lending
-from ostinato.compute.share import ShareRules
+from ostinato.compute.ledger import ShareRules
 from ostinato.core.errors import BadRequest
 from ostinato.core.lines import lines_of
 

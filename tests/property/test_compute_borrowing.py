@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.compute.borrowing import FleetView, GuardRules, lending
-from ostinato.compute.share import ShareRules
+from ostinato.compute.ledger import ShareRules
 
 GUARD = GuardRules()
 counts = st.integers(0, 200)

@@ -15,7 +15,7 @@ from benchmarks.compute.lending_simulation import (
 )
 
 from ostinato.compute.borrowing import FleetView, GuardRules, lending
-from ostinato.compute.share import ShareRules
+from ostinato.compute.ledger import ShareRules
 from ostinato.core.errors import BadRequest
 
 GUARD = GuardRules()

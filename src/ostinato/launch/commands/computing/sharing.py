@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.app.storage import home, model_path, open_log
-from ostinato.compute.ledger import OperationLedger
-from ostinato.compute.share import ShareRules, rollout_workers
+from ostinato.compute.ledger import OperationLedger, ShareRules, rollout_workers
 from ostinato.compute.work import decoder_of
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, OstinatoError
