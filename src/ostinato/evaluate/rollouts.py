@@ -19,8 +19,8 @@ import aiohttp
 from ostinato.core.errors import Corrupt, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemScore
-from ostinato.evaluate.answers import check_version, first_error, patiently, served_model
 from ostinato.evaluate.config import RunnerConfig
+from ostinato.evaluate.gateway import check_version, first_error, patiently, served_model
 from ostinato.evaluate.runner import item_seed
 from ostinato.evaluate.suites import Item, Suite
 

@@ -20,7 +20,8 @@ from blake3 import blake3
 from ostinato.core.errors import Corrupt, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemScore
-from ostinato.evaluate.answers import (
+from ostinato.evaluate.config import RunnerConfig
+from ostinato.evaluate.gateway import (
     Response,
     bounded,
     check_version,
@@ -30,7 +31,6 @@ from ostinato.evaluate.answers import (
     refusal,
     served_model,
 )
-from ostinato.evaluate.config import RunnerConfig
 from ostinato.evaluate.suites import Item, Suite
 
 ItemGrader = Callable[[Item, str], Awaitable[float]]

@@ -11,10 +11,10 @@ from ostinato.core.errors import BadRequest, Conflict, Corrupt, Unauthorized, Un
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import Incumbents, Verdict
 from ostinato.core.retry import RetryLater
-from ostinato.evaluate.answers import Response, read_answers, refusal
 from ostinato.evaluate.config import BarConfig, GateConfig
 from ostinato.evaluate.evaluation import Evaluation
 from ostinato.evaluate.gate import seed_of
+from ostinato.evaluate.gateway import Response, read_answers, refusal
 from ostinato.evaluate.runner import RunnerConfig, SuiteRunner, item_seed
 from ostinato.evaluate.suites import parse
 

@@ -1,4 +1,4 @@
-"""The gateway's answers to the evaluation runner, and waiting for a gateway that cannot answer yet.
+"""The evaluation's side of the gateway: reading its answers, checking who made them, and waiting while it cannot answer yet.
 
 A gateway may be down for a while, and its slot may not serve the version under evaluation yet.
 """
@@ -18,6 +18,9 @@ from ostinato.core.errors import BadRequest, Conflict, Corrupt, OstinatoError, U
 from ostinato.core.records import PolicyVersion
 from ostinato.core.retry import Backoff, RetryPolicy, unavailable
 from ostinato.evaluate.config import RunnerConfig
+
+# ---------------------------------------------------------------- Answers
+
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _SAME_KEY = "the evaluation's admin key must equal serve.admin_key"
@@ -56,7 +59,7 @@ def refusal(status: int, text: str, where: str, headers: Mapping[str, str]) -> O
     return BadRequest(message)
 
 
-# ---------------------------------------------------------------- Retries
+# ---------------------------------------------------------------- Waiting
 
 
 MAX_RESPONSE_BYTES = 16 * 2**20
