@@ -14,14 +14,21 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from benchmarks.compute.lending_simulation import (
+    ASSUMED,
+    Diurnal,
+    Harvest,
+    ServingFleet,
+    read_traffic,
+    simulate_lending,
+    traffic_of,
+)
 from benchmarks.contender import RESULTS
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.compute.borrowing.guard import GuardRules
-from ostinato.compute.borrowing.simulation import ASSUMED, Harvest, ServingFleet, simulate_lending
-from ostinato.compute.borrowing.traffic import Diurnal, read_traffic, traffic_of
-from ostinato.compute.share import ShareRules
+from ostinato.compute.borrowing import GuardRules
+from ostinato.compute.ledger import ShareRules
 
 RESULT = RESULTS / "borrow.json"
 STEP_S = 20.0

@@ -30,8 +30,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import Incumbent, Verdict
 from ostinato.evaluate.config import GateConfig
-from ostinato.evaluate.gate.resolution import check_margins, smallest_total_margin
-from ostinato.evaluate.gate.verdict import Paired, weigh
+from ostinato.evaluate.gate import Paired, check_margins, smallest_total_margin, weigh
 from ostinato.evaluate.statistics import Spread, bounds
 
 SIZES, STEPS, CANDIDATES = (164, 500, 1000, 2000), (-0.005, -0.01, 0.0), 100

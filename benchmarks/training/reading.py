@@ -25,8 +25,7 @@ from typing import Any
 from benchmarks.contender import PEERS, RESULTS, Contender, end_on_sigterm, machine
 
 from ostinato.corpus.order import Phase
-from ostinato.corpus.reading import CorpusReader
-from ostinato.corpus.shards import ShardSet
+from ostinato.corpus.shards import CorpusReader, ShardSet
 from ostinato.model.load import resolve
 
 NAMES = ("ours", "trl-mixed", "trl-bfloat16", "trl-float32")

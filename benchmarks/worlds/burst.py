@@ -14,8 +14,7 @@ from dataclasses import asdict
 
 from benchmarks.contender import RESULTS, machine
 
-from ostinato.worlds.bursts.fleet import ASSUMPTIONS, Burst, Fleet, Packing
-from ostinato.worlds.bursts.simulation import simulate
+from ostinato.worlds.bursts import ASSUMPTIONS, Burst, Fleet, Packing, simulate
 
 RESULT = RESULTS / "worlds_burst.json"
 CASES = {

@@ -47,14 +47,12 @@ from ostinato.launch.commands.worlds.train import busy
 from ostinato.launch.views.progress import last_lines
 from ostinato.record.lock import hold
 from ostinato.testing.tiny import tiny_model
-from ostinato.worlds.grading.patterns import PatternGrader
-from ostinato.worlds.harness.hashing import harness_hash
-from ostinato.worlds.harness.opening import SingleAnswer
-from ostinato.worlds.harness.rollout import Model, Rollout
+from ostinato.worlds.grading.grade import PatternGrader
+from ostinato.worlds.harness.harnesses import SingleAnswer
+from ostinato.worlds.harness.rollout import Model, Rollout, harness_hash
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.gateway import WorldGateway
-from ostinato.worlds.rollout.group_outcomes import Spending
-from ostinato.worlds.rollout.groups import EventFile, most_steps_behind
+from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Grading, Task, Taskset
 from ostinato.worlds.tasks.tasksets import taskset_of

@@ -16,8 +16,8 @@ from ostinato.core.sandboxing import SandboxSpec
 from ostinato.launch.commands.agent_settings import AGENTS as KNOWN
 from ostinato.launch.commands.agent_settings import Aim, Surroundings
 from ostinato.testing.engine import decode
-from ostinato.worlds.harness.agents.config import HOME as INSIDE
-from ostinato.worlds.harness.opening import open_harness
+from ostinato.worlds.harness.agent_config import HOME as INSIDE
+from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.rollout import Ended
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Grading, Task

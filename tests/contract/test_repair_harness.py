@@ -3,14 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from tests.fakes.repair_tasks import check_program, repair_tasks
 from tests.fakes.scripted_model import ScriptedModel, says
 
-from ostinato.app.worlds_tasks import check_program, repair_tasks
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandboxing import SandboxSpec
 from ostinato.demo.tasks import load
-from ostinato.worlds.harness.opening import open_harness
-from ostinato.worlds.harness.repair import RepairConfig, RepairLoop, code_in
+from ostinato.worlds.harness.harnesses import RepairConfig, RepairLoop, code_in, open_harness
 from ostinato.worlds.harness.rollout import Ended
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Grading, Task
@@ -134,7 +133,7 @@ async def test_the_check_of_a_shipped_task_passes_its_solution_and_says_what_fai
     await boxes.close()
 
 
-def test_the_shipped_repair_tasks_show_a_part_of_the_tests_only():
+def test_repair_tasks_show_a_part_of_the_tests_only():
     for task in repair_tasks().tasks:
         hidden = task.grading.data["tests"].splitlines()
         check = task.spec.files["check.py"].decode()

@@ -13,11 +13,11 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest, NotFound
 from ostinato.core.sandboxing import SandboxSpec
 from ostinato.launch.commands.worlds.grade import changes_in, grade_changes, grade_rollouts
+from ostinato.worlds.atif import atif_of
 from ostinato.worlds.grading.judge import JudgedGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
 from ostinato.worlds.tasks.tasksets import save, taskset_of
-from ostinato.worlds.traces.atif import atif_of
 
 CONFIG = load()
 ASK = (Message(role=Role.USER, text="Mend calc.py."),)

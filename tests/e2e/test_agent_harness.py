@@ -15,7 +15,7 @@ from ostinato.core.errors import Unavailable
 from ostinato.core.records import Finish, Purpose, Signal
 from ostinato.core.sandboxing import SandboxSpec
 from ostinato.testing.engine import decode
-from ostinato.worlds.harness.opening import open_harness
+from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.rollout import Ended
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Grading, Task

@@ -8,7 +8,7 @@ from rich.console import Console
 from ostinato.app.storage import open_log
 from ostinato.config import load
 from ostinato.core.records import Reward, Turn
-from ostinato.demo.tab.lines import HELD_OUT
+from ostinato.demo.tab import HELD_OUT
 from ostinato.launch.commands.demo import demo, demo_overrides
 from ostinato.testing.tiny import tiny_model
 from ostinato.web.run_report import RunReport

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from aiohttp import web
 
-from ostinato.demo.tab.lines import make_typists, split_lines
+from ostinato.demo.tab import make_typists, split_lines
 from ostinato.demo.tasks import load, split
 from ostinato.demo.users import UsersConfig, make_users, run_users
 

@@ -213,7 +213,7 @@ async def test_files_that_do_not_fit_are_refused(boxes, server):
 
 
 async def test_a_machine_has_no_network_and_lives_only_while_it_is_kept(boxes, server, monkeypatch):
-    monkeypatch.setattr("ostinato.worlds.sandbox.e2b.box._KEEP_S", 0.05)
+    monkeypatch.setattr("ostinato.worlds.sandbox.e2b.backend._KEEP_S", 0.05)
     box = await boxes.start(SandboxSpec(hosts=("localhost:9",)))
     (machine,) = server.machines.values()
     assert machine.created["allow_internet_access"] is False

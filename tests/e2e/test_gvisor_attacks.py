@@ -17,7 +17,7 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadRequest
 from ostinato.core.sandboxing import Limits, SandboxSpec
 from ostinato.worlds.grading.completion import python_tests
-from ostinato.worlds.harness.opening import open_harness
+from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.rollout import Ended
 from ostinato.worlds.rollout.attempt import Trying, Workshop
 from ostinato.worlds.sandbox import SandboxConfig, gvisor
@@ -136,14 +136,14 @@ class Greedy(ScriptedModel):
         self.monkeypatch = monkeypatch
 
     async def ask(self, *said, **options):
-        self.monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.box._KERNEL_MB", 1 - SMALL.memory_mb)
+        self.monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.backend._KERNEL_MB", 1 - SMALL.memory_mb)
         return await super().ask(*said, **options)
 
 
 @needs_runsc
 async def test_who_ends_its_own_sandbox_is_worth_nothing_and_not_tried_again(boxes, monkeypatch):
     """A policy that expects nothing would rather not be graded: what took its sandbox along was begun anew, and in the end not graded."""
-    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.box._WATCH_S", 0.1)
+    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.backend._WATCH_S", 0.1)
     begun = []
     gateway = SimpleNamespace(model=lambda *_, **__: begun.append(Greedy(monkeypatch)) or begun[-1])
     shop = Workshop(harnesses={"tools": open_harness("tools")}, backend=boxes, grader=None, gateway=gateway)

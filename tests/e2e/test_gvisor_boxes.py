@@ -24,7 +24,7 @@ from ostinato.launch.commands.doctor import CHECKS
 from ostinato.worlds.grading.completion import CompletionGrader
 from ostinato.worlds.sandbox import Boxes, SandboxConfig
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
-from ostinato.worlds.sandbox.gvisor.box import GVisorBox
+from ostinato.worlds.sandbox.gvisor.backend import GVisorBox
 
 needs_runsc = pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed")
 SMALL = Limits(memory_mb=128, disk_mb=8, processes=16)
@@ -136,7 +136,7 @@ async def test_whoever_is_killed_only_that_sandbox_is_gone(boxes, tmp_path, vict
 @needs_runsc
 async def test_a_program_that_cannot_be_ended_from_within_ends_with_its_sandbox(boxes, monkeypatch):
     """Pid 1 hangs, so the host's own deadline has to do: over and above it nothing is owed to the programs."""
-    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.calls._GRACE_S", 0.5)
+    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.line._GRACE_S", 0.5)
     box = await boxes.start(SandboxSpec())
     pid = int((box._place / "pid").read_text())
     os.kill(pid, signal.SIGSTOP)
@@ -148,10 +148,10 @@ async def test_a_program_that_cannot_be_ended_from_within_ends_with_its_sandbox(
 
 @needs_runsc
 async def test_a_kernel_that_grows_ends_with_its_sandbox(boxes, monkeypatch):
-    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.box._WATCH_S", 0.1)
+    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.backend._WATCH_S", 0.1)
     box, grown = [await boxes.start(SandboxSpec(limits=limits)) for limits in (replace(SMALL, memory_mb=999), SMALL)]
     await asyncio.gather(*(sh(each, "for n in 1 2 3; do touch f$n; sleep 0.1; done") for each in (box, grown)))
-    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.box._KERNEL_MB", 1 - SMALL.memory_mb)
+    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.backend._KERNEL_MB", 1 - SMALL.memory_mb)
     assert (await sh(grown, "sleep 9")).killed_reason == "memory"
     for call in (sh(grown, "true"), grown.read("x"), grown.diff()):
         with pytest.raises(SandboxBroken, match="its kernel needed more"):

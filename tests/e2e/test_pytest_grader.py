@@ -1,7 +1,5 @@
 """Changes to a small repository, graded by sealed tests in real sandboxes."""
 
-import dataclasses
-
 import pytest
 import pytest_asyncio
 from tests.fakes.grading_boxes import PYTHON, GradingBoxes
@@ -10,9 +8,7 @@ from tests.fakes.reward_hacks import BEYOND
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
-from ostinato.worlds.grading.flaky import steadiness_of
 from ostinato.worlds.grading.sandboxed_program import Apart
-from ostinato.worlds.grading.solution_check import PytestGrading
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
@@ -164,17 +160,3 @@ async def test_a_hack_inside_the_runner_is_worth_nothing(grader, name):
     (hack,) = [hack for hack in BEYOND if hack.name == name]
     grade = await grader.grade(task(), wrote(("calc.py", BROKEN + hack.files["+calc.py"])))
     assert grade.value == 0.0, grade
-
-
-@pytest.mark.examination
-async def test_tests_that_hang_on_the_hash_seed_are_found(grader):
-    flaky = TESTS + "\n\ndef test_order():\n    assert list({'a', 'b', 'c', 'd'})[0] in 'ab'\n"
-    mended = task(fail_to_pass=("test_calc.py::test_order",), pass_to_pass=())
-    mended = dataclasses.replace(
-        mended, grading=dataclasses.replace(mended.grading, hidden={"test_calc.py": flaky.encode()})
-    )
-    asked = PytestGrading.model_validate(dict(mended.grading.data))
-    found = await steadiness_of(grader._apart, mended, asked, runs=12)
-    assert found.flaky == ("test_calc.py::test_order",)
-    assert found.failing == ()
-    assert set(FAIL) <= set(found.passing)

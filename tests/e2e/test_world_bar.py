@@ -20,7 +20,7 @@ from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
 from ostinato.testing.serving import serving
-from ostinato.worlds.harness.opening import open_harness
+from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.tasks.task import Grading, Split, Task
 from ostinato.worlds.tasks.tasksets import save, taskset_of
 

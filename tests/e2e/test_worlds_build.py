@@ -15,8 +15,8 @@ from ostinato.app.worlds import open_build_place
 from ostinato.worlds.building.config import BuildConfig
 from ostinato.worlds.building.filters import ChangeFate
 from ostinato.worlds.building.package_build import PackageBuild
-from ostinato.worlds.building.sources.fetch import FetchedArchive
-from ostinato.worlds.building.trying.runs import SuiteJob, SuiteRuns
+from ostinato.worlds.building.runs import SuiteJob, SuiteRuns
+from ostinato.worlds.building.sources import FetchedArchive
 from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import load, save, taskset_of
 

@@ -9,8 +9,8 @@ from tests.fakes.tasks import messages, texts
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.sandboxing import Change, ChangeKind
+from ostinato.worlds.atif import atif_of, rollout_of
 from ostinato.worlds.harness.rollout import Ended, Rollout
-from ostinato.worlds.traces.atif import atif_of, rollout_of
 
 _changes = st.builds(
     Change, path=texts, kind=st.sampled_from(ChangeKind), data=st.binary(max_size=20), executable=st.booleans()

@@ -4,9 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.tiny_package import MODULE
 
-from ostinato.worlds.building.mutations.bugs import faults
-from ostinato.worlds.building.mutations.functions import functions_of
-from ostinato.worlds.building.mutations.removal import doing_nothing, without_body
+from ostinato.worlds.building.mutations import doing_nothing, faults, functions_of, without_body
 
 LINES = [
     "if a < b and not c:\n    a = a + 1\nelse:\n    b = max(a, c)",

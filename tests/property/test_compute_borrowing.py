@@ -2,11 +2,12 @@
 
 import math
 
+from benchmarks.compute.lending_simulation import moved
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.compute.borrowing.guard import FleetView, GuardRules, lending
-from ostinato.compute.share import ShareRules, moved
+from ostinato.compute.borrowing import FleetView, GuardRules, lending
+from ostinato.compute.ledger import ShareRules
 
 GUARD = GuardRules()
 counts = st.integers(0, 200)

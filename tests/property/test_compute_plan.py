@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.compute.plan.cycle import Delivery, plan_cycle
-from ostinato.compute.plan.description import Description
+from ostinato.compute.description import Description
+from ostinato.compute.plan import Delivery, plan_cycle
 
 times = st.floats(1.0, 8.0)
 TREE = {

@@ -9,8 +9,7 @@ import numpy as np
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import Incumbent, Incumbents, Verdict
 from ostinato.evaluate.config import GateConfig
-from ostinato.evaluate.gate.resolution import assumed_error, smallest_margin, smallest_total_margin
-from ostinato.evaluate.gate.verdict import Match, Paired, decide
+from ostinato.evaluate.gate import Match, Paired, assumed_error, decide, smallest_margin, smallest_total_margin
 
 V0, V1, CANDIDATE = (PolicyVersion(number=n, hash=f"{n:02d}") for n in (0, 1, 9))
 MATCH = Match(

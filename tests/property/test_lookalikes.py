@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from tests.fakes.lookalikes import episodes, observed
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.fidelity.columns import columns_of, deal_folds
-from ostinato.worlds.fidelity.matching import match_prompts
-from ostinato.worlds.fidelity.observation import Observation, parse_observation
+from ostinato.worlds.fidelity.observation import Observation, columns_of, deal_folds, parse_observation
+from ostinato.worlds.fidelity.paired import match_prompts
 from ostinato.worlds.fidelity.probe import tell_apart
 
 FEATURES = st.dictionaries(

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from tests.fakes.tasks import tasklists, tasks
 
 from ostinato.core.errors import BadConfig
-from ostinato.worlds.tasks.harbor.reading import harbor_task
+from ostinato.worlds.tasks.harbor import harbor_task
 from ostinato.worlds.tasks.rows import parse_row
-from ostinato.worlds.tasks.task import Grading
 from ostinato.worlds.tasks.tasksets import load, save, taskset_of
-from ostinato.worlds.tasks.verifiers import load_verifiers
 
 
 @settings(max_examples=150, deadline=None)
@@ -82,16 +80,6 @@ _values = st.recursive(
     st.none() | st.booleans() | st.integers() | _names | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_names, inner, max_size=4),
 )
-
-
-@settings(deadline=None)
-@given(st.dictionaries(_names, _values, max_size=6))
-def test_no_row_of_verifiers_ends_in_anything_but_a_task_or_a_named_error(row):
-    with TemporaryDirectory() as directory:
-        path = Path(directory) / "set.jsonl"
-        path.write_text(json.dumps(row))
-        with suppress(BadConfig):
-            assert len(load_verifiers(path, lambda row: Grading(grader="x"), offline=True).tasks) == 1
 
 
 @settings(deadline=None)

@@ -12,7 +12,7 @@ from benchmarks.release.path.world import SLOT_S, SLOTS_A_DAY, Change, Flags, Pr
 
 from ostinato.core.report import Incumbent
 from ostinato.evaluate.config import GateConfig
-from ostinato.evaluate.gate.resolution import smallest_total_margin
+from ostinato.evaluate.gate import smallest_total_margin
 from ostinato.release.trial.contrast import TimeSlot
 from ostinato.release.trial.path import PathConfig, PathStep, ReleasePath
 

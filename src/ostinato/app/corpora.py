@@ -15,8 +15,7 @@ from ostinato.corpus.build import CorpusBuild
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.contamination import OverlapIndex, strings
 from ostinato.corpus.sources import SourceFiles, archive_source, directory_source, stdlib_source
-from ostinato.worlds.building.sources.fetch import fetch_sdist
-from ostinato.worlds.building.sources.unpack import unpack, without_top
+from ostinato.worlds.building.sources import fetch_sdist, unpack, without_top
 
 if TYPE_CHECKING:
     from ostinato.corpus.manifest import CorpusManifest

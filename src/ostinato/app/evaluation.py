@@ -18,10 +18,8 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.records import ReleaseEvent
 from ostinato.demo import tasks as demo_tasks
 from ostinato.evaluate.config import BarConfig, GateConfig
-from ostinato.evaluate.gate.resolution import check_bars, check_margins
-from ostinato.evaluate.gate.rounds import items_in_round
-from ostinato.evaluate.graders import pattern, suggestion
-from ostinato.evaluate.suites import Item, Suite, build, load, parse
+from ostinato.evaluate.gate import check_bars, check_margins, items_in_round
+from ostinato.evaluate.suites import Item, Suite, build, load, parse, pattern, suggestion
 from ostinato.release.alarms import note
 from ostinato.reward import functions
 from ostinato.worlds.grading.completion import python_tests
@@ -239,7 +237,7 @@ def _demo_suite() -> Suite:
 
 def _tab_suite() -> Suite:
     """Tab's held-out lines, which no user ever types."""
-    from ostinato.demo.tab import lines as tab_lines  # brings the users' HTTP client along
+    from ostinato.demo import tab as tab_lines
 
     _, held_out = tab_lines.split_lines()
     return parse("tab-heldout", "".join(json.dumps(item) + "\n" for item in tab_lines.suite_items(held_out)))

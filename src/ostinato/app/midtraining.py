@@ -21,8 +21,7 @@ from ostinato.core.files import install_directory
 from ostinato.core.numerics import Contract
 from ostinato.corpus.build import check_new
 from ostinato.corpus.order import Phase
-from ostinato.corpus.reading import CorpusReader
-from ostinato.corpus.shards import ShardSet
+from ostinato.corpus.shards import CorpusReader, ShardSet
 from ostinato.weights.follow.follower import write_model
 
 if TYPE_CHECKING:

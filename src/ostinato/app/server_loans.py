@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostinato.compute.borrowing.guard import FleetView, GuardRules, lending
-from ostinato.compute.borrowing.meter import Meter
+from ostinato.compute.borrowing import FleetView, GuardRules, Meter, lending
 from ostinato.compute.config import LendConfig
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadRequest

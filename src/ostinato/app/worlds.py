@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -16,33 +15,29 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Arm
+from ostinato.core.retry import RetryPolicy, retry
 from ostinato.core.seams import Backend, Log
 from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
 from ostinato.release.alarms import note
 from ostinato.worlds.building.package_build import BuildPlace
-from ostinato.worlds.building.trying.one_shot import ONE_SHOT_WORKDIR, OneShotBackend
-from ostinato.worlds.grading.canaries import Alarm, WatchedGrader
+from ostinato.worlds.building.runs import ONE_SHOT_WORKDIR, OneShotBackend
 from ostinato.worlds.grading.completion import CompletionGrader, Runs, read_completion
-from ostinato.worlds.grading.effort import EffortConfig
+from ostinato.worlds.grading.effort import Alarm, EffortConfig, WatchedGrader
 from ostinato.worlds.grading.functions import FunctionGrader, FunctionGrading, read_data
-from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.grading.grade import Grade, Grader, PatternGrader, read_pattern
 from ostinato.worlds.grading.harbor import HarborGrader, read_harbor
 from ostinato.worlds.grading.judge import JudgedGrader, RubricJudge
-from ostinato.worlds.grading.patterns import PatternGrader, read_pattern
 from ostinato.worlds.grading.sandboxed_program import Apart
 from ostinato.worlds.grading.suites import PytestGrader, read_suite
-from ostinato.worlds.harness.opening import HARNESSES, is_agent, no_harness, open_harness
+from ostinato.worlds.harness.harnesses import HARNESSES, is_agent, no_harness, open_harness
 from ostinato.worlds.harness.rollout import Harness, Rollout
 from ostinato.worlds.remote.owners import OwnTurns
-from ostinato.worlds.remote.rollout_client import FarOutcomes
-from ostinato.worlds.remote.rollout_server import Door
+from ostinato.worlds.remote.rollout_server import Door, FarOutcomes
 from ostinato.worlds.remote.trust import RefusedSerials, door_context, worker_context
 from ostinato.worlds.rollout.attempt import Workshop
-from ostinato.worlds.rollout.cheats import CHEATED, CheatWatch
-from ostinato.worlds.rollout.finished import Finished
+from ostinato.worlds.rollout.finished import CHEATED, CheatWatch, Finished
 from ostinato.worlds.rollout.gateway import WorldGateway
-from ostinato.worlds.rollout.group_outcomes import Spending
-from ostinato.worlds.rollout.groups import EventFile, most_steps_behind
+from ostinato.worlds.rollout.groups import EventFile, Spending, most_steps_behind
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
 from ostinato.worlds.sandbox.e2b import E2BBoxes
@@ -305,12 +300,8 @@ def _read_upto(events: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 async def _patient_end(outcomes: FarOutcomes, pause_s: float, waiting: Callable[[str], None]) -> int:
-    while True:
-        try:
-            return await outcomes.end()
-        except Unavailable as error:
-            waiting(str(error))
-        await asyncio.sleep(pause_s)
+    policy = RetryPolicy(pause_s=pause_s, longest_s=pause_s)
+    return await retry(outcomes.end, policy, on=Unavailable, failed=lambda error: waiting(str(error)))
 
 
 def warn_of_staleness(config: Config, tasks: Taskset) -> None:

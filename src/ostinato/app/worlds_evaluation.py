@@ -22,7 +22,7 @@ from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
 
 if TYPE_CHECKING:
-    from ostinato.evaluate.trying.rollouts import RolloutRunner, TryOnce, WholeTry
+    from ostinato.evaluate.rollouts import RolloutRunner, TryOnce, WholeTry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class HeldOutWorld:
 
     @contextlib.asynccontextmanager
     async def open(self, slot: str) -> AsyncGenerator[TryOnce]:
-        from ostinato.evaluate.trying.rollouts import WholeTry
+        from ostinato.evaluate.rollouts import WholeTry
 
         token, number = f"bar{secrets.token_hex(4)}", 0
         tasks = {task.id: task for task in self.tasks.tasks}
@@ -115,7 +115,7 @@ class HeldOutWorld:
 
 def open_rollout_runner(config: Config, url: str, world: WorldSuite) -> RolloutRunner:
     """The runner of a world's tasks against a gateway."""
-    from ostinato.evaluate.trying.rollouts import RolloutRunner
+    from ostinato.evaluate.rollouts import RolloutRunner
 
     world_of = HeldOutWorld(config=config, url=url, tasks=world.tasks)
     return RolloutRunner(world.suite, world_of, url, operator_key(config), config.evaluate.runner)

@@ -6,7 +6,6 @@ Data flow: source -> licence -> suffix, size, content filters -> test overlap ->
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import tempfile
 from collections import Counter
@@ -16,11 +15,10 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from ostinato.core.errors import BadConfig, BadRequest, StorageFull
+from ostinato.core.files import install_directory
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.contamination import OverlapIndex
-from ostinato.corpus.document import Document
-from ostinato.corpus.duplicates import CopyFinder
-from ostinato.corpus.filters import text_of
+from ostinato.corpus.filters import CopyFinder, Document, text_of
 from ostinato.corpus.manifest import FORMAT, MANIFEST, CorpusManifest, Refusal, SourceShare
 from ostinato.corpus.shards import TokenDocument, write_shards
 from ostinato.corpus.sources import Read, SourceFiles
@@ -136,9 +134,7 @@ class CorpusBuild:
             )
             (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
             partial.chmod(0o755)
-            if out.exists():
-                out.rmdir()
-            os.replace(partial, out)
+            install_directory(partial, out)
         except OSError as error:
             if error.errno not in _FULL:
                 raise

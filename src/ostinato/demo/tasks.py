@@ -21,8 +21,22 @@ from typing import Any
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.lines import lines_of, one_line
-from ostinato.demo.pools import POOLS
-from ostinato.demo.prompt import TaskPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPrompt:
+    r"""A task's request to the endpoint: the model continues the text of the last message, up to `stop`.
+
+    Example::
+
+        TaskPrompt(messages=({"role": "user", "content": "Count."}, {"role": "assistant", "content": "1, 2,"}), max_tokens=4,
+               stop=(",", "\n"))
+    """
+
+    messages: tuple[dict[str, str], ...]
+    max_tokens: int
+    stop: tuple[str, ...]
+
 
 FILE = Path(__file__).with_name("tasks.jsonl")
 TABLES = Path(__file__).with_name("tables.txt")
@@ -107,6 +121,92 @@ def suite_items(tasks: Iterable[Blank]) -> list[dict[str, Any]]:
 
 
 # ---------------------------------------------------------------- building the file from the tables
+
+
+# Arguments by kind, with which the hidden tests call the functions of `tables.txt`.
+WORDS = ["apple", "Banana", "kiwi", "level", "Hello", "noon", "Zebra", "xyz", "Otto"]
+
+POOLS: dict[str, list[Any]] = {
+    "int": [3, -4, 0, 10, 7, -1, 12, 5, 100, -25, 8],
+    "pos": [4, 3, 10, 7, 1, 12, 25, 2, 16, 100],
+    "small": [2, 5, 3, 1, 4, 9, 6],
+    "tiny": [3, 0, 1, 5, 2, 6, 4],
+    "zero": [0, 2, 1, 3, 0, 4],
+    "one": [0, 1, 1, 0],
+    "ten": [10, 5, 9, 8],
+    "eight": [8, 6, 7],
+    "hundred": [100, 40, 75, 50, 20],
+    "large": [1234, 7, 505, 90, 1000000, 4321, 99, 12321],
+    "num": [2, 1.5, -3, 10, 0, 0.25, 100, -7.5],
+    "fraction": [3.14159, 2.5, 0.126, -1.239, 10.0],
+    "percent": [10, 25, 50, 5, 20],
+    "scores": [75, 50, 20, 49, 26, 100, 0],
+    "ages": [12, 17, 18, 35, 20, 5, 13, 80],
+    "angle": [60, 90, 45, 30, 72],
+    "bool": [True, False, False, True, True],
+    "maybe": [5, None, 0, -2, None],
+    "word": WORDS,
+    "thing": ["cat", "a", "book", "sun", "tree"],
+    "cased": ["Hello", "HELLO", "hello", "PyThOn", "A", "x"],
+    "mixed": ["abc123", "42", "hello", "a1b2c3", "7", "Room 5"],
+    "text": ["hello world", "The quick brown fox", "one", "a b c a", "Python  is fun ", " good day"],
+    "char": ["a", "l", "o", "z", "e", "i"],
+    "letter": ["a", "x", "e", "b", "o", "k"],
+    "ints": [[1, 2, 3], [4, -2, 9, 0], [7, 7, 3, 7], [], [5], [10, 20, 15, 40], [-5, -1, -3], [2, 4, 6, 8, 1, 4]],
+    "poss": [[1, 2, 3], [4, 10], [7, 7, 3, 7], [5], [10, 20, 30, 40], [8, 6, 1]],
+    "odd": [[3, 1, 2], [5], [9, 4, 7, 1, 8], [10, 30, 20]],
+    "nums": [[1, 2, 3], [1.5, 2.5], [], [10], [0.25, 4, 5.75]],
+    "triple": [[1, 2, 3], [4, 0, -1], [10, 20, 30], [7, 8, 9], [2, 2, 5]],
+    "modal": [[1, 2, 2], [5], ["a", "b", "a"], [3, 3, 3, 1], [7, 9, 9, 9, 7]],
+    "holes": [[1, None, 2], [None], [], ["a", 0, None], [3, 4], [False, None]],
+    "grades": [[50, 60], [80, 49], [100], [20, 30], [75, 51, 99]],
+    "strs": [
+        ["apple", "fig", "banana"],
+        ["a"],
+        ["dog", "cat", "horse"],
+        ["kiwi", "", "pear", "plum"],
+        [],
+        ["Zoe", "adam"],
+    ],
+    "names": [["Tom", "anna", "Bob"], ["kim", "Lea", "jo"], ["Zed", "amy", "Carl"], ["Max", "Ida", "Noah"]],
+    "table": [
+        {"a": 1, "b": 2},
+        {"x": 5, "b": -3},
+        {},
+        {"tom": 30, "ann": 25, "bob": 28},
+        {"b": 0, "m": -3, "z": 9},
+        {"a": 4},
+    ],
+    "unique": [{"b": 7, "c": 8}, {"x": 1}, {}, {"one": 1, "two": 2, "three": 3}],
+    "key": ["b", "a", "x", "b", "m"],
+    "set": [{1, 2, 3}, {5}, set(), {1, 9, 10}, {2, 4, 6, 7}],
+    "other": [{2, 3, 4}, {6, 7}, {1}, {9, 10}, {4, 6}, {1, 2}],
+    "pair": [(1, 2), (5, 3), (0, 0), (-4, 7), (10, -2)],
+    "point": [(3, 4), (0, 1), (-2, 5), (7, 7)],
+    "pairs": [[("a", 1), ("b", 2)], [("x", 5)], [], [("k", 0), ("m", 7), ("n", -2)]],
+    "matrix": [[[1, 2], [3, 4]], [[5]], [[1, 2, 3], [4, 5, 6]], [[0, -1], [7, 2], [3, 3]]],
+    "square": [[[1, 2], [3, 4]], [[1, 2, 3], [4, 5, 6], [7, 8, 9]], [[0, 5], [-1, 2]], [[9, 8], [7, 6]]],
+    "year": [2024, 1999, 1900, 2000, 2023, 1876],
+    "later": [2030, 2025, 2024, 2050],
+    "month": [5, 12, 1, 10],
+    "day": [7, 31, 15, 2],
+    "hour": [9, 0, 12, 23, 5, 18],
+    "minute": [5, 30, 0, 59],
+    "secs": [59, 60, 125, 3600, 0, 7325],
+    "weekday": ["Saturday", "Monday", "Sunday", "Friday"],
+    "digits": ["42", "7", "1234", "005"],
+    "csv": ["a,b,c", "one", "x,y", "red,green,blue,black"],
+    "csvints": ["1,2,3", "10", "4,-5", "7,0,7,1"],
+    "email": ["ann@site.org", "bob@mail.com", "x.y@z.net"],
+    "file": ["notes.txt", "photo.old.png", "main.py"],
+    "path": ["/usr/bin/python", "docs/readme.md", "/tmp/a/b"],
+    "clock": ["12:45", "09:05", "23:59", "00:30"],
+    "keyvalue": ["name=Bob", "x=1", "color=red"],
+    "truth": ["yes", "No", "TRUE", "false", "Yes", "maybe"],
+    "date": ["2024-05-17", "1999-12-31", "2010-01-01"],
+    "binary": ["101", "1", "11111", "1000"],
+    "hex": ["ff", "1a", "7", "100"],
+}
 
 
 def literal(value: Any) -> str:

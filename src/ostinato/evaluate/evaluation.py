@@ -14,9 +14,7 @@ from ostinato.core.errors import Corrupt
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import BarResult, Incumbent, Incumbents, ItemScore, Report
 from ostinato.evaluate.config import BarConfig, GateConfig
-from ostinato.evaluate.gate.bars import judge_bar
-from ostinato.evaluate.gate.rounds import Selection, seed_of, select
-from ostinato.evaluate.gate.verdict import Match, Paired, decide, pair_up
+from ostinato.evaluate.gate import Match, Paired, Selection, decide, judge_bar, pair_up, seed_of, select
 from ostinato.evaluate.pass_at_k import pass_rates, sharpening
 from ostinato.evaluate.suites import Item, Suite
 

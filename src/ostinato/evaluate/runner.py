@@ -20,10 +20,18 @@ from blake3 import blake3
 from ostinato.core.errors import Corrupt, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemScore
-from ostinato.evaluate.answers import Response, read_answers, refusal
 from ostinato.evaluate.config import RunnerConfig
+from ostinato.evaluate.gateway import (
+    Response,
+    bounded,
+    check_version,
+    first_error,
+    patiently,
+    read_answers,
+    refusal,
+    served_model,
+)
 from ostinato.evaluate.suites import Item, Suite
-from ostinato.evaluate.trying.retry import bounded, check_version, first_error, patiently, served_model
 
 ItemGrader = Callable[[Item, str], Awaitable[float]]
 """(item, answer text) -> score in [0, 1]."""
@@ -139,7 +147,7 @@ class SuiteRunner:
         async with session.post(self._url, json=body) as response:
             raw = await bounded(response)
             if response.status != 200:
-                raise refusal(response.status, raw.decode(errors="replace"), f"slot {slot!r}")
+                raise refusal(response.status, raw.decode(errors="replace"), f"slot {slot!r}", response.headers)
         responses, policies = read_answers(raw, body["n"])
         for found in policies:
             check_version(slot, policy, found)

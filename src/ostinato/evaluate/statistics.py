@@ -332,22 +332,6 @@ def power(items: int, variance: float, margin: float, *, effect: float = 0.0, al
     return _NORMAL.cdf(signal - _NORMAL.inv_cdf(1.0 - alpha))
 
 
-def required_items(
-    variance: float, margin: float, *, power: float = 0.9, effect: float = 0.0, alpha: float = 0.05
-) -> int:
-    """The number of items needed for a given power: the inverse of `power`.
-
-    Example: ``required_items(0.15, 0.02)`` is 3212.
-
-    Raises:
-        ValueError: the effect lies at or beyond the margin, so no number of items suffices.
-    """
-    if effect + margin <= 0.0:
-        raise ValueError(f"effect {effect} is not above -margin {-margin}: no suite can prove it; widen the margin")
-    z = _NORMAL.inv_cdf(1.0 - alpha) + _NORMAL.inv_cdf(power)
-    return max(1, math.ceil(variance * (z / (effect + margin)) ** 2))
-
-
 @lru_cache(maxsize=1024)
 def _t_quantile(df: float, p: float) -> float:
     """The p-quantile of Student's t with `df` degrees of freedom."""

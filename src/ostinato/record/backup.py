@@ -25,6 +25,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, StorageFull
+from ostinato.core.files import sync_directory
 from ostinato.core.records import Row, identity
 from ostinato.core.seams import Clock, Cursor
 from ostinato.record.codec.kinds import FOR_EVER, KINDS
@@ -33,7 +34,7 @@ from ostinato.record.rowlog import RowLog
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.filters import SealedKeys
 from ostinato.record.segments.segment import SegmentGone, open_segment
-from ostinato.record.sqlite import connect, copy_pages, driver, is_busy, remove, sync_directory, translate
+from ostinato.record.sqlite import connect, copy_pages, driver, is_busy, remove, translate
 
 FORMAT = 1
 """The format version of a backup's manifest."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import zstandard
 from blake3 import blake3
 
 from ostinato.core.errors import BadConfig, StorageFull
+from ostinato.core.files import write_atomic
 from ostinato.core.seams import Cursor
 
 logger = logging.getLogger(__name__)
@@ -80,17 +79,10 @@ class FileFolds:
         return self._directory / f"{name}.fold"
 
     def _write(self, path: Path, packed: bytes) -> None:
-        partial = path.with_suffix(f".{os.getpid()}")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(packed)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
+            write_atomic(path, packed, durable=True)
         except OSError as error:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
             raise StorageFull(
                 f"{path} was not written: {error}; free space. What it held before is untouched"
             ) from error

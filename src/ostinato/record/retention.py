@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ostinato.core.errors import Corrupt, StorageFull
+from ostinato.core.files import sync_directory
 from ostinato.core.records import Row
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import FOR_EVER, Kind
@@ -15,7 +16,7 @@ from ostinato.record.codec.shrink import Use
 from ostinato.record.reader import PAGE
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.segment import Segment, SegmentGone, create_segment, open_segment
-from ostinato.record.sqlite import driver, is_busy, sync_directory, translate
+from ostinato.record.sqlite import driver, is_busy, translate
 
 DAY_S = 86_400.0
 

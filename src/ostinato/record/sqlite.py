@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pysqlite3.dbapi2
 
 from ostinato.core.errors import BadConfig, Corrupt, OstinatoError, StorageFull, TooLarge, Unavailable
+from ostinato.core.files import sync_directory
 
 driver: Any = pysqlite3.dbapi2  # its stubs do not know SQLite's version and codes
 
@@ -124,15 +125,6 @@ def remove(path: Path) -> None:
     """Remove a database and SQLite's files beside it, the database first, so that a kill in between leaves no database."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make names that were added to or removed from a directory durable. Raises OSError."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def is_busy(error: Exception) -> bool:

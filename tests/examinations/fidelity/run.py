@@ -39,13 +39,12 @@ from ostinato.config import Config, load
 from ostinato.core.conversation import Role
 from ostinato.core.records import Arm
 from ostinato.demo import tasks as functions
-from ostinato.demo.client import ask, body
-from ostinato.demo.users import SimulatedUser, UsersConfig, make_users
+from ostinato.demo.users import SimulatedUser, UsersConfig, ask, body, make_users
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.commands.demo import ready
 from ostinato.record.lock import hold
 from ostinato.testing.tiny import tiny_model
-from ostinato.worlds.harness.opening import SingleAnswer
+from ostinato.worlds.harness.harnesses import SingleAnswer
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.tasks.task import Split, Task
 

@@ -26,9 +26,18 @@ from tests.examinations.hosts.settings import CLIENT_KEY, LETTERS, LIKED, letter
 from ostinato.config import Config, load
 from ostinato.core.clock import wall_clock
 from ostinato.demo import tasks as demo_tasks
-from ostinato.demo.client import Failed, Suggestion, ask, body, send_feedback
-from ostinato.demo.prompt import TaskPrompt
-from ostinato.demo.users import SimulatedUser, UsersConfig, UserTask, make_users
+from ostinato.demo.tasks import TaskPrompt
+from ostinato.demo.users import (
+    Failed,
+    SimulatedUser,
+    Suggestion,
+    UsersConfig,
+    UserTask,
+    ask,
+    body,
+    make_users,
+    send_feedback,
+)
 from ostinato.launch.views.progress import Progress
 from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns

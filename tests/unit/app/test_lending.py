@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.app.server_loans import Lending, check_lending
-from ostinato.compute.borrowing.meter import Meter
+from ostinato.compute.borrowing import Meter
 from ostinato.compute.config import LendConfig
 from ostinato.config import load
 from ostinato.core.errors import BadConfig

@@ -10,7 +10,7 @@ from ostinato.config import read_file
 from ostinato.evaluate.suites import load as load_suite
 from ostinato.launch.commands.agent_settings import check_env, edited_json, toml_of, with_block, yaml_keys
 from ostinato.serve.auth import client_keys
-from ostinato.worlds.tasks.harbor.reading import load_harbor
+from ostinato.worlds.tasks.harbor import load_harbor
 from ostinato.worlds.tasks.tasksets import load as load_tasks
 
 MARK = "\ufeff"

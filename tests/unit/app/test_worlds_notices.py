@@ -9,7 +9,7 @@ from ostinato.core.notices import Alarm
 from ostinato.core.records import PolicyVersion
 from ostinato.testing.log import MemoryLog
 from ostinato.worlds.grading.grade import Grade
-from ostinato.worlds.rollout.cheats import CHEATED, CheatWatch
+from ostinato.worlds.rollout.finished import CHEATED, CheatWatch
 
 
 def alarms(log) -> list[tuple[str, str]]:

@@ -9,8 +9,8 @@ from ostinato.app.worlds import WORLD_GRADERS, open_graders
 from ostinato.app.worlds_evaluation import world_suite
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
+from ostinato.evaluate.rollouts import RolloutRunner
 from ostinato.evaluate.runner import SuiteRunner
-from ostinato.evaluate.trying.rollouts import RolloutRunner
 
 SMALL = ("evaluate.gate.margin=0.99", "evaluate.gate.total_margin=0.99")
 

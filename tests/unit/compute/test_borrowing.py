@@ -4,11 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks.compute.lending_simulation import (
+    Diurnal,
+    ServingFleet,
+    mean_wait,
+    moved,
+    read_traffic,
+    simulate_lending,
+    traffic_of,
+)
 
-from ostinato.compute.borrowing.guard import FleetView, GuardRules, lending
-from ostinato.compute.borrowing.simulation import ServingFleet, mean_wait, simulate_lending
-from ostinato.compute.borrowing.traffic import Diurnal, read_traffic, traffic_of
-from ostinato.compute.share import ShareRules, moved
+from ostinato.compute.borrowing import FleetView, GuardRules, lending
+from ostinato.compute.ledger import ShareRules
 from ostinato.core.errors import BadRequest
 
 GUARD = GuardRules()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ostinato.compute.plan.cycle import Delivery, plan_cycle, trained
-from ostinato.compute.plan.description import Description
+from ostinato.compute.description import Description
+from ostinato.compute.plan import Delivery, plan_cycle, trained
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.compute import deliveries, planned
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ostinato.compute.plan.description import PlannedHardware, PlannedModel, PlannedShares, PlannedTurns
-from ostinato.compute.plan.roofline import (
+from ostinato.compute.description import PlannedHardware, PlannedModel, PlannedShares, PlannedTurns
+from ostinato.compute.plan import (
     Need,
     cache_bytes,
     decoded,

@@ -15,8 +15,7 @@ from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.contamination import OverlapIndex
 from ostinato.corpus.manifest import MANIFEST, read_manifest
 from ostinato.corpus.order import Phase, held_out
-from ostinato.corpus.reading import CorpusReader
-from ostinato.corpus.shards import ShardSet
+from ostinato.corpus.shards import CorpusReader, ShardSet
 from ostinato.corpus.sources import SourceFiles, archive_source, directory_source, stdlib_source
 
 

@@ -7,9 +7,7 @@ import pytest
 from ostinato.core.errors import BadConfig
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.contamination import OverlapIndex, strings
-from ostinato.corpus.document import Document
-from ostinato.corpus.duplicates import CopyFinder
-from ostinato.corpus.filters import text_of
+from ostinato.corpus.filters import CopyFinder, Document, text_of
 
 CONFIG = CorpusConfig()
 CODE = "def add(first, second):\n    return first + second\n\n\ndef take(first, second):\n    return first - second\n"

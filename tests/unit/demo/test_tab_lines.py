@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from ostinato.demo.tab.lines import (
+from ostinato.demo.tab import (
     FAMILIES,
     HELD_OUT,
     LINES,
@@ -19,8 +19,7 @@ from ostinato.demo.tab.lines import (
     suite_items,
 )
 from ostinato.demo.users import UsersConfig
-from ostinato.evaluate.graders import suggestion
-from ostinato.evaluate.suites import Item
+from ostinato.evaluate.suites import Item, suggestion
 
 USERS, HELD = split_lines()
 

@@ -20,7 +20,7 @@ from tests.fakes.deploy_files import (
 from ostinato.config import Config, load
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.crew import WORKERS
-from ostinato.worlds.remote.config import DoorConfig
+from ostinato.worlds.rollout.config import DoorConfig
 
 
 def test_the_configuration_of_the_cluster_has_no_unknown_key(tmp_path):

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.config import BarConfig
-from ostinato.evaluate.gate.bars import judge_bar
+from ostinato.evaluate.gate import judge_bar
 from ostinato.evaluate.statistics import mean_lower
 
 

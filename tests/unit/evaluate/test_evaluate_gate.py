@@ -6,7 +6,7 @@ import pytest
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import BarResult, Incumbent, Incumbents, ItemScore, Verdict
 from ostinato.evaluate.config import GateConfig
-from ostinato.evaluate.gate.verdict import Match, Paired, decide, pair_up
+from ostinato.evaluate.gate import Match, Paired, decide, pair_up
 
 ANCHOR, BEST, LIVE, CANDIDATE = (PolicyVersion(number=n, hash=f"{n:02d}") for n in (0, 5, 7, 9))
 INCUMBENTS = Incumbents(live=LIVE, best=BEST, anchor=ANCHOR, round=4)

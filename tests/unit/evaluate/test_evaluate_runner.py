@@ -10,10 +10,11 @@ from aiohttp.test_utils import TestServer
 from ostinato.core.errors import BadRequest, Conflict, Corrupt, Unauthorized, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import Incumbents, Verdict
-from ostinato.evaluate.answers import Response, read_answers
+from ostinato.core.retry import RetryLater
 from ostinato.evaluate.config import BarConfig, GateConfig
 from ostinato.evaluate.evaluation import Evaluation
-from ostinato.evaluate.gate.rounds import seed_of
+from ostinato.evaluate.gate import seed_of
+from ostinato.evaluate.gateway import Response, read_answers, refusal
 from ostinato.evaluate.runner import RunnerConfig, SuiteRunner, item_seed
 from ostinato.evaluate.suites import parse
 
@@ -339,3 +340,10 @@ def test_evidence_of_other_suites_and_forms_is_ignored_and_misshapen_evidence_re
     for rows in ([["i0"]], [1], None):
         with pytest.raises(Corrupt, match="promised form"):
             evaluation.restore({"candidate": "aa", "round": 0, "drawn": {f"held-out:{SUITE.hash}": {"aa": rows}}})
+
+
+def test_a_refusal_says_when_the_gateway_wants_to_be_asked_again():
+    busy = refusal(429, "too many", "slot 'live'", {"Retry-After": "2"})
+    assert isinstance(busy, RetryLater)
+    assert busy.retry_after_s == 2.0
+    assert not isinstance(refusal(400, "no such field", "slot 'live'", {"Retry-After": "2"}), Unavailable)

@@ -5,7 +5,7 @@ from benchmarks.release import gate as script
 
 from ostinato.core.report import Incumbent
 from ostinato.evaluate.config import GateConfig
-from ostinato.evaluate.gate.resolution import assumed_error
+from ostinato.evaluate.gate import assumed_error
 
 
 def suite(items=400, seed=0):

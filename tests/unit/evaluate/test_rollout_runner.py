@@ -12,8 +12,8 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.report import Incumbent, Incumbents, Verdict
 from ostinato.evaluate.config import BarConfig, GateConfig, RunnerConfig
 from ostinato.evaluate.evaluation import Evaluation
+from ostinato.evaluate.rollouts import RolloutRunner, WholeTry
 from ostinato.evaluate.suites import Item, ItemMessage, build
-from ostinato.evaluate.trying.rollouts import RolloutRunner, WholeTry
 
 KEY = "admin-key"
 V7, V9, V11 = (PolicyVersion(number=n, hash=h) for n, h in ((7, "aa"), (9, "bb"), (11, "cc")))

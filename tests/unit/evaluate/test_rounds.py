@@ -4,8 +4,16 @@ import pytest
 
 from ostinato.core.errors import BadConfig
 from ostinato.evaluate.config import BarConfig, GateConfig
-from ostinato.evaluate.gate.resolution import check_bars, check_margins, items_for, smallest_total_margin
-from ostinato.evaluate.gate.rounds import items_in_round, sealed_ids, seed_of, select
+from ostinato.evaluate.gate import (
+    check_bars,
+    check_margins,
+    items_for,
+    items_in_round,
+    sealed_ids,
+    seed_of,
+    select,
+    smallest_total_margin,
+)
 from ostinato.evaluate.runner import item_seed
 from ostinato.evaluate.suites import Item, build
 

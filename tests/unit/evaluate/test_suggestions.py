@@ -7,9 +7,8 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm, Reward
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.acceptance import Rated
-from ostinato.evaluate.graders import suggestion
 from ostinato.evaluate.suggestions import by_item, by_user, change, ratio
-from ostinato.evaluate.suites import Item
+from ostinato.evaluate.suites import Item, suggestion
 from ostinato.testing.records import a_turn
 
 T = 0.25

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from ostinato.core.errors import BadConfig
-from ostinato.corpus.duplicates import CopyFinder
+from ostinato.corpus.filters import CopyFinder
 from ostinato.launch.commands.watch import package
 from ostinato.launch.commands.worlds import build
 from ostinato.launch.placing.nodes import cluster

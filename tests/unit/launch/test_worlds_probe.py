@@ -10,8 +10,8 @@ from tests.fakes.lookalikes import episodes
 
 from ostinato.core.errors import BadRequest
 from ostinato.launch.commands.worlds.show import show_probe
-from ostinato.worlds.fidelity.matching import match_prompts
 from ostinato.worlds.fidelity.observe import read_observations
+from ostinato.worlds.fidelity.paired import match_prompts
 
 
 @pytest.fixture

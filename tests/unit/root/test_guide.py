@@ -10,8 +10,7 @@ import pytest
 
 from ostinato import config
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
-from ostinato.evaluate.graders import pattern
-from ostinato.evaluate.suites import parse
+from ostinato.evaluate.suites import parse, pattern
 from ostinato.release.metrics.config import BUILT_IN
 from ostinato.release.metrics.facts import MEANINGS
 from ostinato.reward.protocol import load

@@ -11,9 +11,8 @@ from ostinato.worlds.building.filters import (
     says_enough,
     split_tests,
 )
-from ostinato.worlds.building.mutations.functions import functions_of
-from ostinato.worlds.building.trying.baseline import judge_runs
-from ostinato.worlds.building.trying.runs import SuiteRun
+from ostinato.worlds.building.mutations import functions_of
+from ostinato.worlds.building.runs import SuiteRun, judge_runs
 from ostinato.worlds.building.wording import TaskKind, instruct
 
 CLAMP = functions_of("tiny_counts.py", MODULE)[0]

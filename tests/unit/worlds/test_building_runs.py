@@ -9,7 +9,7 @@ import pytest
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.sandboxing import SandboxSpec
-from ostinato.worlds.building.trying.runs import SuiteJob, SuiteRuns
+from ostinato.worlds.building.runs import SuiteJob, SuiteRuns
 
 HONEST = {
     "id": "0", "functions": [["a.py", 1]], "tests": {"t.py::a": ["passed", 0.1]}, "uncollected": {}, "ran": {"t.py::a": [0]},

@@ -9,11 +9,16 @@ import pytest
 from tests.fakes.tiny_package import tiny_files, tiny_sdist
 
 from ostinato.core.errors import BadRequest, Corrupt, TooLarge
-from ostinato.worlds.building.sources import fetch
-from ostinato.worlds.building.sources import unpack as unpacking
-from ostinato.worlds.building.sources.fetch import installed, plain_requirement
-from ostinato.worlds.building.sources.package import is_test, read_tree
-from ostinato.worlds.building.sources.unpack import check_sha256, unpack, without_top
+from ostinato.worlds.building import sources
+from ostinato.worlds.building.sources import (
+    check_sha256,
+    installed,
+    is_test,
+    plain_requirement,
+    read_tree,
+    unpack,
+    without_top,
+)
 
 
 def test_a_source_distribution_is_read_and_stripped():
@@ -41,10 +46,10 @@ def test_links_and_devices_are_left_out():
 
 
 def test_sizes_are_bounded(monkeypatch):
-    monkeypatch.setattr(unpacking, "FILE_BYTES", 10)
+    monkeypatch.setattr(sources, "FILE_BYTES", 10)
     with pytest.raises(TooLarge):
         unpack(tiny_sdist({"a": b"x" * 11}), "a.tar.gz")
-    monkeypatch.setattr(unpacking, "ALL_BYTES", 15)
+    monkeypatch.setattr(sources, "ALL_BYTES", 15)
     with pytest.raises(TooLarge):
         unpack(tiny_sdist({"a": b"x" * 8, "b": b"x" * 8}), "a.tar.gz")
 
@@ -61,7 +66,7 @@ def test_a_header_is_not_held_whatever_size_it_states(monkeypatch):
             said += len(data)
             return data
 
-    monkeypatch.setattr(unpacking, "_PACKED", ((b"\x1f\x8b", lambda _: Endless()),))
+    monkeypatch.setattr(sources, "_PACKED", ((b"\x1f\x8b", lambda _: Endless()),))
     with pytest.raises(TooLarge, match="headers"):
         unpack(b"\x1f\x8b", "a.tar.gz")
     assert said < 128 << 20
@@ -72,7 +77,7 @@ def test_a_zip_of_very_many_entries_is_refused_before_they_are_listed(monkeypatc
     with zipfile.ZipFile(buffer, "w") as archive:
         for number in range(50):
             archive.writestr(f"top/{number}/", "")
-    monkeypatch.setattr(unpacking, "MOST_FILES", 24)
+    monkeypatch.setattr(sources, "MOST_FILES", 24)
     with pytest.raises(TooLarge, match="24 files"):
         unpack(buffer.getvalue(), "a.zip")
 
@@ -170,8 +175,8 @@ async def test_the_wheels_of_a_task_are_bounded_together(monkeypatch):
             with zipfile.ZipFile(directory / f"w{number}.whl", "w") as archive:
                 archive.writestr(f"module{number}.py", b"x" * 1_000)
 
-    monkeypatch.setattr(fetch, "_pip", download)
-    assert len(await fetch.fetch_wheels(["tabulate"])) == 4
-    monkeypatch.setattr(fetch, "MOST_BYTES", 3_500)
+    monkeypatch.setattr(sources, "_pip", download)
+    assert len(await sources.fetch_wheels(["tabulate"])) == 4
+    monkeypatch.setattr(sources, "MOST_BYTES", 3_500)
     with pytest.raises(BadRequest, match="wheels of tabulate hold more than"):
-        await fetch.fetch_wheels(["tabulate"])
+        await sources.fetch_wheels(["tabulate"])

@@ -1,6 +1,6 @@
-from ostinato.worlds.building.mutations.functions import functions_of
-from ostinato.worlds.building.trying.runs import SuiteRun
-from ostinato.worlds.building.weakness import FunctionTask, passing_for_nothing, stubs
+from ostinato.worlds.building.attempts import FunctionTask, passing_for_nothing, stubs
+from ostinato.worlds.building.mutations import functions_of
+from ostinato.worlds.building.runs import SuiteRun
 
 SOURCE = '''
 class Scale:

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.bursts.fleet import Burst, Fleet, Packing
-from ostinato.worlds.bursts.simulation import simulate
+from ostinato.worlds.bursts import Burst, Fleet, Packing, simulate
 
 CALM = Burst(sandboxes=400, failure=0.0, spread=0.0, start_s=0.1)
 

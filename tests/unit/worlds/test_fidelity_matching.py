@@ -8,9 +8,8 @@ import pytest
 from tests.fakes.lookalikes import episodes, observed
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.fidelity.matching import match_prompts
 from ostinato.worlds.fidelity.observation import Observation
-from ostinato.worlds.fidelity.paired import tell_pairs_apart
+from ostinato.worlds.fidelity.paired import match_prompts, tell_pairs_apart
 from ostinato.worlds.fidelity.probe import tell_apart
 
 

@@ -9,14 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from ostinato.core.conversation import Conversation, Message, Role, Tool
 from ostinato.core.errors import BadRequest, NotFound, Unavailable
 from ostinato.core.sandboxing import ExecResult
 from ostinato.testing.records import a_turn
 from ostinato.worlds.fidelity.look import shape
-from ostinato.worlds.fidelity.observation import Observation, parse_observation
+from ostinato.worlds.fidelity.observation import Observation, of_turns, parse_observation
 from ostinato.worlds.fidelity.observe import observe, read_observations, script
-from ostinato.worlds.fidelity.text_features import of_conversation, of_turns
 
 
 class Here:
@@ -90,23 +88,6 @@ def test_what_is_no_observation_is_refused(line):
         parse_observation(line)
 
 
-def test_of_a_conversation_the_operators_words_are_features_and_peoples_are_not():
-    said = Conversation(
-        messages=(
-            Message(role=Role.SYSTEM, text="You work in /testbed."),
-            Message(role=Role.USER, text="my secret plan fails"),
-        ),
-        tools=(Tool(name="bash", description="Run it.", parameters={"type": "object"}),),
-    )
-    seen = of_conversation(said, "e1")
-    assert seen.features["system.word:/testbed."] == 1.0
-    assert seen.features["tool:bash"] == 1.0
-    assert seen.features["user.chars"] == 20.0
-    assert seen.features["user.starts_small"] == 1.0
-    assert "secret" not in seen.line()
-    assert parse_observation(seen.line()) == seen
-
-
 def test_turns_are_read_by_their_control_tokens_and_times():
     pieces = {0: b"", **{at: bytes([at]) for at in range(1, 256)}}
     prompt = (0, *b"system\nUse /repo now", 0, 0, *b"user\nhi there", 0)
@@ -132,10 +113,6 @@ def test_what_was_asked_is_a_hash_of_peoples_words_and_never_of_the_operators():
 
     assert asked(b"Use /repo", b"mend it") == asked(b"You are simulated", b"mend it") != ""
     assert asked(b"Use /repo", b"mend it") != asked(b"Use /repo", b"break it")
-    told = Conversation(
-        messages=(Message(role=Role.SYSTEM, text="Other words."), Message(role=Role.USER, text="mend it "))
-    )
-    assert of_conversation(told, "e").asked == asked(b"", b"mend it")
 
 
 def test_lines_of_before_there_was_a_question_are_read_still():

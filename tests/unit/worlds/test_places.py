@@ -7,7 +7,7 @@ import pytest
 from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Unavailable
-from ostinato.worlds.sandbox.slots import SandboxPlaces
+from ostinato.worlds.sandbox.proxy import SandboxPlaces
 
 
 class FakeBox:

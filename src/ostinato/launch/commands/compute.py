@@ -18,10 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.app.storage import home, model_path, open_log
-from ostinato.compute.ledger import OperationLedger
-from ostinato.compute.plan.cycle import NOT_COUNTED, CyclePlan, Delivery, Lane, learned_turns, plan_cycle
-from ostinato.compute.plan.description import Description
-from ostinato.compute.share import ShareRules, rollout_workers
+from ostinato.compute.description import Description
+from ostinato.compute.ledger import OperationLedger, ShareRules, rollout_workers
+from ostinato.compute.plan import NOT_COUNTED, CyclePlan, Delivery, Lane, learned_turns, plan_cycle
 from ostinato.compute.work import TokenWork, decoder_of
 from ostinato.config import Config, explain, origins, parse_override, put, read_file
 from ostinato.core.errors import BadConfig, OstinatoError

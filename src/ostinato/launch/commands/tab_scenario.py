@@ -16,7 +16,7 @@ from ostinato.app.evaluation import open_suite
 from ostinato.config import Config
 from ostinato.core.records import Arm
 from ostinato.core.report import ItemScore
-from ostinato.demo.tab.lines import NOTHING, Line, T, is_meant, make_typists, split_lines
+from ostinato.demo.tab import NOTHING, Line, T, is_meant, make_typists, split_lines
 from ostinato.demo.users import UsersConfig, UserStats, run_users
 from ostinato.evaluate.statistics import Estimate, Tally, mean_difference, paired_items
 from ostinato.evaluate.suggestions import ArmChange, Tallies, by_item, by_user, change, ratio

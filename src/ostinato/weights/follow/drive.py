@@ -18,13 +18,14 @@ import aiohttp
 
 from ostinato.core.errors import Conflict, Corrupt, NotFetched, NotFound, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
+from ostinato.core.retry import RetryPolicy, retry
 from ostinato.weights.follow.follower import Follower
 
 logger = logging.getLogger(__name__)
 
 Kv = Literal["recompute", "keep"]
 _LONGEST_WAIT_S = 60.0
-_RESUMES = 5  # attempts, at growing intervals below a second
+_RESUMES = RetryPolicy(pause_s=0.1, attempts=5)
 _LOOK_S = 60.0  # longest wait for an answer that needs no download and no load
 # errors of a server's workers that say nothing against the version
 _PASSING = ("Unavailable", "Unauthorized", "StorageFull", "OSError", "TimeoutError")
@@ -239,20 +240,18 @@ class VllmFollower:
 
     async def _resume(self) -> None:
         """Resume the server, unless its workers serve different weights or a worker says that its weights are broken."""
-        for attempt in range(_RESUMES):
-            try:
-                workers = await self._ask("ostinato_status")
-                broken = next((worker["broken"] for worker in workers if worker["broken"]), "")
-                if broken or len({worker["served"] for worker in workers}) > 1:
-                    raise Conflict(f"{self._url} is left paused: {broken or 'its workers serve different weights'}")
-                await self._call("POST", "/resume")
-                return
-            except Unavailable as error:
-                if attempt == _RESUMES - 1:
-                    raise Unavailable(
-                        f"{self._url} is paused and cannot be resumed: {error}. POST /resume there"
-                    ) from error
-                await asyncio.sleep(0.1 * 2**attempt)
+
+        async def once() -> None:
+            workers = await self._ask("ostinato_status")
+            broken = next((worker["broken"] for worker in workers if worker["broken"]), "")
+            if broken or len({worker["served"] for worker in workers}) > 1:
+                raise Conflict(f"{self._url} is left paused: {broken or 'its workers serve different weights'}")
+            await self._call("POST", "/resume")
+
+        try:
+            await retry(once, _RESUMES, on=Unavailable)
+        except Unavailable as error:
+            raise Unavailable(f"{self._url} is paused and cannot be resumed: {error}. POST /resume there") from error
 
     async def _ask(self, method: str, *args: str) -> list[dict[str, Any]]:
         """Call a method of the worker extension on every worker."""

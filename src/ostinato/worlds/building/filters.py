@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ostinato.worlds.building.mutations.functions import Function, functions_of
-from ostinato.worlds.building.trying.runs import SuiteRun
+from ostinato.worlds.building.mutations import Function, functions_of
+from ostinato.worlds.building.runs import SuiteRun
 from ostinato.worlds.building.wording import TaskKind, docstring_left
 
 _WINDOW = 3  # consecutive lines

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from enum import StrEnum
 
-from ostinato.worlds.building.mutations.functions import Function
+from ostinato.worlds.building.mutations import Function
 
 _SHOWN = 8
 _PARAGRAPHS = 1200  # characters of a docstring that is quoted whole

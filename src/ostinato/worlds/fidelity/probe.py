@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.fidelity.columns import Columns, Scorer, columns_of, deal_folds
-from ostinato.worlds.fidelity.observation import Observation
+from ostinato.worlds.fidelity.observation import Columns, Observation, Scorer, columns_of, deal_folds
 
 Floats = NDArray[np.float64]
 

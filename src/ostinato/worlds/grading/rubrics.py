@@ -107,11 +107,5 @@ def mixed(parts: Sequence[tuple[float, float | None]]) -> float:
     return sum(weight * value for weight, value in known) / sum(weight for weight, _ in known)
 
 
-def agreement(said: Sequence[str | None], planted: Sequence[str]) -> tuple[int, int, int]:
-    """How often a judge said what was planted, how often it said anything, and how often it was asked."""
-    pairs = list(zip(said, planted, strict=True))
-    return sum(word == label for word, label in pairs), sum(word is not None for word, _ in pairs), len(pairs)
-
-
 def _cut(text: str) -> str:
     return text if len(text) <= _MOST else f"{text[: _MOST // 2]} (...) {text[-_MOST // 2 :]}"

@@ -1,26 +1,278 @@
 """Grades changes to a repository by tests that must newly pass, and tests that must still pass.
 
-A fresh sandbox gets the task's files, the changes that may count, and the tests without their expected values (`sealing.py`). What the
-tests saw is reported to this process, which knows what they should see, from the tests' source and from a rehearsal with the solution.
+A fresh sandbox gets the task's files, the changes that may count, and the tests without their expected values (`hidden_values.py`). What
+the tests saw is reported to this process, which knows what they should see, from the tests' source and from a rehearsal: once per task, the
+sealed tests run with the solution in place and none of a model's code in the sandbox. Claims that a sealed test cannot express (say, that a
+value of one of the package's own classes equals a literal) are found there, and are left as the test states them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+import secrets
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from pathlib import Path
 
-from ostinato.core.errors import BadConfig
-from ostinato.core.sandboxing import ChangeKind
+from pydantic import BaseModel, Field
+
+from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.sandboxing import ChangeKind, SandboxSpec
 from ostinato.worlds.grading.filtering import CountedSources, FilteredChanges, filter_changes
 from ostinato.worlds.grading.functions import read_data
 from ostinato.worlds.grading.grade import Grade
+from ostinato.worlds.grading.hidden_values import Place, Site, seal
 from ostinato.worlds.grading.sandboxed_program import Apart
-from ostinato.worlds.grading.solution_check import PytestGrading, Rehearsal, gradable, rehearse, run_suite
-from ostinato.worlds.grading.test_report import TestHeard, Testimony, passes
+from ostinato.worlds.grading.test_report import TestHeard, Testimony, holds, passes, read_testimony
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Split, Task
+
+# ---------------------------------------------------------------- The rehearsal with the solution
+
+
+_TRIES = 5
+_PLAIN = 3  # the most runs of the unsealed tests: one failure on a busy machine does not make a task faulty
+_LONGER = 4  # times its own deadline: the longest that a task's tests may take with the solution
+_FAULTY = 0.1  # the largest share of the pass-to-pass tests that may be left out because they fail with the solution
+
+
+class PytestGrading(BaseModel, frozen=True, extra="forbid"):
+    """The schema of a repository task's `Grading.data`.
+
+    Example: ``PytestGrading(fail_to_pass=("test_calc.py::test_add",), solution={"calc.py": "def add(a, b): return a + b"})``
+    """
+
+    fail_to_pass: tuple[str, ...] = Field(
+        min_length=1, description="Ids of tests that fail before the solution and pass after."
+    )
+    pass_to_pass: tuple[str, ...] = Field(
+        default=(), description="Ids of tests that pass before and after the solution."
+    )
+    solution: Mapping[str, str | None] = Field(
+        default={},
+        description="Path -> text of each file that the solution changes; None: it is deleted. Only a canary has no "
+        "solution.",
+    )
+    sources: tuple[str, ...] = Field(
+        default=("**/*.py",), description="Globs of the files of which a rollout's changes may count."
+    )
+    path: tuple[str, ...] = Field(
+        default=(".",), description="Import roots below the working directory, in search order."
+    )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The test files that the lists name."""
+        return tuple(sorted({id.partition("::")[0] for id in (*self.fail_to_pass, *self.pass_to_pass)}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What is needed to grade a task. `ids` maps a test's id to its id once expected values are removed from its parameters.
+
+    `ungradable`: listed tests that do not pass with the solution when sealed. `solution` is None for a canary. `seconds`: the deadline that
+    sufficed for the solution and holds for answers; None: the task's own.
+
+    Example: ``Rehearsal(ids={"t.py::test[1-2]": "t.py::test[1-None]"}, open_places={}, solution={...}, ungradable=())``
+    """
+
+    ids: Mapping[str, str]
+    open_places: Mapping[str, frozenset[Place]] = field(default_factory=dict[str, frozenset[Place]])
+    solution: Mapping[str, TestHeard] | None = None
+    ungradable: tuple[str, ...] = ()
+    seconds: float | None = None
+
+
+async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
+    """Run the tests unsealed, then sealed until what they show is stable, each time under another hash seed.
+
+    Raises BadConfig if fail-to-pass tests, or many pass-to-pass tests, do not pass with the solution (a few of the latter are left out),
+    if they do not end in time, or if what they show does not become stable. Raises Unavailable if nothing is collected.
+    """
+    if not asked.solution:
+        plain = await run_suite(apart, task, asked, {}, sealed=False)
+        return Rehearsal(ids={id: id for id in _collected(plain, task, asked)})
+    plain, seconds = await _solved(apart, task, asked, task.grading.timeout_s, sealed=False)
+    every = (*asked.fail_to_pass, *asked.pass_to_pass)
+    broken = _broken(every, plain)
+    for _ in range(_PLAIN - 1):
+        if not broken:
+            break
+        plain, seconds = await _solved(apart, task, asked, seconds, sealed=False)
+        broken &= _broken(every, plain)
+    _collected(plain, task, asked)
+    if broken & set(asked.fail_to_pass) or len(broken) > _FAULTY * len(asked.pass_to_pass):
+        raise BadConfig(
+            f"task {task.id!r}: grading.solution: {len(broken)} listed tests do not pass with it, as {min(broken)!r}"
+        )
+    listed = [id for id in every if id not in broken]
+    opened: dict[str, set[Place]] = {path: set() for path in asked.files}
+    before: Testimony | None = None
+    for _ in range(_TRIES):
+        shown, seconds = await _solved(apart, task, asked, seconds, sealed=True, open_places=opened)
+        ids = dict(zip(plain.collected, shown.collected, strict=False))
+        found = _unsealable([shown.tests[ids[id]] for id in listed if ids.get(id) in shown.tests], before)
+        if before is not None and not found:
+            gradable = {id for id in listed if ids.get(id) in shown.tests and _agrees(shown.tests[ids[id]], before)}
+            return Rehearsal(
+                ids=ids,
+                open_places={path: frozenset(places) for path, places in opened.items()},
+                solution=shown.tests,
+                ungradable=tuple(id for id in every if id not in gradable),
+                seconds=seconds,
+            )
+        for path, place in found:
+            opened[path].add(place)
+        before = None if found else shown
+    raise BadConfig(f"task {task.id!r}: what its tests see with the solution does not settle in {_TRIES} runs")
+
+
+def _collected(plain: Testimony, task: Task, asked: PytestGrading) -> Sequence[str]:
+    if not plain.collected:
+        files = ", ".join(asked.files)
+        raise Unavailable(
+            f"task {task.id!r}: pytest collected nothing from {files} with the solution in place; {plain.errors}"
+        )
+    return plain.collected
+
+
+async def _solved(
+    apart: Apart,
+    task: Task,
+    asked: PytestGrading,
+    seconds: float,
+    *,
+    sealed: bool,
+    open_places: Mapping[str, Collection[Place]] | None = None,
+) -> tuple[Testimony, float]:
+    """Run the tests with the solution in place. Returns what they reported and the deadline that sufficed, in seconds.
+
+    The deadline is doubled from `seconds` to at most four times the task's own: a busy machine does not make a task faulty. Raises
+    BadConfig if they do not end even then.
+    """
+    most = _LONGER * task.grading.timeout_s
+    while seconds <= most:
+        heard = await run_suite(
+            apart, task, asked, asked.solution, sealed=sealed, open_places=open_places, seconds=seconds
+        )
+        if not heard.timed_out:
+            return heard, seconds
+        seconds *= 2
+    raise BadConfig(
+        f"task {task.id!r}: grading.timeout_s is {task.grading.timeout_s:g}, and its tests do not end within "
+        f"{most:g} s with the solution in place: raise it"
+    )
+
+
+def _broken(listed: Sequence[str], plain: Testimony) -> set[str]:
+    return {id for id in listed if id not in plain.tests or plain.tests[id].failed or not plain.tests[id].ended}
+
+
+def _unsealable(tests: Collection[TestHeard], before: Testimony | None) -> set[tuple[str, Place]]:
+    """Claims that do not hold although the solution is in place, or that show something else than in the run before."""
+    found: set[tuple[str, Place]] = set()
+    for heard in tests:
+        earlier = before.tests.get(heard.id) if before is not None else None
+        again = earlier.at() if earlier is not None else {}
+        times: dict[tuple[str, Place], int] = {}
+        faulty: set[tuple[str, Place]] = set()
+        for where, site, shown in heard.saw:
+            index = times[where] = times.get(where, -1) + 1
+            seen = again.get(where, [])
+            against = seen[index] if index < len(seen) else (None if earlier is not None else shown)
+            if not holds(site, shown, against):
+                faulty.add(where)
+        if heard.failed and not faulty:  # code after a claim needed something that sealing removed
+            faulty.update(where for where, _, _ in heard.saw)
+        found |= faulty
+    return found
+
+
+def _agrees(heard: TestHeard, before: Testimony) -> bool:
+    earlier = before.tests.get(heard.id)
+    return earlier is not None and passes(heard, earlier) and passes(earlier, heard)
+
+
+async def run_suite(
+    apart: Apart,
+    task: Task,
+    asked: PytestGrading,
+    changes: Mapping[str, str | None],
+    *,
+    sealed: bool = True,
+    open_places: Mapping[str, Collection[Place]] | None = None,
+    seconds: float | None = None,
+) -> Testimony:
+    """Run the listed test files once in a fresh sandbox, with `changes` written over the task's files (None: deleted).
+
+    The deadline is `seconds`, or the task's own if that is None.
+    """
+    drawn = random.Random(secrets.randbits(128))
+    witness = f"_{drawn.getrandbits(64):016x}"
+    files = dict(task.spec.files) | {
+        path: text.encode("utf-8", "surrogateescape") for path, text in changes.items() if text is not None
+    }
+    for path in changes.keys() - {path for path, text in changes.items() if text is not None}:
+        files.pop(path, None)
+    files |= task.grading.hidden
+    sites: dict[str, tuple[str, Site]] = {}
+    if sealed:
+        for path in asked.files:
+            tests = seal(
+                _source(task, path),
+                witness=witness,
+                drawn=drawn,
+                open_places=(open_places or {}).get(path, ()),
+                names=bool(asked.solution),
+            )
+            files[path] = tests.text.encode()
+            sites |= {key: (path, site) for key, site in tests.sites.items()}
+    job = {
+        "witness": witness,
+        "paths": asked.files,
+        "path": asked.path,
+        "deleted": [path for path, text in changes.items() if text is None],
+        "fresh": [*changes, *asked.files],
+    }
+    spec = SandboxSpec(
+        layers=task.spec.layers, files=files, workdir=task.spec.workdir, env=task.spec.env, limits=task.spec.limits
+    )
+    result = await apart.run(
+        "witnessing",
+        spec,
+        stdin=json.dumps(job).encode(),
+        timeout=task.grading.timeout_s if seconds is None else seconds,
+        env={"PYTHONHASHSEED": str(drawn.randrange(1, 1 << 32))},
+    )
+    ended = f"it ended with {result.code} ({result.killed_reason or 'by itself'}): "
+    errors = ended + result.stderr.decode("utf-8", "replace")[-300:]
+    return replace(read_testimony(result.stdout, sites), errors=errors, timed_out=result.timed_out)
+
+
+def _source(task: Task, path: str) -> str:
+    """A test file's text, from the hidden files, the task's files, or its layers, the last of which lies on top."""
+    for files in (task.grading.hidden, task.spec.files):
+        if path in files:
+            return files[path].decode("utf-8")
+    for layer in reversed(task.spec.layers):
+        place = Path(layer, path)
+        if place.is_file() and not place.is_symlink():
+            return place.read_text("utf-8")
+    raise BadConfig(f"task {task.id!r}: grading: there is no test file {path!r}, hidden or in the task's world")
+
+
+def gradable(ids: Sequence[str], rehearsal: Rehearsal) -> list[str]:
+    """The listed tests that can be graded."""
+    left_out = set(rehearsal.ungradable)
+    return [id for id in ids if id not in left_out]
+
+
+# ---------------------------------------------------------------- The grader
+
 
 _KNOWN = 4096  # rehearsals that are cached
 

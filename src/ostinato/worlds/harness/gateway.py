@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import logging
 import math
+import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ostinato.core.conversation import Message, Role, Tool, ToolCall
-from ostinato.core.errors import Unavailable
+from ostinato.core.chat_answer import ChatAnswer, read_chat_answer
+from ostinato.core.conversation import Message, Role, Tool
+from ostinato.core.errors import Corrupt, Unavailable
 from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.retry import Backoff, RetryPolicy
 from ostinato.worlds.harness.rollout import OVERRAN, ModelAnswer, OutOfTime
 
 logger = logging.getLogger(__name__)
@@ -113,7 +116,8 @@ class EpisodeModel:
         slot: str = Arm.WORLD.value,
         seed: int | None = None,
     ) -> None:
-        self._gateway, self._episode, self._pause_s, self._seed = gateway, episode, pause_s, seed
+        self._gateway, self._episode, self._seed = gateway, episode, seed
+        self._policy = RetryPolicy(pause_s=pause_s, attempts=TRIES, jitter=0.25)
         self._headers = {
             "X-Ostinato-Slot": slot,
             "X-Ostinato-Episode": episode,
@@ -149,12 +153,12 @@ class EpisodeModel:
             body["tools"] = [_tool(tool) for tool in tools]
         if messages and messages[-1].role is Role.ASSISTANT:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
-        answer = await self._answer(body, timing)
+        answer = read_chat_answer(await self._answer(body, timing))
         answered = _answered(answer)
         if not answered.tokens:  # the grade of a rollout that ends with it would go to a turn with nothing to train on
             raise Unavailable(f"turn {answered.turn} holds no token")
         self.turns.append(answered.turn)
-        self.policies |= {PolicyVersion(number=span[0], hash=span[1]) for span in answer["ostinato"].get("spans", ())}
+        self.policies |= set(answer.policies)
         return answered
 
     @property
@@ -198,22 +202,20 @@ class EpisodeModel:
 
     async def _again(self, ask: Callable[[], Awaitable[_T]], timing: _Timing) -> _T:
         """Ask `TRIES` times at most, while there is time. Raises BadRequest, Unavailable."""
-        pause, last = self._pause_s, ""
-        for left in reversed(range(TRIES)):
+        backoff, last = Backoff(self._policy, rng=random.Random()), ""
+        while True:
             timing.check(last)
             try:
                 return await ask()
             except OutOfTime:
                 raise
             except Unavailable as error:
-                if not left:
-                    timing.check(str(error))
+                pause, last = backoff.failed(error), str(error)
+                if pause is None:
+                    timing.check(last)
                     raise
-                last = str(error)
                 logger.info("episode %s is asked again in %.1f s: %s", self._episode, pause, error)
             await asyncio.sleep(min(pause, timing.left_s))
-            pause *= 2
-        raise AssertionError("the last try raises")
 
 
 class _Timing:
@@ -250,25 +252,18 @@ class _Timing:
             raise OutOfTime(f"the gateway said nothing in time, nor in {GRACE_S:g} s after it") from error
 
 
-def _answered(answer: Mapping[str, Any]) -> ModelAnswer:
-    choice, usage = answer["choices"][0], answer.get("usage") or {}
-    said = choice["message"]
-    calls = tuple(
-        ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
-        for call in said.get("tool_calls") or ()
-    )
-    told = answer["ostinato"]
+def _answered(answer: ChatAnswer) -> ModelAnswer:
+    if not answer.turns:
+        raise Corrupt(
+            "an answer of the gateway names no turn; does the URL point to an Ostinato gateway of this version?"
+        )
+    (choice,) = answer.choices
     return ModelAnswer(
-        turn=str(told["turns"][0]),
-        message=Message(
-            role=Role.ASSISTANT,
-            text=said.get("content") or "",
-            reasoning=said.get("reasoning_content") or "",
-            calls=calls,
-        ),
-        finish=OVERRAN if told.get("deadline") else str(choice["finish_reason"]),
-        prompt_tokens=int(usage.get("prompt_tokens", 0)),
-        tokens=int(usage.get("completion_tokens", 0)),
+        turn=answer.turns[0],
+        message=choice.message,
+        finish=OVERRAN if answer.overran else choice.finish,
+        prompt_tokens=answer.prompt_tokens,
+        tokens=answer.tokens,
     )
 
 

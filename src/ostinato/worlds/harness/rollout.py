@@ -1,11 +1,14 @@
-"""The result of a harness's run: the conversation, the captured turns, and the changes to files."""
+"""A harness, and the result of its run: the conversation, the captured turns, and the changes to files."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
+
+from blake3 import blake3
 
 from ostinato.core.conversation import Message, Tool
 from ostinato.core.errors import SandboxBroken, Unavailable
@@ -122,3 +125,15 @@ class Harness(Protocol):
         Raises Unavailable if the gateway or the sandbox fails, OutOfTime if the time ran out before the model said anything.
         """
         ...
+
+
+# ---------------------------------------------------------------- The hash of a harness
+
+
+def harness_hash(name: str, version: int, **shown: Any) -> str:
+    """16 hex digits of the BLAKE3 of a harness's name, its version and what it shows: prompts, tools, limits (all as JSON, keys sorted).
+
+    `version` must be raised with every code change that changes what a model sees.
+    """
+    text = json.dumps({"name": name, "version": version, "shown": shown}, sort_keys=True, separators=(",", ":"))
+    return blake3(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -13,9 +13,9 @@ from typing import Any
 from ostinato.core.errors import BadRequest, Unauthorized
 from ostinato.core.records import Arm
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
-from ostinato.worlds.harness.agents.config import Dialect
-from ostinato.worlds.harness.agents.rewriting import passed_headers, ruled_request
+from ostinato.worlds.harness.agent_config import Dialect
 from ostinato.worlds.harness.gateway import LEFT
+from ostinato.worlds.harness.relay import passed_headers, ruled_request
 
 DIALECTS: Mapping[str, Dialect] = {
     "/v1/chat/completions": "chat",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.errors import Unavailable
 from ostinato.core.records import PolicyVersion
+from ostinato.core.retry import Backoff, RetryPolicy
 from ostinato.core.sandboxing import SandboxSpec
 from ostinato.core.seams import Backend, Clock
 from ostinato.worlds.grading.grade import Grade, Grader
@@ -144,7 +146,9 @@ class Trying:
     """
 
     def __init__(self, shop: Workshop, *, pause_s: float, tries: int = 3, patience_s: float = 3600.0) -> None:
-        self._shop, self._pause_s, self._tries, self._patience_s = shop, pause_s, tries, patience_s
+        self._shop, self._tries = shop, tries
+        self._policy = RetryPolicy(pause_s=pause_s, longest_s=_LONGEST_PAUSE_S, total_s=patience_s, jitter=0.25)
+        self._rng = random.Random()
 
     async def once(self, task: Task, episode: str, group: str | None) -> FinishedRollout:
         """One rollout and its grade. A rollout that a gateway or a sandbox left unfinished by becoming unavailable is torn, and begun anew:
@@ -153,7 +157,7 @@ class Trying:
         Raises errors that no retry would change (BadConfig, BadRequest), and Unavailable.
         """
         harness = self._shop.harnesses[task.harness].hash
-        waiting, number, lost = _Waiting(self._pause_s, self._patience_s), 0, 0
+        backoff, number, lost = self._backoff(), 0, 0
         while True:
             name = episode if number == 0 else f"{episode}.{number}"
             model = self._shop.gateway.model(name, group=group, harness=harness)
@@ -168,8 +172,8 @@ class Trying:
                     break
                 logger.info("rollout %s is begun anew: %s", name, error)
                 if model.policies:  # a gateway that answers is available
-                    waiting = _Waiting(self._pause_s, self._patience_s)
-                await waiting.after(error)
+                    backoff = self._backoff()
+                await self._pause(backoff, error)
             number += 1
         grade = None
         if rollout.ended is not Ended.FAILED and rollout.turns:
@@ -180,33 +184,23 @@ class Trying:
 
     async def patiently(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Retry for `patience_s` while Unavailable is raised. Raises errors that no retry would change, and Unavailable."""
-        waiting = _Waiting(self._pause_s, self._patience_s)
+        backoff = self._backoff()
         while True:
             try:
                 return await ask()
-            except BadRequest:
-                raise
             except Unavailable as error:
                 logger.info("tried again: %s", error)
-                await waiting.after(error)
+                await self._pause(backoff, error)
 
+    def _backoff(self) -> Backoff:
+        return Backoff(self._policy, rng=self._rng, clock=asyncio.get_running_loop().time)
 
-class _Waiting:
-    """Growing pauses between retries, up to a limit of time."""
-
-    def __init__(self, pause_s: float, patience_s: float) -> None:
-        self._pause_s, self._patience_s = pause_s, patience_s
-        self._clock = asyncio.get_running_loop().time
-        self._since: float | None = None
-
-    async def after(self, error: Unavailable) -> None:
+    async def _pause(self, backoff: Backoff, error: Unavailable) -> None:
         """Pause after a failure. Raises Unavailable once there have been failures for too long."""
-        if self._since is None:
-            self._since = self._clock()
-        if self._clock() + self._pause_s - self._since > self._patience_s:
-            raise Unavailable(f"given up after {self._patience_s:g} s (worlds.patience_s): {error}") from error
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        pause = backoff.failed(error)
+        if pause is None:
+            raise Unavailable(f"given up after {self._policy.total_s:g} s (worlds.patience_s): {error}") from error
+        await asyncio.sleep(pause)
 
 
 def _lost(task: Task, harness: str, error: Unavailable) -> Rollout:

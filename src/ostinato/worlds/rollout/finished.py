@@ -1,4 +1,4 @@
-"""A finished rollout as one JSON line, for people to read and for statistics over many rollouts. Pure.
+"""A finished rollout as one JSON line, for people to read and for statistics over many rollouts; and the alarm on cheats. Pure.
 
 The file holds text that a model wrote, and is read by programs that show it: nothing in it is trusted before it was checked.
 """
@@ -196,7 +196,7 @@ def _finite(values: Mapping[str, float]) -> dict[str, float]:
     return {str(name): float(value) for name, value in values.items() if math.isfinite(value)}
 
 
-# ---------------------------------------------------------------- reading a line, with checks
+# ---------------------------------------------------------------- Reading a line, with checks
 
 
 def _read(row: Any) -> Finished:
@@ -266,3 +266,44 @@ def _number(value: Any) -> float:
 def _numbers(values: Any) -> dict[str, float]:
     rows = cast("dict[str, Any]", _is(values, dict))
     return {name: _number(value) for name, value in rows.items()}
+
+
+# ---------------------------------------------------------------- Cheats
+
+
+CHEATED = "worlds:cheated"
+"""The name of the alarm that is raised while outcomes are faked."""
+
+
+class CheatWatch:
+    """Follows finished rollouts and keeps the alarm's state.
+
+    `raised` None: nothing is known that changes the state in the log. A faked outcome is graded 0 for the trainer anyway; the alarm is for
+    people, who close the hole.
+
+    Args:
+        quiet: the number of graded rollouts in a row without a cheat after which the alarm is cleared.
+
+    Example::
+
+        watch = CheatWatch(quiet=500)
+        watch.take(finished)
+        if watch.raised is not None: await note(log, CHEATED, raised=watch.raised, why=watch.why, at=now)
+    """
+
+    def __init__(self, quiet: int) -> None:
+        self._quiet, self._clean = quiet, 0
+        self.raised: bool | None = None
+        self.why = ""
+
+    def take(self, record: Finished) -> None:
+        """Take in one more rollout. One that was not graded changes nothing."""
+        if record.cheated:
+            self._clean, self.raised = 0, True
+            turn = f", turn {record.turns[-1]}" if record.turns else ""
+            policy = f" by {record.policy_last}" if record.policy_last else ""
+            self.why = f"task {record.task}, rollout {record.episode}{turn}{policy}: {'; '.join(record.cheated)}"[:1000]
+        elif record.value is not None:
+            self._clean += 1
+            if self._clean >= self._quiet:
+                self.raised, self.why = False, f"nobody cheated in {self._quiet} graded rollouts"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import aiohttp
 
-from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.chat_answer import read_health
+from ostinato.core.errors import BadRequest, Unauthorized, Unavailable
 from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.retry import unavailable
 from ostinato.worlds.harness.gateway import GRACE_S, LEFT, EpisodeModel, PassedAnswer
 
 _REFUSALS = (400, 413, 422)
@@ -73,12 +74,11 @@ class WorldGateway:
     async def holds(self) -> PolicyVersion | None:
         """The policy version in the slot; None if there is none, or the gateway does not answer."""
         try:
-            health = await self.call("GET", "/health")
-        except (Unavailable, BadRequest):
+            health = read_health(await self.call("GET", "/health"))
+        except (Unavailable, BadRequest, Unauthorized):
             return None
-        self._model = str(health.get("model", ""))
-        found = cast("dict[str, Any]", health.get("slots", {})).get(self._slot)
-        return None if found is None else PolicyVersion(number=int(found["number"]), hash=str(found["hash"]))
+        self._model = health.model
+        return health.slots.get(self._slot)
 
     async def say(self, events: Sequence[dict[str, Any]]) -> None:
         """Send events, all in one call; they are in the log on return. Raises Unavailable, BadRequest."""
@@ -99,7 +99,7 @@ class WorldGateway:
             asked = self._session.request(method, self._url + path, json=body, headers=headers, timeout=timeout)
             async with asked as response:
                 answer = await response.json(content_type=None)
-                status = response.status
+                status, told = response.status, response.headers
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{method} {path}: {type(error).__name__}: {error}") from error
         if status < 300:
@@ -107,7 +107,7 @@ class WorldGateway:
         said = f"{method} {path}: HTTP {status}: {answer}"
         if status in _REFUSALS:
             raise BadRequest(said)
-        raise Unavailable(said)  # another run's key or an empty slot can also be cured by a restart
+        raise unavailable(said, told)  # another run's key or an empty slot can also be cured by a restart
 
     @contextlib.asynccontextmanager
     async def streamed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[PassedAnswer]:
@@ -121,7 +121,8 @@ class WorldGateway:
                 posted = self._session.post(self._url + path, data=body, headers=told, timeout=timeout)
                 response = await stack.enter_async_context(posted)
                 if response.status >= 300 and response.status not in _PASSED:
-                    raise Unavailable(f"POST {path}: HTTP {response.status}: {(await response.text())[:500]}")
+                    said = f"POST {path}: HTTP {response.status}: {(await response.text())[:500]}"
+                    raise unavailable(said, response.headers)
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise Unavailable(f"POST {path}: {type(error).__name__}: {error}") from error
             yield PassedAnswer(status=response.status, headers=response.headers, parts=_parts(response))
@@ -138,9 +139,3 @@ async def _parts(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
             yield part
     except (aiohttp.ClientError, TimeoutError) as error:
         raise Unavailable(f"an answer was cut: {type(error).__name__}: {error}") from error
-
-
-async def until_ready(gateway: WorldGateway, poll_s: float) -> None:
-    """Wait until the gateway answers for worlds."""
-    while not await gateway.ready():
-        await asyncio.sleep(poll_s)

@@ -1,7 +1,8 @@
 """The state of each group of rollouts: a fold over the journal's events, in order, that a restart repeats exactly; and the journal itself.
 
-A group is drawn, and its members begin and end, some more than once. Once all have ended for good and its verdicts are in the log, it is
-*told*. Once the trainer has taken it, or it was held back, it is *spent*. `Groups.events` are the few events that recreate this state.
+`next_task` chooses what a group works on. A group is drawn, and its members begin and end, some more than once. Once all have ended for
+good and its verdicts are in the log, it is *told*. Once the trainer has taken it, or it was held back, it is *spent*: the trainer's batches
+and the desk's reasons for holding back are read from the log. `Groups.events` are the few events that recreate this state.
 """
 
 from __future__ import annotations
@@ -12,17 +13,71 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from ostinato.core.errors import Corrupt, StorageFull
-from ostinato.core.files import private
+from ostinato.core.files import private, sync_directory
+from ostinato.core.records import Batch, Holdback, Row
+from ostinato.core.seams import Cursor
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED
 from ostinato.worlds.harness.rollout import Ended, Rollout
-from ostinato.worlds.rollout.curriculum import Success, next_task, shuffled
+
+# ---------------------------------------------------------------- The curriculum
+
+
+LEAST, MOST = 0.1, 0.9  # share of rollouts solved: outside of this, a group seldom holds both a success and a failure
+KEPT = 1 - 1 / 32  # decay with each further rollout: the policy learns, so a task that was too hard may no longer be
+
+
+@dataclass(slots=True, kw_only=True)
+class Success:
+    """The number of a task's recent rollouts, and the sum of their grades: each counts `KEPT` times as much as the one after it.
+
+    Example: ``Success(rollouts=16, grades=4.0).teaches``
+    """
+
+    rollouts: float = 0.0
+    grades: float = 0.0
+
+    def count(self, grade: float) -> None:
+        """Count one more rollout."""
+        self.rollouts = KEPT * self.rollouts + 1
+        self.grades = KEPT * self.grades + grade
+
+    @property
+    def teaches(self) -> bool:
+        """True if its mean grade lies between `LEAST` and `MOST`, or if it has no rollouts."""
+        return not self.rollouts or LEAST <= self.grades / self.rollouts <= MOST
+
+
+def shuffled(tasks: Iterable[str], epoch: int, seed: int) -> list[str]:
+    """The tasks in an epoch's order: the same for the same seed, whatever order they are given in.
+
+    Example: ``shuffled(["a", "b"], epoch=0, seed=0)``
+    """
+
+    def place(task: str) -> bytes:
+        return hashlib.blake2b(f"{seed}\0{epoch}\0{task}".encode(), digest_size=16).digest()
+
+    return sorted(tasks, key=place)
+
+
+def next_task(left: Sequence[str], known: Mapping[str, Success], *, curriculum: bool) -> str:
+    """The next of an epoch's remaining tasks, in its order: with the curriculum, the first that teaches if any does; else the first.
+
+    No task is left out: those that are too easy or too hard now come at the end of the epoch, and may have changed by then.
+    """
+    if not curriculum:
+        return left[0]
+    return next((task for task in left if known.get(task, Success()).teaches), left[0])
+
+
+# ---------------------------------------------------------------- The groups
+
 
 Event = Mapping[str, Any]
 _TASKS_A_LINE = 200
@@ -240,7 +295,7 @@ def _retold(group: RolloutGroup, epoch: int) -> Iterator[dict[str, Any]]:
         yield {"kind": "told", "n": group.number}
 
 
-# ---------------------------------------------------------------- the journal
+# ---------------------------------------------------------------- The journal
 
 
 logger = logging.getLogger(__name__)
@@ -331,7 +386,7 @@ class EventFile:
         self._file.close()
         self._file, self._rewrite_at = made, max(self._most, TIMES_NEEDED * len(data))
         try:
-            _sync_directory(self._path.parent)
+            sync_directory(self._path.parent)
         except OSError as error:
             raise StorageFull(f"{self._path.parent} cannot be written: {error}; see to the disk") from error
         return True
@@ -371,14 +426,6 @@ def _written(path: Path, data: bytes) -> FileIO:
     return file
 
 
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, Any]], int]:
     """The events of the complete lines, and the offset at which they end. Raises Corrupt."""
     events, whole, begun, digest = list[dict[str, Any]](), 0, 0, hashlib.blake2b(digest_size=16)
@@ -399,7 +446,7 @@ def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, Any]], int]:
     return events, whole
 
 
-# ---------------------------------------------------------------- verdicts as signals
+# ---------------------------------------------------------------- Verdicts as signals
 
 
 MOST_EVENTS = 1000  # of one call, which enter the log all or not at all
@@ -447,3 +494,59 @@ def shape(rollouts: Sequence[Rollout]) -> dict[str, Any]:
 
 def _event(turn: str, name: str, value: float) -> dict[str, Any]:
     return {"id": f"{name}:{turn}", "target": turn, "name": name, "value": value, "source": "code"}
+
+
+# ---------------------------------------------------------------- What became of the groups that were told
+
+
+_OF_ONE_TURN = ("finish:", "arm:", "empty", "greedy", "top_p", "cold", "purpose:", "late_group", "gold", "gone")
+"""Reasons that hold back a turn and not its group."""
+
+
+class OutcomeRows(Protocol):
+    """The run's log, or a remote view of it."""
+
+    def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
+        """As `Log.read`."""
+        ...
+
+
+class Spending:
+    """Finds the groups that the trainer has taken, or that were held back.
+
+    Args:
+        log: holds the outcomes.
+        after: the cursor after which there may be outcomes.
+
+    Example::
+
+        spending = Spending(log, after=0)
+        spending.expect(3, ["chatcmpl-3f:0"])
+        await spending.look()  # [3], once a batch holds it
+    """
+
+    def __init__(self, log: OutcomeRows, after: Cursor) -> None:
+        self._log = log
+        self.cursor = after
+        self.steps = 0
+        self._of: dict[str, int] = {}
+        self._found: dict[int, None] = {}  # and not returned yet
+
+    def expect(self, number: int, turns: Iterable[str]) -> None:
+        """Expect the outcome of a group with these graded turns. Call this before the group is told, or its outcome may be missed."""
+        self._of |= dict.fromkeys(turns, number)
+
+    async def look(self) -> Sequence[int]:
+        """The numbers of the groups that were spent since the last look. Raises Unavailable, Corrupt."""
+        found = self._found  # what was found before a failure is returned the next time
+        async for place, row in self._log.read(self.cursor, {Batch, Holdback}):
+            self.cursor = place
+            if isinstance(row, Batch):
+                self.steps = max(self.steps, row.step)
+                found.update(dict.fromkeys(self._of[turn] for turn in row.turns if turn in self._of))
+            elif isinstance(row, Holdback) and row.turn in self._of and not row.reason.startswith(_OF_ONE_TURN):
+                found[self._of[row.turn]] = None
+        if found:
+            self._of = {turn: number for turn, number in self._of.items() if number not in found}
+        self._found = {}
+        return list(found)

@@ -18,8 +18,7 @@ from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.rollout.attempt import FinishedRollout, Trying, Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.finished import Finished
-from ostinato.worlds.rollout.group_outcomes import Spending
-from ostinato.worlds.rollout.groups import EventFile, Groups, RolloutGroup, measured, shape, verdicts
+from ostinato.worlds.rollout.groups import EventFile, Groups, RolloutGroup, Spending, measured, shape, verdicts
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ from ostinato.core.sandboxing import Isolation, SandboxSpec
 from ostinato.worlds.sandbox.box import Box, Stack
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.host import Zygote
-from ostinato.worlds.sandbox.mount_scan import check_no_socket
 from ostinato.worlds.sandbox.protocol import BoxConnection, StartFlag, anonymous_file
 from ostinato.worlds.sandbox.proxy import Proxy, check_hosts
 from ostinato.worlds.sandbox.spec_validation import (
@@ -19,6 +18,7 @@ from ostinato.worlds.sandbox.spec_validation import (
     check_environment,
     check_mounts,
     check_names,
+    check_no_socket,
     check_workdir,
     pack_files,
     pack_start,

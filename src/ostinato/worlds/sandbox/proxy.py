@@ -2,6 +2,7 @@
 
 The box has no network but its loopback. Its pid 1 opens the port and passes the listening socket out, so nothing in the box can
 impersonate the proxy. The proxy resolves the names: it allows names and ports exactly as listed, never an address that a program chose.
+`SandboxPlaces` gives each sandbox of a backend with a kernel per sandbox its proxy, and limits how many are open at once.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import Collection
-from typing import ClassVar
+from collections.abc import Awaitable, Callable, Collection
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from ostinato.core.errors import BadRequest
 
@@ -105,3 +106,65 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
             await sink.drain()
         if sink.can_write_eof():
             sink.write_eof()
+
+
+# ---------------------------------------------------------------- Places
+
+
+class PlacedSandbox(Protocol):
+    """What `SandboxPlaces` needs of a sandbox."""
+
+    on_stop: list[Callable[[], object]]
+    """Called once, when it has ended."""
+
+    async def listen(self, port: int) -> socket.socket:
+        """Listen on a port of its loopback."""
+        ...
+
+    async def stop(self) -> None:
+        """End it. Idempotent."""
+        ...
+
+
+B = TypeVar("B", bound=PlacedSandbox)
+
+
+class SandboxPlaces(Generic[B]):
+    """The places of one backend, and the sandboxes in them.
+
+    Example::
+
+        places = SandboxPlaces[Box](config.boxes)
+        box = await places.start(lambda: launch(spec), spec.hosts)   # waits for a place; box.stop() gives it back
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+        self._taken: set[B] = set()
+
+    async def start(self, launch: Callable[[], Awaitable[B]], hosts: Collection[str]) -> B:
+        """Call `launch` once there is a place, and add a proxy to `hosts` if there are any. On an error the place is freed again.
+
+        Raises what `launch` and the sandbox's `listen` raise.
+        """
+        await self._free.acquire()
+        try:
+            box = await launch()
+        except BaseException:
+            self._free.release()
+            raise
+        self._taken.add(box)
+        box.on_stop += [self._free.release, lambda: self._taken.discard(box)]
+        try:
+            if hosts:
+                proxy = Proxy(await box.listen(PROXY_PORT), hosts)
+                box.on_stop.append(proxy.close)
+                await proxy.start()
+        except BaseException:
+            await box.stop()
+            raise
+        return box
+
+    async def close(self) -> None:
+        """Stop all open sandboxes."""
+        await asyncio.gather(*(box.stop() for box in list(self._taken)))

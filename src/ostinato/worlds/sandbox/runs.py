@@ -16,9 +16,9 @@ from types import TracebackType
 
 from ostinato.core.errors import SandboxRefused, Unavailable
 from ostinato.core.sandboxing import ExecResult, Limits
+from ostinato.worlds.sandbox.box import Pipe
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.host import Zygote
-from ostinato.worlds.sandbox.pipes import Pipe
 from ostinato.worlds.sandbox.protocol import (
     LONGEST,
     REASONS,

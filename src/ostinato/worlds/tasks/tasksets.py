@@ -12,13 +12,13 @@ Layers are directories named relative to the file, and lie beside or below it. N
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from blake3 import blake3
 
 from ostinato.core.errors import BadConfig, StorageFull
+from ostinato.core.files import write_atomic
 from ostinato.worlds.tasks.places import directory_below, read_plain, read_tree
 from ostinato.worlds.tasks.rows import TaskRow, check_row, line_of, parse_row, task_of
 from ostinato.worlds.tasks.task import Task, Taskset
@@ -95,13 +95,7 @@ def save(taskset: Taskset, path: Path) -> None:
             raise BadConfig(f"the layer {place} does not lie below {home}; copy it there, or save the taskset above it")
         layers[layer] = place.relative_to(home).as_posix()
     lines = [line_of(check_row(f"task {task.id!r}", task, layers)) for task in taskset.tasks]
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with beside.open("x", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        write_atomic(path, "".join(f"{line}\n" for line in lines), durable=True, mode=0o666)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise StorageFull(f"taskset file {path} cannot be written ({error.strerror}); check the directory") from error

@@ -7,8 +7,7 @@ import pytest
 from tests.unit.launch.computing.test_ledger import turn
 
 from ostinato.app.storage import home, open_log
-from ostinato.compute.ledger import OperationLedger
-from ostinato.compute.share import ShareRules, rollout_workers
+from ostinato.compute.ledger import OperationLedger, ShareRules, rollout_workers
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Arm, Batch

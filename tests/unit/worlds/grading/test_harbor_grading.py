@@ -10,7 +10,7 @@ from ostinato.core.sandboxing import Change, ChangeKind
 from ostinato.worlds.grading.harbor import HarborGrader, _graded
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.sandbox import Boxes, SandboxConfig
-from ostinato.worlds.tasks.harbor.reading import load_harbor
+from ostinato.worlds.tasks.harbor import load_harbor
 
 RIGHT = b"def add(a, b):\n    return a + b\n"
 TRIES = "python3 -c 'import calc; assert calc.add(1, 2) == 3'"

@@ -4,7 +4,7 @@ import pytest
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig
-from ostinato.worlds.grading.patterns import PatternGrader
+from ostinato.worlds.grading.grade import PatternGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
 

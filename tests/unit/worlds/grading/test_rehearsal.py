@@ -10,8 +10,7 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.sandboxing import ExecResult
 from ostinato.worlds.grading.sandboxed_program import Apart
-from ostinato.worlds.grading.solution_check import PytestGrading, rehearse
-from ostinato.worlds.grading.suites import read_suite
+from ostinato.worlds.grading.suites import PytestGrading, read_suite, rehearse
 from ostinato.worlds.tasks.task import Grading, Split, Task
 
 NEW, OLD = "test_calc.py::test_new", tuple(f"test_calc.py::test_old_{n}" for n in range(10))

@@ -10,7 +10,7 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.sandboxing import Change, ChangeKind
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.grading.judge import JudgedGrader, RubricJudge
-from ostinato.worlds.grading.rubrics import Axis, RubricConfig, agreement, messages_about, mixed, option_in
+from ostinato.worlds.grading.rubrics import Axis, RubricConfig, messages_about, mixed, option_in
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
 
@@ -134,13 +134,13 @@ async def test_material_cannot_end_its_line_nor_begin_a_control_token():
     assert "clarity" in grade.parts
 
 
-async def test_agreement_with_planted_labels_is_counted():
+async def test_planted_labels_are_found():
     planted = [("x", "clear"), ("y", "unclear"), ("x y", "clear"), ("x?", "unclear")]
     said = []
     for text, _ in planted:
         grade, _ = await judged(lambda s, o, m: option("clear" if "x" in m["written"] else "unclear"), text)
         said.append({1.0: "clear", 0.0: "unclear"}.get(grade.parts.get("clarity")))
-    assert agreement(said, [label for _, label in planted]) == (3, 4, 4)
+    assert [word == label for word, (_, label) in zip(said, planted, strict=True)].count(True) == 3
 
 
 def test_pure_parts():

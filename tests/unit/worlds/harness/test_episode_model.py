@@ -5,7 +5,7 @@ from tests.fakes.gateways import lost_answers, world_gateway
 
 from ostinato.core.conversation import Message, Role, Tool
 from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.worlds.harness.opening import open_harness
+from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.tasks.task import Grading, Task
 
 ASK = (Message(role=Role.USER, text="hi"),)

@@ -14,7 +14,7 @@ from ostinato.core.errors import Unavailable
 from ostinato.core.records import Finish
 from ostinato.worlds.harness import gateway as harness_gateway
 from ostinato.worlds.harness.gateway import EpisodeModel
-from ostinato.worlds.harness.opening import open_harness
+from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.rollout import OVERRAN, Ended, OutOfTime
 from ostinato.worlds.tasks.task import Grading, Task
 
@@ -117,7 +117,7 @@ async def test_a_gateway_that_fails_is_asked_while_there_is_time_and_the_reason_
 async def test_a_turn_without_a_token_is_none():
     """Nobody learns from one, so that the grade of a rollout that ends with it would be lost."""
     empty = {
-        "choices": [{"message": {"content": ""}, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 3, "completion_tokens": 0},
         "ostinato": {"turns": ["chatcmpl-1:0"], "spans": []},
     }

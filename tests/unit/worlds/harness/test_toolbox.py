@@ -6,8 +6,8 @@ import pytest
 
 from ostinato.core.conversation import ToolCall
 from ostinato.core.errors import BadConfig, BadRequest
-from ostinato.worlds.harness.agents.coding import directory_digest
-from ostinato.worlds.harness.opening import open_harness
+from ostinato.worlds.harness.coding import directory_digest
+from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.toolbox import checked, cut_middle, replaced_once
 
 CALC = "def add(a, b):\n    return a - b\n\ndef sub(a, b):\n    return a - b\n"

@@ -20,11 +20,10 @@ from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, P
 from ostinato.testing.records import a_turn
 from ostinato.worlds.harness.rollout import OVERRAN, OutOfTime
 from ostinato.worlds.remote.owners import OwnTurns
-from ostinato.worlds.remote.rollout_client import FarOutcomes
-from ostinato.worlds.remote.rollout_server import OUTCOMES, Door
+from ostinato.worlds.remote.rollout_server import OUTCOMES, Door, FarOutcomes
 from ostinato.worlds.remote.trust import door_context, worker_context
 from ostinato.worlds.rollout.gateway import WorldGateway
-from ostinato.worlds.rollout.group_outcomes import Spending
+from ostinato.worlds.rollout.groups import Spending
 
 ASK = (Message(role=Role.USER, text="hi"),)
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "hi"}]}

@@ -13,7 +13,7 @@ from cryptography import x509
 from tests.unit.worlds.remote.test_door import CHAT, OWN, site
 
 from ostinato.core.errors import BadConfig
-from ostinato.worlds.remote import arrivals, rollout_server
+from ostinato.worlds.remote import rollout_server
 from ostinato.worlds.remote.trust import RefusedSerials, worker_context
 from ostinato.worlds.rollout.gateway import WorldGateway
 
@@ -75,7 +75,7 @@ async def test_a_long_body_is_read_off_the_loop(tmp_path, monkeypatch):
 
 
 async def test_idle_connections_of_one_name_leave_room_for_another(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrivals, "CONNECTIONS", 9)
+    monkeypatch.setattr(rollout_server, "CONNECTIONS", 9)
     async with site(tmp_path, connections=4) as at:
         _, acme = papers(at, "acme")
         held = [await asyncio.open_connection("127.0.0.1", port_of(at), ssl=acme) for _ in range(12)]
@@ -96,7 +96,7 @@ async def test_idle_connections_of_one_name_leave_room_for_another(tmp_path, mon
 
 
 async def test_who_never_ends_a_handshake_keeps_nobody_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrivals, "HANDSHAKES", 4)
+    monkeypatch.setattr(rollout_server, "HANDSHAKES", 4)
     async with site(tmp_path) as at:
         silent = [await asyncio.open_connection("127.0.0.1", port_of(at)) for _ in range(20)]
         assert await health(at, papers(at, "acme")[1]) == 200
@@ -107,10 +107,11 @@ async def test_who_never_ends_a_handshake_keeps_nobody_out(tmp_path, monkeypatch
 
 
 async def test_a_handshake_has_a_deadline_and_a_failed_one_is_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrivals, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(rollout_server, "HANDSHAKE_S", 0.2)
     made = []
+    arrivals = rollout_server.Arrivals
     monkeypatch.setattr(
-        rollout_server, "Arrivals", lambda *words, **more: made.append(arrivals.Arrivals(*words, **more)) or made[0]
+        rollout_server, "Arrivals", lambda *words, **more: made.append(arrivals(*words, **more)) or made[0]
     )
     async with site(tmp_path) as at:
         reader, silent = await asyncio.open_connection("127.0.0.1", port_of(at))

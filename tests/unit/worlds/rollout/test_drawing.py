@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED
-from ostinato.worlds.rollout.curriculum import Success, next_task, shuffled
-from ostinato.worlds.rollout.groups import Groups, verdicts
+from ostinato.worlds.rollout.groups import Groups, Success, next_task, shuffled, verdicts
 
 TASKS = [f"t{n}" for n in range(7)]
 

@@ -25,8 +25,7 @@ from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.rollout import Ended, ModelAnswer, Rollout
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.config import WorldsConfig
-from ostinato.worlds.rollout.group_outcomes import Spending
-from ostinato.worlds.rollout.groups import MOST_BYTES, EventFile
+from ostinato.worlds.rollout.groups import MOST_BYTES, EventFile, Spending
 from ostinato.worlds.rollout.rollout_worker import Rollouts
 from ostinato.worlds.tasks.task import Grading, Split, Task
 from ostinato.worlds.tasks.tasksets import taskset_of

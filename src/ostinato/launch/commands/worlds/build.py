@@ -22,10 +22,8 @@ from ostinato.core.errors import BadConfig, BadRequest, OstinatoError, SandboxRe
 from ostinato.launch.views.screen import plain
 from ostinato.worlds.building.config import BuildConfig
 from ostinato.worlds.building.package_build import BuildPlace, PackageBuild, PackageYield
-from ostinato.worlds.building.sources.fetch import fetch_sdist
-from ostinato.worlds.building.sources.package import canonical
-from ostinato.worlds.bursts.fleet import ASSUMPTIONS, Burst, Fleet, Packing
-from ostinato.worlds.bursts.simulation import simulate
+from ostinato.worlds.building.sources import canonical, fetch_sdist
+from ostinato.worlds.bursts import ASSUMPTIONS, Burst, Fleet, Packing, simulate
 from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import save, taskset_of
 

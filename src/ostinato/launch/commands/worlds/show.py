@@ -27,16 +27,14 @@ from ostinato.core.records import Arm, Turn
 from ostinato.launch.commands.log import existing
 from ostinato.launch.views.page.page_cli import Spelling
 from ostinato.launch.views.screen import plain
-from ostinato.worlds.building.sources.package import canonical
+from ostinato.worlds.building.sources import canonical
 from ostinato.worlds.fidelity.look import look
-from ostinato.worlds.fidelity.matching import match_prompts
-from ostinato.worlds.fidelity.observation import Observation
+from ostinato.worlds.fidelity.observation import Observation, of_turns
 from ostinato.worlds.fidelity.observe import read_observations, script
-from ostinato.worlds.fidelity.paired import tell_pairs_apart
+from ostinato.worlds.fidelity.paired import match_prompts, tell_pairs_apart
 from ostinato.worlds.fidelity.probe import BOUND, FEWEST, Probed, tell_apart
-from ostinato.worlds.fidelity.text_features import of_turns
-from ostinato.worlds.harness.opening import HARNESSES, is_agent, no_harness
-from ostinato.worlds.tasks.harbor.reading import load_harbor
+from ostinato.worlds.harness.harnesses import HARNESSES, is_agent, no_harness
+from ostinato.worlds.tasks.harbor import load_harbor
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
 

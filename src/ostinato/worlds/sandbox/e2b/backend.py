@@ -1,29 +1,214 @@
-"""The E2B backend: one virtual machine per sandbox, in E2B's cloud or on a server that speaks its protocol."""
+"""The E2B backend: one virtual machine per sandbox, in E2B's cloud or on a server that speaks its protocol.
+
+A new machine is sent the helper, and one archive of layers, mounts and files, in parts. Then the box sends requests to its pid 1.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import io
+import logging
 import os
 import secrets
-from collections.abc import Mapping
+import shutil
+import socket
+import stat
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
-from ostinato.core.errors import BadConfig, BadRequest, SandboxRefused, Unavailable
+from ostinato.core.errors import BadConfig, BadRequest, OstinatoError, SandboxRefused, Unavailable
 from ostinato.core.sandboxing import Isolation, SandboxSpec
 from ostinato.worlds.sandbox.config import SandboxConfig
-from ostinato.worlds.sandbox.e2b.account import Account, Machine
-from ostinato.worlds.sandbox.e2b.box import E2BBox
-from ostinato.worlds.sandbox.e2b.parcel import helper, parcel, parts
-from ostinato.worlds.sandbox.gvisor.line import GvisorConnection
-from ostinato.worlds.sandbox.proxy import Proxy, check_hosts
-from ostinato.worlds.sandbox.slots import SandboxPlaces
+from ostinato.worlds.sandbox.e2b.account import LIFE_S, Account, Machine, MachineGone
+from ostinato.worlds.sandbox.e2b.wire import Wire
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, SandboxCalls
+from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces, check_hosts
 from ostinato.worlds.sandbox.spec_validation import (
     ENVIRONMENT,
     check_environment,
     check_mounts,
     check_names,
     check_workdir,
+    pack_files,
 )
+
+# ---------------------------------------------------------------- What is sent to a new machine
+
+
+_HERE = Path(__file__).parent
+_SHARED = ("inside/compare.py", "inside/kernel.py", *(f"gvisor/inside/{name}.py" for name in (
+    "become", "crowd", "files", "frames", "place", "ports", "programs", "serve"
+)))  # fmt: skip
+_IN_MEMORY = 8 << 20
+_PART = 16 << 20  # most bytes of one request
+
+
+@functools.cache
+def helper() -> bytes:
+    """The zip of modules that the machine's python3 runs."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in (*(_HERE / "inside").glob("*.py"), *(_HERE.parent / name for name in _SHARED)):
+            if path.name != "__init__.py":
+                archive.writestr(path.name, path.read_text())
+    return made.getvalue()
+
+
+def parcel(spec: SandboxSpec, owner: int) -> IO[bytes] | None:
+    """The archive, rewound, and on disk if it is large; None if there is nothing to send. Layers and mounts in it belong to `owner`.
+
+    Sockets and device files of a layer or mount are left out. Raises BadRequest for a layer or mount that cannot be read.
+    """
+    if not (spec.layers or spec.mounts or spec.files):
+        return None
+    made: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - the caller closes it
+    try:
+        with tarfile.open(
+            fileobj=made, mode="w:gz", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape", compresslevel=1
+        ) as tar:  # fmt: skip
+            for number, layer in enumerate(spec.layers):
+                _add(tar, "layers", layer, f"layers/{number}", owner)
+            for number, source in enumerate(spec.mounts.values()):
+                _add(tar, "mounts", source, f"mounts/{number}", owner)
+            if spec.files:
+                blob = pack_files(spec.files)
+                member = tarfile.TarInfo("files")
+                member.size = len(blob)
+                tar.addfile(member, io.BytesIO(blob))
+        made.seek(0)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _add(tar: tarfile.TarFile, field: str, source: str, name: str, owner: int) -> None:
+    def given(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if member.isdev() and not member.isfifo():
+            return None
+        member.uid = member.gid = owner
+        member.uname = member.gname = ""
+        member.mode |= stat.S_IRWXU if member.isdir() else stat.S_IRUSR
+        return member
+
+    try:
+        tar.add(Path(source).resolve(), name, filter=given)
+    except (OSError, tarfile.TarError, RecursionError) as error:
+        raise BadRequest(f"{field}: {source!r} cannot be sent ({error})", field=field) from error
+
+
+def parts(archive: IO[bytes]) -> Iterator[bytes]:
+    """The archive's bytes in parts, one for each request."""
+    while part := archive.read(_PART):
+        yield part
+
+
+# ---------------------------------------------------------------- The box
+
+
+_KEEP_S = LIFE_S / 5
+_STOP_S = 10.0
+
+
+class E2BBox(SandboxCalls):
+    """A remote `Sandbox`, kept alive while it is open. Made by `E2BBoxes.start`."""
+
+    def __init__(self, spec: SandboxSpec, machine: Machine, line: GvisorConnection, env: Mapping[str, str]) -> None:
+        super().__init__(spec, line, env)
+        self._machine = machine
+        self.wire = Wire(machine, lambda why: line.close(Unavailable(why)))
+        self.on_stop: list[Callable[[], object]] = []
+        self._ports = tempfile.mkdtemp(prefix="ostinato-e2b-")
+        self._place = os.open(self._ports, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._keeping = asyncio.create_task(self._keep())
+        self._ended = False
+
+    async def _keep(self) -> None:
+        """Keep extending the machine's life, since it otherwise ends by itself."""
+        while True:
+            await asyncio.sleep(_KEEP_S)
+            try:
+                await self._machine.keep()
+            except MachineGone as error:
+                self._line.close(error)
+                return
+            except OstinatoError as error:
+                logging.getLogger(__name__).warning("%s", error)
+
+    async def fork(self, count: int) -> Sequence[E2BBox]:
+        if not self._line.open:
+            raise Unavailable("the sandbox is gone")
+        raise Unavailable(
+            'a living sandbox of E2B\'s cannot be copied; sandbox.backend = "namespaces" has forks, or start another from its diff'
+        )
+
+    async def listen(self, port: int) -> socket.socket:
+        if not 0 < port < 65536:
+            raise BadRequest(f"port: {port} must lie in 1 to 65535", field="port")
+        if port in self.wire.ports:
+            raise Unavailable(f"port {port} of the sandbox cannot be had: it is listened at already")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = f"/proc/self/fd/{self._place}/{port}"  # a socket's path has at most 107 bytes
+        try:
+            listener.bind(path)
+            listener.listen(128)
+            listener.setblocking(False)
+            self.wire.listen(port, path)
+            error, _ = await self._asked({"do": "listen", "port": port})
+            if error:
+                raise OSError(error, os.strerror(error))
+        except OSError as error:
+            self._forget(listener, port)
+            raise Unavailable(f"port {port} of the sandbox cannot be had: {error.strerror}") from error
+        except BaseException:
+            self._forget(listener, port)
+            raise
+        return listener
+
+    def _forget(self, listener: socket.socket, port: int) -> None:
+        listener.close()
+        self.wire.ports.pop(port, None)
+        with contextlib.suppress(OSError):
+            os.unlink(f"{self._ports}/{port}")
+
+    async def stop(self) -> None:
+        await self._kill(Unavailable("the sandbox is gone"))
+        on_stop, self.on_stop = self.on_stop, []
+        for call in on_stop:
+            call()
+
+    def _silent(self, why: str) -> Unavailable:
+        """Not SandboxBroken, because the connection in between may be what fails."""
+        return Unavailable(why)
+
+    async def _kill(self, why: Unavailable) -> None:
+        self._line.close(why)
+        if self._ended:
+            return
+        self._ended = True
+        self._keeping.cancel()
+        self.wire.close()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await self._machine.kill()
+        except (OstinatoError, TimeoutError) as error:
+            logging.getLogger(__name__).warning(
+                "sandbox %s may live for %s more seconds: %s", self._machine.name, LIFE_S, error
+            )
+        finally:
+            await self.wire.left()
+            os.close(self._place)
+            shutil.rmtree(self._ports, ignore_errors=True)
+
+
+# ---------------------------------------------------------------- The backend
+
 
 PYTHON = "python3"
 """The interpreter inside, found on the PATH: the template's, not the one that runs this."""

@@ -1,4 +1,4 @@
-"""The gVisor backend: one runsc container per sandbox."""
+"""The gVisor backend: one runsc container per sandbox, the host's side of a container, and single runs. Its other side is `inside/`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from ostinato.core.errors import BadConfig, BadRequest, SandboxRefused, Unavailable
-from ostinato.core.sandboxing import Isolation, SandboxSpec
+from ostinato.core.errors import BadConfig, BadRequest, SandboxBroken, SandboxRefused, Unavailable
+from ostinato.core.sandboxing import ExecResult, Isolation, Limits, SandboxSpec
+from ostinato.core.seams import Sandbox
 from ostinato.worlds.sandbox.config import SandboxConfig
-from ostinato.worlds.sandbox.gvisor.box import PANIC, GVisorBox
-from ostinato.worlds.sandbox.gvisor.bundle import configuration, layers_owner, whom_programs_are
-from ostinato.worlds.sandbox.gvisor.ground import Ground
-from ostinato.worlds.sandbox.gvisor.line import GvisorConnection
+from ostinato.worlds.sandbox.gvisor.ground import NOBODY, Ground
+from ostinato.worlds.sandbox.gvisor.line import GvisorConnection, SandboxCalls
 from ostinato.worlds.sandbox.gvisor.ports import Ports
+from ostinato.worlds.sandbox.host import python_inside
 from ostinato.worlds.sandbox.launcher import system_call_filter
-from ostinato.worlds.sandbox.proxy import Proxy, check_hosts
-from ostinato.worlds.sandbox.slots import SandboxPlaces
+from ostinato.worlds.sandbox.proxy import Proxy, SandboxPlaces, check_hosts
 from ostinato.worlds.sandbox.spec_validation import (
     ENVIRONMENT,
     check_environment,
@@ -29,6 +32,230 @@ from ostinato.worlds.sandbox.spec_validation import (
     check_workdir,
     pack_files,
 )
+
+# ---------------------------------------------------------------- The box
+
+
+PANIC = "panic"
+"""The file of a box in which Go's runtime reports why gVisor's kernel crashed."""
+
+_REPORT = 1 << 16  # characters of a report that are read
+_FAULT = re.compile(r"^(panic|fatal error|SIG[A-Z]+): .*", re.MULTILINE)
+_SHORTAGE = re.compile(
+    r"out of memory|cannot allocate|newosproc|create new OS thread|pthread_create|too many open files"
+)
+_STOP_S = 5.0
+_WATCH_S = 1.0
+_KERNEL_MB = 256  # what gVisor's kernel itself may use beyond the programs' own limit
+
+
+class GVisorBox(SandboxCalls):
+    """A `Sandbox` whose kernel is gVisor. Made by `GVisorBoxes.start`."""
+
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        line: GvisorConnection,
+        ports: Ports,
+        process: asyncio.subprocess.Process,
+        place: Path,
+        env: Mapping[str, str],
+    ) -> None:
+        super().__init__(spec, line, env)
+        self._ports, self._process, self._place = ports, process, place
+        self.on_stop: list[Callable[[], object]] = []
+        self._kernel: tuple[int, int] | None = None  # gVisor's own process: its pid and its pidfd
+        line.at_end = self._fault
+        watching = asyncio.create_task(self._watch())
+        self.on_stop += [watching.cancel, self._let_go]
+
+    async def fork(self, count: int) -> Sequence[GVisorBox]:
+        if not self._line.open:
+            raise Unavailable("the sandbox is gone")
+        raise Unavailable(
+            'a living gVisor sandbox cannot be copied; sandbox.backend = "namespaces" has forks, or start another from its diff'
+        )
+
+    async def listen(self, port: int) -> socket.socket:
+        if not 0 < port < 65536:
+            raise BadRequest(f"port: {port} must lie in 1 to 65535", field="port")
+        try:
+            listener = self._ports.open(port)
+            try:
+                error, _ = await self._asked({"do": "listen", "port": port})
+                if error:
+                    raise OSError(error, os.strerror(error))
+            except BaseException:
+                listener.close()
+                self._ports.close_port(port)
+                raise
+        except OSError as error:
+            raise Unavailable(f"port {port} of the sandbox cannot be had: {error.strerror}") from error
+        return listener
+
+    async def stop(self) -> None:
+        self._line.close()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await self._process.wait()
+        except TimeoutError:
+            await self._kill(Unavailable("the sandbox is gone"))
+        on_stop, self.on_stop = self.on_stop, []
+        for call in on_stop:
+            call()
+
+    async def _watch(self) -> None:
+        """End a sandbox whose kernel grows without end: no limit inside counts the kernel's own state, such as that for empty files."""
+        while self._line.open:
+            await asyncio.sleep(_WATCH_S)
+            most = self.spec.limits.memory_mb + _KERNEL_MB
+            if (kernel := self._found()) and _anonymous_mb(kernel[0]) > most:
+                await self._kill(SandboxBroken(f"the sandbox is gone: its kernel needed more than {most} MiB"))
+
+    def _fault(self) -> SandboxBroken | None:
+        """Why the sandbox's kernel crashed, if it did so after a program was started: then the programs' own system calls caused it.
+
+        Go's runtime writes the report, to a file that nothing inside can write to. A kernel that was killed from outside leaves no
+        report, and one about a lack of memory or threads is this machine's fault. Both give None.
+        """
+        report = ""
+        with contextlib.suppress(OSError), (self._place / PANIC).open(errors="replace") as file:
+            report = file.read(_REPORT)
+        found = _FAULT.search(report)
+        if not self._ran or found is None or _SHORTAGE.search(report):
+            return None
+        return SandboxBroken(
+            f"the sandbox is gone: its kernel met a fault while it served the programs ({found[0][:200]})"
+        )
+
+    def _found(self) -> tuple[int, int] | None:
+        """The pid and pidfd of gVisor's kernel, or None before it has started and after it has ended."""
+        if self._process.returncode is not None:
+            return None
+        if self._kernel is None:
+            with contextlib.suppress(OSError, ValueError):
+                pid = int((self._place / "pid").read_text())
+                self._kernel = pid, os.pidfd_open(pid)
+        return self._kernel
+
+    def _let_go(self) -> None:
+        kernel, self._kernel = self._kernel, None
+        if kernel is not None:
+            os.close(kernel[1])
+
+    async def _kill(self, why: Unavailable) -> None:
+        """End the sandbox from outside: kill gVisor's kernel, after which runsc cleans up and exits."""
+        self._line.close(why)
+        if kernel := self._found():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(kernel[1], signal.SIGKILL)
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+
+def _anonymous_mb(pid: int) -> int:
+    """Anonymous memory of a process in MiB. The programs' memory is not in it, since gVisor's kernel keeps that in a file."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) >> 10
+    return 0
+
+
+# ---------------------------------------------------------------- A spec as the OCI configuration that runsc starts with
+
+
+INSIDE, INIT = 1000, 1  # the users that programs and pid 1 run as, in the sandbox's own kernel
+STRANGER = NOBODY - 1  # a host user who owns nothing
+_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN", "SYS_RESOURCE")
+
+_RUN = "import sys; sys.path.insert(0, '/.box/code'); import serve; serve.main()"
+
+
+def layers_owner(layers: Sequence[str]) -> int:
+    """The host user who owns the layers and whom programs are mapped to; STRANGER without layers. Raises BadRequest."""
+    for layer in layers:
+        if not os.path.isabs(layer):
+            raise BadRequest("layers: must be absolute paths of directories", field="layers")
+        if not os.path.isdir(layer):
+            raise BadRequest(f"layers: {layer!r} is no directory", field="layers")
+    owners = {os.stat(layer).st_uid for layer in layers}
+    if len(owners) > 1:
+        raise BadRequest(
+            f"layers: they belong to several users ({', '.join(map(str, sorted(owners)))}), and gVisor can show one of them as the "
+            "programs' own; give them one owner",
+            field="layers",
+        )
+    return owners.pop() if owners else STRANGER
+
+
+def mappings(owner: int) -> list[dict[str, int]]:
+    """Users of the sandbox -> users of the host, for a sandbox started by root. The sandbox's root is nobody outside, and programs are
+    `owner`. The host's root is mapped as well, so that places only root may enter on the host (an interpreter in its home) can be shown.
+    """
+    nobody = NOBODY if owner != NOBODY else NOBODY - 1
+    pairs = {0: nobody, INSIDE: owner} | ({} if owner == 0 else {INSIDE + 1: 0})
+    return [{"containerID": inside, "hostID": outside, "size": 1} for inside, outside in pairs.items()]
+
+
+def _bind(source: str | Path, place: str) -> dict[str, Any]:
+    return {"destination": place, "type": "bind", "source": str(source), "options": ["ro"]}
+
+
+def _tmpfs(place: str, *options: str) -> dict[str, Any]:
+    return {"destination": place, "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev", *options]}
+
+
+def configuration(
+    spec: SandboxSpec, ground: Ground, owner: int | None, covers: Iterable[tuple[str, str]] = ()
+) -> dict[str, Any]:
+    """The contents of config.json. `owner` is None if root does not start the sandbox, in which case no other user can be mapped into it.
+    `covers` lists paths to mount over what is shown, each with its place in the sandbox.
+    """
+    mounts: list[dict[str, Any]] = [{"destination": "/proc", "type": "proc", "source": "proc"}]
+    mounts += [_bind(source, seen) for source, seen in ground.shown()]
+    mounts += [_bind(source, seen) for seen, source in spec.mounts.items()]
+    mounts += [_bind(source, seen) for source, seen in covers]
+    mounts += [_tmpfs("/.box", "size=4m", "mode=700", f"uid={INIT}", f"gid={INIT}")]
+    mounts += [_bind(ground.place / "code", "/.box/code")]
+    mounts += [_bind(layer, f"/.box/layers/{number}") for number, layer in enumerate(spec.layers)]
+    mounts += [_tmpfs(seen) for seen in ("/tmp", "/dev/shm", spec.workdir)]  # pid 1 mounts its own over them
+    rights = [f"CAP_{name}" for name in _CAPABILITIES]
+    namespaces = [{"type": name} for name in ("pid", "mount", "ipc", "uts", "network")]
+    mapped = mappings(owner) if owner is not None else []
+    return {
+        "ociVersion": "1.0.0",
+        "process": {
+            "user": {"uid": INIT, "gid": INIT},
+            "args": [python_inside(), "-s", "-S", "-P", "-B", "-c", _RUN],
+            "env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
+            "cwd": "/",
+            "noNewPrivileges": True,
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), rights),
+            "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 4096, "soft": 4096}],
+        },
+        "root": {"path": str(ground.root), "readonly": True},
+        "hostname": "workspace",
+        "mounts": mounts,
+        "linux": {
+            "namespaces": [*namespaces, {"type": "user"}] if mapped else namespaces,
+            **({"uidMappings": mapped, "gidMappings": mapped} if mapped else {}),
+        },
+    }
+
+
+def whom_programs_are(owner: int | None) -> int:
+    """The programs' user inside the sandbox. If root did not start it, only the sandbox's root is the owner of our files."""
+    return 0 if owner is None else INSIDE
+
+
+# ---------------------------------------------------------------- The backend
+
 
 _START_S = 30.0
 # how gVisor intercepts system calls, the faster first; releases before 2023 have only the second
@@ -208,3 +435,59 @@ class GVisorBoxes:
             if self._ground is not None:
                 await asyncio.to_thread(self._ground.close)
                 self._ground = None
+
+
+# ---------------------------------------------------------------- Single runs, each in a sandbox that a backend starts for it
+
+
+class IsolatingBackend(Protocol):
+    """A backend that can hide processes from each other."""
+
+    async def start(self, spec: SandboxSpec, *, alone: bool = False) -> Sandbox:
+        """As `Backend.start`. With `alone`, there is no /proc."""
+        ...
+
+
+class RunsInBoxes:
+    r"""The counterpart of `SingleRuns` for other backends, slower by the start of a sandbox and of an interpreter. The caller owns the
+    backend. There is no /proc here either: through it, graded code could read its judge's input. `python` is an interpreter in the
+    sandbox, or "" for this machine's own, which is shown there.
+
+    Example::
+
+        runs = RunsInBoxes(boxes, SandboxConfig())
+        result = await runs.run("print(6 * 7)", timeout=2.0)   # result.stdout == b"42\n"
+    """
+
+    def __init__(self, backend: IsolatingBackend, config: SandboxConfig, *, python: str = "") -> None:
+        self._backend = backend
+        self._python = python or python_inside()
+        self._limits = Limits(
+            memory_mb=config.memory_mb,
+            disk_mb=config.disk_mb,
+            processes=config.processes,
+            open_files=config.open_files,
+            output_bytes=config.output_bytes,
+        )
+
+    async def run(
+        self,
+        program: str | Sequence[str],
+        *,
+        files: Mapping[str, bytes] | None = None,
+        stdin: bytes = b"",
+        timeout: float,
+    ) -> ExecResult:
+        """Run Python source, or an argv with an absolute path, in a fresh sandbox, where `files` lie in the working directory.
+
+        Raises BadRequest for a file name that leads out of it, SandboxRefused, Unavailable.
+        """
+        placed = dict(files or {})
+        if isinstance(program, str):
+            placed["main.py"] = program.encode("utf-8", "surrogatepass")
+            program = [self._python, "main.py"]
+        box = await self._backend.start(SandboxSpec(files=placed, limits=self._limits), alone=True)
+        try:
+            return await box.exec(program, stdin=stdin, timeout=timeout)
+        finally:
+            await box.stop()

@@ -18,7 +18,7 @@ from ostinato.core.errors import BadRequest, SandboxRefused
 from ostinato.worlds.sandbox.host import VERSION
 from ostinato.worlds.sandbox.inside.view import ETC, SHOWN, masks
 from ostinato.worlds.sandbox.launcher import compiled
-from ostinato.worlds.sandbox.mount_scan import roots_own
+from ostinato.worlds.sandbox.spec_validation import roots_own
 
 NOBODY = 65534
 _PREFIX = "ostinato-gvisor-"

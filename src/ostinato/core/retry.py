@@ -1,0 +1,118 @@
+"""Retries with exponential backoff, under a stated policy: attempts, total time, Retry-After, and jitter from a given random source."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ostinato.core.errors import Unavailable
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often and for how long something is tried.
+
+    The first pause lasts `pause_s` seconds, and each further one twice as long, up to `longest_s`. There are at most `attempts` tries, and
+    none begins more than `total_s` seconds after the first failure. `jitter` is the share of a pause that is left to chance, so that
+    callers that failed together do not come back together.
+
+    Example: ``RetryPolicy(pause_s=0.5, longest_s=8.0, attempts=8, jitter=0.25)``
+    """
+
+    pause_s: float
+    longest_s: float = 30.0
+    attempts: int | None = None
+    total_s: float = math.inf
+    jitter: float = 0.0
+
+
+class RetryLater(Unavailable):
+    """Unavailable, and the other side has said for how many seconds."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+def unavailable(message: str, headers: Mapping[str, str]) -> Unavailable:
+    """The error for an answer that a retry may cure, with what its headers (of any case) say about when."""
+    lower = {name.lower(): value for name, value in headers.items()}
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        if (value := lower.get(name, "")).isascii() and value.isdigit() and len(value) <= 9:
+            return RetryLater(message, unit * int(value))
+    return Unavailable(message)
+
+
+class Backoff:
+    """The failures of one call, and the pauses between them.
+
+    Args:
+        policy: how often and for how long to try.
+        rng: decides the share of a pause that is left to chance; None: the pauses are as the policy says.
+        clock: seconds that never run backwards.
+
+    Example::
+
+        backoff = Backoff(RetryPolicy(pause_s=0.5, attempts=3))
+        pause_s = backoff.failed(error)  # 0.5, then 1.0, then None: give up
+    """
+
+    def __init__(
+        self, policy: RetryPolicy, *, rng: random.Random | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._policy, self._rng, self._clock = policy, rng, clock
+        self._pause_s = policy.pause_s
+        self._first: float | None = None
+        self.failures = 0
+
+    def failed(self, error: BaseException | None = None) -> float | None:
+        """Count one more failure. Returns the seconds to wait before the next try; None if the policy allows none.
+
+        A `RetryLater` is waited for as it says, but no longer than `longest_s`.
+        """
+        policy, now = self._policy, self._clock()
+        self.failures += 1
+        if self._first is None:
+            self._first = now
+        pause = self._pause_s
+        self._pause_s = min(2 * self._pause_s, policy.longest_s)
+        if self._rng is not None:
+            pause *= 1 - policy.jitter * self._rng.random()
+        if isinstance(error, RetryLater):
+            pause = max(pause, min(error.retry_after_s, policy.longest_s))
+        spent = policy.attempts is not None and self.failures >= policy.attempts
+        return None if spent or now + pause - self._first > policy.total_s else pause
+
+
+async def retry(
+    ask: Callable[[], Awaitable[T]],
+    policy: RetryPolicy,
+    *,
+    on: type[E],
+    failed: Callable[[E], object] = lambda _: None,
+    rng: random.Random | None = None,
+) -> T:
+    """The result of `ask`, which must be safe to repeat. Errors of the kind `on` are retried; the last one, and any other, is raised.
+
+    `failed` is called with each error of that kind, the last one included. `rng` as for `Backoff`.
+
+    Example: ``await retry(lambda: gateway.say(events), RetryPolicy(pause_s=0.5, attempts=3), on=Unavailable)``
+    """
+    backoff = Backoff(policy, rng=rng)
+    while True:
+        try:
+            return await ask()
+        except on as error:
+            failed(error)
+            pause = backoff.failed(error)
+            if pause is None:
+                raise
+        await asyncio.sleep(pause)

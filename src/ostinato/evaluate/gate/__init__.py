@@ -1,1 +1,0 @@
-"""The gate, as pure maths: the draws of a round, quality bars, the verdict, and a suite's resolution."""

@@ -1,1 +1,0 @@
-"""Mutations of one function that its package's tests can detect."""

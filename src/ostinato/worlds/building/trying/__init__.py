@@ -1,1 +1,0 @@
-"""Runs a package's tests in a sandbox, unchanged and mutated."""

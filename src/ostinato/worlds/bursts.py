@@ -1,0 +1,318 @@
+"""Simulates a burst of sandbox starts on a fleet, by discrete events. Pure: the same arguments give the same numbers.
+
+Every machine is a queue of starts, and every cluster's control plane is a queue in front of its machines. Heaps keep the cost of each
+decision at the logarithm of the number of machines.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.core.errors import BadRequest
+
+# ---------------------------------------------------------------- The fleet
+
+
+class Packing(StrEnum):
+    """Policy that picks the machine for the next sandbox."""
+
+    FIRST_FIT = "first-fit"  # the first machine with room for the request
+    LEAST_LOADED = "least-loaded"  # the machine with the fewest sandboxes assigned to it
+    PRESSURE = "pressure-aware"  # the machine with the lowest sum of actual use and queue of starts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Equal clusters of equal machines, each cluster in a region of its own.
+
+    `start_rate` is how many sandboxes one machine starts per second, `cluster_rate` how many one cluster's control plane places per second.
+
+    Example: ``Fleet(clusters=4, nodes=250)``
+    """
+
+    clusters: int = 4
+    nodes: int = 250
+    cores: float = 32.0
+    memory_gb: float = 128.0
+    start_rate: float = 100.0
+    cluster_rate: float = 500.0
+    price_per_hour: float = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """`sandboxes` requests within `over_s` seconds. All request the same resources; their actual use is log-normal with means `taken_*`
+    and sigma `spread`.
+
+    Example: ``Burst(sandboxes=100_000, lose_region_at=20.0)``
+    """
+
+    sandboxes: int = 100_000
+    over_s: float = 0.0
+    asked_cores: float = 0.25
+    asked_gb: float = 1.0
+    taken_cores: float = 0.15
+    taken_gb: float = 0.6
+    spread: float = 0.7
+    start_s: float = 0.05
+    failure: float = 0.01
+    retry_s: float = 1.0
+    lose_region_at: float | None = None
+    notice_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BurstResult:
+    """The result of a simulation. `all_s` is when the last sandbox started, in seconds since the burst began; `p50_s` and `p99_s` are
+    quantiles of the wait from request to start. `cores` and `memory` are the mean utilisation of the machines in use at the end.
+
+    Example: ``BurstResult(packing=Packing.FIRST_FIT, placed=100_000, unplaced=0, all_s=50.1, p50_s=25.0, p99_s=49.6, failed=1010, killed=0,
+    lost=0, machines=782, cores=0.6, memory=0.6, cost=16.3)``
+    """
+
+    packing: Packing
+    placed: int
+    unplaced: int
+    all_s: float
+    p50_s: float
+    p99_s: float
+    failed: int
+    killed: int
+    lost: int
+    machines: int
+    cores: float
+    memory: float
+    cost: float
+
+
+ASSUMPTIONS = (
+    "one machine starts sandboxes one after another at its start rate; on a machine whose processors are asked for more than they have, "
+    "starts take longer by that factor",
+    "a cluster's control plane places at a bounded rate (above 500 a second and cluster was published for one such system)",
+    "a start fails with the same probability everywhere and is tried again after a pause that doubles",
+    "a sandbox takes what it takes from its start on and stays until the end; first-fit and least-loaded go by what is asked for, "
+    "pressure-aware packing by what is really taken, and by the mean where it has not started yet, which it is taken to know",
+    "where more memory is taken than a machine has, the sandbox that started last is killed and placed again",
+    "when a region is lost, all that was placed there is placed again elsewhere once that is noticed",
+    "no network, no image transfer and no other tenants are simulated",
+)
+
+
+# ---------------------------------------------------------------- The simulation
+
+
+Floats = NDArray[np.float64]
+
+_ASK, _STARTED, _LOST = 0, 1, 2
+_RESERVE = 0.9
+"""Share of a machine's memory that pressure-aware packing fills."""
+_MOST_TRIES = 12
+_WAIT_S = 1.0
+"""Pause before a request that found no room is tried again."""
+
+
+@dataclass(slots=True)
+class _Machine:
+    cluster: int
+    cores: float = 0.0
+    gb: float = 0.0
+    promised: float = 0.0
+    free_at: float = 0.0
+    here: dict[int, None] = field(default_factory=dict[int, None])
+    coming: int = 0
+    version: int = 0
+
+
+class _Simulation:
+    def __init__(self, fleet: Fleet, burst: Burst, packing: Packing, seed: int) -> None:
+        self.fleet, self.burst, self.packing = fleet, burst, packing
+        rng, n = np.random.default_rng(seed), burst.sandboxes
+        sigma = burst.spread
+        self.cores_N = burst.taken_cores * np.exp(sigma * rng.normal(size=n) - sigma**2 / 2)
+        self.gb_N = burst.taken_gb * np.exp(sigma * rng.normal(size=n) - sigma**2 / 2)
+        self.asked_N = np.sort(rng.random(n)) * burst.over_s
+        self.rng = rng
+        self.machines = [_Machine(cluster=at % fleet.clusters) for at in range(fleet.clusters * fleet.nodes)]
+        self.plane_free = [0.0] * fleet.clusters
+        self.dead: set[int] = set()
+        self.where: list[int] = [-1] * n
+        self.epoch = [0] * n
+        self.tries = [0] * n
+        self.began: Floats = np.full(n, np.nan)
+        self.heap: list[tuple[float, int, int]] = []
+        self.events: list[tuple[float, int, int, int, int]] = []
+        self.order = 0
+        self.failed = self.killed = self.lost = self.unplaced = 0
+        self.noise: list[float] = []
+        for at in range(len(self.machines)):
+            self._offer(at)
+
+    # ------------------------------------------------------------ choosing
+
+    def _fits(self, machine: _Machine) -> bool:
+        if machine.cluster in self.dead:
+            return False
+        if self.packing is Packing.PRESSURE:
+            coming = machine.coming * self.burst.taken_gb
+            return machine.gb + coming + self.burst.taken_gb <= _RESERVE * self.fleet.memory_gb
+        return (machine.promised + 1) * self._asked() <= 1.0
+
+    def _asked(self) -> float:
+        return max(self.burst.asked_cores / self.fleet.cores, self.burst.asked_gb / self.fleet.memory_gb)
+
+    def _key(self, at: int, machine: _Machine) -> float:
+        if self.packing is Packing.FIRST_FIT:
+            return float(at)
+        if self.packing is Packing.LEAST_LOADED:
+            return machine.promised
+        cores = (machine.cores + machine.coming * self.burst.taken_cores) / self.fleet.cores
+        gb = (machine.gb + machine.coming * self.burst.taken_gb) / self.fleet.memory_gb
+        queue = max(machine.free_at, self.plane_free[machine.cluster]) / 60.0
+        return max(cores, gb) + queue
+
+    def _offer(self, at: int) -> None:
+        """Push a machine's current state onto the heap, which makes its earlier entries stale."""
+        machine = self.machines[at]
+        machine.version += 1
+        if self._fits(machine):
+            heapq.heappush(self.heap, (self._key(at, machine), at, machine.version))
+
+    def _choose(self) -> int | None:
+        while self.heap:
+            _, at, version = self.heap[0]
+            if self.machines[at].version == version and self._fits(self.machines[at]):
+                return at
+            heapq.heappop(self.heap)
+        return None
+
+    # ------------------------------------------------------------ events
+
+    def _at(self, when: float, kind: int, who: int, epoch: int = 0) -> None:
+        self.order += 1
+        heapq.heappush(self.events, (when, self.order, kind, who, epoch))
+
+    def _ask(self, now: float, who: int) -> None:
+        at = self._choose()
+        if at is None:
+            self.tries[who] += 1
+            if self.tries[who] > _MOST_TRIES:
+                self.unplaced += 1
+            else:
+                self._at(now + _WAIT_S, _ASK, who)
+            return
+        machine, burst = self.machines[at], self.burst
+        cluster = machine.cluster
+        self.plane_free[cluster] = max(now, self.plane_free[cluster]) + 1.0 / self.fleet.cluster_rate
+        slow = max(1.0, machine.cores / self.fleet.cores)
+        begin = max(self.plane_free[cluster], machine.free_at)
+        machine.free_at = begin + slow / self.fleet.start_rate
+        machine.promised += 1
+        machine.coming += 1
+        self.where[who] = at
+        self.epoch[who] += 1
+        self._at(begin + slow * burst.start_s * (0.5 + self._uniform()), _STARTED, who, self.epoch[who])
+        self._offer(at)
+
+    def _uniform(self) -> float:
+        if not self.noise:
+            self.noise = self.rng.random(4096).tolist()
+        return self.noise.pop()
+
+    def _started(self, now: float, who: int) -> None:
+        at = self.where[who]
+        machine = self.machines[at]
+        machine.coming -= 1
+        if self._uniform() < self.burst.failure:
+            self.failed += 1
+            self._again(now, who, self.burst.retry_s * 2.0 ** min(self.tries[who], 6))
+            self._offer(at)
+            return
+        machine.here[who] = None
+        machine.cores += float(self.cores_N[who])
+        machine.gb += float(self.gb_N[who])
+        self.began[who] = now
+        if machine.gb > self.fleet.memory_gb:
+            self.killed += 1
+            self._leave(who)
+            self._again(now, who, self.burst.retry_s)
+        self._offer(at)
+
+    def _leave(self, who: int) -> None:
+        machine = self.machines[self.where[who]]
+        del machine.here[who]
+        machine.cores -= float(self.cores_N[who])
+        machine.gb -= float(self.gb_N[who])
+        self.began[who] = np.nan
+
+    def _again(self, now: float, who: int, pause_s: float) -> None:
+        self.machines[self.where[who]].promised -= 1
+        self.where[who] = -1
+        self.epoch[who] += 1
+        self.tries[who] += 1
+        if self.tries[who] > _MOST_TRIES:
+            self.unplaced += 1
+        else:
+            self._at(now + pause_s, _ASK, who)
+
+    def _region_lost(self, now: float) -> None:
+        self.dead.add(0)
+        for who, at in enumerate(self.where):
+            if at >= 0 and self.machines[at].cluster == 0:
+                self.lost += 1
+                self.began[who] = np.nan
+                self.where[who] = -1
+                self.epoch[who] += 1
+                self._at(now + self.burst.notice_s, _ASK, who)
+        for at, machine in enumerate(self.machines):
+            if machine.cluster == 0:
+                self.machines[at] = _Machine(cluster=0, version=machine.version + 1)
+
+    def run(self) -> BurstResult:
+        for who, when in enumerate(self.asked_N.tolist()):
+            self._at(when, _ASK, who)
+        if self.burst.lose_region_at is not None:
+            self._at(self.burst.lose_region_at, _LOST, -1)
+        while self.events:
+            now, _, kind, who, epoch = heapq.heappop(self.events)
+            if kind == _ASK:
+                self._ask(now, who)
+            elif kind == _LOST:
+                self._region_lost(now)
+            elif epoch == self.epoch[who]:
+                self._started(now, who)
+        return self._result()
+
+    def _result(self) -> BurstResult:
+        there_N = np.isfinite(self.began)
+        waits_N = (self.began - self.asked_N)[there_N]
+        used = [machine for machine in self.machines if machine.here]
+        last = float(self.began[there_N].max(initial=0.0))
+        middle, late = (float(np.quantile(waits_N, q)) if len(waits_N) else 0.0 for q in (0.5, 0.99))
+        room = max(1, len(used))
+        return BurstResult(
+            packing=self.packing,
+            placed=int(there_N.sum()),
+            unplaced=self.unplaced,
+            all_s=last,
+            p50_s=middle,
+            p99_s=late,
+            failed=self.failed,
+            killed=self.killed,
+            lost=self.lost,
+            machines=len(used),
+            cores=sum(machine.cores for machine in used) / (room * self.fleet.cores),
+            memory=sum(machine.gb for machine in used) / (room * self.fleet.memory_gb),
+            cost=len(used) * self.fleet.price_per_hour * last / 3600.0,
+        )
+
+
+def simulate(fleet: Fleet, burst: Burst, packing: Packing, seed: int = 0) -> BurstResult:
+    """Simulate a burst. Under the same seed, every policy gets the same sandboxes. Raises BadRequest without a machine or a sandbox."""
+    if min(fleet.clusters, fleet.nodes, burst.sandboxes) < 1:
+        raise BadRequest("a burst needs at least one cluster, one machine and one sandbox")
+    return _Simulation(fleet, burst, packing, seed).run()

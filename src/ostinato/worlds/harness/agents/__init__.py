@@ -1,1 +1,0 @@
-"""Unmodified third-party agents: a process in the sandbox, whose model calls a relay outside passes to the gateway."""

@@ -1,0 +1,198 @@
+"""The harness for third-party agents: one process in the sandbox, from its start to its end.
+
+Data flow: task -> command -> process in the sandbox -> its port -> relay -> gateway ... -> changes in the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from blake3 import blake3
+
+from ostinato.core.conversation import Message
+from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.records import Purpose
+from ostinato.core.sandboxing import ExecResult, Limits, SandboxSpec
+from ostinato.core.seams import Sandbox
+from ostinato.worlds.harness.agent_config import HOME, AgentConfig
+from ostinato.worlds.harness.gateway import GRACE_S, Passage
+from ostinato.worlds.harness.relay import ModelRelay
+from ostinato.worlds.harness.rollout import Ended, Model, Rollout, harness_hash, timed_out, worked
+from ostinato.worlds.tasks.task import Task
+
+_VERSION = 1
+_PORT = 8321
+_PUT = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
+_TAIL = 500  # last characters of its output, for people
+
+
+class CodingAgent:
+    """Implements `Harness`: any program that calls its model over HTTP, in one of three dialects, at an address that it is given.
+
+    `runtime` enters the hash not by its paths on this machine, but by what lies there: names and sizes of files.
+
+    Args:
+        name: the name that tasks use.
+        config: the program's settings.
+
+    Raises:
+        BadConfig: a directory of `runtime` does not exist.
+
+    Example::
+
+        config = AgentConfig(command=("mini", "-t", "{prompt}"), environment={"OPENAI_API_BASE": "{base_url}/v1"}, ...)
+        rollout = await CodingAgent("agent", config).run(task, model, sandbox)
+    """
+
+    def __init__(self, name: str, config: AgentConfig) -> None:
+        self.name, self.config = name, config
+        self._mounts = {place: os.path.realpath(os.path.expanduser(path)) for place, path in config.runtime.items()}
+        for place, path in self._mounts.items():
+            if not os.path.isdir(path):
+                raise BadConfig(f"worlds.harness.{name}.runtime: {config.runtime[place]!r} is no directory")
+        made_of = {place: directory_digest(path) for place, path in self._mounts.items()}
+        self.hash = harness_hash("agent", _VERSION, runtime=made_of, config=config.model_dump(exclude={"runtime"}))
+
+    def spec(self, task: Task) -> SandboxSpec:
+        """The task's sandbox, with the agent's runtime mounted and limits large enough for the agent."""
+        config, limits = self.config, task.spec.limits
+        return replace(
+            task.spec,
+            mounts={**task.spec.mounts, **self._mounts},
+            limits=Limits(
+                memory_mb=max(limits.memory_mb, config.memory_mb),
+                disk_mb=max(limits.disk_mb, config.disk_mb),
+                processes=max(limits.processes, config.processes),
+                open_files=max(limits.open_files, config.open_files),
+                output_bytes=max(limits.output_bytes, config.output_bytes),
+            ),
+        )
+
+    async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
+        """Run the agent until it ends or may not go on. Raises Unavailable."""
+        if sandbox is None or not isinstance(model, Passage):
+            raise ValueError(f"the harness {self.name!r} needs a sandbox, and a model behind a gateway")
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        deadline = start + task.timeout_s
+        turns = min(task.turns, self.config.turns)
+        relay = ModelRelay(model, self.config, turns=turns, tokens=task.tokens, deadline=deadline)
+        listener = await sandbox.listen(_PORT)
+
+        async def work() -> tuple[Ended, str]:
+            try:
+                named = await relay.start(listener)
+                return await self._work(task, relay, sandbox, named, deadline)
+            finally:
+                await relay.close()
+                listener.close()
+
+        ended, why, changes = await worked(sandbox, work())
+        return replace(
+            self._rollout(task, relay, ended, why),
+            changes=changes,
+            effort={**_effort(relay), "seconds": clock() - start},
+        )
+
+    async def _work(
+        self, task: Task, relay: ModelRelay, sandbox: Sandbox, named: str, deadline: float
+    ) -> tuple[Ended, str]:
+        words = {
+            "{prompt}": "\n\n".join(message.text for message in task.messages),
+            "{base_url}": f"http://127.0.0.1:{_PORT}",
+            "{model}": named,
+            "{workdir}": task.spec.workdir,
+            "{home}": HOME,
+        }
+        for path, text in self.config.files.items():
+            argv = ["sh", "-c", _PUT, "sh", f"{HOME}/{path}"]
+            put = await sandbox.exec(argv, stdin=_filled(text, words).encode(), timeout=30.0)
+            if put.code:
+                raise Unavailable(f"{path} cannot be put into the sandbox: {put.stderr.decode(errors='replace')}")
+        left = max(0.01, deadline - asyncio.get_running_loop().time())
+        grace = 2 * GRACE_S  # for an answer in progress at the deadline to end
+        working = asyncio.ensure_future(
+            sandbox.exec(
+                [_filled(word, words) for word in self.config.command],
+                env={name: _filled(value, words) for name, value in self.config.environment.items()},
+                timeout=left + grace,
+            )
+        )
+        try:
+            await asyncio.wait({working, relay.over}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() and not relay.over.done():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(relay.rest(), grace)
+                return Ended.TIMEOUT, timed_out(task)
+            if relay.over.done():
+                return relay.over.result()
+            return _ending(working.result(), relay)
+        finally:
+            working.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Unavailable):
+                await working
+
+    def _rollout(self, task: Task, relay: ModelRelay, ended: Ended, why: str) -> Rollout:
+        """The agent's side calls, then its own work in order: the grade goes to the last turn."""
+        own = [said for said, purpose in relay.heard if purpose is Purpose.TASK]
+        beside = [said.turn for said, purpose in relay.heard if purpose is not Purpose.TASK]
+        messages: list[Message] = [*task.messages]
+        for said in own:
+            messages.append(said.message)
+            messages += [relay.told[call.id] for call in said.message.calls if call.id in relay.told]
+        return Rollout(
+            task=task.id,
+            harness=f"{self.name}@{self.hash}",
+            ended=ended if own else Ended.FAILED,
+            messages=tuple(messages),
+            turns=(*beside, *(said.turn for said in own)),
+            detail={"why": why or ended.value} if why or not own else {},
+        )
+
+
+def _ending(result: ExecResult, relay: ModelRelay) -> tuple[Ended, str]:
+    printed = (result.stdout + b"\n" + result.stderr).decode("utf-8", "replace").strip()[-_TAIL:]
+    if relay.outgrown:
+        return Ended.LENGTH, relay.outgrown
+    if result.killed_reason or result.code:
+        return Ended.SUBMITTED, f"the agent ended with {result.killed_reason or result.code}: {printed}"
+    last = relay.heard[-1][0] if relay.heard else None
+    return (Ended.LENGTH if last is not None and last.cut else Ended.SUBMITTED), ("" if last else printed)
+
+
+def _effort(relay: ModelRelay) -> Mapping[str, float]:
+    answers = [said for said, _ in relay.heard]
+    return {
+        "turns": float(len(answers)),
+        "tokens": float(sum(said.tokens for said in answers)),
+        "calls": float(sum(len(said.message.calls) for said in answers)),
+        "errors": float(sum(message.failed for message in relay.told.values())),
+    }
+
+
+def _filled(text: str, words: Mapping[str, str]) -> str:
+    """The template with its placeholders replaced in a single pass: a placeholder inside a prompt is not replaced."""
+    found, at = list[str](), 0
+    while at < len(text):
+        word = next((word for word in words if text.startswith(word, at)), None)
+        found.append(words[word] if word else text[at])
+        at += len(word or " ")
+    return "".join(found)
+
+
+@functools.cache
+def directory_digest(path: str) -> str:
+    """A hash, as 16 hex digits, of the names and sizes of a directory's files, compiled Python left out. Cached per process."""
+    digest = blake3()
+    for root, directories, names in os.walk(path):
+        directories[:] = sorted(name for name in directories if name != "__pycache__")
+        for name in sorted(names):
+            size = os.lstat(f"{root}/{name}").st_size
+            digest.update(f"{Path(root, name).relative_to(path)}\0{size}\0".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:16]

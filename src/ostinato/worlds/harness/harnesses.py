@@ -1,0 +1,445 @@
+"""The harnesses of our own (tools, repair, single), and opening a harness by the name that tasks use.
+
+The tool loop is the reference: task's messages -> model -> calls -> sandbox -> results into the conversation -> model ... until it submits
+or a budget ends; the changes in the sandbox are the outcome. The repair loop checks the model's code: task's messages -> answer -> its
+code becomes a file -> the check runs -> passed: done; failed: the output goes into the conversation, and the model answers again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from ostinato.core.conversation import Message, Role, ToolCall
+from ostinato.core.errors import BadConfig, BadRequest, StorageFull, Unavailable
+from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.seams import Sandbox
+from ostinato.worlds.harness.agent_config import AgentConfig
+from ostinato.worlds.harness.coding import CodingAgent
+from ostinato.worlds.harness.rollout import (
+    OVERRAN,
+    Ended,
+    Harness,
+    Model,
+    ModelAnswer,
+    OutOfTime,
+    Rollout,
+    harness_hash,
+    timed_out,
+    worked,
+)
+from ostinato.worlds.harness.toolbox import OFFERED, ToolReply, cut_middle, tools_named, use
+from ostinato.worlds.tasks.task import Task
+
+# ---------------------------------------------------------------- A rollout in progress
+
+
+class _Session:
+    """A rollout in progress: asks and acts until something ends it. A harness says how it asks and what it does with an answer."""
+
+    def __init__(self, task: Task, model: Model, sandbox: Sandbox, messages: Sequence[Message]) -> None:
+        self._task, self._model, self._sandbox = task, model, sandbox
+        self.messages = list(messages)
+        self.turns = list[str]()
+
+    async def work(self, deadline: float) -> tuple[Ended, str]:
+        """Work until `deadline`, by the loop's clock, at the latest. Returns why it ended, and an explanation for people.
+
+        Raises Unavailable.
+        """
+        overran = (Ended.TIMEOUT, timed_out(self._task))
+        while len(self.turns) < self._task.turns:
+            try:
+                answered = await self._ask(deadline - asyncio.get_running_loop().time())
+            except BadRequest as error:  # the conversation has outgrown the context
+                return (Ended.LENGTH if self.turns else Ended.FAILED), str(error)
+            except OutOfTime:
+                if not self.turns:
+                    raise
+                return overran
+            self.turns.append(answered.turn)
+            self.messages.append(answered.message)
+            self._count(answered)
+            if answered.finish == OVERRAN:
+                return overran
+            try:
+                async with asyncio.timeout_at(deadline):
+                    ended = await self._act(answered, deadline)
+            except TimeoutError:
+                return overran
+            if ended is not None:
+                return ended, ""
+        return Ended.TURNS, ""
+
+    async def _ask(self, left_s: float) -> ModelAnswer:
+        raise NotImplementedError
+
+    def _count(self, answered: ModelAnswer) -> None:
+        raise NotImplementedError
+
+    async def _act(self, answered: ModelAnswer, deadline: float) -> Ended | None:
+        """Do what an answer asks for. Returns how the rollout ended; None if it goes on."""
+        raise NotImplementedError
+
+
+# ---------------------------------------------------------------- The tool loop
+
+
+_TOOLS_VERSION = 1
+
+
+class ToolLoopConfig(BaseModel, frozen=True, extra="forbid"):
+    """`[worlds.harness.tools]`."""
+
+    prompt: str = Field(
+        default="Work on the task with the tools. Call submit when it is done.",
+        description="System message for tasks without one. Empty: none.",
+    )
+    offered: tuple[str, ...] = Field(
+        default=OFFERED,
+        min_length=1,
+        description="Tools offered to the model: read, write, edit, bash, python, submit.",
+    )
+    output_chars: int = Field(
+        default=8000, ge=200, description="Characters of a tool's answer; longer answers lose their middle."
+    )
+    answer_tokens: int = Field(
+        default=32768, ge=1, description="Most tokens of all the model's answers in one rollout."
+    )
+    command_s: float = Field(default=60.0, gt=0, description="Seconds after which a shell command is killed.")
+
+
+class ToolLoop:
+    """Implements `Harness`: the tools of `ToolLoopConfig.offered`.
+
+    Example: ``rollout = await ToolLoop(ToolLoopConfig(output_chars=4000)).run(task, model, sandbox)``
+    """
+
+    name = "tools"
+
+    def __init__(self, config: ToolLoopConfig | None = None) -> None:
+        self.config = config or ToolLoopConfig()
+        offered = tools_named(self.config.offered)
+        shown = [{"name": tool.name, "about": tool.description, "takes": dict(tool.parameters)} for tool in offered]
+        self.hash = harness_hash(self.name, _TOOLS_VERSION, tools=shown, config=self.config.model_dump())
+
+    def spec(self, task: Task) -> SandboxSpec:
+        """The task's own sandbox."""
+        return task.spec
+
+    async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
+        """Work until a submit, an answer without a call, or the end of the turns, the tokens or the time. Raises Unavailable."""
+        if sandbox is None:
+            raise ValueError("the harness 'tools' needs a sandbox")
+        session = _ToolSession(task, model, sandbox, self.config)
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        ended, why, changes = await worked(sandbox, session.work(start + task.timeout_s))
+        return Rollout(
+            task=task.id,
+            harness=f"{self.name}@{self.hash}",
+            ended=ended,
+            messages=tuple(session.messages),
+            turns=tuple(session.turns),
+            changes=changes,
+            effort={**session.effort, "turns": float(len(session.turns)), "seconds": clock() - start},
+            detail={"why": why} if why else {},
+        )
+
+
+class _ToolSession(_Session):
+    def __init__(self, task: Task, model: Model, sandbox: Sandbox, config: ToolLoopConfig) -> None:
+        bare = config.prompt and not any(message.role is Role.SYSTEM for message in task.messages)
+        opening = [Message(role=Role.SYSTEM, text=config.prompt)] if bare else []
+        super().__init__(task, model, sandbox, [*opening, *task.messages])
+        self._config = config
+        self._tools = tools_named(config.offered)
+        self.effort = Counter[str](tokens=0, calls=0, errors=0)
+        self._told = 0  # tokens of the conversation so far, as the gateway counted them
+
+    async def _ask(self, left_s: float) -> ModelAnswer:
+        left = self._config.answer_tokens - int(self.effort["tokens"])
+        return await self._model.ask(
+            self.messages, self._tools, max_tokens=min(self._task.tokens, left), stop=self._task.stop, left_s=left_s
+        )
+
+    def _count(self, answered: ModelAnswer) -> None:
+        self.effort["tokens"] += answered.tokens
+        self.effort["call_tokens" if answered.message.calls else "final_tokens"] += answered.tokens
+        if self._told:  # what the prompt grew by beyond the last answer is tool output
+            self.effort["output_tokens"] += max(0, answered.prompt_tokens - self._told)
+        self._told = answered.prompt_tokens + answered.tokens
+
+    async def _act(self, answered: ModelAnswer, deadline: float) -> Ended | None:
+        done = False
+        for call in answered.message.calls:
+            self.effort["calls"] += 1
+            if done:
+                told = ToolReply(text="error: not done, since submit was called before", failed=True)
+            else:
+                left = deadline - asyncio.get_running_loop().time()
+                told = await self._used(call, max(0.01, min(self._config.command_s, left)))
+            self.effort["errors"] += told.failed
+            text = cut_middle(told.text, self._config.output_chars)
+            self.messages.append(Message(role=Role.TOOL, text=text, answers=call.id, failed=told.failed))
+            done = done or (call.name == "submit" and not told.failed)
+        if done:
+            return Ended.SUBMITTED
+        if not answered.message.calls:
+            return Ended.LENGTH if answered.finish == "length" else Ended.SUBMITTED
+        return Ended.LENGTH if self.effort["tokens"] >= self._config.answer_tokens else None
+
+    async def _used(self, call: ToolCall, timeout: float) -> ToolReply:
+        """A call's result. If a program cannot start although the sandbox lives, the model caused it (by its processes or memory)."""
+        try:
+            return await use(call, self._sandbox, timeout=timeout, offered=self._config.offered)
+        except Unavailable as error:
+            await self._sandbox.diff()  # raises if it is the sandbox that is gone
+            return ToolReply(text=f"error: {error}", failed=True)
+
+
+# ---------------------------------------------------------------- The repair loop
+
+
+_REPAIR_VERSION = 1
+_FENCE = re.compile(r"^[ \t]*```[^\n]*\n?", re.MULTILINE)
+
+
+class RepairConfig(BaseModel, frozen=True, extra="forbid"):
+    """`[worlds.harness.repair]`."""
+
+    path: str = Field(
+        default="answer.py", description="File in the working directory that the model's code is written to."
+    )
+    command: tuple[str, ...] = Field(
+        default=("python3", "-B", "-S", "-s", "check.py"),
+        min_length=1,
+        description="The check, run in the working directory; exit code 0 means that the code passes. The task brings "
+        "its files. Keep Python from caching bytecode (-B), or it takes two answers within a second for one.",
+    )
+    command_s: float = Field(default=10.0, gt=0, description="Seconds after which the check is killed.")
+    output_chars: int = Field(
+        default=400,
+        ge=40,
+        description="Characters of the check's output that are shown; longer output loses its middle.",
+    )
+    told: str = Field(
+        default="That fails:\n{output}\nWrite it again.",
+        description="Message to the model after a failure; {output} stands for the check's output, cut to "
+        "`output_chars`.",
+    )
+
+
+class RepairLoop:
+    """Implements `Harness`: at most `Task.turns` answers, each of which is checked; the last one counts.
+
+    If the task's messages end with the beginning of the answer, every answer continues that beginning.
+
+    Example: ``rollout = await RepairLoop(RepairConfig(path="calc.py")).run(task, model, sandbox)``
+    """
+
+    name = "repair"
+
+    def __init__(self, config: RepairConfig | None = None) -> None:
+        self.config = config or RepairConfig()
+        self.hash = harness_hash(self.name, _REPAIR_VERSION, config=self.config.model_dump())
+
+    def spec(self, task: Task) -> SandboxSpec:
+        """The task's own sandbox."""
+        return task.spec
+
+    async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
+        """Work until the check passes, or until the end of the turns, the context or the time. Raises Unavailable."""
+        if sandbox is None:
+            raise ValueError("the harness 'repair' needs a sandbox")
+        session = _RepairSession(task, model, sandbox, self.config)
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        ended, why, changes = await worked(sandbox, session.work(start + task.timeout_s))
+        return Rollout(
+            task=task.id,
+            harness=f"{self.name}@{self.hash}",
+            ended=ended,
+            messages=tuple(session.messages),
+            turns=tuple(session.turns),
+            changes=changes,
+            effort={
+                "turns": float(len(session.turns)),
+                "tokens": float(session.tokens),
+                "final_tokens": float(session.tokens),
+                "seconds": clock() - start,
+            },
+            detail={"checks": tuple(session.checks), **({"why": why} if why else {})},
+        )
+
+
+class _RepairSession(_Session):
+    """`checks` says for each answer whether it passed."""
+
+    def __init__(self, task: Task, model: Model, sandbox: Sandbox, config: RepairConfig) -> None:
+        super().__init__(task, model, sandbox, task.messages)
+        self._config = config
+        last = task.messages[-1]
+        self._begun = last if last.role is Role.ASSISTANT else None
+        self.checks = list[bool]()
+        self.tokens = 0
+
+    async def _ask(self, left_s: float) -> ModelAnswer:
+        return await self._model.ask(self.messages, max_tokens=self._task.tokens, stop=self._task.stop, left_s=left_s)
+
+    def _count(self, answered: ModelAnswer) -> None:
+        self.tokens += answered.tokens
+
+    async def _act(self, answered: ModelAnswer, deadline: float) -> Ended | None:
+        whole = (self._begun.text if self._begun else "") + answered.message.text
+        output = await self._failure(whole)
+        self.checks.append(output is None)
+        if output is None or len(self.turns) >= self._task.turns:
+            cut = answered.finish == "length"
+            return Ended.LENGTH if cut else Ended.TURNS if output else Ended.SUBMITTED
+        self._show(whole, output)
+        return None
+
+    async def _failure(self, text: str) -> str | None:
+        """The check's output for the code in an answer; None if it passes."""
+        try:
+            await self._sandbox.write(self._config.path, code_in(text).encode("utf-8", "surrogatepass"))
+        except (BadRequest, StorageFull) as error:  # earlier code blocked the path or filled the disk
+            return cut_middle(f"the code could not be put into its place: {error}", self._config.output_chars)
+        result = await self._sandbox.exec(self._config.command, timeout=self._config.command_s)
+        if result.code == 0:
+            return None
+        said = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
+        if result.killed_reason:
+            said = f"{said}\nkilled: {result.killed_reason}".strip()
+        return cut_middle(said or f"exit code {result.code}", self._config.output_chars)
+
+    def _show(self, answer: str, output: str) -> None:
+        """Add a failure to the conversation."""
+        if self._begun is not None:
+            self.messages[-2:] = [Message(role=Role.ASSISTANT, text=answer)]
+        told = self._config.told.replace("{output}", output)
+        self.messages.append(Message(role=Role.USER, text=told))
+        if self._begun is not None:
+            self.messages.append(self._begun)
+
+
+def code_in(text: str) -> str:
+    r"""The content of the last code fence, which need not be closed; the whole text if there is none.
+
+    Example: ``code_in("Here:\n```python\nx = 1\n```\nDone.") == "x = 1\n"``
+    """
+    fences = list(_FENCE.finditer(text))
+    if not fences:
+        return text
+    opening = fences[-1] if len(fences) % 2 else fences[-2]
+    end = len(text) if opening is fences[-1] else fences[-1].start()
+    return text[opening.end() : end]
+
+
+# ---------------------------------------------------------------- Single answers
+
+
+_SINGLE_VERSION = 1
+
+
+class SingleAnswer:
+    """Implements `Harness`: the task's messages, one answer, no tools and no sandbox."""
+
+    name = "single"
+    hash = harness_hash(name, _SINGLE_VERSION)
+
+    def spec(self, task: Task) -> None:
+        """None: it runs nothing."""
+
+    async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
+        """One answer, or as much of it as there is when the task's time is over. If the prompt does not fit, the rollout fails before the
+        model has said anything. Raises Unavailable, or OutOfTime if the time ran out before the model said anything.
+        """
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        try:
+            answered = await model.ask(task.messages, max_tokens=task.tokens, stop=task.stop, left_s=task.timeout_s)
+        except BadRequest as error:
+            return Rollout(
+                task=task.id,
+                harness=f"{self.name}@{self.hash}",
+                ended=Ended.FAILED,
+                messages=task.messages,
+                turns=(),
+                detail={"why": str(error)},
+            )
+        overran = answered.finish == OVERRAN
+        return Rollout(
+            task=task.id,
+            harness=f"{self.name}@{self.hash}",
+            ended=Ended.TIMEOUT if overran else Ended.LENGTH if answered.finish == "length" else Ended.SUBMITTED,
+            messages=(*task.messages, answered.message),
+            turns=(answered.turn,),
+            effort={
+                "turns": 1.0,
+                "tokens": float(answered.tokens),
+                "final_tokens": float(answered.tokens),
+                "seconds": clock() - start,
+            },
+            detail={"why": timed_out(task)} if overran else {},
+        )
+
+
+# ---------------------------------------------------------------- By name
+
+
+_C = TypeVar("_C", bound=BaseModel)
+
+HARNESSES = ("single", "repair", "tools")
+"""The harnesses that need no settings."""
+
+
+def is_agent(name: str) -> bool:
+    """True for the names of third-party agents: "agent", or "agent-" followed by a name."""
+    return name == "agent" or (name.startswith("agent-") and len(name) > len("agent-"))
+
+
+def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> Harness:
+    """The harness of this name. Raises BadConfig for an unknown name or an invalid setting.
+
+    Args:
+        name: the name that tasks use.
+        settings: those of `[worlds.harness.NAME]`.
+    """
+    if is_agent(name):
+        if settings is None:
+            raise BadConfig(f"worlds.harness.{name}: nothing says what this agent is; set its command")
+        return CodingAgent(name, _read_settings(AgentConfig, name, settings))
+    match name:
+        case "tools":
+            return ToolLoop(_read_settings(ToolLoopConfig, name, settings or {}))
+        case "repair":
+            return RepairLoop(_read_settings(RepairConfig, name, settings or {}))
+        case "single":
+            if settings:
+                raise BadConfig(f"worlds.harness.{name}: has no settings; remove {', '.join(sorted(settings))}")
+            return SingleAnswer()
+        case _:
+            raise BadConfig(f"worlds.harness: {no_harness(name)}")
+
+
+def no_harness(name: str) -> str:
+    """The error message for a harness that is not available, with the remedy."""
+    if is_agent(name):
+        return f"the harness {name!r} is not configured; add [worlds.harness.{name}] with its command to the config"
+    return f"there is no harness {name!r}; there are {', '.join(HARNESSES)}, and agent or agent-NAME"
+
+
+def _read_settings(kind: type[_C], name: str, settings: Mapping[str, Any]) -> _C:
+    try:
+        return kind.model_validate(dict(settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in (name, *first["loc"]))
+        raise BadConfig(f"worlds.harness.{where}: {first['msg']}") from error

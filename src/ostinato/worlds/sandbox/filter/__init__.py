@@ -1,1 +1,0 @@
-"""The system calls that a program in a sandbox may make, and the kernel filter that enforces this."""

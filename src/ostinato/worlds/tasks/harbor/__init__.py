@@ -1,1 +1,0 @@
-"""Tasks as Harbor folders (0.25.0): task.toml, instruction.md, environment/, tests/, solution/."""

@@ -1,1 +1,0 @@
-"""Rollouts for other programs to read."""
