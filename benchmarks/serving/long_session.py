@@ -25,8 +25,8 @@ from ostinato.model.load import resolve
 from ostinato.model.renderer import HFRenderer
 from ostinato.serve.calls.caller import ROUTES
 from ostinato.serve.wire.body import parse_json
-from ostinato.train.batch.packing import TokenTurn, microbatches, pack
 from ostinato.train.config import TrainConfig
+from ostinato.train.packing import TokenTurn, microbatches, pack
 
 READ = LINE * 12
 PARTS = 5

@@ -26,7 +26,7 @@ from benchmarks.contender import RESULTS
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.core.sandboxing import Limits, SandboxSpec
+from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns
 
 RESULT = RESULTS / "sandbox.json"

@@ -12,7 +12,7 @@ from tests.fakes.gateways import KEY, world_gateway
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.records import Purpose
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.launch.commands.agent_settings import AGENTS as KNOWN
 from ostinato.launch.commands.agent_settings import Aim, Surroundings
 from ostinato.testing.engine import decode

@@ -7,7 +7,7 @@ from tests.fakes.scripted_model import ScriptedModel, says
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.core.sandboxing import Change, ChangeKind, Limits, SandboxSpec
+from ostinato.core.sandbox import Change, ChangeKind, Limits, SandboxSpec
 from ostinato.worlds.harness.harnesses import HARNESSES, open_harness
 from ostinato.worlds.harness.rollout import OVERRAN, Ended, OutOfTime
 from ostinato.worlds.sandbox import Boxes

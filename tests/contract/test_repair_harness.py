@@ -7,7 +7,7 @@ from tests.fakes.repair_tasks import check_program, repair_tasks
 from tests.fakes.scripted_model import ScriptedModel, says
 
 from ostinato.core.conversation import Message, Role
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.demo.tasks import load
 from ostinato.worlds.harness.harnesses import RepairConfig, RepairLoop, code_in, open_harness
 from ostinato.worlds.harness.rollout import Ended

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.e2b_server import e2b_server
 
 from ostinato.core.errors import BadRequest, NotFound, StorageFull, TooLarge, Unavailable
-from ostinato.core.sandboxing import Change, ChangeKind, Limits, SandboxSpec
+from ostinato.core.sandbox import Change, ChangeKind, Limits, SandboxSpec
 from ostinato.core.seams import Backend, Sandbox
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.sandbox.e2b import E2BBoxes

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from ostinato.core.errors import BadRequest
-from ostinato.core.sandboxing import Limits, SandboxSpec
+from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes
 

@@ -11,7 +11,7 @@ from ostinato.cli.worlds import grade
 from ostinato.config import load
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest, NotFound
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.launch.commands.worlds.grade import changes_in, grade_changes, grade_rollouts
 from ostinato.worlds.atif import atif_of
 from ostinato.worlds.grading.judge import JudgedGrader

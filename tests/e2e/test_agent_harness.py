@@ -13,7 +13,7 @@ from tests.fakes.stalling_engine import Stalls
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Finish, Purpose, Signal
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.testing.engine import decode
 from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.rollout import Ended

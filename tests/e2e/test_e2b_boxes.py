@@ -22,7 +22,7 @@ from tests.fakes.e2b_server import KEY, cannot_run, e2b_server
 from ostinato.app.worlds import open_backend, open_grading
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadRequest, SandboxRefused, Unavailable
-from ostinato.core.sandboxing import ChangeKind, Limits, SandboxSpec
+from ostinato.core.sandbox import ChangeKind, Limits, SandboxSpec
 from ostinato.launch.commands.checks import check_sandboxes
 from ostinato.launch.commands.doctor import CHECKS
 from ostinato.worlds.grading.completion import CompletionGrader
@@ -234,7 +234,7 @@ async def test_a_machine_has_no_network_and_lives_only_while_it_is_kept(boxes, s
 
 ALONE = """
 import asyncio
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.worlds.sandbox.e2b import E2BBoxes
 
 async def main():

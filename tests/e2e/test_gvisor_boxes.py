@@ -18,7 +18,7 @@ from tests.deadlines import WHOLE_PROGRAM_S
 from ostinato.app.worlds import open_backend, open_grading
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadRequest, SandboxBroken, Unavailable
-from ostinato.core.sandboxing import Limits, SandboxSpec
+from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.launch.commands.checks import check_sandboxes
 from ostinato.launch.commands.doctor import CHECKS
 from ostinato.worlds.grading.completion import CompletionGrader
@@ -161,7 +161,7 @@ async def test_a_kernel_that_grows_ends_with_its_sandbox(boxes, monkeypatch):
 
 ALONE = """
 import asyncio, sys
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes
 
 async def main():
@@ -346,7 +346,7 @@ def test_doctor_says_what_it_offers():
 
 UNPRIVILEGED = """
 import asyncio, json
-from ostinato.core.sandboxing import SandboxSpec, Limits
+from ostinato.core.sandbox import SandboxSpec, Limits
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes
 
 async def main():

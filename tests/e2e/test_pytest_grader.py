@@ -7,7 +7,7 @@ from tests.fakes.pytest_layer import SITE, pytest_layer
 from tests.fakes.reward_hacks import BEYOND
 
 from ostinato.core.conversation import Message, Role
-from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
+from ostinato.core.sandbox import Change, ChangeKind, SandboxSpec
 from ostinato.worlds.grading.sandboxed_program import Apart
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout

@@ -16,7 +16,7 @@ import pytest
 from tests.deadlines import PATIENT_S
 from tests.sandbox_probes import MARK, PROBES
 
-from ostinato.core.sandboxing import Limits, SandboxSpec
+from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes
 
@@ -175,7 +175,7 @@ async def test_none_fires_in_a_single_run(target, warm):
 
 UNPRIVILEGED = """
 import asyncio, json, sys
-from ostinato.core.sandboxing import Limits, SandboxSpec
+from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.sandbox import Boxes
 
 async def main():

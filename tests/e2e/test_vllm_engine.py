@@ -17,7 +17,7 @@ from ostinato.core.records import Finish, Sampling
 from ostinato.core.weights import Snapshot
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.vllm.engine import open_vllm
-from ostinato.model.answers.response_constraints import grammar_of
+from ostinato.model.response_constraints import grammar_of
 from ostinato.weights.follow.drive import VllmFollower
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.publish.publisher import VersionPublisher

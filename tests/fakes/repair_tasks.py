@@ -4,7 +4,7 @@ import ast
 from dataclasses import replace
 
 from ostinato.app.worlds_tasks import function_tasks
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.demo.tasks import Blank, load
 from ostinato.worlds.tasks.task import Taskset
 from ostinato.worlds.tasks.tasksets import taskset_of

@@ -5,7 +5,7 @@ import json
 from hypothesis import strategies as st
 
 from ostinato.core.conversation import Message, Role, ToolCall
-from ostinato.core.sandboxing import Limits, SandboxSpec
+from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.tasks.task import Grading, Split, Task
 
 WRONG = b"def add(a, b):\n    return a - b\n"

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.core.conversation import Tool
-from ostinato.model.answers.formats import format_for
-from ostinato.model.answers.reader import Reader
+from ostinato.model.answer_formats import format_for
+from ostinato.model.answer_reader import Reader
 
 STRING = {"type": "string"}
 TOOLS = [Tool(name="edit", parameters={"properties": {"a": STRING, "b": STRING}})]

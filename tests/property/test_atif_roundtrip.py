@@ -8,7 +8,7 @@ from tests.fakes.harbor import harbor_reads, needs_harbor
 from tests.fakes.tasks import messages, texts
 
 from ostinato.core.errors import BadConfig
-from ostinato.core.sandboxing import Change, ChangeKind
+from ostinato.core.sandbox import Change, ChangeKind
 from ostinato.worlds.atif import atif_of, rollout_of
 from ostinato.worlds.harness.rollout import Ended, Rollout
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.test_train_packing import trunk
 
-from ostinato.train.batch.packing import TokenTurn, pack
-from ostinato.train.gradients.tree_attention import Layout
+from ostinato.train.packing import TokenTurn, pack
 from ostinato.train.sharding.balance import dealt
 from ostinato.train.sharding.context import ContextShare
+from ostinato.train.tree_attention import Layout
 
 torch.set_num_threads(1)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ostinato.core.sandboxing import Change, ChangeKind
+from ostinato.core.sandbox import Change, ChangeKind
 from ostinato.worlds.grading.effort import EFFORTS, EffortConfig, effort_cost, effort_of, priced
 from ostinato.worlds.grading.filtering import CountedSources, filter_changes
 from ostinato.worlds.grading.inside.encoding import decode, encode

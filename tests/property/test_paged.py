@@ -6,8 +6,8 @@ from tests.examinations.exactness import sweeps
 
 from ostinato.model.linear import Linear
 from ostinato.model.paged import Blocks, PagedEntry, Reads, TokenPlaces, WholeAttend
-from ostinato.train.batch.packing import TokenTurn, pack
-from ostinato.train.gradients.tree_attention import TreeAttention
+from ostinato.train.packing import TokenTurn, pack
+from ostinato.train.tree_attention import TreeAttention
 
 torch.set_num_threads(1)
 DTYPES = [torch.float32, torch.bfloat16]

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.train.batch.packing import PackedBatch, TokenTurn, microbatches, pack
-from ostinato.train.gradients import tree_attention
-from ostinato.train.gradients.tree_attention import Layout, TreeAttention
+from ostinato.train import tree_attention
+from ostinato.train.packing import PackedBatch, TokenTurn, microbatches, pack
+from ostinato.train.tree_attention import Layout, TreeAttention
 
 torch.set_num_threads(1)
 # two token ids make shared prefixes, and turns that are prefixes of others, common

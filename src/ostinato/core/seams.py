@@ -24,7 +24,7 @@ from ostinato.core.records import (
 )
 from ostinato.core.report import Incumbents, Report
 from ostinato.core.samples import Episode, TrainingBatch
-from ostinato.core.sandboxing import Change, ExecResult, Isolation, SandboxSpec
+from ostinato.core.sandbox import Change, ExecResult, Isolation, SandboxSpec
 from ostinato.core.weights import Learned, Snapshot, Swap
 
 R = TypeVar("R", bound=Row)

@@ -20,14 +20,14 @@ from transformers import AutoTokenizer, GenerationConfig
 from ostinato.core.conversation import Conversation, Role
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.seams import AnswerReader
-from ostinato.model.answers.formats import format_for
-from ostinato.model.answers.reader import Reader
-from ostinato.model.answers.response_constraints import grammar_of
+from ostinato.model.answer_formats import format_for
+from ostinato.model.answer_reader import Reader
 from ostinato.model.checkpoint_validation import check_ids, read_config
 from ostinato.model.grammar_trial import GrammarTrial
 from ostinato.model.grammars import Grammars
 from ostinato.model.rendering.fences import Fences, encodable
 from ostinato.model.rendering.template import ChatTemplate
+from ostinato.model.response_constraints import grammar_of
 
 # ---------------------------------------------------------------- bytes of tokens
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Self
 
-from ostinato.core.dealing import Dealing
+from ostinato.core.arm_assignment import Dealing
 from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Clock, Cursor, Log
 from ostinato.release.pace import PaceHistory, RolledBack

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ostinato.core.dealing import Dealing, dealing_key, place_of
+from ostinato.core.arm_assignment import Dealing, dealing_key, place_of
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm, PolicyVersion
 

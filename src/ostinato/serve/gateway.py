@@ -19,8 +19,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from ostinato.core.arm_assignment import Dealing
 from ostinato.core.audit import Audit, unaudited
-from ostinato.core.dealing import Dealing
 from ostinato.core.errors import BadConfig, NotFound, OstinatoError
 from ostinato.core.records import Arm, Turn
 from ostinato.core.seams import Clock, Dealer, Engine, Log, Renderer

@@ -20,16 +20,16 @@ from torch import Tensor
 from ostinato.core.errors import NoSignal
 from ostinato.core.numerics import Contract
 from ostinato.model.cpu import GIVE_BACK_EVERY, give_back
-from ostinato.train.batch.microbatch import Microbatch
-from ostinato.train.batch.packing import PackedBatch, TokenTurn, microbatches, pack
-from ostinato.train.batch.replay import Experts
 from ostinato.train.config import TrainConfig
-from ostinato.train.gradients.tree_attention import TreeAttention
 from ostinato.train.losses import policy_loss, sequence_mask
 from ostinato.train.master_weights import MasterWeights
+from ostinato.train.microbatch import Microbatch
+from ostinato.train.packing import PackedBatch, TokenTurn, microbatches, pack
 from ostinato.train.policy import Policy
 from ostinato.train.ranks import Ranks
 from ostinato.train.references import penalties
+from ostinato.train.router_replay import Experts
+from ostinato.train.tree_attention import TreeAttention
 
 _LOG = logging.getLogger(__name__)
 

@@ -30,10 +30,10 @@ from ostinato.model.logit_edits import Edit, Edits, edit_logits
 from ostinato.model.logprobs import RowSoftmax
 from ostinato.model.paged import array
 from ostinato.model.tensors import named_tensors
-from ostinato.train.batch.packing import PackedBatch
 from ostinato.train.config import TrainConfig
-from ostinato.train.gradients.products import selected
-from ostinato.train.gradients.tree_attention import TreeAttention
+from ostinato.train.linear_gradients import selected
+from ostinato.train.packing import PackedBatch
+from ostinato.train.tree_attention import TreeAttention
 
 # ---------------------------------------------------------------- the masked tree
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ostinato.train.batch.microbatch import Microbatch
+from ostinato.train.microbatch import Microbatch
 
 
 class Ranks(Protocol):

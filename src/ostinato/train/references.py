@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Weights
-from ostinato.train.batch.microbatch import Microbatch
 from ostinato.train.config import TrainConfig
 from ostinato.train.drift import k3
 from ostinato.train.losses import Penalty
 from ostinato.train.master_weights import MasterWeights
+from ostinato.train.microbatch import Microbatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,20 +28,20 @@ from ostinato.core.weights import Learned, Weights
 from ostinato.model import routing
 from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.model.renderer import HFRenderer
-from ostinato.train.batch.microbatch import Microbatch, make_microbatches, temperatures, token_turns
-from ostinato.train.batch.packing import microbatches, pack
-from ostinato.train.batch.replay import AnswerEdits, Experts
 from ostinato.train.checkpoint import Checkpoint, load, save
 from ostinato.train.config import TrainConfig
-from ostinato.train.gradients.products import sum_gradients_into
-from ostinato.train.gradients.tree_attention import TreeAttention
-from ostinato.train.judge import judge
+from ostinato.train.linear_gradients import sum_gradients_into
 from ostinato.train.master_weights import MasterWeights
 from ostinato.train.masters import Masters
+from ostinato.train.microbatch import Microbatch, make_microbatches, temperatures, token_turns
+from ostinato.train.packing import microbatches, pack
 from ostinato.train.passes import Laps, Passes, next_token_gradient, surprise
 from ostinato.train.policy import Policy
 from ostinato.train.ranks import Ranks, SingleProcess
 from ostinato.train.references import References, consult, reader
+from ostinato.train.router_replay import AnswerEdits, Experts
+from ostinato.train.step_metrics import judge
+from ostinato.train.tree_attention import TreeAttention
 
 if TYPE_CHECKING:
     from ostinato.train.sharding.group import RankGroup

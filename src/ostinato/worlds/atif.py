@@ -14,7 +14,7 @@ from typing import Any, cast
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Turn
-from ostinato.core.sandboxing import Change, ChangeKind
+from ostinato.core.sandbox import Change, ChangeKind
 from ostinato.worlds.harness.rollout import Ended, Rollout
 
 SCHEMA = "ATIF-v1.8"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tests.examinations.learning.demonstrating import Say, call_of, demonstrated
 
 from ostinato.core.conversation import Message, Role
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.core.seams import Backend
 from ostinato.worlds.tasks.task import Grading, Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import taskset_of

@@ -1,6 +1,6 @@
 """A person's place: the same for ever, spread evenly, and never shared by two people whose names run together."""
 
-from ostinato.core.dealing import dealing_key, place_of
+from ostinato.core.arm_assignment import dealing_key, place_of
 
 PLACE_OF_ANN = 0.7905285241623224
 

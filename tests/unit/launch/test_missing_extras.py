@@ -8,7 +8,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.corpus.filters import CopyFinder
 from ostinato.launch.commands.watch import package
 from ostinato.launch.commands.worlds import build
-from ostinato.launch.placing.nodes import cluster
+from ostinato.launch.placing import ray_cluster
 from ostinato.worlds.sandbox.e2b.account import Account
 
 
@@ -18,7 +18,7 @@ from ostinato.worlds.sandbox.e2b.account import Account
         ("libcst", build._check_installed, "worlds"),
         ("datasketch", lambda: CopyFinder(0.8), "corpus"),
         ("e2b", lambda: Account("base", {"E2B_API_KEY": "k"}), "e2b"),
-        ("ray", cluster._ray, "ray"),
+        ("ray", ray_cluster._ray, "ray"),
         ("ostinato_client.watch", package, "watch"),
     ],
 )

@@ -8,8 +8,8 @@ import pytest
 
 from ostinato.core.conversation import Tool, call_id
 from ostinato.core.errors import BadConfig
-from ostinato.model.answers.formats import HERMES, format_for
-from ostinato.model.answers.reader import Reader
+from ostinato.model.answer_formats import HERMES, format_for
+from ostinato.model.answer_reader import Reader
 
 TOOLS = [
     Tool(

@@ -8,10 +8,10 @@ import pytest
 
 from ostinato.core.conversation import Conversation, Demand, Message, Role, Tool
 from ostinato.core.errors import BadRequest
-from ostinato.model.answers.formats import format_for
-from ostinato.model.answers.reader import Reader
-from ostinato.model.answers.response_constraints import grammar_of
+from ostinato.model.answer_formats import format_for
+from ostinato.model.answer_reader import Reader
 from ostinato.model.renderer import HFRenderer
+from ostinato.model.response_constraints import grammar_of
 from ostinato.testing.tiny import tiny_model
 
 TEMPLATES = {

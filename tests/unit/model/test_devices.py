@@ -19,9 +19,9 @@ from ostinato.model.logit_edits import Edit
 from ostinato.model.logprobs import GREEDY, RowSoftmax
 from ostinato.model.paged import PagedEntry
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
-from ostinato.train.batch.packing import TokenTurn, pack
-from ostinato.train.gradients.tree_attention import TreeAttention
+from ostinato.train.packing import TokenTurn, pack
 from ostinato.train.policy import MaskedTree, token_logprobs
+from ostinato.train.tree_attention import TreeAttention
 
 TORCH = ComputeBackend(kernels="torch")
 HEADS, KV, DIM, BLOCK = 6, 2, 16, 16

@@ -4,7 +4,7 @@ import pytest
 
 from ostinato.core.conversation import Conversation, Demand, Message, Role, Tool
 from ostinato.core.errors import BadRequest
-from ostinato.model.answers.response_constraints import check_schema, grammar_of
+from ostinato.model.response_constraints import check_schema, grammar_of
 from ostinato.testing.renderer import ByteRenderer
 
 

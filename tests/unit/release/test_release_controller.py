@@ -26,7 +26,7 @@ from tests.fakes.release_world import (
     went_back,
 )
 
-from ostinato.core.dealing import Dealing
+from ostinato.core.arm_assignment import Dealing
 from ostinato.core.errors import BadRequest, Conflict, NotFound, Unavailable
 from ostinato.core.records import Arm, Batch, Finish, PolicyVersion, ReleaseEvent, Sampling, Signal, Source, Span, Turn
 from ostinato.core.report import Verdict

@@ -16,7 +16,7 @@ from ostinato.reward.ledger_entries import Matured, TurnFacts
 from ostinato.reward.pipeline import DeskSource
 from ostinato.testing.log import MemoryFolds
 from ostinato.testing.records import a_delivery, a_signal, a_turn
-from ostinato.train.batch.packing import TokenTurn, pack
+from ostinato.train.packing import TokenTurn, pack
 
 V0 = PolicyVersion(number=0, hash="00")
 CONFIG = RewardConfig(batch_tokens=400, user_cap=1.0)  # a part: 100

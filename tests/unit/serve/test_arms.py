@@ -1,6 +1,6 @@
 import pytest
 
-from ostinato.core.dealing import Dealing
+from ostinato.core.arm_assignment import Dealing
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm, PolicyVersion
 from ostinato.serve.arms import Arms

@@ -7,7 +7,7 @@ import pytest
 from gateway_world import ADMIN, ASK, V0, V1, events, eventually, world
 from tests.fakes.conversations import talk
 
-from ostinato.core.dealing import Dealing
+from ostinato.core.arm_assignment import Dealing
 from ostinato.core.errors import Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Arm, Finish

@@ -9,8 +9,8 @@ from gateway_world import world
 from ostinato.core.records import Branch
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.renderer import ByteRenderer
-from ostinato.train.batch.packing import TokenTurn, microbatches, pack
 from ostinato.train.config import TrainConfig
+from ostinato.train.packing import TokenTurn, microbatches, pack
 
 TURNS = 60
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}, "text": {"type": "string"}}}

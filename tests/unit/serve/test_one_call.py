@@ -8,8 +8,8 @@ from tests.unit.serve.gateway_world import events, world
 from ostinato.core.conversation import Conversation, Message, Role, Tool
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Branch, Finish
-from ostinato.model.answers.formats import HERMES
-from ostinato.model.answers.reader import Reader
+from ostinato.model.answer_formats import HERMES
+from ostinato.model.answer_reader import Reader
 from ostinato.serve.calls.conversations import AnswerParser
 from ostinato.testing.engine import FakeEngine, decode
 

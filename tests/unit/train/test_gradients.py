@@ -14,13 +14,13 @@ from ostinato.model.norms import RMSNorm
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny_moe import tiny_moe
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
-from ostinato.train.batch.microbatch import temperatures, token_turns
-from ostinato.train.batch.packing import pack
 from ostinato.train.config import TrainConfig
-from ostinato.train.gradients.products import selected, sum_gradients_into
-from ostinato.train.gradients.tree_attention import TreeAttention
+from ostinato.train.linear_gradients import selected, sum_gradients_into
 from ostinato.train.masters import sum_of_squares
+from ostinato.train.microbatch import temperatures, token_turns
+from ostinato.train.packing import pack
 from ostinato.train.policy import Policy
+from ostinato.train.tree_attention import TreeAttention
 
 torch.set_num_threads(1)
 FP32 = TrainConfig(compute="fp32", publish="fp32")

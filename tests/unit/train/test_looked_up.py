@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ostinato.train.gradients.products import looked_up
+from ostinato.train.linear_gradients import looked_up
 
 IDS = torch.tensor([[3, 1, 3], [3, 0, 6]])
 PADDING = 6

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from ostinato.train.batch.packing import TokenTurn, microbatches, pack
-from ostinato.train.gradients.tree_attention import Layout
+from ostinato.train.packing import TokenTurn, microbatches, pack
+from ostinato.train.tree_attention import Layout
 
 
 def test_the_documented_example():

@@ -18,9 +18,8 @@ from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.load import load_model
 from ostinato.testing.records import a_sample
 from ostinato.testing.tiny import tiny_model
-from ostinato.train import losses
+from ostinato.train import losses, packing
 from ostinato.train import passes as module
-from ostinato.train.batch import packing
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ostinato.core.errors import Unavailable
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.worlds.building.runs import SuiteJob, SuiteRuns
 
 HONEST = {

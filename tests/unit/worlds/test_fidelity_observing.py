@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.errors import BadRequest, NotFound, Unavailable
-from ostinato.core.sandboxing import ExecResult
+from ostinato.core.sandbox import ExecResult
 from ostinato.testing.records import a_turn
 from ostinato.worlds.fidelity.look import shape
 from ostinato.worlds.fidelity.observation import Observation, of_turns, parse_observation

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from ostinato.app.storage import open_folds, open_log
 from ostinato.config import Config
+from ostinato.core.arm_assignment import Dealing
 from ostinato.core.clock import wall_clock
-from ostinato.core.dealing import Dealing
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.log import existing
 from ostinato.release.auto.estimating import Prospect, prospect

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.core.dealing import dealing_key, place_of
+from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Person, Reward
 from ostinato.release.monitors.active_alarms import ACCEPTED

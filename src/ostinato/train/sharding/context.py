@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ostinato.model.logit_edits import Edit, Edits
-from ostinato.train.batch.packing import Ints, PackedBatch
-from ostinato.train.gradients.tree_attention import Layout
+from ostinato.train.packing import Ints, PackedBatch
 from ostinato.train.sharding.balance import dealt
+from ostinato.train.tree_attention import Layout
 
 
 class ContextGroup:

@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ostinato.core.errors import BadConfig
 from ostinato.model.devices.backend import OWN, ComputeBackend
-from ostinato.train.batch.microbatch import Microbatch, idle_microbatch
 from ostinato.train.config import TrainConfig
+from ostinato.train.microbatch import Microbatch, idle_microbatch
 from ostinato.train.sharding.balance import balanced, rounds
 from ostinato.train.sharding.context import ContextGroup
 

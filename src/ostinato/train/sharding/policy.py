@@ -27,14 +27,14 @@ from ostinato.model.load import check_directory, empty_model
 from ostinato.model.logit_edits import Edits
 from ostinato.model.norms import RMSNorm, rms_normed
 from ostinato.model.tensors import named_tensors
-from ostinato.train.batch.packing import PackedBatch
 from ostinato.train.config import TrainConfig
-from ostinato.train.gradients.products import is_plain_embedding, looked_up
-from ostinato.train.gradients.tree_attention import TreeAttention
+from ostinato.train.linear_gradients import is_plain_embedding, looked_up
+from ostinato.train.packing import PackedBatch
 from ostinato.train.policy import Policy, served_dtypes
 from ostinato.train.sharding.balance import rows_of
 from ostinato.train.sharding.context import ContextAttention, ContextShare
 from ostinato.train.sharding.group import RankGroup
+from ostinato.train.tree_attention import TreeAttention
 
 # ---------------------------------------------------------------- reduction
 

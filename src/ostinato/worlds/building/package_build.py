@@ -23,7 +23,7 @@ from blake3 import blake3
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.files import write_atomic
-from ostinato.core.sandboxing import Limits, SandboxSpec
+from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.core.seams import Backend
 from ostinato.worlds.building.attempts import Attempt, Attempts
 from ostinato.worlds.building.config import BuildConfig

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.core.errors import BadRequest, TooLarge, Unavailable
-from ostinato.core.sandboxing import Change, ExecResult, Isolation, SandboxSpec
+from ostinato.core.sandbox import Change, ExecResult, Isolation, SandboxSpec
 from ostinato.core.seams import Backend
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 

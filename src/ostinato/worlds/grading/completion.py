@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ostinato.core.conversation import Role
 from ostinato.core.errors import BadConfig, BadRequest
-from ostinato.core.sandboxing import ExecResult
+from ostinato.core.sandbox import ExecResult
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ostinato.core.sandboxing import Change, ChangeKind
+from ostinato.core.sandbox import Change, ChangeKind
 
 _NAME_BYTES = 1000  # of a path: a longer one is no real source, and no sandbox could be started with it
 _CONFIGURES = {

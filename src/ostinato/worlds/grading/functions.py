@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ostinato.core.conversation import Role
 from ostinato.core.errors import BadConfig, Unavailable
-from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
+from ostinato.core.sandbox import Change, ChangeKind, SandboxSpec
 from ostinato.worlds.grading.filtering import CountedSources, FilteredChanges, filter_changes
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.grading.sandboxed_program import Apart

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from ostinato.core.errors import BadConfig, BadRequest
-from ostinato.core.sandboxing import ChangeKind, ExecResult
+from ostinato.core.sandbox import ChangeKind, ExecResult
 from ostinato.core.seams import Backend, Sandbox
 from ostinato.worlds.grading.functions import read_data
 from ostinato.worlds.grading.grade import Grade

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from ostinato.core.conversation import Role
-from ostinato.core.sandboxing import ChangeKind
+from ostinato.core.sandbox import ChangeKind
 from ostinato.worlds.grading.grade import Grade, Grader
 from ostinato.worlds.grading.rubrics import PROMPT, Axis, RubricConfig, messages_about, mixed, option_in, schema_of
 from ostinato.worlds.harness.rollout import Rollout

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from ostinato.core.sandboxing import ExecResult, SandboxSpec
+from ostinato.core.sandbox import ExecResult, SandboxSpec
 from ostinato.core.seams import Backend
 
 _INSIDE = Path(__file__).with_name("inside")

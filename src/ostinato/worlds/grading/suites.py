@@ -21,7 +21,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from ostinato.core.errors import BadConfig, Unavailable
-from ostinato.core.sandboxing import ChangeKind, SandboxSpec
+from ostinato.core.sandbox import ChangeKind, SandboxSpec
 from ostinato.worlds.grading.filtering import CountedSources, FilteredChanges, filter_changes
 from ostinato.worlds.grading.functions import read_data
 from ostinato.worlds.grading.grade import Grade

@@ -18,7 +18,7 @@ from blake3 import blake3
 from ostinato.core.conversation import Message
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Purpose
-from ostinato.core.sandboxing import ExecResult, Limits, SandboxSpec
+from ostinato.core.sandbox import ExecResult, Limits, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.agent_config import HOME, AgentConfig
 from ostinato.worlds.harness.gateway import GRACE_S, Passage

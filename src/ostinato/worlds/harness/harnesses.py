@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import BadConfig, BadRequest, StorageFull, Unavailable
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.agent_config import AgentConfig
 from ostinato.worlds.harness.coding import CodingAgent

@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from ostinato.core.conversation import Message, Tool
 from ostinato.core.errors import SandboxBroken, Unavailable
-from ostinato.core.sandboxing import Change, SandboxSpec
+from ostinato.core.sandbox import Change, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.tasks.task import Task
 

@@ -9,7 +9,7 @@ from typing import Any
 from ostinato.core.conversation import Tool, ToolCall
 from ostinato.core.errors import BadConfig, BadRequest, StorageFull, TooLarge
 from ostinato.core.lines import whole_lines
-from ostinato.core.sandboxing import ExecResult
+from ostinato.core.sandbox import ExecResult
 from ostinato.core.seams import Sandbox
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.retry import Backoff, RetryPolicy
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.core.seams import Backend, Clock
 from ostinato.worlds.grading.grade import Grade, Grader
 from ostinato.worlds.harness.rollout import Ended, Harness, Model, OutOfTime, Rollout

@@ -15,7 +15,7 @@ from typing import Any, cast
 from ostinato.core.errors import BadRequest
 from ostinato.core.lines import whole_lines
 from ostinato.core.records import PolicyVersion
-from ostinato.core.sandboxing import Change, ChangeKind
+from ostinato.core.sandbox import Change, ChangeKind
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Split, Task

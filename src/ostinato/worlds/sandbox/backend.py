@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.core.sandboxing import Isolation, SandboxSpec
+from ostinato.core.sandbox import Isolation, SandboxSpec
 from ostinato.worlds.sandbox.box import Box, Stack
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.host import Zygote

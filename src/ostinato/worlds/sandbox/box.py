@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.core.errors import BadRequest, NotFound, StorageFull, TooLarge, Unavailable
-from ostinato.core.sandboxing import Change, ChangeKind, ExecResult, SandboxSpec
+from ostinato.core.sandbox import Change, ChangeKind, ExecResult, SandboxSpec
 from ostinato.worlds.sandbox.protocol import (
     LONGEST,
     MOST_FDS,

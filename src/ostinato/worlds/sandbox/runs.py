@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from ostinato.core.errors import SandboxRefused, Unavailable
-from ostinato.core.sandboxing import ExecResult, Limits
+from ostinato.core.sandbox import ExecResult, Limits
 from ostinato.worlds.sandbox.box import Pipe
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.host import Zygote

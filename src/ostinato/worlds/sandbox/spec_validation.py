@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from ostinato.core.errors import BadRequest
-from ostinato.core.sandboxing import Limits
+from ostinato.core.sandbox import Limits
 from ostinato.worlds.sandbox.protocol import FILE, START, StartFlag
 
 ENVIRONMENT = {

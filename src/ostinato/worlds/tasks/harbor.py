@@ -20,7 +20,7 @@ from typing import Any, cast
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.core.lines import lines_of
-from ostinato.core.sandboxing import Limits, SandboxSpec
+from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.tasks.places import check_inside, check_tree, read_plain, read_tree
 from ostinato.worlds.tasks.rows import check_row, line_of, parse_row, task_of
 from ostinato.worlds.tasks.task import Grading, Task, Taskset

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from ostinato.core.errors import BadRequest
-from ostinato.core.sandboxing import Change, ChangeKind
+from ostinato.core.sandbox import Change, ChangeKind
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _NO_NEWLINE = "\\ No newline at end of file"

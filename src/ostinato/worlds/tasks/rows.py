@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, V
 from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import BadConfig
 from ostinato.core.lines import one_line
-from ostinato.core.sandboxing import Limits, SandboxSpec
+from ostinato.core.sandbox import Limits, SandboxSpec
 from ostinato.worlds.tasks.places import check_inside, check_tree
 from ostinato.worlds.tasks.task import Grading, Split, Task
 

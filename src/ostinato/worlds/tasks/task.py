@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from ostinato.core.conversation import Message
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 
 
 class Split(StrEnum):

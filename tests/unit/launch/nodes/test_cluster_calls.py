@@ -8,8 +8,8 @@ import pytest
 from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import BadConfig, StorageFull, Unavailable
-from ostinato.launch.placing.nodes import cluster
-from ostinato.launch.placing.nodes.cluster import NodeFailed, RayCluster
+from ostinato.launch.placing import ray_cluster
+from ostinato.launch.placing.ray_cluster import NodeFailed, RayCluster
 from ostinato.placing_config import RayConfig
 
 
@@ -94,7 +94,7 @@ class Ray:
 
 
 def placed(monkeypatch, ray, **config):
-    monkeypatch.setattr(cluster, "_ray", lambda: ray)
+    monkeypatch.setattr(ray_cluster, "_ray", lambda: ray)
     return RayCluster(RayConfig(**config), ("serve",)).place_for("rollout-2", "rollout")()
 
 
@@ -127,7 +127,7 @@ async def test_no_answer_is_an_error_that_the_supervisor_knows(monkeypatch, give
 
 
 async def test_a_start_has_a_limit_and_a_wish_for_a_node_has_none(monkeypatch):
-    monkeypatch.setattr(cluster, "_START_S", 0.05)
+    monkeypatch.setattr(ray_cluster, "_START_S", 0.05)
     place = placed(monkeypatch, Ray(), patience_s=0.05)
     with pytest.raises(Unavailable, match=r"did not answer for 0\.1 s"):
         await place.keeper.start({})
@@ -167,9 +167,9 @@ async def test_a_worker_asks_for_what_its_kind_takes_and_says_what_there_is(monk
 
 
 async def test_all_who_wait_share_one_look_and_a_slow_head_holds_nobody_up(monkeypatch):
-    monkeypatch.setattr(cluster, "_LOOK_S", 0.2)
+    monkeypatch.setattr(ray_cluster, "_LOOK_S", 0.2)
     ray = Ray()
-    monkeypatch.setattr(cluster, "_ray", lambda: ray)
+    monkeypatch.setattr(ray_cluster, "_ray", lambda: ray)
     made = RayCluster(RayConfig(), ("serve",))
     places = [made.place_for(f"rollout-{number}", "rollout")() for number in range(5)]
     ray.slow.clear()

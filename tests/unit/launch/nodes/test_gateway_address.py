@@ -7,10 +7,10 @@ import sys
 import pytest
 from tests.fakes.nodes import PROGRAM, Nodes, order, supervised, until
 
+from ostinato.launch.placing import node_agent as keeper_module
+from ostinato.launch.placing import remote_worker
 from ostinato.launch.placing.address import reachable, read_address, write_address
-from ostinato.launch.placing.nodes import node_agent as keeper_module
-from ostinato.launch.placing.nodes import remote_worker
-from ostinato.launch.placing.nodes.remote_worker import PlacedWorker
+from ostinato.launch.placing.remote_worker import PlacedWorker
 
 EVERYWHERE, REACHED = "http://0.0.0.0:8321", "http://10.0.0.7:8321"
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ostinato.core.errors import BadRequest
-from ostinato.core.sandboxing import ExecResult
+from ostinato.core.sandbox import ExecResult
 from ostinato.worlds.grading.completion import python_tests, truncate_body
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.core.sandboxing import Change, ChangeKind
+from ostinato.core.sandbox import Change, ChangeKind
 from ostinato.worlds.grading.filtering import CountedSources, filter_changes, matches
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.app.worlds import check_grading, open_graders
 from ostinato.core.errors import BadConfig
-from ostinato.core.sandboxing import Change, ChangeKind
+from ostinato.core.sandbox import Change, ChangeKind
 from ostinato.worlds.grading.harbor import HarborGrader, _graded
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.sandbox import Boxes, SandboxConfig

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.worlds.grading.sandboxed_program import Apart, clashing
 from ostinato.worlds.grading.trees import deeper, lines_of
 

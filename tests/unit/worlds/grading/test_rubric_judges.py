@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from ostinato.core.conversation import Message, Role
-from ostinato.core.sandboxing import Change, ChangeKind
+from ostinato.core.sandbox import Change, ChangeKind
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.grading.judge import JudgedGrader, RubricJudge
 from ostinato.worlds.grading.rubrics import Axis, RubricConfig, messages_about, mixed, option_in

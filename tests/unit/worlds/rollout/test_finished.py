@@ -8,7 +8,7 @@ import pytest
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import PolicyVersion
-from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
+from ostinato.core.sandbox import Change, ChangeKind, SandboxSpec
 from ostinato.launch.commands.worlds.run import read_attempts
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.rollout import Ended, Rollout

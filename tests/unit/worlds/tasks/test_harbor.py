@@ -8,7 +8,7 @@ from tests.fakes.tasks import WRONG, calc_task
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.worlds.tasks.harbor import harbor_task, load_harbor, read_folder, save_harbor
 from ostinato.worlds.tasks.task import Grading
 from ostinato.worlds.tasks.tasksets import load, save, taskset_of

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from ostinato.core.errors import BadRequest
-from ostinato.core.sandboxing import ChangeKind
+from ostinato.core.sandbox import ChangeKind
 from ostinato.worlds.tasks.patch import patched
 
 GIT = """diff --git a/calc.py b/calc.py

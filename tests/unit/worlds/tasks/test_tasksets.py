@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.tasks import WRONG, calc_task
 
 from ostinato.core.errors import BadConfig
-from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.sandbox import SandboxSpec
 from ostinato.worlds.tasks import tasksets
 from ostinato.worlds.tasks.places import check_inside, read_tree
 from ostinato.worlds.tasks.tasksets import load, save, taskset_of

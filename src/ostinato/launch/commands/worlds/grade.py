@@ -16,7 +16,7 @@ from ostinato.config import Config
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest, NotFound
 from ostinato.core.lines import lines_of
-from ostinato.core.sandboxing import Change, ChangeKind
+from ostinato.core.sandbox import Change, ChangeKind
 from ostinato.launch.views.screen import plain
 from ostinato.worlds.atif import rollout_of
 from ostinato.worlds.grading.grade import Grade

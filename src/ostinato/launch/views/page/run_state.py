@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ostinato.app.storage import SERVED_REFS, Run
-from ostinato.core.dealing import Dealing
+from ostinato.core.arm_assignment import Dealing
 from ostinato.core.errors import OstinatoError, Unavailable
 from ostinato.core.records import Arm, Person, PolicyVersion
 from ostinato.core.seams import Clock, Cursor

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ostinato.core.errors import BadConfig, BadRequest, OstinatoError, SandboxRefused, Unavailable
-from ostinato.core.sandboxing import Isolation, SandboxSpec
+from ostinato.core.sandbox import Isolation, SandboxSpec
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.e2b.account import LIFE_S, Account, Machine, MachineGone
 from ostinato.worlds.sandbox.e2b.wire import Wire

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ostinato.core.errors import BadConfig, BadRequest, SandboxBroken, SandboxRefused, Unavailable
-from ostinato.core.sandboxing import ExecResult, Isolation, Limits, SandboxSpec
+from ostinato.core.sandbox import ExecResult, Isolation, Limits, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.gvisor.ground import NOBODY, Ground

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ostinato.core.errors import BadRequest, NotFound, SandboxBroken, StorageFull, TooLarge, Unavailable
-from ostinato.core.sandboxing import Change, ExecResult, SandboxSpec
+from ostinato.core.sandbox import Change, ExecResult, SandboxSpec
 from ostinato.worlds.sandbox.box import read_changes
 from ostinato.worlds.sandbox.gvisor.inside.frames import HEAD, MOST_OBJECT, Frame, pack
 from ostinato.worlds.sandbox.spec_validation import check_cwd, check_environment, inside_workdir, pack_program

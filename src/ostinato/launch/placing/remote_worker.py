@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
 from ostinato.launch.placing.address import reachable
 from ostinato.launch.placing.heartbeat import Sign, read_sign
-from ostinato.launch.placing.nodes.node_agent import Keeper, Order, RemoteState
+from ostinato.launch.placing.node_agent import Keeper, Order, RemoteState
 
 EVERY_S = 1.0
 _FAREWELL_S = 5.0

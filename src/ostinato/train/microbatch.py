@@ -13,9 +13,9 @@ from torch import Tensor
 from ostinato.core.records import PolicyVersion, Turn
 from ostinato.core.samples import Sample
 from ostinato.model.logit_edits import Edit, Edits
-from ostinato.train.batch.packing import PackedBatch, TokenTurn, microbatches, pack
-from ostinato.train.batch.replay import Routes
-from ostinato.train.gradients.tree_attention import TreeAttention
+from ostinato.train.packing import PackedBatch, TokenTurn, microbatches, pack
+from ostinato.train.router_replay import Routes
+from ostinato.train.tree_attention import TreeAttention
 
 
 @dataclass(slots=True, kw_only=True)

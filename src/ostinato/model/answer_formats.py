@@ -16,7 +16,7 @@ from typing import Any
 from transformers.utils.chat_parsing.response_templates import ResponseTemplateField, load_response_template
 
 from ostinato.core.errors import BadConfig
-from ostinato.model.answers.response_constraints import Wording
+from ostinato.model.response_constraints import Wording
 
 Json = dict[str, Any]
 _END = re.compile(r"(^|\|)(\\Z|\$)$")

@@ -11,7 +11,7 @@ from transformers.utils.chat_parsing.content_parsers import process_field
 from transformers.utils.chat_parsing.response_templates import ResponseTemplateField
 
 from ostinato.core.conversation import Piece, Tool, ToolCall, call_id
-from ostinato.model.answers.formats import AFTER_CALLS, Format
+from ostinato.model.answer_formats import AFTER_CALLS, Format
 
 # ---------------------------------------------------------------- values
 

@@ -24,8 +24,8 @@ from ostinato.core.records import Turn
 from ostinato.model.grammars import Grammars
 from ostinato.model.logit_edits import Edit, LogitEditor
 from ostinato.model.routing import Routing
-from ostinato.train.batch.packing import PackedBatch
 from ostinato.train.config import TrainConfig
+from ostinato.train.packing import PackedBatch
 
 _LOG = logging.getLogger(__name__)
 Ids = NDArray[np.integer]

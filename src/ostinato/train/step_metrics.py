@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from ostinato.core.errors import BadWeights, NoSignal
-from ostinato.train.batch.microbatch import Microbatch
 from ostinato.train.config import TrainConfig
 from ostinato.train.drift import Trust, drift, k1, k3, trust
+from ostinato.train.microbatch import Microbatch
 from ostinato.train.references import distance
 
 

@@ -26,7 +26,7 @@ from ostinato.model.kernels.gradients import (
     queries_per_tile,
 )
 from ostinato.model.paged import Blocks, PagedEntry, Reads, TokenPlaces, array
-from ostinato.train.batch.packing import Ints, PackedBatch
+from ostinato.train.packing import Ints, PackedBatch
 
 BLOCK = 32
 """Tokens per block; any multiple of 16 gives the same bits."""
