@@ -35,7 +35,7 @@ from ostinato.testing.records import a_signal, a_turn
 from ostinato.testing.renderer import ByteRenderer
 from ostinato.testing.serving import serving
 from ostinato.testing.tiny_engine import tiny_engine
-from ostinato.worlds.rollout.evaluate_tasks import Measurement
+from ostinato.worlds.rollout.attempt import Measurement
 from ostinato.worlds.tasks.tasksets import load as load_tasks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -3,7 +3,7 @@
 import ast
 from dataclasses import replace
 
-from ostinato.app.worlds_tasks import function_tasks
+from ostinato.app.worlds import function_tasks
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.demo.tasks import Blank, load
 from ostinato.worlds.tasks.task import Taskset

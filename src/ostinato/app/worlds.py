@@ -1,4 +1,7 @@
-"""Simulated worlds, put together from the configuration: tasks, harnesses, sandboxes, graders, rollouts, and the alarms that they raise."""
+"""Simulated worlds, put together from the configuration: tasks, harnesses, sandboxes, graders, rollouts, and the alarms that they raise.
+
+Also the taskset that comes with Ostinato: the demo's functions as tasks.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,13 @@ from typing import Any
 from ostinato.app.storage import Home, Run, home, operator_key
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
+from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Arm
 from ostinato.core.retry import RetryPolicy, retry
 from ostinato.core.seams import Backend, Log
+from ostinato.demo.tasks import MAX_TOKENS, STOP, Blank, messages, split
+from ostinato.demo.tasks import load as load_blanks
 from ostinato.evaluate.coverage import ScoredAttempt, covered, lost_coverage
 from ostinato.release.alarms import note
 from ostinato.worlds.building.package_build import BuildPlace
@@ -43,8 +49,8 @@ from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_ins
 from ostinato.worlds.sandbox.e2b import E2BBoxes
 from ostinato.worlds.sandbox.e2b.backend import PYTHON
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
-from ostinato.worlds.tasks.task import Split, Task, Taskset
-from ostinato.worlds.tasks.tasksets import load
+from ostinato.worlds.tasks.task import Grading, Split, Task, Taskset
+from ostinato.worlds.tasks.tasksets import load, taskset_of
 
 # ---------------------------------------------------------------- grading
 
@@ -376,3 +382,30 @@ async def note_coverage(log: Log, records: Iterable[Finished], k: int) -> None:
     else:
         why = f"{lost.policy}: pass@1 rose and the best of {k} fell; what it gave up does not come back by training on"
     await note(log, NARROWED, raised=lost is not None, why=why, at=wall_clock())
+
+
+# ---------------------------------------------------------------- the demo of worlds
+
+
+def function_tasks() -> Taskset:
+    """The functions that the demo's users ask for, as training tasks, and those of the held-out families.
+
+    They are asked for as in the demo: the answer continues the function's head, and its hidden tests grade it.
+    Example: ``save(function_tasks(), Path("functions.jsonl"))``
+    """
+    taught, held = split(load_blanks())
+    tasks = [_task(blank, Split.TRAIN) for blank in taught] + [_task(blank, Split.HELD_OUT) for blank in held]
+    return taskset_of("functions", tasks)
+
+
+def _task(blank: Blank, part: Split) -> Task:
+    return Task(
+        id=blank.id,
+        family=blank.family,
+        messages=tuple(Message(role=Role(each["role"]), text=each["content"]) for each in messages(blank)),
+        grading=Grading(grader="python_tests", data={"head": blank.head, "tests": blank.tests}, timeout_s=4.0),
+        split=part,
+        tokens=MAX_TOKENS,
+        stop=STOP,
+        timeout_s=120.0,
+    )

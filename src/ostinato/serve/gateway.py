@@ -44,8 +44,7 @@ from ostinato.serve.priority import PeopleFirst
 from ostinato.serve.quotas import Quotas, in_force
 from ostinato.serve.session_cookies import OwnNameOnly, SessionCookies
 from ostinato.serve.tracing import Tracing
-from ostinato.serve.wire.endpoint import Endpoint, Handler, on_http_exception, preflight
-from ostinato.serve.wire.exchange import Exchange, in_session, tidied
+from ostinato.serve.wire.exchange import Endpoint, Exchange, Handler, in_session, on_http_exception, preflight, tidied
 from ostinato.serve.wire.origins import Origins
 from ostinato.serve.writes import Writes
 

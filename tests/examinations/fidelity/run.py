@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ostinato.app.storage import home, open_store
-from ostinato.app.worlds_tasks import function_tasks
+from ostinato.app.worlds import function_tasks
 from ostinato.config import Config, load
 from ostinato.core.conversation import Role
 from ostinato.core.records import Arm

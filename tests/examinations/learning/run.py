@@ -41,7 +41,7 @@ from tests.examinations.learning import removal_world, tool_world
 from tests.fakes.repair_tasks import repair_tasks
 from tests.fakes.vllm import serving_smollm2
 
-from ostinato.app.worlds_tasks import function_tasks
+from ostinato.app.worlds import function_tasks
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemMean
 from ostinato.evaluate.coverage import covered

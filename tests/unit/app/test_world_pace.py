@@ -2,8 +2,7 @@
 
 import pytest
 
-from ostinato.app.worlds import check_steps, check_tasks, warn_of_staleness
-from ostinato.app.worlds_tasks import function_tasks
+from ostinato.app.worlds import check_steps, check_tasks, function_tasks, warn_of_staleness
 from ostinato.config import load
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig

@@ -1,6 +1,6 @@
 """The demo's functions as tasks: the demo's split, prompts and stops, with the tests where the model cannot see them."""
 
-from ostinato.app.worlds_tasks import function_tasks
+from ostinato.app.worlds import function_tasks
 from ostinato.demo.tasks import load as blanks
 from ostinato.demo.tasks import split
 from ostinato.worlds.tasks.task import Split

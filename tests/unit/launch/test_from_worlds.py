@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ostinato.app.evaluation import check_suite
-from ostinato.app.worlds_tasks import function_tasks
+from ostinato.app.worlds import function_tasks
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm, PolicyVersion, ReleaseEvent, Reward

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from ostinato.app.storage import Home
-from ostinato.app.worlds_tasks import function_tasks
+from ostinato.app.worlds import function_tasks
 from ostinato.config import load
 from ostinato.config import save as save_config
 from ostinato.core.errors import BadConfig, SandboxRefused

@@ -9,9 +9,8 @@ import pytest
 from ostinato.core.errors import Unavailable
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantine, ReleaseEvent, Reward
-from ostinato.launch.views.page import feed as feeding
-from ostinato.launch.views.page.feed import Feed
-from ostinato.launch.views.page.index import PageIndex
+from ostinato.launch.views.page import index as feeding
+from ostinato.launch.views.page.index import Feed, PageIndex
 from ostinato.launch.views.page.queries import IndexQueries, match_of
 from ostinato.record.log import SqlLog
 from ostinato.release.ledger import State, fold

@@ -16,8 +16,7 @@ from ostinato.core.records import Signal, Turn
 from ostinato.launch.commands.worlds.run import chosen_tasks, figures_json, show_figures, solved
 from ostinato.testing.log import MemoryLog
 from ostinato.worlds.grading.grade import Grade
-from ostinato.worlds.rollout.attempt import Workshop
-from ostinato.worlds.rollout.evaluate_tasks import Measurement
+from ostinato.worlds.rollout.attempt import Measurement, Workshop
 from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import taskset_of
 

@@ -18,8 +18,8 @@ from rich.text import Text
 from ostinato.app.roles import open_roles
 from ostinato.app.storage import EVALUATION_REF, home, open_follower, open_log
 from ostinato.app.trainer import open_desk
+from ostinato.app.worlds import function_tasks
 from ostinato.app.worlds_evaluation import open_rollout_runner, world_suite
-from ostinato.app.worlds_tasks import function_tasks
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import NoSignal

@@ -41,8 +41,7 @@ from ostinato.launch.views import progress
 from ostinato.launch.views.screen import plain
 from ostinato.launch.workers.shutdown import stop_signals
 from ostinato.record.lock import hold
-from ostinato.worlds.rollout.attempt import Workshop
-from ostinato.worlds.rollout.evaluate_tasks import Measurement
+from ostinato.worlds.rollout.attempt import Measurement, Workshop
 from ostinato.worlds.rollout.finished import CheatWatch, Finished, read_finished
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import shuffled

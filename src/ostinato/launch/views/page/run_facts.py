@@ -13,8 +13,7 @@ from ostinato.core.notices import Alarm
 from ostinato.core.records import Batch, Quarantine, ReleaseEvent, Reward, Signal, Turn
 from ostinato.core.seams import Clock, Cursor, Identity, R
 from ostinato.launch.views.disk import disk_use
-from ostinato.launch.views.page.feed import Feed
-from ostinato.launch.views.page.index import WAITING, PageIndex
+from ostinato.launch.views.page.index import WAITING, Feed, PageIndex
 from ostinato.launch.views.page.queries import LONGEST_S, FoundTurn, IndexQueries
 from ostinato.launch.views.page.release_evidence import Gathering, carried, gate_looks
 from ostinato.launch.views.page.run_state import Running, TrainLines, followers

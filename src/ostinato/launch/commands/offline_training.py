@@ -1,7 +1,11 @@
-"""`ostinato corpus build` and `show`, and `ostinato train --corpus DIR --out MODEL`: continued pre-training with a progress bar."""
+"""Training without users: `ostinato corpus build` and `show`, and `ostinato train` on a corpus or on demonstrations.
+
+Continued pre-training and imitation show a progress bar and a line per measurement or step.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,9 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.app.corpora import CorpusDesk, open_source
+from ostinato.app.imitation import imitate_into, read_demonstrations
 from ostinato.app.midtraining import Course, ReadingStep, read_into
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, OstinatoError
+from ostinato.core.weights import Learned
 from ostinato.corpus.build import check_new
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.manifest import CorpusManifest
@@ -125,4 +131,30 @@ def read_corpora(config: Config, course: Course, out: Path, console: Console) ->
         f"{out}: read {course.steps * course.batch_tokens:,} tokens ({epochs:.2f} epochs), held-out loss {before:.4f} -> {after:.4f}; "
         f"use it with --set model.source='{out}'",
         highlight=False,
+    )
+
+
+# ---------------------------------------------------------------- imitation
+
+
+def imitate_file(config: Config, file: Path, out: Path, epochs: int, batch: int, console: Console) -> None:
+    """Train, show the loss on the demonstrations, and say where the model is. Raises BadConfig, StorageFull."""
+    shown = read_demonstrations(file)
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        console=console, transient=True,
+    )  # fmt: skip
+    with bar:
+        line = bar.add_task("loading the model", total=epochs * math.ceil(len(shown) / batch))
+
+        def tell(learned: Learned) -> None:
+            loss = learned.metrics["entropy_proxy"]
+            bar.update(line, description=f"loss {loss:.3f} nats per token", advance=1)
+            console.print(
+                f"step {learned.step:>4}  loss {loss:.3f}  {learned.metrics['seconds']:.1f} s", highlight=False
+            )
+
+        imitate_into(config, shown, out, epochs=epochs, batch=batch, on_step=tell)
+    console.print(
+        f"{out}: learned from {len(shown)} demonstrations; use it with --set model.source='{out}'", highlight=False
     )
