@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.release.path.release_path import PathConfig
 from benchmarks.release.path.rivals import Doubling, GrowthBookLike, KayentaLike
 from benchmarks.release.path.rules import History, Ostinato, Plan, Record, Rule, Screen
 from benchmarks.release.path.world import SLOTS_A_DAY, Change, Habits, Product
 
 from ostinato.release.trial.config import HOUR, TrialConfig
 from ostinato.release.trial.incumbent_test import StandingConfig
-from ostinato.release.trial.path import PathConfig
 
 SIZES = {"1k": 1_000, "10k": 10_000, "100k": 100_000}
 SETTINGS = {

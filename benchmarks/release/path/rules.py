@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from benchmarks.release.gate import Gate, Simulated, Suite
+from benchmarks.release.path.release_path import PathConfig, PathStep, ReleasePath
 from benchmarks.release.path.world import SLOT_S, SLOTS_A_DAY, Change, Flags, Product, Seen, Stream, Version, Visits
 
 from ostinato.core.report import Incumbent
 from ostinato.evaluate.config import GateConfig
 from ostinato.evaluate.gate import smallest_total_margin
 from ostinato.release.trial.contrast import TimeSlot
-from ostinato.release.trial.path import PathConfig, PathStep, ReleasePath
 
 CADENCE = 6
 """Slots between two candidates: eight a day."""

@@ -129,6 +129,14 @@ class Sampling:
         return bool(self.grammar or self.logit_bias or self.presence_penalty or self.frequency_penalty)
 
 
+def logit_divisor(temperature: float) -> float:
+    """What logits are divided by before their softmax: the temperature, or 1 if tokens are drawn greedily (temperature 0).
+
+    Example: ``logit_divisor(0.0) == 1.0``
+    """
+    return temperature or 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
     """The arm that Auto drew for an episode, and each arm's probability at the draw.

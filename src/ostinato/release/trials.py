@@ -1,6 +1,6 @@
 """A release's stages with users: tried on some of them beside live, then live beside some who stay on the version it replaced.
 
-`trial.running` handles the slots and the evidence. Here its decisions become lines of the ledger and moves of refs.
+`trial.trial` handles the slots and the evidence. Here its decisions become lines of the ledger and moves of refs.
 """
 
 from __future__ import annotations

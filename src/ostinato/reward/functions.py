@@ -158,7 +158,16 @@ def agent(
     heard = considered(signals, deadline)
     if not heard and silence is None:
         return NoReward(reason="silence")
-    weights = AgentWeights(t, kept, tests, explicit, dissatisfied, refused, interrupted, error)
+    weights = AgentWeights(
+        t=t,
+        kept=kept,
+        tests=tests,
+        explicit=explicit,
+        dissatisfied=dissatisfied,
+        refused=refused,
+        interrupted=interrupted,
+        error=error,
+    )
     value = _bounded(agent_parts(heard, weights)) if heard or silence is None else silence
     names = tuple(signal.id for signal in heard)
     return Reward(turn=turn.id, value=value, function="agent@2", signals=names, at=deadline)

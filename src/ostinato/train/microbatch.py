@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.core.records import PolicyVersion, Turn
+from ostinato.core.records import PolicyVersion, Turn, logit_divisor
 from ostinato.core.samples import Sample
 from ostinato.model.logit_edits import Edit, Edits
 from ostinato.train.packing import PackedBatch, TokenTurn, microbatches, pack
@@ -137,5 +137,5 @@ def token_turns(turns: Sequence[Turn]) -> list[TokenTurn]:
 
 def temperatures(turns: Sequence[Turn]) -> Tensor:
     """The temperature of each sampled token. Greedy turns (temperature 0) are recorded with the logprobs of temperature 1."""
-    values = [turn.sampling.temperature or 1.0 for turn in turns for _ in turn.sampled_ids]
+    values = [logit_divisor(turn.sampling.temperature) for turn in turns for _ in turn.sampled_ids]
     return torch.tensor(values, dtype=torch.float32)

@@ -63,23 +63,21 @@ def _within(name: str, section: str) -> bool:
     return f"{name}.".startswith(f"{section}.")
 
 
-def block(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
-    assert found is not None
-    return found[1]
+def function(name: str):
+    """The reward function of this name in the guide."""
+    program = next(text for text in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if f"def {name}(" in text)
+    space: dict[str, object] = {}
+    exec(program, space)
+    return space[name]
+
+
+def signal(name: str) -> Signal:
+    return Signal(id=name, turn="a:0", name=name, value=1.0, source=Source.HUMAN, occurred_at=11.0, received_at=11.0)
 
 
 def test_the_reward_function_works():
-    space: dict[str, object] = {}
-    exec(block("python"), space)
-    kept = space["kept"]
+    kept = function("kept")
     turn = a_turn("a:0", ended_at=10.0)
-
-    def signal(name: str) -> Signal:
-        return Signal(
-            id=name, turn="a:0", name=name, value=1.0, source=Source.HUMAN, occurred_at=11.0, received_at=11.0
-        )
-
     assert kept(turn, [], 20.0) == Pending(until=3610.0)
     assert isinstance(kept(turn, [], 4000.0), Reward)
     assert [
@@ -92,6 +90,15 @@ def test_the_reward_function_works():
     ]
 
 
+def test_the_default_reward_takes_one_more_signal():
+    bookmarks, turn = function("bookmarks"), a_turn("a:0", ended_at=10.0)
+    assert bookmarks(turn, [signal("bookmarked")], 20.0) == Pending(until=3610.0)
+    values = [bookmarks(turn, [signal(name) for name in names], 4000.0).value for names in (
+        [], ["accepted"], ["bookmarked"], ["accepted", "bookmarked"], ["rejected", "bookmarked"], ["unheard_of"],
+    )]  # fmt: skip
+    assert values == [0.0, 0.75, 0.5, 1.25, 0.25, 0.0]
+
+
 def test_the_settings_for_a_model_that_may_suggest_nothing_are_taken(tmp_path):
     found = re.search(r"## Let the model suggest nothing.*?```toml\n(.*?)```", GUIDE, re.DOTALL)
     assert found is not None
@@ -102,8 +109,10 @@ def test_the_settings_for_a_model_that_may_suggest_nothing_are_taken(tmp_path):
 
 
 def test_the_suite_item_parses_and_is_graded():
-    (item,) = parse("guide", json.dumps(json.loads(block("json"))) + "\n").items
-    assert (pattern(item, "Hello Ann!"), pattern(item, "Hello!")) == (1.0, 0.0)
+    item = re.search(r"```json\n(.*?)```", GUIDE, re.DOTALL)
+    assert item is not None
+    (parsed,) = parse("guide", json.dumps(json.loads(item[1])) + "\n").items
+    assert (pattern(parsed, "Hello Ann!"), pattern(parsed, "Hello!")) == (1.0, 0.0)
 
 
 def test_the_settings_of_the_gate_are_accepted_and_survive_the_way_to_the_workers(tmp_path):

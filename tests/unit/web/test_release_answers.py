@@ -133,7 +133,7 @@ async def test_the_way_back_fits_what_is_live():
     found = await detail()
     assert answers(replace(found, previous=None))[3].verdict == "there is no earlier release to go back to"
     gone = replace(found, line=replace(found.line, live=False, state="rolled_back"), live=V18, kept=False)
-    assert answers(gone)[3].verdict == "nothing to roll back: it is rolled back, and v18 is live"
+    assert answers(gone)[3].details[-2] == "v18 is live, and there is nothing to roll back."
     assert answers(gone)[3].details[-1] == "Its weights are not in the store any more, so it cannot be shipped."
     assert "ostinato ship v17" in answers(replace(gone, kept=True))[3].details[-1]
 
@@ -198,10 +198,38 @@ async def test_who_decided_and_why_is_said():
     event = replace(found.events[0][0], action="rolled_back", policy=V16, previous=V17, reason="people complained")
     taken_back = replace(found, line=replace(found.line, live=False, state="rolled_back"), live=V16)
     for detail_, who in (({"actor": "ann"}, "ann"), ({}, "the release worker")):
-        said = answers(replace(taken_back, events=((event, detail_), *found.events)))[3].details
-        assert said[0] == f"Rolled back by {who}, to v16: people complained"
+        said = answers(replace(taken_back, events=((event, detail_), *found.events)))[3]
+        assert (said.question, said.state) == ("Why is it not live any more?", "bad")
+        assert said.verdict == f"Rolled back by {who}, to v16: people complained"
     refused = replace(event, action="blocked", policy=V17, previous=None, reason="not yet")
-    assert answers(replace(taken_back, events=((refused, {"actor": "bo"}),)))[3].details[0] == "Refused by bo: not yet"
+    blocked = replace(taken_back, line=replace(taken_back.line, state="blocked"), events=((refused, {"actor": "bo"}),))
+    said = answers(blocked)[3]
+    assert (said.question, said.verdict, said.state) == ("Why did it not ship?", "Refused by bo: not yet", "bad")
+
+
+async def test_a_version_that_is_better_on_the_suite_and_was_blocked_is_not_shown_as_good():
+    found = await detail(evidence=ReleaseEvidence(against=V16))
+    blocked = replace(found, line=replace(found.line, live=False, state="blocked", verdict="BLOCK"))
+    better = answers(blocked)[0]
+    assert blocked.line.lower > 0
+    assert (better.verdict, better.state) == ("on the suite better, and it did not pass: +2.1 pp [+0.4, +3.8]", "bad")
+
+
+async def test_a_version_without_a_decision_names_what_may_hold_it():
+    found = await detail()
+    held = replace(found, line=replace(found.line, live=False, state="evaluated"), live=V16, events=())
+    why = answers(held)[3]
+    assert (why.question, why.verdict) == (
+        "Why is it not live?", "nothing has been decided: its last line says evaluated",
+    )  # fmt: skip
+    assert any("release.monitors.pauses" in each and "`ostinato status`" in each for each in why.details)
+
+
+async def test_the_reason_for_which_it_waits_for_a_person_is_the_ledgers():
+    found = await detail()
+    event = replace(found.events[0][0], action="awaits_approval", reason="too many rollbacks within a day")
+    waits = replace(found, line=replace(found.line, live=False), awaits=True, events=((event, {}), *found.events))
+    assert answers(waits)[3].details == ("It has passed and waits for a person: too many rollbacks within a day",)
 
 
 async def test_commands_name_the_run_that_they_are_for():

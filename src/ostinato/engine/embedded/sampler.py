@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ostinato.core.generation import Tops
+from ostinato.core.records import logit_divisor
 from ostinato.model.devices.softmax import TensorSoftmax, invert
 from ostinato.model.logit_edits import Edit, edit_logits
 from ostinato.model.logprobs import GREEDY, RowSoftmax, softmax
@@ -76,7 +77,7 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch
     """
     edit_logits(logits_MV, {i: row.edit for i, row in enumerate(rows) if row.edit is not None})
     # explicit dtypes: another thread that builds a model changes the process's default dtype in the meantime
-    temperatures_M = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float32)
+    temperatures_M = torch.tensor([logit_divisor(row.temperature) for row in rows], dtype=torch.float32)
     normal = softmax(logits_MV, temperatures_M, kernels)
     tokens_M = normal.draw(np.array([row.u if row.temperature else GREEDY for row in rows]))
     cut = [i for i, row in enumerate(rows) if row.temperature and row.top_p < 1.0]

@@ -1,4 +1,4 @@
-"""`ostinato release show`: whether a release is better, how sure that is, what changed, how to take it back. The page says the same."""
+"""`ostinato release show`: is a release better, how sure is that, what changed, why did it not ship. The page says the same."""
 
 from __future__ import annotations
 
@@ -66,7 +66,11 @@ async def find_release(facts: Facts, version: str) -> ReleaseDetail:
             return await _detail(facts, matching[0].policy.hash)
         if page.older is None:
             shown = ", ".join(f"v{line.policy.number}" for line in (await facts.releases(None)).rows[:8]) or "none"
-            raise NotFound(f"the ledger has no release {version!r}; the newest: {shown}", field="version")
+            raise NotFound(
+                f"the ledger has no release {version!r}; the newest: {shown}. A version that a newer one overtook before the gate looked "
+                "at it has no line",
+                field="version",
+            )
         before = page.older
 
 

@@ -333,8 +333,8 @@ class Answer:
         ]
         if call.purpose is not Purpose.TASK:
             headers.append((b"x-ostinato-purpose", call.purpose.value.encode()))
-        if call.ruled:
-            headers.append((b"x-ostinato-sampling", call.ruled.encode()))
+        if call.overridden:
+            headers.append((b"x-ostinato-sampling", call.overridden.encode()))
         if call.auto is not None:
             headers.append((b"x-ostinato-auto", call.auto.arm.encode()))
         if self._policy is not None:

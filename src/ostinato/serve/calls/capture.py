@@ -51,7 +51,7 @@ class Call:
     verified: bool = False
     auto: Pick | None = None
     auto_arm: AutoArm | None = None  # the arm of a call that Auto dealt, for its cost
-    ruled: str = ""  # the sampling parameters that the operator overrode, as a header's value
+    overridden: str = ""  # the sampling parameters that the operator overrode, as a header's value
     tops: int = 0
     purpose: Purpose = Purpose.TASK
     branch: Branch = Branch.NONE

@@ -109,12 +109,12 @@ def _uses_tools(conversation: Conversation) -> bool:
 OTHERS = "*"
 
 
-def ruled(asked: Sampling, caller: Caller, rules: Mapping[str, SamplingRule]) -> tuple[Sampling, str]:
+def override_sampling(asked: Sampling, caller: Caller, rules: Mapping[str, SamplingRule]) -> tuple[Sampling, str]:
     """The sampling parameters for this caller, and the overridden ones as a header's value ("" if there are none).
 
     A caller that names a slot is measuring, so its parameters are not overridden.
 
-    Example: ``ruled(Sampling(max_tokens=9, temperature=0.0), ann, {"*": SamplingRule(temperature=1.0)})[1] == "temperature=1"``
+    Example: ``override_sampling(Sampling(max_tokens=9, temperature=0.0), ann, {"*": SamplingRule(temperature=1.0)})[1] == "temperature=1"``
     """
     rule = rules.get(caller.tenant, rules.get(OTHERS))
     if rule is None or caller.slot is not None:
@@ -515,7 +515,7 @@ class CallHandlers:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
         asked_for = replace(request.sampling(min(wanted or default, room)), grammar=question.grammar)
-        sampling, decided = ruled(asked_for, caller, self._parts.config.sampling)
+        sampling, overridden = override_sampling(asked_for, caller, self._parts.config.sampling)
         _check_logged(request, sampling.max_tokens)
         call = Call(
             id=id,
@@ -536,7 +536,7 @@ class CallHandlers:
             verified=caller.verified,
             auto=None if deal is None else deal.pick,
             auto_arm=None if deal is None else deal.arm,
-            ruled=decided,
+            overridden=overridden,
             tops=request.tops,
             purpose=question.purpose,
             branch=prompt.branch,

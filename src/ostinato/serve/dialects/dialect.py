@@ -398,12 +398,17 @@ class OneAnswer(Extensions):
 
     def sampling(self, max_tokens: int) -> Sampling:
         """The sampling parameters, with this token budget."""
-        return Sampling(
-            max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else float(self.temperature),
-            top_p=1.0 if self.top_p is None else float(self.top_p),
-            stop=tuple(self.stops),
-        )
+        return sampling_of(max_tokens, self.temperature, self.top_p, self.stops)
+
+
+def sampling_of(max_tokens: int, temperature: float | None, top_p: float | None, stops: Sequence[str]) -> Sampling:
+    """The sampling parameters that all dialects have; None is the dialects' default, 1."""
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=1.0 if temperature is None else float(temperature),
+        top_p=1.0 if top_p is None else float(top_p),
+        stop=tuple(stops),
+    )
 
 
 def check_stops(stops: Sequence[str]) -> None:

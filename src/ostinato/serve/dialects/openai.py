@@ -7,6 +7,7 @@ Every field is used, known to change nothing, or refused by name (`rules`). Fiel
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -27,6 +28,7 @@ from ostinato.serve.dialects.dialect import (
     User,
     check_stops,
     demanded,
+    sampling_of,
     validate,
 )
 from ostinato.serve.dialects.extensions import Extensions
@@ -304,11 +306,8 @@ class _Request(Extensions):
     def sampling(self, max_tokens: int) -> Sampling:
         """The sampling parameters, with this token budget."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return Sampling(
-            max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else float(self.temperature),
-            top_p=1.0 if self.top_p is None else float(self.top_p),
-            stop=tuple(stops),
+        return replace(
+            sampling_of(max_tokens, self.temperature, self.top_p, stops),
             seed=self.seed,
             presence_penalty=float(self.presence_penalty or 0.0),
             frequency_penalty=float(self.frequency_penalty or 0.0),

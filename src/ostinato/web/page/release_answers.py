@@ -76,6 +76,8 @@ def _better(found: ReleaseDetail) -> ReleaseAnswer:
         return ReleaseAnswer(question=question, verdict="unknown: it was never compared", state="wait", details=details)
     said = sentence(line)
     state = {"better": "good", "worse": "bad", "did not pass": "bad"}.get(said, "wait")
+    if line.verdict == "BLOCK":  # for another reason than this difference, such as a quality bar
+        said, state = f"{said}, and it did not pass" if said == "better" else said, "bad"
     verdict = f"on the suite {said}: {interval(line)}"
     details = (_no_trial(found.evidence), *_accepted(found.evidence.rates))
     return ReleaseAnswer(question=question, verdict=verdict, state=state, details=details)
@@ -231,7 +233,7 @@ def _moved(rate: RateShift) -> str:
 
 
 def _way_back(found: ReleaseDetail, run: str) -> ReleaseAnswer:
-    policy, live, previous = found.line.policy, found.live, found.previous
+    policy, previous = found.line.policy, found.previous
     decided = _decided(found)
     question = "How do I roll it back?"
     if found.line.live and previous is not None:
@@ -251,13 +253,34 @@ def _way_back(found: ReleaseDetail, run: str) -> ReleaseAnswer:
             f'ostinato refuse {_name(policy)}{run} --reason "..."',
         )
         verdict = f"{approve} ships it; {refuse} blocks it"
-        details = ("It has passed and waits for a person: release.approval is manual.",)
+        why = next((event.reason for event, _ in found.events if event.action == "awaits_approval"), "")
+        details = (f"It has passed and waits for a person: {why or 'release.approval is manual'}",)
         return ReleaseAnswer(question="How is it decided?", verdict=verdict, state="wait", details=details)
-    state = found.line.state.replace("_", " ")
-    verdict = f"nothing to roll back: it is {state}, and {'nothing' if live is None else _name(live)} is live"
-    ships = f'ostinato ship {_name(policy)}{run} --reason "..." ships it without a check by the gate.'
+    return _not_live(found, run, decided)
+
+
+def _not_live(found: ReleaseDetail, run: str, decided: tuple[str, ...]) -> ReleaseAnswer:
+    """Why a version that waits for nobody is not live, and how it is shipped all the same."""
+    line, live = found.line, found.live
+    ships = f'ostinato ship {_name(line.policy)}{run} --reason "..." ships it without a check by the gate.'
     way = ships if found.kept else "Its weights are not in the store any more, so it cannot be shipped."
-    return ReleaseAnswer(question=question, verdict=verdict, state="good", details=(*decided, way))
+    now = f"{'Nothing' if live is None else _name(live)} is live, and there is nothing to roll back."
+    if line.state in ("blocked", "rolled_back") and decided:
+        question = "Why did it not ship?" if line.state == "blocked" else "Why is it not live any more?"
+        return ReleaseAnswer(question=question, verdict=decided[0], state="bad", details=(now, way))
+    if line.state in ("shipped", "better", "confirmed"):
+        verdict = "it was live; another release has replaced it"
+        return ReleaseAnswer(
+            question="Why is it not live any more?", verdict=verdict, state="wait", details=(*decided, now, way)
+        )
+    holds = (
+        "What holds back a version that has passed stands in `ostinato status`: an alarm, if release.monitors.pauses is set, or a "
+        "pause after a rollback. A newer candidate may also have overtaken it."
+    )
+    verdict = f"nothing has been decided: its last line says {line.state.replace('_', ' ')}"
+    return ReleaseAnswer(
+        question="Why is it not live?", verdict=verdict, state="wait", details=(*decided, holds, now, way)
+    )
 
 
 def _decided(found: ReleaseDetail) -> tuple[str, ...]:

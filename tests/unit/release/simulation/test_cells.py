@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from benchmarks.release.path.__main__ import Sheet
 from benchmarks.release.path.cells import OUTAGE, SLOTS_A_DAY, Cell, cells, figures, histories, plan_of, settings_of
+from benchmarks.release.path.release_path import PathConfig
 from benchmarks.release.path.rivals import Doubling, GrowthBookLike, KayentaLike
 from benchmarks.release.path.rules import History, Ostinato, Record, Screen
 from benchmarks.release.path.shares import Dealt, found
@@ -14,7 +15,6 @@ from benchmarks.release.path.table import AIMS, Aim, judged, lines
 from benchmarks.release.path.world import Change, Habits, Product
 
 from ostinato.release.trial.config import HOUR, TrialConfig
-from ostinato.release.trial.path import PathConfig
 
 AA = Cell(size="1k", rule="ostinato", kind="aa", runs=2)
 QUICK = PathConfig(trial=TrialConfig(margin=0.06, trials_a_week=7))

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from benchmarks.release.path.release_path import PathConfig, ReleasePath
 
 from ostinato.release.trial.config import HOUR, TrialConfig
 from ostinato.release.trial.contrast import TimeSlot
 from ostinato.release.trial.incumbent_test import StandingConfig
-from ostinato.release.trial.path import PathConfig, ReleasePath
 
 CONFIG = PathConfig(
     trial=TrialConfig(margin=0.04, better_after_s=4 * HOUR),
