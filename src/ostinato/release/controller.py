@@ -20,6 +20,7 @@ from ostinato.core.report import Incumbents, Report, Verdict
 from ostinato.core.seams import Clock, Cursor, Log
 from ostinato.release.alarms import note
 from ostinato.release.approvals import Approvals, told
+from ostinato.release.canary import Trials
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.guard import Compare
 from ostinato.release.ledger import Ancestry, ReleaseLedger, State
@@ -29,7 +30,6 @@ from ostinato.release.moves import GateJudge, Moves, Refs, Versions
 from ostinato.release.pace import DAY, Brake, Pace, brake, cadence, spent
 from ostinato.release.trial.contrast import POOLED, SlotTally, TimeSlot
 from ostinato.release.trial.incumbent_test import BestComparison, StandingWatch
-from ostinato.release.trials import Trials
 from ostinato.release.watch import Outcomes, ReleaseWatch
 
 # ---------------------------------------------------------------- cooldown

@@ -17,7 +17,7 @@ from ostinato.core.generation import Capabilities, Chunk, Generate, Tops
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Finish, PolicyVersion
 from ostinato.core.weights import Snapshot, Swap, WeightArray
-from ostinato.engine.rules import check_request
+from ostinato.engine.admission import check_request
 
 STOP_ID = 256
 VOCAB_SIZE = 257

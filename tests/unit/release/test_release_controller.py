@@ -356,7 +356,7 @@ def test_ten_thousand_releases_are_read_in_seconds():
 
 async def test_nobody_can_guess_by_what_a_trial_deals(disk, monkeypatch):
     made = iter(("first", "second"))
-    monkeypatch.setattr("ostinato.release.trials.token_hex", lambda size: next(made))
+    monkeypatch.setattr("ostinato.release.canary.token_hex", lambda size: next(made))
     control, _ = await on_trial(disk, {V3: 0.75})
     assert control.ledger.state.dealing.salt == "first"
     again = controller(disk, FakeJudge(), **QUICK)

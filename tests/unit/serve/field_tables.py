@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from ostinato.serve.dialects import anthropic, openai, responses, responses_items
 from ostinato.serve.dialects.extensions import Extensions
-from ostinato.serve.dialects.rules import UNSUPPORTED, Ignored, Only
+from ostinato.serve.dialects.field_rules import UNSUPPORTED, Ignored, Only
 
 Json = dict[str, Any]
 SCHEMA = {"type": "object"}

@@ -9,7 +9,7 @@ from tests.unit.serve.field_tables import TABLES, Object, marked, page
 
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects import anthropic, openai, responses, responses_items
-from ostinato.serve.dialects.rules import Ignored, Only
+from ostinato.serve.dialects.field_rules import Ignored, Only
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "fields.md"
 OBJECTS = [(path, each) for path, objects in TABLES.items() for each in objects]

@@ -20,13 +20,13 @@ from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import Renderer
 from ostinato.core.weights import Snapshot, Swap, Weights
+from ostinato.engine.admission import check_request
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.forms.fp8 import round_to_fp8
 from ostinato.engine.embedded.kv import BlockPool, open_store
 from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, LoadedPolicy, OpenStream
-from ostinato.engine.rules import check_request
 from ostinato.model.cpu import team
 from ostinato.model.devices.backend import backend_of
 from ostinato.model.grammars import Grammars

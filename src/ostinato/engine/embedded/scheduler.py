@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ostinato.core.generation import Generate
 from ostinato.core.records import PolicyVersion
+from ostinato.engine.admission import prefix_key
 from ostinato.engine.embedded.kv import BlockPool, chain_key
-from ostinato.engine.rules import prefix_key
 from ostinato.model.logit_edits import LogitEditor
 
 # ---------------------------------------------------------------- the queue

@@ -32,11 +32,11 @@ from ostinato.core.errors import BadRoutes, BadWeights, Unavailable
 from ostinato.core.generation import Chunk, Generate, Tops
 from ostinato.core.records import Finish, PolicyVersion
 from ostinato.core.weights import Swap
+from ostinato.engine.admission import shown
 from ostinato.engine.embedded.forms.condensed import is_condensed
 from ostinato.engine.embedded.kv import KVShape, KVStore
 from ostinato.engine.embedded.sampler import Draw, Drawn, draw, uniform
 from ostinato.engine.embedded.scheduler import Generation, Scheduled, Scheduler
-from ostinato.engine.rules import shown
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.cpu import team

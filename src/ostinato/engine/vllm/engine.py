@@ -28,8 +28,8 @@ from ostinato.core.numerics import Contract
 from ostinato.core.records import Arm, Finish, PolicyVersion
 from ostinato.core.seams import Renderer
 from ostinato.core.weights import Snapshot, Swap
+from ostinato.engine.admission import check_request, prefix_key
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.rules import check_request, prefix_key
 from ostinato.engine.vllm.fleet import Replica, VllmFleet
 from ostinato.engine.vllm.loans import Loans
 from ostinato.engine.vllm.server import ServerClient, WeightDriver, contexts_of

@@ -24,7 +24,7 @@ from ostinato.core import routes
 from ostinato.core.errors import BadRoutes, Unavailable
 from ostinato.core.generation import Chunk, Generate, Tops
 from ostinato.core.records import Finish, PolicyVersion
-from ostinato.engine.rules import shown
+from ostinato.engine.admission import shown
 from ostinato.model.stream import TextStream
 
 M = TypeVar("M", bound=BaseModel)

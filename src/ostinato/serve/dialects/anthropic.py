@@ -42,8 +42,8 @@ from ostinato.serve.dialects.dialect import (
     printable,
     validate,
 )
+from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
 from ostinato.serve.dialects.items import ReadItems, WithItems
-from ostinato.serve.dialects.rules import Fields, Ignored, Only
 
 # ---------------------------------------------------------------- messages
 

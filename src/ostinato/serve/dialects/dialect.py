@@ -23,7 +23,7 @@ from ostinato.core.errors import BadRequest, OstinatoError
 from ostinato.core.generation import Tops
 from ostinato.core.records import Finish, Sampling
 from ostinato.serve.dialects.extensions import Extensions
-from ostinato.serve.dialects.rules import Only, too_wide
+from ostinato.serve.dialects.field_rules import Only, too_wide
 
 # ---------------------------------------------------------------- fields that are left out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from ostinato.serve.dialects.rules import Fields, Ignored, Only
+from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
 
 _DRAWN = "is not supported: tokens are drawn by temperature and top_p"
 _FORM = (

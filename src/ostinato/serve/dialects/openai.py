@@ -32,8 +32,8 @@ from ostinato.serve.dialects.dialect import (
     validate,
 )
 from ostinato.serve.dialects.extensions import Extensions
+from ostinato.serve.dialects.field_rules import Fields, Ignored, Only, too_wide
 from ostinato.serve.dialects.items import ReadItems, WithItems
-from ostinato.serve.dialects.rules import Fields, Ignored, Only, too_wide
 
 # ---------------------------------------------------------------- messages
 

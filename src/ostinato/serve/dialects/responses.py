@@ -40,11 +40,11 @@ from ostinato.serve.dialects.dialect import (
     joined,
     validate,
 )
+from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
 from ostinato.serve.dialects.items import ReadItems, WithItems
 from ostinato.serve.dialects.openai_reply import error_body as openai_error
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.dialects.responses_items import Offered, Read, read_items, read_tools
-from ostinato.serve.dialects.rules import Fields, Ignored, Only
 
 _Cached = Annotated[Any, Ignored("prompts are cached in any case")]
 _Served = Annotated[Any, Ignored("all calls are served alike")]

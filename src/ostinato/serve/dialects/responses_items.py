@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.dialect import MEDIA_TYPES, Name, Omissions, validate
+from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
 from ostinato.serve.dialects.items import ReadItems
-from ostinato.serve.dialects.rules import Fields, Ignored, Only
 
 MAX_TOOLS = 1024
 _TEXTS = ("input_text", "output_text", "text")

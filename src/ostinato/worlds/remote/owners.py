@@ -8,7 +8,7 @@ from typing import Any
 
 from ostinato.core.records import Arm, Batch, Holdback, Turn
 from ostinato.core.seams import Cursor, Log
-from ostinato.worlds.remote.rules import belongs
+from ostinato.worlds.remote.worker_requests import belongs
 
 _KEPT = 200_000
 _PAGE = 500

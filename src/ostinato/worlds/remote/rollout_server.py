@@ -27,8 +27,8 @@ from ostinato.core.seams import Cursor
 from ostinato.core.verdicts import GRADED
 from ostinato.worlds.harness.gateway import GatewayCalls
 from ostinato.worlds.remote.owners import OwnTurns
-from ostinato.worlds.remote.rules import DIALECTS, call_body, call_headers, own_verdicts, targets
 from ostinato.worlds.remote.trust import RefusedSerials, common_name, serial_of
+from ostinato.worlds.remote.worker_requests import DIALECTS, call_body, call_headers, own_verdicts, targets
 
 # ---------------------------------------------------------------- Arrivals
 

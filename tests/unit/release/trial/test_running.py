@@ -7,11 +7,11 @@ import pytest
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, Finish, PolicyVersion, Span
+from ostinato.release.canary import RunningTrial
 from ostinato.release.ledger import TrialRecord
 from ostinato.release.metrics.config import MetricConfig, OutcomeConfig, completed
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.verdict import NextAction
-from ostinato.release.trials import RunningTrial
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn
 

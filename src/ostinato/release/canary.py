@@ -1,4 +1,4 @@
-"""A release's stages with users: tried on some of them beside live, then live beside some who stay on the version it replaced.
+"""A release's stages with users: a canary on some of them beside live, then live beside some who stay on the version it replaced.
 
 `trial.trial` handles the slots and the evidence. Here its decisions become lines of the ledger and moves of refs.
 """
