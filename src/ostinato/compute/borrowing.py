@@ -1,4 +1,4 @@
-"""Decides when the serving fleet lends replicas and when it takes them back, by rates that it measures. Users come first. Pure."""
+"""Decides when the serving fleet lends replicas and when it takes them back, by rates that it measures. Users come first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations by phase, counted from the lengths of turns and batches; and the number of rollout workers for a given share of them. Pure.
+"""Operations by phase, counted from the lengths of turns and batches; and the number of rollout workers for a given share of them.
 
 "A third on inference" was published in two senses: a third of all compute is spent on sampling; or sampling gets a third of what training
 gets, one forward pass against the equivalent of three, which is a quarter of both together. The ledger reports both.

@@ -1,4 +1,4 @@
-"""A cycle by phase: machines, bytes, seconds, money, and the first bottleneck. Pure.
+"""A cycle by phase: machines, bytes, seconds, money, and the first bottleneck.
 
 Lanes work in parallel, the phases of a lane one after another. A lane's load is the share of a cycle in which it works, at the peak for
 lanes that serve. If the description leaves a number of machines open, it is set as the load requires. Of the other lanes the one with the

@@ -1,4 +1,4 @@
-"""Operations of a decoder-only transformer, counted from its shape. Pure.
+"""Operations of a decoder-only transformer, counted from its shape.
 
 A multiplication and an addition are two operations. Only matrix products are counted: projections, attention, experts, routers, the output
 head. Norms, rotations, activations, softmax and the lookup of embeddings are left out, as in the sources: Kaplan et al.,

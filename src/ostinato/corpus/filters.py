@@ -1,4 +1,4 @@
-"""What is left out of training: files by their content, with the reason, and exact and near duplicates. Pure.
+"""What is left out of training: files by their content, with the reason, and exact and near duplicates.
 
 Of duplicates the first copy is kept, so the result depends only on the files and their order. Source: MinHash over word shingles with
 locality-sensitive hashing (Broder 1997), as BigCode deduplicates code (2301.03988).

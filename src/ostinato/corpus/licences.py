@@ -1,4 +1,4 @@
-"""Decides from a package's metadata whether its licence allows training without conditions on the result. Pure.
+"""Decides from a package's metadata whether its licence allows training without conditions on the result.
 
 If the metadata states no licence that is known here, the answer is no.
 """

@@ -1,4 +1,4 @@
-"""The order in which token shards are read: a function of the seed and the step, so that reading can resume at any step. Pure.
+"""The order in which token shards are read: a function of the seed and the step, so that reading can resume at any step.
 
 Data flow: each set's documents, cut into stretches -> the stretches in a different order each epoch, one endless row of predictions ->
 windows of a phase's length, each taken from the set that is furthest behind its share of the mixture -> steps of `batch_tokens`.

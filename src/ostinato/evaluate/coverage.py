@@ -1,4 +1,4 @@
-"""pass@1 and best-of-k of each checkpoint, from rollouts of the same tasks. Pure.
+"""pass@1 and best-of-k of each checkpoint, from rollouts of the same tasks.
 
 The estimators are those of `evaluate.sharpening`: unbiased for every task, tasks as clusters.
 """

@@ -1,4 +1,4 @@
-"""Is a release only surer of what it could do before? pass@1 and best-of-k of a suite's scores, with intervals. Pure.
+"""pass@1 and best-of-k of a suite's scores, with intervals: is a release only surer of what it could do before?
 
 Reinforcement learning can improve the first try at the expense of the others: pass@1 rises and best-of-k falls. Lost coverage does not
 come back with further training.

@@ -1,4 +1,4 @@
-"""The pace of releases: recent trials, the cooldown after a rollback, the cadence that traffic allows, the error budget. Pure.
+"""The pace of releases: recent trials, the cooldown after a rollback, the cadence that traffic allows, the error budget.
 
 The ledger's times alone decide, so a restarted worker decides alike.
 

@@ -1,4 +1,4 @@
-"""Which of the desk's alarms stand, as the log says, and which have to be raised or cleared. Pure.
+"""Which of the desk's alarms stand, as the log says, and which have to be raised or cleared.
 
 How much feedback is usual, and whether there is too little of it for silence to mean anything. Each tenant's turns are observed in the
 order in which their rewards were decided, each with feedback or without. The usual share of turns with feedback is an exponentially

@@ -1,4 +1,4 @@
-"""The learned baseline b(x, user): the reward expected of a turn before anything was sampled. Pure."""
+"""The learned baseline b(x, user): the reward expected of a turn before anything was sampled."""
 
 from __future__ import annotations
 

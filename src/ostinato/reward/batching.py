@@ -1,4 +1,4 @@
-"""Selects the turns of the next batch, in whole groups and episodes, and those that no batch will take. Pure."""
+"""Selects the turns of the next batch, in whole groups and episodes, and those that no batch will take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit assignment: the advantage of each turn, from single rollouts or from groups of rollouts. Pure.
+"""Credit assignment: the advantage of each turn, from single rollouts or from groups of rollouts.
 
 **Single rollouts**, where each prompt was answered once: return minus a learned baseline, normalised over the batch, capped.
 

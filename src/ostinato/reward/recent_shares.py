@@ -1,4 +1,4 @@
-"""Each person's share of the last steps' batches, and the share of the next batch that each may have. Pure.
+"""Each person's share of the last steps' batches, and the share of the next batch that each may have.
 
 A cap on one batch does not bound the influence of a person who stays just below it in batch after batch: of a thousand people, ten with
 fifty times the others' traffic are a third of every batch. Over many batches a person may have an equal share.

@@ -1,4 +1,4 @@
-"""The judge's prompt about a person's next message, and the parsing of its answer. Pure.
+"""The judge's prompt about a person's next message, and the parsing of its answer.
 
 Text written by others is sent as one line of JSON, from which no text can break out: quotes and line ends are escaped, and so are `<` and
 `[`, with which the control tokens of chat templates begin. The line stands between our instructions, which call it material. Any change to

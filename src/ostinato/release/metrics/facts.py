@@ -1,4 +1,4 @@
-"""What metrics are made of: facts of a turn, the signals about it, and terms with thresholds over both. Pure.
+"""What metrics are made of: facts of a turn, the signals about it, and terms with thresholds over both.
 
 Facts need no signals; metrics name them with the prefix `turn.`.
 """

@@ -1,4 +1,4 @@
-"""A declared metric, ready to measure: what one turn adds to its numerator and its denominator. Pure.
+"""A declared metric, ready to measure: what one turn adds to its numerator and its denominator.
 
 People's turns before a trial give each person's expected values, the quantiles, and the tenants that are a stratum of their own.
 """

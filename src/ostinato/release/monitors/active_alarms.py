@@ -1,4 +1,4 @@
-"""The behaviour alarms that stand, and how each would end. Pure."""
+"""The behaviour alarms that stand, and how each would end."""
 
 from __future__ import annotations
 

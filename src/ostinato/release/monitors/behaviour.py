@@ -1,4 +1,4 @@
-"""The monitor of behaviour: turns in, alarms out. Pure.
+"""The monitor of behaviour: turns in, alarms out.
 
     turn -> rates -> session of one person -> expected range -> detectors -> alarm
 

@@ -1,4 +1,4 @@
-"""A betting e-detector for the mean of a bounded behaviour rate. Pure.
+"""A betting e-detector for the mean of a bounded behaviour rate.
 
 For each direction a gambler bets, session by session, that the mean has left its expected range. With x the mean of a session's events,
 bets l and the range's upper end p0,

@@ -1,4 +1,4 @@
-"""Who teaches most: each person's and each tenant's share of what the last optimizer steps learned. Pure.
+"""Who teaches most: each person's and each tenant's share of what the last optimizer steps learned.
 
 The caps of `reward.credit` bound the share of one batch; they do not show a person who is near the cap in batch after batch. What a
 batch learns from a person is the sum over their turns of |advantage| over tokens, an episode's turns sharing one weight, as in the caps.

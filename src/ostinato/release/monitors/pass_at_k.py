@@ -1,4 +1,4 @@
-"""Is a candidate only surer of less? Raises an alarm if the gate found that pass@1 rose and best-of-k fell. Pure.
+"""Loss of diversity: an alarm if the gate found that pass@1 rose and best-of-k fell, a candidate that is only surer of less.
 
 Reinforcement learning can improve the first try at the expense of the others, and lost coverage does not come back with further training.
 """

@@ -1,4 +1,4 @@
-"""Proxy against gold: does the model please people whose feedback it learns from more than people whose feedback it never sees? Pure.
+"""The gap between proxy and gold reward: are people whose feedback is learned from pleased more than people whose feedback never is?
 
 A reward is a proxy for what people want. If the model learns to please only the people who teach it, their reward rises and that of
 *gold* people does not. Gold people are chosen by a hash, so without such learning both groups are the same on average, at any time and

@@ -1,4 +1,4 @@
-"""The expected range of a rate: by people on another release at the same time, or by the rate itself while the monitors learned. Pure.
+"""The expected range of a rate: by people on another release at the same time, or by the rate itself while the monitors learned.
 
 An arm that stays on an earlier release swings with the day as the watched one does, so its weighted mean gives the reference: the range
 of all means that it may well be an estimate of. Without such an arm the reference is fixed: the range that the rate's short mean went

@@ -1,4 +1,4 @@
-"""The conclusions that a trial's evidence allows, and what happens next. Pure.
+"""The conclusions that a trial's evidence allows, and what happens next.
 
 How the error budgets are shared. *Stopping* a harmless release has one budget for the whole trial: half of it is split equally among the
 goals, half among the guardrails, and by the union bound no more than all of it is ever spent. *Going live* requires every goal to be not

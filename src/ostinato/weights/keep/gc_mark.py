@@ -1,4 +1,4 @@
-"""The marking phase of garbage collection: from the refs and their manifests to every hash that must be kept. Pure."""
+"""The marking phase of garbage collection: from the refs and their manifests to every hash that must be kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One observation of a machine or of a conversation, as a flat mapping of features, and many of them as a matrix. Pure.
+"""One observation of a machine or of a conversation, as a flat mapping of features, and many of them as a matrix.
 
 A conversation's features are the prompts, tools and users that a model sees, and their timing. The operator's own words (the system
 prompt, tools) are features themselves. Of what people wrote only the shape is a feature, and a hash of it all identifies the question.

@@ -1,4 +1,4 @@
-"""Can production be told from simulation, and by what? A cross-validated classifier and its tells. Pure.
+"""A classifier two-sample test, cross-validated: can production be told from simulation, and by what?
 
 The classifier is a logistic regression with an L2 penalty on ranks. Each feature enters by its rank and by its distance from the median,
 so the classifier finds shifts and spreads of single features and their sums, and misses what only a combination gives away. It is always

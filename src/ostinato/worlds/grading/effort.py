@@ -1,4 +1,4 @@
-"""What is taken off a grade: the cost of the outcome's effort, and everything from a canary, a task that nobody can solve. Pure.
+"""What is taken off a grade: the cost of the outcome's effort, and everything from a canary, a task that nobody can solve.
 
 If a canary is solved, a way to be rewarded for nothing exists and was found. The cost of effort is concave, so that a first needless call
 costs more than a hundredth:

@@ -1,4 +1,4 @@
-"""Selects the changes of a rollout that may count. Pure.
+"""Selects the changes of a rollout that may count.
 
 An outcome is graded in a separate sandbox, and only sources that the task names get there: nothing that runs before the tests, configures
 them, replaces them, or is not human-readable text. The changes that are left out are reported, and those that look as if they were aimed

@@ -1,4 +1,4 @@
-"""Removes expected values from tests, so that the code under test cannot find them there. Pure.
+"""Removes expected values from tests, so that the code under test cannot find them there.
 
 Tests share an interpreter with the code under test, which can read every frame, patch every function and write to every descriptor: no
 verdict and no expected value is safe in there. So a sealed test decides nothing. ``assert f(3) == 9`` becomes

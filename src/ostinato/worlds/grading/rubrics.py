@@ -1,4 +1,4 @@
-"""The prompts for a model that judges an outcome, one axis of a rubric at a time, and the parsing of its answers. Pure.
+"""The prompts for a model that judges an outcome, one axis of a rubric at a time, and the parsing of its answers.
 
 The rollout's result is sent as one line of JSON, which no text in it can end, between instructions that call it material. Each axis is
 asked twice, with its options in one order and in the reverse: an answer that changes with the order says nothing about the outcome.

@@ -1,4 +1,4 @@
-"""Parses what sealed tests reported, and checks whether it is what they should have seen. Pure.
+"""Parses what sealed tests reported, and checks whether it is what they should have seen.
 
 All of it was sent by a process that the graded code shares: a line proves only that its sender knew its content.
 """

@@ -1,4 +1,4 @@
-"""Compares trees of values (`inside/encoding.py`) that untrusted programs sent. Pure.
+"""Compares trees of values (`inside/encoding.py`) that untrusted programs sent.
 
 They are compared as trees and never made into objects, so that no code of a sender's choosing runs here.
 """

@@ -1,4 +1,4 @@
-"""A finished rollout as one JSON line, for people to read and for statistics over many rollouts; and the alarm on cheats. Pure.
+"""A finished rollout as one JSON line, for people to read and for statistics over many rollouts; and the alarm on cheats.
 
 The file holds text that a model wrote, and is read by programs that show it: nothing in it is trusted before it was checked.
 """
