@@ -22,7 +22,7 @@ from benchmarks.contender import RESULTS
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.launch.commands.weights import size, totals, ways
+from ostinato.launch.commands.plan import size, totals, ways
 from ostinato.weights.plan import FACTORS, SKIPS, Cores, Deployment, DeploymentPlan, Link, delta_bytes, mask_bits, plan
 
 RESULT = RESULTS / "weight_plan.json"

@@ -257,7 +257,7 @@ def weights_plan(
     keep
         Versions kept in the store.
     """
-    from ostinato.launch.commands.weights import print_plan
+    from ostinato.launch.commands.plan import print_plan
     from ostinato.weights.plan import Deployment, Link
 
     deployment = Deployment(parameters=parameters, changed=changed, shards=shards, keep=keep)

@@ -188,7 +188,7 @@ def plan(
     json
         Print JSON, for programs.
     """
-    from ostinato.launch.commands.compute import show_plan
+    from ostinato.launch.commands.plan import show_plan
 
     show_plan(description, overrides, Console(), machine=json)
 

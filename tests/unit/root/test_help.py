@@ -13,7 +13,7 @@ from cyclopts import CycloptsError
 
 from ostinato.app.storage import SERVED_REFS
 from ostinato.config import load
-from ostinato.launch.commands.compute import load_description
+from ostinato.launch.commands.plan import load_description
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "transformers", "numba", "scipy", "numpy", "pydantic", "aiohttp", "obstore")

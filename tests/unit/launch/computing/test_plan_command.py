@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from ostinato.core.errors import BadConfig
-from ostinato.launch.commands.compute import show_plan
+from ostinato.launch.commands.plan import show_plan
 
 
 def shown(path=None, overrides=(), *, machine=False):

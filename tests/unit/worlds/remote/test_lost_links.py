@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 import pytest
 from tests.fakes.certificates import Authority
 from tests.fakes.gateways import world_gateway
-from tests.unit.worlds.rollout.test_working import Coin, Steps, tasks
+from tests.unit.worlds.rollout.test_rollout_worker import Coin, Steps, tasks
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Reward, Signal, Turn

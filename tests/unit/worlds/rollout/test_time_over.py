@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.deadlines import PATIENT_S
-from tests.unit.worlds.rollout.test_working import CONFIG, Coin, World, tasks, until_done
+from tests.unit.worlds.rollout.test_rollout_worker import CONFIG, Coin, World, tasks, until_done
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Batch, Finish, Holdback, Reward, Turn

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 from tests.unit.worlds.rollout.test_finished import TASK, V3, V5, a_record
-from tests.unit.worlds.rollout.test_working import Coin, FakeGateway, Steps, tasks
+from tests.unit.worlds.rollout.test_rollout_worker import Coin, FakeGateway, Steps, tasks
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Signal, Turn
