@@ -30,7 +30,7 @@ def observe(group: str = "", *, script: Annotated[bool, Parameter(negative="")] 
     script
         Print a script instead, for a machine without Ostinato: pipe what `ostinato worlds observe --script` prints into its python3.
     """
-    from ostinato.launch.commands.worlds.show import observation_of_this, source
+    from ostinato.launch.commands.worlds.fidelity import observation_of_this, source
 
     sys.stdout.write(source() if script else observation_of_this(group) + "\n")
 
@@ -54,7 +54,7 @@ def episodes(
     most
         Most episodes to write.
     """
-    from ostinato.launch.commands.worlds.show import write_episodes
+    from ostinato.launch.commands.worlds.fidelity import write_episodes
 
     asyncio.run(write_episodes((common or Common()).of_run(), whose, out, most, Console()))
 
@@ -86,7 +86,7 @@ def probe(
     json
         Print one JSON object instead of the table.
     """
-    from ostinato.launch.commands.worlds.show import show_probe
+    from ostinato.launch.commands.worlds.fidelity import show_probe
 
     show_probe(production, simulation, seed, tells, Console(), same_prompts=same_prompts, machine=json)
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from tests.fakes.lookalikes import episodes
 
 from ostinato.core.errors import BadRequest
-from ostinato.launch.commands.worlds.show import show_probe
+from ostinato.launch.commands.worlds.fidelity import show_probe
 from ostinato.worlds.fidelity.observe import read_observations
 from ostinato.worlds.fidelity.paired import match_prompts
 
