@@ -52,6 +52,8 @@ from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
 from ostinato.worlds.tasks.task import Grading, Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load, taskset_of
 
+logger = logging.getLogger(__name__)
+
 # ---------------------------------------------------------------- grading
 
 
@@ -151,12 +153,7 @@ def open_graders(
 
 
 def _warn(task: Task, rollout: Rollout, grade: Grade) -> None:
-    logging.getLogger(__name__).warning(
-        "task %s, turns %s: cheated: %s", task.id, rollout.turns[-1:], "; ".join(grade.cheated)
-    )
-
-
-logger = logging.getLogger(__name__)
+    logger.warning("task %s, turns %s: cheated: %s", task.id, rollout.turns[-1:], "; ".join(grade.cheated))
 
 
 def open_taskset(config: Config) -> Taskset:

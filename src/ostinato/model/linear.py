@@ -22,8 +22,9 @@ from ostinato.core.errors import BadConfig
 from ostinato.model.cpu import capabilities, split, together
 from ostinato.model.kernels.decoder import project
 from ostinato.model.kernels.pairs import HAS_PAIRS
+from ostinato.model.kernels.processor import tiles_allowed
 from ostinato.model.kernels.product import BLOCK, FUSED, PAIRS, TILES, lay_out
-from ostinato.model.kernels.thread_barrier import COLUMNS, tiles_allowed
+from ostinato.model.kernels.thread_barrier import COLUMNS
 from ostinato.model.kernels.vector import PANEL
 from ostinato.model.paged import array
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.model.kernels.thread_barrier import cpu_features
+from ostinato.model.kernels.processor import cpu_features
 
 RESULTS = Path(__file__).parents[1] / "results" / "processors.json"
 NO_FMA = {"NUMBA_CPU_NAME": "nehalem", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}

@@ -25,6 +25,7 @@ from ostinato.launch.commands.scenario import HeldOutScores, ScenarioFindings, u
 from ostinato.launch.views.observe import Observed
 from ostinato.launch.views.report import BINS, last_third
 from ostinato.launch.views.screen import RECENT_S
+from ostinato.release.guard import total
 from ostinato.web.run_report import CalibratedFamily, Calibration, Curve, CurvePoint, OutcomeShare, Suggesting
 
 # ---------------------------------------------------------------- suggestions
@@ -52,15 +53,11 @@ def _point(minutes: float, tally: Tally) -> CurvePoint | None:
     found = ratio(tally)
     if found is None:
         return None
-    return CurvePoint(t=minutes, mean=found.mean, lower=found.lower, upper=found.upper, n=_outcomes(tally))
+    return CurvePoint(t=minutes, mean=found.mean, lower=found.lower, upper=found.upper, n=total(tally))
 
 
 def _curves(points: dict[Arm, list[CurvePoint]]) -> tuple[Curve, ...]:
     return tuple(Curve(arm=arm.value, points=tuple(line)) for arm, line in points.items())
-
-
-def _outcomes(tally: Tally) -> int:
-    return sum(count for _, count in tally.values())
 
 
 def recent_suggestions(seen: Observed, now: float) -> Table:
@@ -82,7 +79,7 @@ def recent_suggestions(seen: Observed, now: float) -> Table:
             arm.value + (" (frozen)" if arm is Arm.CONTROL else ""),
             _percent(ratio(tallies.suggested)),
             _percent(ratio(tallies.accepted)),
-            str(_outcomes(tallies.suggested)),
+            str(total(tallies.suggested)),
             "-" if policy is None else f"v{policy}",
         )
     return table
@@ -93,7 +90,7 @@ def arm_summary(seen: Observed, start: float, end: float) -> list[tuple[str, str
     last = by_user(last_third(seen, start, end))
     found: list[tuple[str, str]] = []
     for arm, tallies in sorted(last.items(), key=lambda pair: pair[0] is Arm.CONTROL):
-        requests, suggestions = _outcomes(tallies.suggested), _outcomes(tallies.accepted)
+        requests, suggestions = total(tallies.suggested), total(tallies.accepted)
         found += [
             (
                 f"suggestions per request, {arm.value} arm, last third",
@@ -177,9 +174,7 @@ def _suggesting(tallies: Tallies) -> Suggesting:
 def _share(tally: Tally) -> OutcomeShare | None:
     found = ratio(tally)
     return (
-        None
-        if found is None
-        else OutcomeShare(mean=found.mean, lower=found.lower, upper=found.upper, n=_outcomes(tally))
+        None if found is None else OutcomeShare(mean=found.mean, lower=found.lower, upper=found.upper, n=total(tally))
     )
 
 

@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ostinato.model.kernels.thread_barrier import cpu_features
+from ostinato.model.kernels.processor import cpu_features
 from ostinato.model.kernels.vector import PANEL, WIDE
 
 HAS_PAIRS = "avx512bf16" in cpu_features()
@@ -44,18 +44,21 @@ class _BFloat(ir.Type):
 _PAIRS = ir.VectorType(_BFloat(), PANEL)
 
 
-def _at(builder: Any, address: Any, offset: int, kind: Any) -> Any:
+def address_at(builder: Any, address: Any, offset: int, kind: Any) -> Any:
+    """The pointer to a value of this kind, `offset` bytes beyond an address."""
     return builder.inttoptr(builder.add(address, ir.Constant(_LONG, offset)), kind.as_pointer())
 
 
 def _weights(builder: Any, place: Any, *, ask: bool) -> list[Any]:
     """The panel's two vectors of one pair."""
-    found = [builder.bitcast(builder.load(_at(builder, place, half, _WORDS), align=4), _PAIRS) for half in (0, _BYTES)]
+    found = [
+        builder.bitcast(builder.load(address_at(builder, place, half, _WORDS), align=4), _PAIRS) for half in (0, _BYTES)
+    ]
     if ask:
         kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _WORD, _WORD, _WORD])
         hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         for half in (0, _BYTES):
-            line = _at(builder, place, _AHEAD + half, _BYTE)
+            line = address_at(builder, place, _AHEAD + half, _BYTE)
             builder.call(hint, [line, *(ir.Constant(_WORD, flag) for flag in (0, 3, 1))])  # to read, keep near, data
     return found
 
@@ -84,7 +87,8 @@ def _chain(rows: int) -> Any:
         grown: list[Any] = []
         for row in range(rows):
             both = _both(
-                builder, _at(builder, builder.add(places[row], builder.shl(pair, ir.Constant(_LONG, 2))), 0, _WORD)
+                builder,
+                address_at(builder, builder.add(places[row], builder.shl(pair, ir.Constant(_LONG, 2))), 0, _WORD),
             )
             grown += [builder.call(dot, [sums[2 * row + i], both, halves[i]]) for i in (0, 1)]
         following = builder.add(pair, ir.Constant(_LONG, 1))
@@ -99,7 +103,7 @@ def _chain(rows: int) -> Any:
         builder.cbranch(builder.icmp_signed("<", following, pairs), loop, after)
         builder.position_at_end(after)
         for at, value in enumerate(grown):
-            builder.store(value, _at(builder, out, at * _BYTES, _FLOATS), align=4)
+            builder.store(value, address_at(builder, out, at * _BYTES, _FLOATS), align=4)
         return context.get_dummy_value()
 
     @intrinsic

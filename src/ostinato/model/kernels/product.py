@@ -23,10 +23,10 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
 from ostinato.model.kernels.arithmetic import load
-from ostinato.model.kernels.pairs import pair_sums
-from ostinato.model.kernels.thread_barrier import IS_ARM, cpu_features
+from ostinato.model.kernels.pairs import address_at, pair_sums
+from ostinato.model.kernels.processor import IS_ARM, cpu_features
 from ostinato.model.kernels.tiles import tile_sums
-from ostinato.model.kernels.vector import PANEL, WIDE, load16, pointer, store16
+from ostinato.model.kernels.vector import PANEL, WIDE, fused, load16, pointer, store16
 
 BLOCK = 32  # inputs
 _VECTOR = 4 * WIDE  # bytes
@@ -129,27 +129,20 @@ def lay_out(address, rows, first, last, out_PXL):
 # ---------------------------------------------------------------- sums in registers
 
 
-def _at(builder: Any, address: Any, offset: int, kind: Any) -> Any:
-    return builder.inttoptr(builder.add(address, ir.Constant(_LONG, offset)), kind.as_pointer())
-
-
 def _in_all_lanes(builder: Any, address: Any, offset: int) -> Any:
     nothing = ir.Constant(_FLOATS, ir.Undefined)
-    number = builder.load(_at(builder, address, offset, _FLOAT), align=4)
+    number = builder.load(address_at(builder, address, offset, _FLOAT), align=4)
     one = builder.insert_element(nothing, number, ir.Constant(_WORD, 0))
     return builder.shuffle_vector(one, nothing, ir.Constant(_WORDS, [0] * WIDE))
-
-
-def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDE}f32"), [a, b, c])
 
 
 def _even_and_odd(builder: Any, place: Any, offset: int, *, halves: bool) -> list[Any]:
     """A vector of outputs' weights for the two inputs of a pair."""
     if not halves:
-        return [builder.load(_at(builder, place, offset + odd * 2 * _VECTOR, _FLOATS), align=4) for odd in (0, 1)]
-    words = builder.load(_at(builder, place, offset, _WORDS), align=4)
+        return [
+            builder.load(address_at(builder, place, offset + odd * 2 * _VECTOR, _FLOATS), align=4) for odd in (0, 1)
+        ]
+    words = builder.load(address_at(builder, place, offset, _WORDS), align=4)
     even = builder.shl(words, ir.Constant(_WORDS, [16] * WIDE))
     odd = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * WIDE))
     return [builder.bitcast(even, _FLOATS), builder.bitcast(odd, _FLOATS)]
@@ -159,7 +152,7 @@ def _prefetch(builder: Any, place: Any, offset: int) -> None:
     kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _WORD, _WORD, _WORD])
     hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     flags = [ir.Constant(_WORD, flag) for flag in (0, 3, 1)]  # to read, keep near, data
-    builder.call(hint, [_at(builder, place, offset, _BYTE), *flags])
+    builder.call(hint, [address_at(builder, place, offset, _BYTE), *flags])
 
 
 def _pair(builder: Any, xs: list[Any], place: Any, chains: list[Any], *, vectors: int, halves: bool) -> list[Any]:
@@ -170,7 +163,7 @@ def _pair(builder: Any, xs: list[Any], place: Any, chains: list[Any], *, vectors
         for odd in (0, 1):
             for row, x in enumerate(xs):
                 at = (row * vectors + vector) * 2 + odd
-                grown[at] = _fused(builder, _in_all_lanes(builder, x, 4 * odd), weights[odd], grown[at])
+                grown[at] = fused(builder, _in_all_lanes(builder, x, 4 * odd), weights[odd], grown[at])
     return grown
 
 
@@ -212,7 +205,7 @@ def _adding(rows: int, vectors: int, *, halves: bool) -> Any:
     def body(builder: Any, x: Any, step: Any, weight: Any, blocks: Any, out: Any) -> None:
         places = [builder.add(x, builder.mul(step, ir.Constant(_LONG, row))) for row in range(rows)]
         outs = [
-            _at(builder, out, (row * PANEL + vector * WIDE) * 4, _FLOATS)
+            address_at(builder, out, (row * PANEL + vector * WIDE) * 4, _FLOATS)
             for row in range(rows)
             for vector in range(vectors)
         ]
@@ -254,7 +247,7 @@ def _widen(typingctx: Any, words: Any, out: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         del signature
         for odd, half in enumerate(_even_and_odd(builder, args[0], 0, halves=True)):
-            builder.store(half, _at(builder, args[1], odd * 2 * _VECTOR, _FLOATS), align=4)
+            builder.store(half, address_at(builder, args[1], odd * 2 * _VECTOR, _FLOATS), align=4)
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate

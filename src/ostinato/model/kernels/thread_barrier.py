@@ -4,54 +4,19 @@
 Each thread runs the same phases in the same order. In a phase it takes one piece of work after another until none is left, and goes on
 when all pieces are done, by whichever threads. So a thread that comes late, or never, delays no other: a late one finds the phases done
 and passes through. Counters [phases, 16], zeros at the start, belong to one computation.
-
-What this CPU's instruction sets allow the kernels, as numba compiles them.
 """
 
 from __future__ import annotations
 
-import ctypes
-import platform
-from functools import lru_cache
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from ostinato.model.kernels.arithmetic import inlined
-
-# ---------------------------------------------------------------- the processor
-
-
-IS_ARM = platform.machine() in ("aarch64", "arm64")
-_REQUEST, _TILE_DATA = 0x1023, 18  # of Linux's arch_prctl: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-_ARCH_PRCTL = 158  # the system call's number on x86-64
-
-
-@lru_cache
-def cpu_features() -> frozenset[str]:
-    """The instruction sets that numba compiles for, without those masked by NUMBA_CPU_FEATURES. Example: {"avx2", "fma", ...}.
-
-    Under NUMBA_CPU_NAME alone it is empty: numba then knows the name only.
-    """
-    context: Any = cpu_target.target_context
-    _, _, features = context.codegen().magic_tuple()
-    return frozenset(name[1:] for name in features.split(",") if name.startswith("+"))
-
-
-@lru_cache
-def tiles_allowed() -> bool:
-    """Whether this process may use the CPU's tiles (AMX): Linux gives them on request, which holds for all threads started later."""
-    if not {"amx-tile", "amx-bf16"} <= cpu_features() or platform.system() != "Linux":
-        return False
-    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0
-
-
-# pyright: basic, reportCallIssue=false
-
+from ostinato.model.kernels.processor import IS_ARM
 
 TAKEN, DONE = 0, 8  # columns: a cache line each
 COLUMNS = 16

@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ostinato.model.kernels.thread_barrier import cpu_features
+from ostinato.model.kernels.processor import cpu_features
 from ostinato.model.kernels.vector import PANEL
 
 HAS_TILES = {"amx-tile", "amx-bf16"} <= cpu_features()

@@ -73,7 +73,8 @@ def _operation(generate: Callable[..., ir.Value], count: int) -> Any:
     return three
 
 
-def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """The instruction for a * b + c in all lanes, rounded once."""
     kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDE}f32"), [a, b, c])
 
@@ -91,7 +92,7 @@ def _tail(builder: Any, y: Any, x: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", x, lowest), y, rest)
 
 
-fma16 = _operation(_fused, 3)
+fma16 = _operation(fused, 3)
 add16 = _operation(lambda builder, a, b: builder.fadd(a, b), 2)
 sub16 = _operation(lambda builder, a, b: builder.fsub(a, b), 2)
 mul16 = _operation(lambda builder, a, b: builder.fmul(a, b), 2)
@@ -223,7 +224,7 @@ def hadamard16(typingctx: Any, value: Any) -> Any:
         for apart in (1, 2, 4, 8):
             other = builder.shuffle_vector(value, value, _words(*(lane ^ apart for lane in range(WIDE))))
             signs = ir.Constant(_FLOATS, [-1.0 if lane & apart else 1.0 for lane in range(WIDE)])
-            value = _fused(builder, value, signs, other)
+            value = fused(builder, value, signs, other)
         return value
 
     return v16(v16), generate
