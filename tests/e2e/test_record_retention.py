@@ -37,7 +37,7 @@ from ostinato.serve.gateway import create_app
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 from ostinato.testing.renderer import ByteRenderer
-from ostinato.train.router_replay import AnswerEdits
+from ostinato.train.replay import AnswerEdits
 from ostinato.train.trainer import Admission
 
 DAY = 86_400.0

@@ -17,7 +17,7 @@ from ostinato.core.records import Turn
 from ostinato.core.weights import Learned
 from ostinato.serve.dialects.dialect import Omissions
 from ostinato.serve.dialects.openai import read_messages, read_tools
-from ostinato.weights.follow.follower import write_model
+from ostinato.weights.follow.export import write_model
 
 if TYPE_CHECKING:
     from ostinato.model.renderer import HFRenderer

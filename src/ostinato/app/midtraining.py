@@ -22,7 +22,7 @@ from ostinato.core.numerics import Contract
 from ostinato.corpus.build import check_new
 from ostinato.corpus.order import Phase
 from ostinato.corpus.shards import CorpusReader, ShardSet
-from ostinato.weights.follow.follower import write_model
+from ostinato.weights.follow.export import write_model
 
 if TYPE_CHECKING:
     from ostinato.train.trainer import PolicyTrainer

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.pytorch_utils import Conv1D
 
-from ostinato.model.kernels.norm import cosines, powers, sigmoids, sines, softmax_rows
+from ostinato.model.kernels.elementwise import cosines, powers, sigmoids, sines, softmax_rows
 from ostinato.model.linear import linear
 from ostinato.model.paged import array
 

@@ -4,7 +4,7 @@ The limit on concurrent machine calls changes once a second. It is halved if mor
 long for a first token (or are still waiting too long), or got the rest too slowly; otherwise it grows by one. A call that has begun is
 never cut off; an agent's next call waits.
 
-How many answers people request, and how long they wait for the first token in calls that more servers would speed up.
+It also measures how many answers people request, and how long they wait for the first token in calls that more servers would speed up.
 """
 
 from __future__ import annotations

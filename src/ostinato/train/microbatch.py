@@ -14,7 +14,7 @@ from ostinato.core.records import PolicyVersion, Turn, logit_divisor
 from ostinato.core.samples import Sample
 from ostinato.model.logit_edits import Edit, Edits
 from ostinato.train.packing import PackedBatch, TokenTurn, microbatches, pack
-from ostinato.train.router_replay import Routes
+from ostinato.train.replay import Routes
 from ostinato.train.tree_attention import TreeAttention
 
 

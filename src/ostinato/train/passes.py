@@ -28,7 +28,7 @@ from ostinato.train.packing import PackedBatch, TokenTurn, microbatches, pack
 from ostinato.train.policy import Policy
 from ostinato.train.ranks import Ranks
 from ostinato.train.references import penalties
-from ostinato.train.router_replay import Experts
+from ostinato.train.replay import Experts
 from ostinato.train.tree_attention import TreeAttention
 
 _LOG = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ from ostinato.train.passes import Laps, Passes, next_token_gradient, surprise
 from ostinato.train.policy import Policy
 from ostinato.train.ranks import Ranks, SingleProcess
 from ostinato.train.references import References, consult, reader
-from ostinato.train.router_replay import AnswerEdits, Experts
+from ostinato.train.replay import AnswerEdits, Experts
 from ostinato.train.step_metrics import judge
 from ostinato.train.tree_attention import TreeAttention
 

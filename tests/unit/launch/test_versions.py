@@ -9,7 +9,7 @@ from ostinato.config import load
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.weights import diff_versions, picture, show_version
-from ostinato.web.run_report import Row, render, shade
+from ostinato.web.weights_page import Row, render, shade
 from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.version.compare import TensorChange
 

@@ -6,7 +6,7 @@ import pytest
 from ostinato.core import routes as codec
 from ostinato.testing.records import a_turn
 from ostinato.train.packing import TokenTurn, pack
-from ostinato.train.router_replay import lay_out
+from ostinato.train.replay import lay_out
 
 
 def path_routes(tokens, seed, *, layers=2, experts=8, top_k=3):

@@ -3,9 +3,8 @@
 Our kernel treats decode rows, prompt chunks and samples of a shared prompt alike: as a run of queries and a list of blocks. Nothing is
 padded to the longest row, and rows that share a prompt are adjacent, so its blocks are read once for several rows.
 
-The block pool's book-keeping: which blocks of the KV cache are free, how many readers each has, and which hold a known prefix.
-
-Pure Python, no tensors: `kv.py` owns the memory that the block numbers stand for.
+The block pool keeps the books, in pure Python: which blocks are free, how many readers each has, and which hold a known prefix. The store
+owns the memory that the block numbers stand for.
 """
 
 from __future__ import annotations

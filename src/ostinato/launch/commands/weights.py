@@ -31,7 +31,7 @@ from ostinato.core.errors import BadConfig, BadRequest, BadWeights, Corrupt, NoS
 from ostinato.core.records import Batch, PolicyVersion
 from ostinato.launch.views.progress import Lines
 from ostinato.reward.pipeline import recorded
-from ostinato.web.run_report import Row, render, shade
+from ostinato.web.weights_page import Row, render, shade
 from ostinato.weights.keep import pins
 from ostinato.weights.keep.fsck import verify
 from ostinato.weights.keep.gc import Collected, GcProgress, Tally, collect

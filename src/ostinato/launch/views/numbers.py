@@ -1,10 +1,7 @@
-"""Prometheus metrics of a run's workers, alarms and disk, beside the gateway's own on `GET /metrics`. No tenant sees them.
+"""Prometheus metrics of a run, beside the gateway's own on `GET /metrics`: workers, alarms, disk, and its learning. No tenant sees them.
 
-Prometheus metrics of a run's learning, beside `numbers`: acceptance, rewards, steps and releases, as recorded in the log. No tenant
-sees them.
-
-They come from the summary that the housekeeping worker stores, so a gateway reads no log row for them. Every gateway of a run reports
-the same values, so a dashboard takes their maximum, not their sum.
+Those of its learning, acceptance, rewards, steps and releases, come from the summary that the housekeeping worker stores, so a gateway
+reads no log row for them. Every gateway of a run reports the same values, so a dashboard takes their maximum, not their sum.
 """
 
 from __future__ import annotations

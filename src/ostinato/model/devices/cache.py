@@ -1,6 +1,6 @@
 """Keys and values in blocks on any device, and one step's attention over them by torch's operations.
 
-For the CPU, and on a GPU for steps that are not recorded (`decoding`). The cached keys and values are gathered, a copy of those of the
+For the CPU, and on a GPU for steps that are not recorded (`step`). The cached keys and values are gathered, a copy of those of the
 running sequences for each layer. All indices are made on the host once per step and moved once.
 """
 

@@ -1,14 +1,12 @@
-"""One decoding step over the cache: its numbers in one tensor, and the attention that reads them. Needs no model code.
+"""Decoding steps over the cache: a step's numbers in one tensor, paged attention in Triton, and whole steps as CUDA graphs.
 
-One token's attention over keys and values in blocks, in Triton: nothing is gathered, and a row's bits do not depend on other rows.
+One token's attention reads keys and values in blocks: nothing is gathered, and a row's bits do not depend on other rows. The softmax is
+computed tile by tile with a running maximum (Milakov and Gimelshein 2018, arXiv 1805.02867), as in FlashAttention. One program reads the
+whole past of one token for one key head; its queries share that reading. Torch's CUDA builds bring Triton.
 
-The softmax is computed tile by tile with a running maximum (Milakov and Gimelshein 2018, arXiv 1805.02867), as in FlashAttention. One
-program reads the whole past of one token for one key head; its queries share that reading. Torch's CUDA builds bring Triton.
-
-Decoding steps as CUDA graphs: a forward pass of one token per sequence is recorded once, then replayed with other numbers.
-
-A step of single tokens takes the host far longer to launch than a GPU to compute. A recorded pass is launched at once. It holds for one
-model, up to a number of rows and of blocks per sequence; spare rows write to a block of their own, which no sequence holds.
+A forward pass of one token per sequence is recorded once, as a CUDA graph, then replayed with other numbers. A step takes the host far
+longer to launch than a GPU to compute. A recorded pass is launched at once. It holds for one model, up to a number of rows and of blocks
+per sequence; spare rows write to a block of their own, which no sequence holds.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 # pyright: basic, reportCallIssue=false
-"""Quantisation of rows to a scale and integer levels, and dequantisation of the sums of their products.
+"""Quantisation of rows to a scale and integer levels, after a Hadamard rotation, and dequantisation of the sums of their products.
 
-A row is first rotated (`kernels.hadamard`). For a rotated row x with a = max |x_d|: the scale is a / most, level d is x_d (most / a)
+A row is first rotated. For a rotated row x with a = max |x_d|: the scale is a / most, level d is x_d (most / a)
 rounded to nearest, ties to even, so that |level| <= most. A row that is almost zero has scale 0 and levels 0. A row with a NaN or an
 infinity has the scale NaN, so all results from it are NaN.
 
-Rotation of rows by a Hadamard matrix, so that no channel is much larger than the others when a row gets one scale.
-
-A row times H, and a weight's rows times H: since H Hᵀ = b I, the products are b times those without it (QuaRot, arXiv 2404.00456).
-H is block diagonal, with Sylvester's matrix of b entries of +1 and -1 in each block; b is the largest power of two that divides the width.
+The rotation leaves no channel much larger than the others when a row gets one scale. A row times H, and a weight's rows times H: since H
+Hᵀ = b I, the products are b times those without it (QuaRot, arXiv 2404.00456). H is block diagonal, with Sylvester's matrix of b entries
+of +1 and -1 in each block; b is the largest power of two that divides the width.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import pairwise, takewhile
 
 from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
-from ostinato.model.rendering.fences import answered
+from ostinato.model.rendering.tool_text import answered
 
 _GAP = "\n\n"
 

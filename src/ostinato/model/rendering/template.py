@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
-from ostinato.model.rendering.fences import HOLE, Fences, as_text, encodable, function_schema
+from ostinato.model.rendering.fences import HOLE, Fences, encodable
 from ostinato.model.rendering.repairs import REPAIRS, needed, repaired
+from ostinato.model.rendering.tool_text import as_text, function_schema
 
 # ---------------------------------------------------------------- did every text arrive
 

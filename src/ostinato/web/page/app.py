@@ -2,7 +2,7 @@
 
 Also the headers of every answer, the check of a form's origin, and how many pages a tenant may ask for.
 
-Server-sent events: the changed parts of a page, for as long as it is open.
+An open page gets its changed parts as server-sent events.
 """
 
 from __future__ import annotations

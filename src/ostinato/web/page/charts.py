@@ -14,7 +14,7 @@ from ostinato.web.chart import ChartAxis, Scale, axis
 from ostinato.web.page.release_evidence import LayerChange, RateShift, TrialLook, TrialRules, WeightChange
 from ostinato.web.page.sources import GateLook, ReleaseLine, StepSeries
 from ostinato.web.page.templates import count, points
-from ostinato.web.run_report import shade
+from ostinato.web.weights_page import shade
 
 _CORNERS_WIDE = ((0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1))
 _CORNERS_NARROW = ((0, 0), (1, 0), (1, 1), (1, 2), (0, 2), (0, 1))

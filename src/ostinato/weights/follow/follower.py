@@ -3,85 +3,31 @@
 Weights are built beside those that are being served and handed over only when every hash matches. A corrupt or missing object raises
 an error that names it, and the old weights stay in service.
 
-The live version as the trainer last saw it, and the weights of versions that the trainer compares itself with.
-
-Looks up refs, roots and policy versions for the release controller.
-
-Exports weights as a plain Hugging Face model directory, so that people can take the model out and use it anywhere.
+Also the live version as the trainer last saw it, with the weights that the trainer compares itself with, and the look-up of refs, roots
+and policy versions for the release controller.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
-import shutil
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ostinato.core.errors import NotFound, OstinatoError, Unavailable
-from ostinato.core.files import sync_directory
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
-from ostinato.core.weights import ITEMSIZES, Snapshot, Weights
+from ostinato.core.weights import Snapshot, Weights
 from ostinato.weights.config import FollowerConfig
 from ostinato.weights.follow.delta_apply import rebuild
+from ostinato.weights.follow.export import write_model
 from ostinato.weights.follow.journal import Journal
-from ostinato.weights.store.disk import storage_refusals
 from ostinato.weights.version.chain import Loaded, Manifests
 from ostinato.weights.version.content import version_ref
 from ostinato.weights.version.manifest import Manifest
 from ostinato.weights.version.signing import check_signature
-
-# ---------------------------------------------------------------- export
-
-
-def write_model(weights: Weights, directory: Path, files: Sequence[Path], notes: Mapping[str, str]) -> Path:
-    """Write model.safetensors (whole or not at all) and copy `files` beside it. `notes` go into the file's metadata.
-
-    Raises: StorageFull if the disk refuses; NotFound if one of `files` does not exist.
-    """
-    with storage_refusals(f"writing the model to {directory}"):
-        directory.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            if not file.is_file():
-                raise NotFound(f"{file} does not exist; name the model's config and tokenizer files", field="files")
-            if file.resolve().parent != directory.resolve():
-                shutil.copyfile(file, directory / file.name)
-        target = directory / "model.safetensors"
-        temporary = directory / f".model.safetensors.{os.getpid()}"
-        try:
-            _write_safetensors(weights, temporary, notes)
-            os.replace(temporary, target)
-            sync_directory(directory)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return target
-
-
-def _write_safetensors(weights: Weights, path: Path, notes: Mapping[str, str]) -> None:
-    # Wide dtypes come first, which keeps every tensor aligned; the safetensors library writes the same order.
-    names = sorted(weights, key=lambda name: (-ITEMSIZES[weights[name].dtype], name))
-    header: dict[str, Any] = {"__metadata__": dict(notes)}
-    at = 0
-    for name in names:
-        array = weights[name]
-        end = at + array.data.nbytes
-        header[name] = {"dtype": array.dtype, "shape": list(array.shape), "data_offsets": [at, end]}
-        at = end
-    head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    with path.open("wb") as file:
-        file.write(len(head).to_bytes(8, "little") + head)
-        for name in names:
-            file.write(weights[name].data.data)
-        file.flush()
-        os.fsync(file.fileno())
-
 
 logger = logging.getLogger(__name__)
 

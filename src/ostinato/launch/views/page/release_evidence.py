@@ -1,8 +1,7 @@
 """Gathers the evidence for one release from its sources, within bounds. The slow parts are cached for a minute.
 
-The details of a ledger line beside its reason: looks of the gate, looks at users, and the rest cut to a readable size. Pure.
-
-An earlier or later version may have written a line: incomplete details are left out and never raise an error.
+Also the details of a ledger line beside its reason: looks of the gate, looks at users, and the rest cut to a readable size. An earlier or
+later version may have written a line: incomplete details are left out and never raise an error.
 """
 
 from __future__ import annotations

@@ -1,0 +1,57 @@
+# pyright: basic, reportCallIssue=false
+"""Queries and keys out of one row of a fused product: normed if the model norms its heads, then rotated by their positions.
+
+For a head x of D numbers with cosines c and sines s (Su et al. 2021, 2104.09864, in the library's halves), in the library's order of
+roundings: out_d = round(round(x_d c_d) + round(-x_(d + D/2) s_d)) for the first half, and with +x_(d - D/2) for the second. The norm before
+it is that of `norm.rms_norm`.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from ostinato.model.kernels.arithmetic import inlined, load, store
+from ostinato.model.kernels.norm import root
+from ostinato.model.kernels.vector import WIDE, add16, all16, load16, mul16, round16, store16, sub16
+
+
+@inlined
+def _rounded(array, x):
+    """The value as `array` would store it."""
+    return load(store(array[0, 0], x))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def rotate(x_NW, first, heads, cos_ND, sin_ND, weight_1D, eps, out_NX):
+    """Fill the rows of out_NX with `heads` rotated heads, the first of which begins at place `first` of each row of x_NW.
+
+    `weight_1D` is the weight of the heads' norm, the result of which is written into x_NW, and D is a multiple of 16; or it is [1, 0]
+    for no norm, and D is even.
+    """
+    rows, dim = cos_ND.shape
+    half = dim // 2
+    whole = half // WIDE * WIDE
+    for n in range(rows):
+        for h in range(heads):
+            at, to = first + h * dim, h * dim
+            if weight_1D.shape[1] > 0:
+                r = root(x_NW, n, at, dim, eps)
+                for d in range(0, dim, WIDE):
+                    y = round16(out_NX, mul16(load16(x_NW, n, at + d), all16(r)))
+                    store16(x_NW, n, at + d, mul16(load16(weight_1D, 0, d), y))
+            for d in range(0, whole, WIDE):
+                low, high = load16(x_NW, n, at + d), load16(x_NW, n, at + half + d)
+                one = round16(out_NX, mul16(low, load16(cos_ND, n, d)))
+                two = round16(out_NX, mul16(high, load16(sin_ND, n, d)))
+                store16(out_NX, n, to + d, sub16(one, two))
+                one = round16(out_NX, mul16(high, load16(cos_ND, n, half + d)))
+                two = round16(out_NX, mul16(low, load16(sin_ND, n, half + d)))
+                store16(out_NX, n, to + half + d, add16(one, two))
+            for d in range(whole, half):
+                low, high = load(x_NW[n, at + d]), load(x_NW[n, at + half + d])
+                one = _rounded(out_NX, low * load(cos_ND[n, d]))
+                two = _rounded(out_NX, high * load(sin_ND[n, d]))
+                out_NX[n, to + d] = store(out_NX[0, 0], one - two)
+                one = _rounded(out_NX, high * load(cos_ND[n, half + d]))
+                two = _rounded(out_NX, low * load(sin_ND[n, half + d]))
+                out_NX[n, to + half + d] = store(out_NX[0, 0], one + two)
