@@ -42,6 +42,9 @@ def learning_rate_at(step: int, *, steps: int, peak: float, warmup: int, floor: 
     return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
+# ---------------------------------------------------------------- the course
+
+
 _COPIED = (".json", ".jinja", ".txt", ".model")
 
 

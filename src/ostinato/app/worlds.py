@@ -156,6 +156,9 @@ def _warn(task: Task, rollout: Rollout, grade: Grade) -> None:
     logger.warning("task %s, turns %s: cheated: %s", task.id, rollout.turns[-1:], "; ".join(grade.cheated))
 
 
+# ---------------------------------------------------------------- tasks and rollouts
+
+
 def open_taskset(config: Config) -> Taskset:
     """The taskset for rollouts. Raises BadConfig if none is named, it cannot be read, or nothing could be learned from it."""
     if config.learn.source == "people":

@@ -63,7 +63,7 @@ def lending(rules: GuardRules, seen: FleetView, wanted: int) -> int:
     return max(0, min(rules.most, spare, wanted - seen.lent))
 
 
-# ---------------------------------------------------------------- Request rates
+# ---------------------------------------------------------------- request rates
 
 
 class Meter:

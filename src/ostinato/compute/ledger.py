@@ -74,7 +74,7 @@ class OperationLedger:
         return replace(self, forward=self.forward + forward, backward=self.backward + 2 * forward)
 
 
-# ---------------------------------------------------------------- Rollout workers
+# ---------------------------------------------------------------- rollout workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from ostinato.compute.description import (
 from ostinato.compute.work import TokenWork, causal_pairs, pair_work
 from ostinato.core.errors import BadConfig
 
-# ---------------------------------------------------------------- A phase: its work, and its time by the roofline
+# ---------------------------------------------------------------- a phase: its work, and its time by the roofline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ def least_replica(model: PlannedModel, turns: PlannedTurns, on: PlannedHardware,
     return int(-(-need // (on.accelerators * on.memory * reached.memory)))
 
 
-# ---------------------------------------------------------------- A cycle
+# ---------------------------------------------------------------- a cycle
 
 
 NOT_COUNTED = (

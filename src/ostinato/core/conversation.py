@@ -78,6 +78,9 @@ def _plain(value: Any) -> Any:
             return value
 
 
+# ---------------------------------------------------------------- conversations
+
+
 PART_CHARS = 32
 MAX_VALUES, MAX_DEPTH = 20_000, 64
 """Of a tool call's arguments that are parsed."""

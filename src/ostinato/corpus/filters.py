@@ -55,7 +55,7 @@ def _may_stay(head: str) -> bool:
     return all(map(allows, stated)) and _GNU.search(head) is None
 
 
-# ---------------------------------------------------------------- Duplicates
+# ---------------------------------------------------------------- duplicates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

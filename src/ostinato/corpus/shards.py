@@ -137,7 +137,7 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-# ---------------------------------------------------------------- Reading in a given order
+# ---------------------------------------------------------------- reading in a given order
 
 
 class CorpusReader:

@@ -133,7 +133,7 @@ async def send_feedback(http: aiohttp.ClientSession, event: Mapping[str, Any]) -
         raise Failed(f"feedback connection {type(error).__name__}") from error
 
 
-# ---------------------------------------------------------------- The users
+# ---------------------------------------------------------------- the users
 
 
 class UserTask(Protocol):

@@ -34,7 +34,7 @@ from ostinato.evaluate.config import BarConfig, GateConfig
 from ostinato.evaluate.statistics import Spread, bounds, holm, mcnemar, mean_lower, paired_items, power, spread_of
 from ostinato.evaluate.suites import Item, Suite
 
-# ---------------------------------------------------------------- What a suite can resolve
+# ---------------------------------------------------------------- what a suite can resolve
 
 
 PASSING = 0.94
@@ -100,7 +100,7 @@ def check_bars(bars: Sequence[tuple[BarConfig, str, int]]) -> None:
             )
 
 
-# ---------------------------------------------------------------- The verdict
+# ---------------------------------------------------------------- the verdict
 
 
 HARM_SHARE = 0.5
@@ -337,7 +337,7 @@ def _told(
     return ": " + "; ".join(parts)
 
 
-# ---------------------------------------------------------------- The bars
+# ---------------------------------------------------------------- the bars
 
 
 BAR_ALPHA = 0.01
@@ -372,7 +372,7 @@ def _good(bar: BarConfig, score: ItemScore) -> float:
     return 1.0 - value if bar.at_most is not None else value
 
 
-# ---------------------------------------------------------------- Rounds
+# ---------------------------------------------------------------- rounds
 
 
 @dataclass(frozen=True, slots=True)

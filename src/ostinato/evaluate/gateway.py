@@ -19,7 +19,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.retry import Backoff, RetryPolicy, unavailable
 from ostinato.evaluate.config import RunnerConfig
 
-# ---------------------------------------------------------------- Answers
+# ---------------------------------------------------------------- answers
 
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -59,7 +59,7 @@ def refusal(status: int, text: str, where: str, headers: Mapping[str, str]) -> O
     return BadRequest(message)
 
 
-# ---------------------------------------------------------------- Waiting
+# ---------------------------------------------------------------- waiting
 
 
 MAX_RESPONSE_BYTES = 16 * 2**20

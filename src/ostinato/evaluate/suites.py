@@ -145,7 +145,7 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
-# ---------------------------------------------------------------- Graders
+# ---------------------------------------------------------------- graders
 
 
 MAX_PATTERN = 1_000

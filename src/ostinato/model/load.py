@@ -356,6 +356,9 @@ def _keep(place: Path, found: dict[str, Any]) -> None:
         write_atomic(place, json.dumps(found), durable=False)
 
 
+# ---------------------------------------------------------------- loading
+
+
 __all__ = ["build", "check_directory", "empty_model", "load_model", "put_weights", "resolve", "weights_of"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")

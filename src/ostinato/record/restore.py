@@ -110,6 +110,9 @@ def restore(
     return manifest, destroyed
 
 
+# ---------------------------------------------------------------- restoring
+
+
 def refuse_rows(log: LogDirectory) -> None:
     """Raise Conflict if there is a log with rows, or one that cannot be read; BadConfig for a link in its place."""
     if log.path.is_symlink():

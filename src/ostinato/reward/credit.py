@@ -71,6 +71,9 @@ def returns(rewards: Sequence[float], discount: float) -> list[float]:
     return found[::-1]
 
 
+# ---------------------------------------------------------------- single rollouts
+
+
 LEAST_RMS = 1e-8
 
 

@@ -184,6 +184,9 @@ class JudgeConfig(BaseModel, frozen=True, extra="forbid"):
         )
 
 
+# ---------------------------------------------------------------- the gateway
+
+
 class QuotaConfig(BaseModel, frozen=True, extra="forbid"):
     """One tenant's limits at the gateway.
 

@@ -99,6 +99,9 @@ def _nothing(*_: int) -> None:
     """Do nothing."""
 
 
+# ---------------------------------------------------------------- priority
+
+
 @dataclass(frozen=True, slots=True)
 class Person:
     """Callbacks for a person's call: `first` is called once, at the first token, and `last` with the token count at the last. The defaults

@@ -43,6 +43,9 @@ def sum_of_squares(parts: Iterable[Tensor]) -> Tensor:
     return total
 
 
+# ---------------------------------------------------------------- the masters
+
+
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 

@@ -135,6 +135,9 @@ def token_logprobs(
     return torch.cat(parts)
 
 
+# ---------------------------------------------------------------- the policy
+
+
 KEPT_LOGITS = 256 << 20
 """Bytes of a micro-batch's logits up to which they are kept for the backward pass; beyond it the head runs again, chunk by chunk."""
 

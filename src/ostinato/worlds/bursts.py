@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest
 
-# ---------------------------------------------------------------- The fleet
+# ---------------------------------------------------------------- the fleet
 
 
 class Packing(StrEnum):
@@ -103,7 +103,7 @@ ASSUMPTIONS = (
 )
 
 
-# ---------------------------------------------------------------- The simulation
+# ---------------------------------------------------------------- the simulation
 
 
 Floats = NDArray[np.float64]

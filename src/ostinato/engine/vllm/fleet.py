@@ -165,6 +165,9 @@ def chosen(
     return [*(replicas[at] for _, at in sorted(ranked)[:want]), *(each for each in lent if each.usable)]
 
 
+# ---------------------------------------------------------------- the fleet
+
+
 _LOG = logging.getLogger(__name__)
 _LOOK_S = 1.0
 _ASK_S = 10.0  # longest wait for a server to report what it serves; then it is asked again

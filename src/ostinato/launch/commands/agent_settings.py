@@ -176,6 +176,9 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+# ---------------------------------------------------------------- agents
+
+
 Dialect = Literal["chat", "messages", "responses"]
 Scope = Literal["user", "project"]
 

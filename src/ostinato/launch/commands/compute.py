@@ -85,6 +85,9 @@ class Filling:
         )
 
 
+# ---------------------------------------------------------------- sharing
+
+
 _KEPT = 100_000  # turns whose lengths are remembered: those that a step takes are newer
 
 

@@ -142,6 +142,9 @@ def _at(tree: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+# ---------------------------------------------------------------- the command
+
+
 WIDE = 140  # columns
 
 

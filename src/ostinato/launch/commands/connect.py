@@ -154,6 +154,9 @@ def _refusal(where: str, status: int, raw: bytes, key: str | None) -> BadConfig 
     return kind(f"{where} answered {status}: {words}; {remedy}")
 
 
+# ---------------------------------------------------------------- the command
+
+
 _KEY = re.compile(r"[A-Za-z0-9._~+/=:@-]{1,512}")
 _MODEL = re.compile(r"[\w.:/@+-]{1,200}")
 _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

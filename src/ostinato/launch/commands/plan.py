@@ -126,6 +126,9 @@ def deliveries(told: Description) -> Delivery:
     )
 
 
+# ---------------------------------------------------------------- the command
+
+
 def load_description(path: Path | None, overrides: Sequence[str]) -> Description:
     """Merge the defaults, the file and the overrides, in this order, and validate. Raises BadConfig that names every wrong field."""
     tree = read_file(path)

@@ -47,9 +47,6 @@ from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.reward.accounting import Accounting, account
 from ostinato.weights.version.content import VERSIONS
 
-# ---------------------------------------------------------------- the overview
-
-
 # ---------------------------------------------------------------- accounts
 
 

@@ -178,6 +178,9 @@ def _share(tally: Tally) -> OutcomeShare | None:
     )
 
 
+# ---------------------------------------------------------------- the scenario
+
+
 USERS = UsersConfig(count=80, think_s=8.0, ignore_share=0.0)
 """A plugin knows of each suggestion whether Tab was pressed, so none is ignored. Of eighty users the control arm has about sixteen."""
 

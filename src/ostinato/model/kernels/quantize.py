@@ -71,6 +71,9 @@ def rotate(x_ND, y_ND):
         rotate_row(x_ND, n, y_ND[n : n + 1])
 
 
+# ---------------------------------------------------------------- levels
+
+
 # pyright: basic, reportCallIssue=false
 
 

@@ -108,6 +108,9 @@ def check_format(connection: Any, path: Path) -> int:
     return int(version)
 
 
+# ---------------------------------------------------------------- the segment
+
+
 KEYS = (1 << 63) - 1
 END: Cursor = (1 << 63) - 1  # no row lies above it
 

@@ -42,7 +42,7 @@ from ostinato.serve.priority import Person
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import DisconnectWatch
 
-# ---------------------------------------------------------------- Auto's draws
+# ---------------------------------------------------------------- auto's draws
 
 
 class Draws:

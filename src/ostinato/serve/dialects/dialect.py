@@ -73,6 +73,9 @@ class Omissions:
         return f"[{kind} omitted: this model reads text only]"
 
 
+# ---------------------------------------------------------------- the interface
+
+
 Json = dict[str, Any]
 
 

@@ -97,6 +97,9 @@ def _unended(name: str) -> BadRequest:
     return BadRequest(f"The body is not one whole piece of {name}; it ends too early, or something follows.")
 
 
+# ---------------------------------------------------------------- bodies
+
+
 _FIELDS, _ITEMS = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
 _DRAIN_FACTOR = 16  # how far beyond the limit a refused body is read, so that the client can see the refusal
 _LENGTH_DIGITS = 20

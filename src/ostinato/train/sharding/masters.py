@@ -138,6 +138,9 @@ def _first_element(shape: tuple[int, ...], group: RankGroup) -> int:
     return rows_of(shape[0], group.count, group.rank)[0] * math.prod(shape[1:])
 
 
+# ---------------------------------------------------------------- the masters
+
+
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 

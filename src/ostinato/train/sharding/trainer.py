@@ -87,6 +87,9 @@ def return_freed_memory() -> None:
             del os.environ[_LARGE_PAGES]  # not for programs that this process starts
 
 
+# ---------------------------------------------------------------- the trainer
+
+
 _END_S = 10.0  # how long a rank may take to end
 _LOOK_S = 0.05  # between two checks of whether a rank is there
 _T = TypeVar("_T")

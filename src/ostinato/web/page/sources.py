@@ -71,6 +71,9 @@ class WeightsNow:
     followers: tuple[FollowerNow, ...] = ()
 
 
+# ---------------------------------------------------------------- what the pages show
+
+
 PAGE_ROWS = 50
 MOST_COUNTED = 10_000
 

@@ -33,7 +33,7 @@ from ostinato.worlds.building.mutations import (
 from ostinato.worlds.building.runs import GreenSuite, SuiteJob, SuiteRun, SuiteRuns
 from ostinato.worlds.building.wording import TaskKind
 
-# ---------------------------------------------------------------- Stubs
+# ---------------------------------------------------------------- stubs
 
 
 _OF_TYPE: dict[str, tuple[str, ...]] = {
@@ -135,7 +135,7 @@ def stubs(block: str) -> list[Stub]:
     return [Stub(returns=value, block=with_body(block, [f"return {value}\n"])) for value in _values(function)]
 
 
-# ---------------------------------------------------------------- Weak tests
+# ---------------------------------------------------------------- weak tests
 
 
 _WEAKNESS_MARGIN_SECONDS = 1.0  # CPU time: a stub is either quick or hangs
@@ -191,7 +191,7 @@ def _jobs(asked: FunctionTask, text: str, group: str) -> list[tuple[str, SuiteJo
     return jobs
 
 
-# ---------------------------------------------------------------- Attempts
+# ---------------------------------------------------------------- attempts
 
 
 _NOTHING = Noticed(fail_to_pass=(), pass_to_pass=())

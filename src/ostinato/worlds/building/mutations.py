@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-# ---------------------------------------------------------------- Functions
+# ---------------------------------------------------------------- functions
 
 
 _OPEN, _CLOSED = {"(", "[", "{"}, {")", "]", "}"}
@@ -137,7 +137,7 @@ def functions_of(path: str, text: str) -> list[Function]:
     return [function for function in found if names.count(function.name) == 1]
 
 
-# ---------------------------------------------------------------- Removal
+# ---------------------------------------------------------------- removal
 
 
 WRAPPER = "if 1:\n"  # makes an indented block a module of its own, without touching its text
@@ -180,7 +180,7 @@ def doing_nothing(block: str) -> str:
     return with_body(block, ["return None\n"])
 
 
-# ---------------------------------------------------------------- Faults
+# ---------------------------------------------------------------- faults
 
 
 _COMPARISONS: dict[type[cst.BaseCompOp], tuple[str, type[cst.BaseCompOp]]] = {

@@ -34,7 +34,7 @@ from ostinato.worlds.building.sources import FetchedArchive, fetch_wheels, read_
 from ostinato.worlds.building.wording import TaskKind, instruct
 from ostinato.worlds.tasks.task import Grading, Split, Task
 
-# ---------------------------------------------------------------- The journal
+# ---------------------------------------------------------------- the journal
 
 
 def _attempt_row(attempt: Attempt) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class BuildJournal:
             os.fsync(file.fileno())
 
 
-# ---------------------------------------------------------------- Layers
+# ---------------------------------------------------------------- layers
 
 
 SITE = f".venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
@@ -181,7 +181,7 @@ def write_layer(directory: Path, label: str, files: Mapping[str, bytes], *, comp
     return place
 
 
-# ---------------------------------------------------------------- The build
+# ---------------------------------------------------------------- the build
 
 
 BUILD_LIMITS = Limits(memory_mb=4096, disk_mb=512, processes=64, output_bytes=64 << 20)

@@ -175,7 +175,7 @@ class SuiteRuns:
         return [found.get(str(number)) for number in range(len(jobs))]
 
 
-# ---------------------------------------------------------------- The baseline
+# ---------------------------------------------------------------- the baseline
 
 
 _SUITE_SECONDS = 60.0
@@ -270,7 +270,7 @@ async def run_baseline(runs: SuiteRuns, targets: Sequence[str]) -> GreenSuite:
     )
 
 
-# ---------------------------------------------------------------- A backend of single runs
+# ---------------------------------------------------------------- a backend of single runs
 
 
 ONE_SHOT_WORKDIR = "/tmp"

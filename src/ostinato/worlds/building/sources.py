@@ -29,7 +29,7 @@ from typing import IO, Any
 
 from ostinato.core.errors import BadRequest, Corrupt, TooLarge, Unavailable
 
-# ---------------------------------------------------------------- Unpacking
+# ---------------------------------------------------------------- unpacking
 
 
 FILE_BYTES, ALL_BYTES, MOST_FILES = 8 << 20, 64 << 20, 8000
@@ -141,7 +141,7 @@ def without_top(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {path.partition("/")[2]: data for path, data in files.items()}
 
 
-# ---------------------------------------------------------------- Through pip
+# ---------------------------------------------------------------- through pip
 
 
 _PIP_SECONDS = 180.0
@@ -256,7 +256,7 @@ def installed(wheel: dict[str, bytes]) -> dict[str, bytes]:
     return found
 
 
-# ---------------------------------------------------------------- What a package says of itself
+# ---------------------------------------------------------------- what a package says of itself
 
 
 _ROOTS = ("", "src/", "lib/", "python/", "Lib/")

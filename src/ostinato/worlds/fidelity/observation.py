@@ -64,7 +64,7 @@ def parse_observation(line: str) -> Observation:
     return Observation(group=group, features=kept, asked=asked)
 
 
-# ---------------------------------------------------------------- Columns
+# ---------------------------------------------------------------- columns
 
 
 Floats = NDArray[np.float64]
@@ -172,7 +172,7 @@ def _shown(raw_N: Floats) -> str:
     return f"{np.median(known_N):.4g} [{known_N.min():.4g}, {known_N.max():.4g}]"
 
 
-# ---------------------------------------------------------------- Features of a conversation
+# ---------------------------------------------------------------- features of a conversation
 
 
 MOST_WORDS = 400

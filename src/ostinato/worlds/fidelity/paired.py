@@ -26,7 +26,7 @@ from ostinato.core.errors import BadRequest
 from ostinato.worlds.fidelity.observation import Columns, Observation, columns_of, deal_folds
 from ostinato.worlds.fidelity.probe import FEWEST, Probed, Tell, newton, with_holm
 
-# ---------------------------------------------------------------- Matching
+# ---------------------------------------------------------------- matching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def _nothing_shared(first: dict[str, list[Observation]], second: dict[str, list[
     )
 
 
-# ---------------------------------------------------------------- The classifier of pairs
+# ---------------------------------------------------------------- the classifier of pairs
 
 
 Floats = NDArray[np.float64]

@@ -89,7 +89,7 @@ def priced(value: float, effort: Mapping[str, float], config: EffortConfig) -> t
     return max(0.0, value * (1.0 - config.weight * share)), share
 
 
-# ---------------------------------------------------------------- Canaries
+# ---------------------------------------------------------------- canaries
 
 
 Alarm = Callable[[Task, Rollout, Grade], None]

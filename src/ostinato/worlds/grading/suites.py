@@ -31,7 +31,7 @@ from ostinato.worlds.grading.test_report import TestHeard, Testimony, holds, pas
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Split, Task
 
-# ---------------------------------------------------------------- The rehearsal with the solution
+# ---------------------------------------------------------------- the rehearsal with the solution
 
 
 _TRIES = 5
@@ -271,7 +271,7 @@ def gradable(ids: Sequence[str], rehearsal: Rehearsal) -> list[str]:
     return [id for id in ids if id not in left_out]
 
 
-# ---------------------------------------------------------------- The grader
+# ---------------------------------------------------------------- the grader
 
 
 _KNOWN = 4096  # rehearsals that are cached

@@ -36,7 +36,7 @@ from ostinato.worlds.harness.rollout import (
 from ostinato.worlds.harness.toolbox import OFFERED, ToolReply, cut_middle, tools_named, use
 from ostinato.worlds.tasks.task import Task
 
-# ---------------------------------------------------------------- A rollout in progress
+# ---------------------------------------------------------------- a rollout in progress
 
 
 class _Session:
@@ -87,7 +87,7 @@ class _Session:
         raise NotImplementedError
 
 
-# ---------------------------------------------------------------- The tool loop
+# ---------------------------------------------------------------- the tool loop
 
 
 _TOOLS_VERSION = 1
@@ -203,7 +203,7 @@ class _ToolSession(_Session):
             return ToolReply(text=f"error: {error}", failed=True)
 
 
-# ---------------------------------------------------------------- The repair loop
+# ---------------------------------------------------------------- the repair loop
 
 
 _REPAIR_VERSION = 1
@@ -342,7 +342,7 @@ def code_in(text: str) -> str:
     return text[opening.end() : end]
 
 
-# ---------------------------------------------------------------- Single answers
+# ---------------------------------------------------------------- single answers
 
 
 _SINGLE_VERSION = 1
@@ -391,7 +391,7 @@ class SingleAnswer:
         )
 
 
-# ---------------------------------------------------------------- By name
+# ---------------------------------------------------------------- by name
 
 
 _C = TypeVar("_C", bound=BaseModel)

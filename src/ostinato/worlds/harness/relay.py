@@ -26,7 +26,7 @@ from ostinato.worlds.harness.agent_config import AgentConfig, Dialect
 from ostinato.worlds.harness.gateway import USER, Passage, PassedAnswer
 from ostinato.worlds.harness.rollout import Ended, OutOfTime
 
-# ---------------------------------------------------------------- Reading answers, and the tool results in requests
+# ---------------------------------------------------------------- reading answers, and the tool results in requests
 
 
 Json = Mapping[str, Any]
@@ -173,7 +173,7 @@ def _text(content: Any) -> str:
     return "".join(str(part.get("text") or "") for part in _list(content) if isinstance(part, dict))
 
 
-# ---------------------------------------------------------------- Rewriting requests
+# ---------------------------------------------------------------- rewriting requests
 
 
 _DROPPED = frozenset(
@@ -226,7 +226,7 @@ def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 logger = logging.getLogger(__name__)
 
-# ---------------------------------------------------------------- The relay
+# ---------------------------------------------------------------- the relay
 
 
 _END_S = 0.01  # for calls in progress at the end; to aiohttp, 0 means no limit

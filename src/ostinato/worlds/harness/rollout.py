@@ -127,7 +127,7 @@ class Harness(Protocol):
         ...
 
 
-# ---------------------------------------------------------------- The hash of a harness
+# ---------------------------------------------------------------- the hash of a harness
 
 
 def harness_hash(name: str, version: int, **shown: Any) -> str:

@@ -30,7 +30,7 @@ from ostinato.worlds.remote.owners import OwnTurns
 from ostinato.worlds.remote.trust import RefusedSerials, common_name, serial_of
 from ostinato.worlds.remote.worker_requests import DIALECTS, call_body, call_headers, own_verdicts, targets
 
-# ---------------------------------------------------------------- Arrivals
+# ---------------------------------------------------------------- arrivals
 
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class _Guest(asyncio.Protocol):
         self.ended = True
 
 
-# ---------------------------------------------------------------- The door
+# ---------------------------------------------------------------- the door
 
 
 _T = TypeVar("_T")
@@ -375,7 +375,7 @@ async def _off_loop(size: int, work: Callable[[_Given], _T], given: _Given) -> _
     return work(given) if size <= LONG_BYTES else await asyncio.to_thread(work, given)
 
 
-# ---------------------------------------------------------------- The worker's side, over a connection that may be lost at any moment
+# ---------------------------------------------------------------- the worker's side, over a connection that may be lost at any moment
 
 
 _UNKNOWN = PolicyVersion(number=0, hash="")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from ostinato.worlds.grading.effort import EffortConfig
 from ostinato.worlds.grading.rubrics import RubricConfig
 
-# ---------------------------------------------------------------- Rollouts on other machines
+# ---------------------------------------------------------------- rollouts on other machines
 
 
 class DoorConfig(BaseModel, frozen=True, extra="forbid"):

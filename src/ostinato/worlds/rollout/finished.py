@@ -196,7 +196,7 @@ def _finite(values: Mapping[str, float]) -> dict[str, float]:
     return {str(name): float(value) for name, value in values.items() if math.isfinite(value)}
 
 
-# ---------------------------------------------------------------- Reading a line, with checks
+# ---------------------------------------------------------------- reading a line, with checks
 
 
 def _read(row: Any) -> Finished:
@@ -268,7 +268,7 @@ def _numbers(values: Any) -> dict[str, float]:
     return {name: _number(value) for name, value in rows.items()}
 
 
-# ---------------------------------------------------------------- Cheats
+# ---------------------------------------------------------------- cheats
 
 
 CHEATED = "worlds:cheated"

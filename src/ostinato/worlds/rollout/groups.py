@@ -26,7 +26,7 @@ from ostinato.core.seams import Cursor
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED
 from ostinato.worlds.harness.rollout import Ended, Rollout
 
-# ---------------------------------------------------------------- The curriculum
+# ---------------------------------------------------------------- the curriculum
 
 
 LEAST, MOST = 0.1, 0.9  # share of rollouts solved: outside of this, a group seldom holds both a success and a failure
@@ -76,7 +76,7 @@ def next_task(left: Sequence[str], known: Mapping[str, Success], *, curriculum: 
     return next((task for task in left if known.get(task, Success()).teaches), left[0])
 
 
-# ---------------------------------------------------------------- The groups
+# ---------------------------------------------------------------- the groups
 
 
 Event = Mapping[str, Any]
@@ -295,7 +295,7 @@ def _retold(group: RolloutGroup, epoch: int) -> Iterator[dict[str, Any]]:
         yield {"kind": "told", "n": group.number}
 
 
-# ---------------------------------------------------------------- The journal
+# ---------------------------------------------------------------- the journal
 
 
 logger = logging.getLogger(__name__)
@@ -446,7 +446,7 @@ def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, Any]], int]:
     return events, whole
 
 
-# ---------------------------------------------------------------- Verdicts as signals
+# ---------------------------------------------------------------- verdicts as signals
 
 
 MOST_EVENTS = 1000  # of one call, which enter the log all or not at all
@@ -496,7 +496,7 @@ def _event(turn: str, name: str, value: float) -> dict[str, Any]:
     return {"id": f"{name}:{turn}", "target": turn, "name": name, "value": value, "source": "code"}
 
 
-# ---------------------------------------------------------------- What became of the groups that were told
+# ---------------------------------------------------------------- what became of the groups that were told
 
 
 _OF_ONE_TURN = ("finish:", "arm:", "empty", "greedy", "top_p", "cold", "purpose:", "late_group", "gold", "gone")

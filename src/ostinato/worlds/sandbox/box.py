@@ -26,7 +26,7 @@ from ostinato.worlds.sandbox.protocol import (
 )
 from ostinato.worlds.sandbox.spec_validation import check_cwd, check_environment, inside_workdir, pack_program
 
-# ---------------------------------------------------------------- Pipes
+# ---------------------------------------------------------------- pipes
 
 
 class Pipe:
@@ -85,7 +85,7 @@ class Pipe:
                 self.ended.set_result(True)
 
 
-# ---------------------------------------------------------------- The box
+# ---------------------------------------------------------------- the box
 
 
 _GRACE_S = 20.0  # beyond a program's longest deadline, before the box itself is taken for dead

@@ -31,7 +31,7 @@ from pathlib import Path
 from ostinato.core.errors import BadConfig, SandboxRefused
 from ostinato.core.places import cache_directory
 
-# ---------------------------------------------------------------- The allow-list
+# ---------------------------------------------------------------- the allow-list
 
 
 _NAMED = """
@@ -124,7 +124,7 @@ NAMES = sorted({*PLAIN, *ANSWERED, *RULES, "setsockopt"})
 """Every call whose number the filter needs."""
 
 
-# ---------------------------------------------------------------- The filter: numbers and names in, bytes out
+# ---------------------------------------------------------------- the filter: numbers and names in, bytes out
 
 
 Instruction = tuple[int, int, int, int]
@@ -210,7 +210,7 @@ def compile_filter(numbers: Mapping[str, int], architecture: str) -> bytes:
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in [*head, *_bisect(pieces)])
 
 
-# ---------------------------------------------------------------- Building
+# ---------------------------------------------------------------- building
 
 
 _SOURCES = Path(__file__).with_name("native")

@@ -108,7 +108,7 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
             sink.write_eof()
 
 
-# ---------------------------------------------------------------- Places
+# ---------------------------------------------------------------- places
 
 
 class PlacedSandbox(Protocol):

@@ -144,7 +144,7 @@ def pack_program(argv: tuple[str, ...], env: Mapping[str, str], cwd: str) -> tup
     return len(argv) | len(env) << 16, packed
 
 
-# ---------------------------------------------------------------- Directories that programs are shown
+# ---------------------------------------------------------------- directories that programs are shown
 
 
 def entries(directory: str, enter: Callable[[os.DirEntry[str]], bool] = lambda _: True) -> Iterator[os.DirEntry[str]]:

@@ -26,7 +26,7 @@ from ostinato.worlds.tasks.rows import check_row, line_of, parse_row, task_of
 from ostinato.worlds.tasks.task import Grading, Task, Taskset
 from ostinato.worlds.tasks.tasksets import taskset_of
 
-# ---------------------------------------------------------------- The Dockerfile
+# ---------------------------------------------------------------- the Dockerfile
 
 
 _INERT = ("FROM", "LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "CMD", "ARG")
@@ -135,7 +135,7 @@ def _image_variables(where: str, rest: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-# ---------------------------------------------------------------- Reading
+# ---------------------------------------------------------------- reading
 
 
 CONFIG, INSTRUCTION, DOCKERFILE = "task.toml", "instruction.md", "environment/Dockerfile"
@@ -391,7 +391,7 @@ def _size(where: str, value: Any, default: int) -> int:
     return value
 
 
-# ---------------------------------------------------------------- Writing
+# ---------------------------------------------------------------- writing
 
 
 IMAGE = "python:3.11-slim"

@@ -123,6 +123,9 @@ def _first_lengths(config: Any) -> set[int]:
     return {length for length in lengths if isinstance(length, int)}
 
 
+# ---------------------------------------------------------------- fused layers
+
+
 _LOG = logging.getLogger(__name__)
 _UNREAD = np.empty(0, np.float32)  # a norm's scales are only for a backward pass, and there is none
 Make = Callable[[Sequence[nn.Linear]], nn.Module]

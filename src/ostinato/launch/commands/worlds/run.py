@@ -280,6 +280,9 @@ def _share(mean: ItemMean | None) -> str:
     return _NONE if mean is None else f"{100 * mean.mean:.1f}% [{100 * mean.lower:.1f}, {100 * mean.upper:.1f}]"
 
 
+# ---------------------------------------------------------------- the command
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOptions:
     """What to measure. `split` "all": every task; `limit` 0: no limit; `out`: a further file for the records.

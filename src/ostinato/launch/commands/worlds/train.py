@@ -130,6 +130,9 @@ def _lengths(groups: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+# ---------------------------------------------------------------- the command
+
+
 CREW = ("serve", "train", "rollout")
 _LOOK_S = 0.5
 

@@ -156,6 +156,9 @@ def _named(policy: PolicyVersion | None) -> str:
     return "nothing" if policy is None else str(policy)
 
 
+# ---------------------------------------------------------------- the page
+
+
 class RunPage:
     """The page in the serving worker: its routes, the task that keeps its index up to date, and its closing."""
 

@@ -38,7 +38,7 @@ from ostinato.worlds.sandbox.spec_validation import (
     pack_files,
 )
 
-# ---------------------------------------------------------------- What is sent to a new machine
+# ---------------------------------------------------------------- what is sent to a new machine
 
 
 _HERE = Path(__file__).parent
@@ -109,7 +109,7 @@ def parts(archive: IO[bytes]) -> Iterator[bytes]:
         yield part
 
 
-# ---------------------------------------------------------------- The box
+# ---------------------------------------------------------------- the box
 
 
 _KEEP_S = LIFE_S / 5
@@ -207,7 +207,7 @@ class E2BBox(SandboxCalls):
             shutil.rmtree(self._ports, ignore_errors=True)
 
 
-# ---------------------------------------------------------------- The backend
+# ---------------------------------------------------------------- the backend
 
 
 PYTHON = "python3"

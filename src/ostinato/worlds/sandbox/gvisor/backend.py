@@ -33,7 +33,7 @@ from ostinato.worlds.sandbox.spec_validation import (
     pack_files,
 )
 
-# ---------------------------------------------------------------- The box
+# ---------------------------------------------------------------- the box
 
 
 PANIC = "panic"
@@ -167,7 +167,7 @@ def _anonymous_mb(pid: int) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- A spec as the OCI configuration that runsc starts with
+# ---------------------------------------------------------------- a spec as the OCI configuration that runsc starts with
 
 
 INSIDE, INIT = 1000, 1  # the users that programs and pid 1 run as, in the sandbox's own kernel
@@ -254,7 +254,7 @@ def whom_programs_are(owner: int | None) -> int:
     return 0 if owner is None else INSIDE
 
 
-# ---------------------------------------------------------------- The backend
+# ---------------------------------------------------------------- the backend
 
 
 _START_S = 30.0
@@ -437,7 +437,7 @@ class GVisorBoxes:
                 self._ground = None
 
 
-# ---------------------------------------------------------------- Single runs, each in a sandbox that a backend starts for it
+# ---------------------------------------------------------------- single runs, each in a sandbox that a backend starts for it
 
 
 class IsolatingBackend(Protocol):

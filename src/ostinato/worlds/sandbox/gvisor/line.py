@@ -110,7 +110,7 @@ class GvisorConnection:
         self._waiting.clear()
 
 
-# ---------------------------------------------------------------- Requests
+# ---------------------------------------------------------------- requests
 
 
 _GRACE_S = 20.0  # beyond a program's own deadline, before the sandbox itself is ended
