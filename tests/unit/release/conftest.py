@@ -15,5 +15,5 @@ def disk():
 @pytest.fixture(autouse=True)
 def known_salts(monkeypatch):
     """Fix the salts, so that trials deal the simulated users alike in every run. In the product salts are secret."""
-    for module in ("trials", "moves"):
+    for module in ("canary", "moves"):
         monkeypatch.setattr(f"ostinato.release.{module}.token_hex", lambda size: "b5" * size)

@@ -345,7 +345,7 @@ def test_nothing_is_left_running_when_the_desk_is_killed(naughty):
 import asyncio, os, sys
 sys.path.insert(0, {str(naughty)!r})
 sys.path.insert(0, {os.path.dirname(__file__)!r})
-from test_asking import question
+from test_reward_runners import question
 from ostinato.reward.runners import Isolated
 async def main():
     asker = Isolated("naughty_reward:fate", {{}}, answer_s=60.0, load_s=60.0, max_abs=100.0, memory_bytes=1 << 30)
