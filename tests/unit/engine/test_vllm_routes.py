@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.fakes.vllm_engine import vllm_engine
 from tests.fakes.vllm_tokens import TokenVllm, npy
@@ -104,6 +104,8 @@ async def test_a_server_that_does_not_say_is_told_of_at_the_start(caplog):
 
 
 @given(st.binary(max_size=300))
+@example(bytes(37) + b"[")  # no Python at all, and an open bracket
+@example(b"(" * 300)
 def test_no_bytes_raise_anything_else_or_take_memory(data):
     head = npy(drawn(0, 2))[:120]
     for text in (base64.b64encode(data).decode(), head + base64.b64encode(data).decode()):

@@ -8,10 +8,10 @@ A server's token events -> the chunks of one request, each token attributed to t
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import logging
 import math
+import tokenize
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import TypeVar
@@ -228,6 +228,10 @@ def read_version(body: bytes) -> str:
     return _read(_Version, body).version
 
 
+_BAD_HEADER = (ValueError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
+"""What numpy raises for a header that is none: it reads it as Python's literals, and once more as its tokens."""
+
+
 def _array(text: str) -> NDArray[np.integer]:
     """The integers in an .npy file. Its claims are compared with its length before memory is taken. Raises BadRoutes."""
     try:
@@ -239,7 +243,7 @@ def _array(text: str) -> NDArray[np.integer]:
         if fortran or dtype.kind not in "iu" or len(data) != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{len(data)} bytes for {shape} of {dtype}")
         return np.frombuffer(data, dtype).reshape(shape)
-    except (binascii.Error, ValueError) as error:
+    except _BAD_HEADER as error:
         raise BadRoutes(f"what the vLLM server says of experts is not understood: {error}", reason="corrupt") from error
 
 
