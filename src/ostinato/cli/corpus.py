@@ -55,7 +55,7 @@ def build(
         Approximate size of a shard, in tokens.
     """
     from ostinato.corpus.config import CorpusConfig
-    from ostinato.launch.commands.offline_training import build_corpus
+    from ostinato.launch.commands.supervised import build_corpus
 
     if not sources:
         raise BadConfig("name a source: stdlib, a package, a source distribution, or a directory")
@@ -72,7 +72,7 @@ def show(directory: Path) -> None:
     directory
         The directory that `ostinato corpus build` wrote.
     """
-    from ostinato.launch.commands.offline_training import show_corpus
+    from ostinato.launch.commands.supervised import show_corpus
 
     show_corpus(directory, Console())
 
@@ -107,7 +107,7 @@ class ReadingOptions:
             raise BadConfig("--corpus needs --out, a new directory for the model")
         from ostinato.app.midtraining import Course
         from ostinato.corpus.manifest import read_manifest
-        from ostinato.launch.commands.offline_training import phases_of, read_corpora
+        from ostinato.launch.commands.supervised import phases_of, read_corpora
 
         sizes = tuple(float(read_manifest(each).tokens) for each in self.corpus)
         course = Course(

@@ -69,7 +69,7 @@ def train(
     if demonstrations is not None:
         if out is None:
             raise BadConfig("--demonstrations needs --out, a new directory for the model")
-        from ostinato.launch.commands.offline_training import imitate_file
+        from ostinato.launch.commands.supervised import imitate_file
 
         imitate_file(options.starting(), demonstrations, out, epochs, batch, Console())
         return

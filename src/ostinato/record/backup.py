@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, StorageFull
-from ostinato.core.files import sync_directory
+from ostinato.core.files import sync_directory, write_atomic
 from ostinato.core.records import Row, identity
 from ostinato.core.seams import Clock, Cursor
 from ostinato.record.codec.kinds import FOR_EVER, KINDS
@@ -297,18 +297,9 @@ def _described(path: Path) -> BackedUpFile:
 
 
 def _publish(target: Path, manifest: BackupManifest) -> None:
-    """Write the manifest durably, whole or not at all."""
-    partial = target / f".{MANIFEST}.partial"
-    try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(manifest.model_dump_json(indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(target)
-        partial.replace(target / MANIFEST)
-        sync_directory(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    """Write the manifest durably, whole or not at all, once the files that it names are there for good."""
+    sync_directory(target)
+    write_atomic(target / MANIFEST, manifest.model_dump_json(indent=1) + "\n", durable=True)
 
 
 # ---------------------------------------------------------------- copies between databases

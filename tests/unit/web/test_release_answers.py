@@ -225,6 +225,20 @@ async def test_a_version_without_a_decision_names_what_may_hold_it():
     assert any("release.monitors.pauses" in each and "`ostinato status`" in each for each in why.details)
 
 
+async def test_a_version_that_was_live_until_the_next_one_is_said_to_be_replaced():
+    found = await detail()
+    for state in ("shipped", "better", "confirmed", "faded", "verified"):
+        older = replace(found, line=replace(found.line, live=False, state=state), live=V18)
+        assert answers(older)[3].question == "Why is it not live any more?", state
+        assert answers(older)[3].verdict == "it was live; another release has replaced it", state
+
+
+async def test_a_version_whose_decision_is_no_longer_read_keeps_its_reason():
+    found = await detail()
+    blocked = replace(found.line, live=False, state="blocked", reason="below a quality bar")
+    assert answers(replace(found, line=blocked, events=()))[3].verdict == "below a quality bar"
+
+
 async def test_the_reason_for_which_it_waits_for_a_person_is_the_ledgers():
     found = await detail()
     event = replace(found.events[0][0], action="awaits_approval", reason="too many rollbacks within a day")

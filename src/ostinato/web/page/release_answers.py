@@ -11,6 +11,7 @@ from ostinato.web.page.templates import count, points, size
 
 VERDICTS = {"SHIP": "not worse than the margin", "BLOCK": "did not pass", "EXTEND": "undecided"}
 _ACCEPTED = "accepted"
+_OF_LIVE = frozenset({"shipped", "better", "confirmed", "faded", "verified"})  # last lines of a version that was live
 _DECISIONS = {"shipped": "Shipped", "blocked": "Refused", "rolled_back": "Rolled back"}
 
 
@@ -265,10 +266,11 @@ def _not_live(found: ReleaseDetail, run: str, decided: tuple[str, ...]) -> Relea
     ships = f'ostinato ship {_name(line.policy)}{run} --reason "..." ships it without a check by the gate.'
     way = ships if found.kept else "Its weights are not in the store any more, so it cannot be shipped."
     now = f"{'Nothing' if live is None else _name(live)} is live, and there is nothing to roll back."
-    if line.state in ("blocked", "rolled_back") and decided:
+    if line.state in ("blocked", "rolled_back"):
         question = "Why did it not ship?" if line.state == "blocked" else "Why is it not live any more?"
-        return ReleaseAnswer(question=question, verdict=decided[0], state="bad", details=(now, way))
-    if line.state in ("shipped", "better", "confirmed"):
+        why = decided[0] if decided else line.reason
+        return ReleaseAnswer(question=question, verdict=why, state="bad", details=(now, way))
+    if line.state in _OF_LIVE:
         verdict = "it was live; another release has replaced it"
         return ReleaseAnswer(
             question="Why is it not live any more?", verdict=verdict, state="wait", details=(*decided, now, way)

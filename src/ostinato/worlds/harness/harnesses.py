@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -39,7 +40,7 @@ from ostinato.worlds.tasks.task import Task
 # ---------------------------------------------------------------- a rollout in progress
 
 
-class _Session:
+class _Session(ABC):
     """A rollout in progress: asks and acts until something ends it. A harness says how it asks and what it does with an answer."""
 
     def __init__(self, task: Task, model: Model, sandbox: Sandbox, messages: Sequence[Message]) -> None:
@@ -76,15 +77,15 @@ class _Session:
                 return ended, ""
         return Ended.TURNS, ""
 
-    async def _ask(self, left_s: float) -> ModelAnswer:
-        raise NotImplementedError
+    @abstractmethod
+    async def _ask(self, left_s: float) -> ModelAnswer: ...
 
-    def _count(self, answered: ModelAnswer) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _count(self, answered: ModelAnswer) -> None: ...
 
+    @abstractmethod
     async def _act(self, answered: ModelAnswer, deadline: float) -> Ended | None:
         """Do what an answer asks for. Returns how the rollout ended; None if it goes on."""
-        raise NotImplementedError
 
 
 # ---------------------------------------------------------------- the tool loop

@@ -1,4 +1,4 @@
-"""Training without users: `ostinato corpus build` and `show`, and `ostinato train` on a corpus or on demonstrations.
+"""Supervised training: `ostinato corpus build` and `show`, and `ostinato train` on a corpus or on demonstrations (SFT).
 
 Continued pre-training and imitation show a progress bar and a line per measurement or step.
 """
