@@ -1,5 +1,6 @@
 """`ostinato connect` and `ostinato watch` run the client package with this run's gateway, and its errors become this package's."""
 
+import asyncio
 import subprocess
 import sys
 from io import StringIO
@@ -10,8 +11,15 @@ from ostinato import __version__
 from ostinato.cli.connect import _follow, run_connect, run_watch
 from ostinato.cli.options import Common
 from ostinato.core import errors
-from ostinato.core.errors import BadConfig, Conflict, NotFound, Unavailable
+from ostinato.core.errors import BadConfig, Conflict, NotFound, Unauthorized, Unavailable
+from ostinato.core.records import Turn
 from ostinato.launch.placing.address import write_address
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.gateway import create_app
+from ostinato.testing.engine import FakeEngine
+from ostinato.testing.log import MemoryLog
+from ostinato.testing.renderer import ByteRenderer
+from ostinato.testing.serving import serving
 from ostinato_client.connect.errors import ConnectError
 from ostinato_client.connect.terminal import Terminal
 from ostinato_client.watch.state import State
@@ -39,6 +47,30 @@ def test_the_running_gateway_is_found(home, tmp_path, capsys):
     assert "`ostinato connect aider --undo` takes it back" in capsys.readouterr().out
     run_connect("aider", undo=True, yes=True)
     assert not settings.exists()
+
+
+async def test_the_gateway_captures_the_call_of_every_dialect(home, monkeypatch, capsys):
+    key, log = "sk-0123456789abcdef", MemoryLog()
+    app = create_app(
+        engine=FakeEngine(),
+        renderer=ByteRenderer(),
+        log=log,
+        config=ServeConfig(api_keys=(key,)),
+        clock=lambda: 1000.0,
+        model_name="m",
+    )
+    async with serving(app) as url:
+        with pytest.raises(Unauthorized, match="OSTINATO_API_KEY"):
+            await asyncio.to_thread(run_connect, test=True, url=url)
+        monkeypatch.setenv("OSTINATO_API_KEY", key)
+        for dialect in ("chat", "messages", "responses"):
+            await asyncio.to_thread(run_connect, test=True, dialect=dialect, url=url, session="s1")
+            said = capsys.readouterr().out
+            turn = next(row for row in reversed(log.rows) if isinstance(row, Turn))
+            assert f"{url}/s/s1 speaks {dialect}, model m" in said
+            assert f"turn     {turn.id}" in said
+            assert key not in said
+    assert len([row for row in log.rows if isinstance(row, Turn)]) == 3
 
 
 def test_an_error_of_the_client_package_is_this_packages_of_the_same_name(home):
