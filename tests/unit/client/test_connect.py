@@ -383,6 +383,16 @@ def test_a_loop_of_links_is_one_line(at):
         write("aider", at)
 
 
+def test_a_mode_is_narrowed_by_the_umask_unless_it_is_exact(tmp_path):
+    before = os.umask(0o077)
+    try:
+        settings_files._put(tmp_path / "narrow", "x", 0o644, exact=False)
+        settings_files._put(tmp_path / "exact", "x", 0o644, exact=True)
+    finally:
+        os.umask(before)
+    assert (mode_of(tmp_path / "narrow"), mode_of(tmp_path / "exact")) == (0o600, 0o644)
+
+
 def test_a_change_in_the_meantime_is_not_overwritten(at):
     path = put("aider", at, "a: 1\n")
     found = settings_files.look(path)
