@@ -7,10 +7,10 @@ from pydantic import SecretStr
 
 from ostinato.app.imitation import read_demonstrations
 from ostinato.config import read_file
-from ostinato.launch.commands.agent_settings import check_env, edited_json, toml_of, with_block, yaml_keys
 from ostinato.serve.auth import client_keys
 from ostinato.worlds.tasks.harbor import load_harbor
 from ostinato.worlds.tasks.tasksets import load as load_tasks
+from ostinato_client.connect.agent_settings import check_env, edited_json, toml_of, with_block, yaml_keys
 
 MARK = "\ufeff"
 MARKED = pytest.mark.parametrize("mark", ["", MARK], ids=["plain", "marked"])
