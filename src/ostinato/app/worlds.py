@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from ostinato.worlds.grading.functions import FunctionGrader, FunctionGrading, r
 from ostinato.worlds.grading.grade import Grade, Grader, PatternGrader, SuggestionGrader, read_pattern, read_suggestion
 from ostinato.worlds.grading.harbor import HarborGrader, read_harbor
 from ostinato.worlds.grading.judge import JudgedGrader, RubricJudge
+from ostinato.worlds.grading.own import own_graders
 from ostinato.worlds.grading.sandboxed_program import Apart
 from ostinato.worlds.grading.suites import PytestGrader, read_suite
 from ostinato.worlds.harness.harnesses import HARNESSES, is_agent, no_harness, open_harness
@@ -64,9 +65,14 @@ _GRADERS_OF_TEXT = ("pattern", "suggestion")
 """Those that run nothing."""
 
 
-def check_grading(task: Task) -> None:
-    """Raise BadConfig, which names the task and the field, unless the task's grader exists and can work with `grading.data`."""
+def check_grading(task: Task, own: Collection[str] = ()) -> None:
+    """Raise BadConfig, which names the task and the field, unless the task's grader exists and can work with `grading.data`.
+
+    `own` are the names of the operator's own graders, whose data nobody else can check.
+    """
     match task.grading.grader:
+        case name if name in own:
+            return
         case "function":
             read_data(FunctionGrading, task)
         case "harbor":
@@ -81,7 +87,8 @@ def check_grading(task: Task) -> None:
             read_suggestion(task)
         case other:
             raise BadConfig(
-                f"task {task.id!r}, field 'grading.grader': there is no grader {other!r}; there are {', '.join(GRADERS)}"
+                f"task {task.id!r}, field 'grading.grader': there is no grader {other!r}; there are {', '.join([*GRADERS, *own])}; "
+                "worlds.graders adds your own"
             )
 
 
@@ -125,7 +132,8 @@ async def open_grading(
             assert isinstance(boxes, GVisorBoxes | E2BBoxes)
             runs = RunsInBoxes(boxes, config.sandbox, python=python)
         effort = None if proving else settings.effort
-        yield boxes, open_graders(boxes, runs, python, effort=effort, judge=judge)
+        own = own_graders(settings.graders, GRADERS)
+        yield boxes, open_graders(boxes, runs, python, effort=effort, judge=judge, own=own)
 
 
 def open_graders(
@@ -136,8 +144,9 @@ def open_graders(
     effort: EffortConfig | None = None,
     judge: RubricJudge | None = None,
     alarm: Alarm | None = None,
+    own: Mapping[str, Grader] | None = None,
 ) -> Grader:
-    """Grades any task by the grader that it names, one of `GRADERS`.
+    """Grades any task by the grader that it names, one of `GRADERS` or of `own`.
 
     Args:
         backend: where function and repository tasks are graded.
@@ -146,6 +155,7 @@ def open_graders(
         effort: the price of effort; None: nothing.
         judge: judges solved outcomes of function and repository tasks too; the caller opens and closes it.
         alarm: told of outcomes reached by cheating; None: a warning in this process's log.
+        own: the operator's own graders by name.
     """
     apart = Apart(backend=backend, python=python)
     graders: dict[str, Grader] = {"function": FunctionGrader(apart), "pytest": PytestGrader(apart)}
@@ -155,6 +165,7 @@ def open_graders(
     graders["python_tests"] = CompletionGrader(runs)
     graders["pattern"] = PatternGrader()
     graders["suggestion"] = SuggestionGrader()
+    graders |= own or {}
     return WatchedGrader(graders, effort or EffortConfig(), alarm or _warn)
 
 
@@ -188,19 +199,17 @@ def open_taskset(config: Config) -> Taskset:
 
 def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
     """Raise BadConfig for a task whose harness or grader does not exist, or whose grader cannot work with its data."""
-    known = open_harnesses(config)
+    known, own = open_harnesses(config), own_graders(config.worlds.graders, GRADERS)
     for task in tasks:
         if task.harness not in known:
             raise BadConfig(f"task {task.id!r}: {no_harness(task.harness)}")
-        check_grading(task)
+        check_grading(task, own)
 
 
 def runs_code(config: Config, tasks: Iterable[Task]) -> bool:
     """True if a harness or a grader of these tasks runs code that a model wrote, for which there must be a sandbox."""
-    harnesses = open_harnesses(config)
-    return any(
-        harnesses[task.harness].spec(task) is not None or task.grading.grader not in _GRADERS_OF_TEXT for task in tasks
-    )
+    harnesses, outside = open_harnesses(config), {*_GRADERS_OF_TEXT, *config.worlds.graders}
+    return any(harnesses[task.harness].spec(task) is not None or task.grading.grader not in outside for task in tasks)
 
 
 def check_steps(config: Config, tasks: Taskset) -> None:

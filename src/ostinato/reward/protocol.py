@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from numbers import Real
 from typing import Any, Protocol, cast
@@ -17,6 +14,7 @@ from typing import Any, Protocol, cast
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ostinato.core.errors import BadConfig, OstinatoError
+from ostinato.core.named_function import did_you_mean, find_function
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Turn
 from ostinato.core.seams import RewardFn
 
@@ -207,7 +205,7 @@ def load(name: str, options: Mapping[str, Any] | None = None) -> RewardFn:
 
     Example: ``load("ostinato.reward.functions:copilot", {"t": 0.25, "window": 30.0})``
     """
-    function = _find(name)
+    function = find_function("reward.function", name)
     declared = {
         key: parameter
         for key, parameter in inspect.signature(function, eval_str=True).parameters.items()
@@ -216,35 +214,13 @@ def load(name: str, options: Mapping[str, Any] | None = None) -> RewardFn:
     given = dict(options or {})
     for key in given:
         if key not in declared:
-            raise BadConfig(f"reward.options.{key}: {name} has no such option; {_nearest(key, declared)}")
+            raise BadConfig(f"reward.options.{key}: {name} has no such option; {did_you_mean(key, list(declared))}")
     for key, parameter in declared.items():
         if key in given:
             given[key] = _checked(name, key, given[key], parameter.annotation)
         elif parameter.default is inspect.Parameter.empty:
             raise BadConfig(f"reward.options.{key} is missing: {name} needs it")
     return partial(function, **given)
-
-
-def _find(name: str) -> Callable[..., Any]:
-    match = re.fullmatch(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)", name)
-    if match is None:
-        raise BadConfig(f"reward.function {name!r} must have the form 'module:function'")
-    module_name, function_name = match.groups()
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
-        remedy = "; start where its file is, or put that directory into PYTHONPATH" if missing else ""
-        raise BadConfig(
-            f"reward.function {name!r}: module {module_name} cannot be imported: {error}{remedy}"
-        ) from error
-    function = getattr(module, function_name, None)
-    if function is None:
-        public = [each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]
-        raise BadConfig(f"reward.function {name!r}: no {function_name} in it; {_nearest(function_name, public)}")
-    if not callable(function):
-        raise BadConfig(f"reward.function {name!r} is a {type(function).__name__}, not a function")
-    return function
 
 
 def _checked(name: str, key: str, value: Any, annotation: Any) -> Any:
@@ -255,8 +231,3 @@ def _checked(name: str, key: str, value: Any, annotation: Any) -> Any:
     except ValidationError as error:
         why = error.errors()[0]["msg"]
         raise BadConfig(f"reward.options.{key} = {value!r} does not suit {name}: {why}") from error
-
-
-def _nearest(key: str, known: Mapping[str, Any] | list[str]) -> str:
-    close = get_close_matches(key, list(known), n=1, cutoff=0.4)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known)) or 'none'}"

@@ -12,7 +12,7 @@ from ostinato.cli import app
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.worlds.show import shared_packages, show_taskset
 from ostinato.worlds.tasks.harbor import save_harbor
-from ostinato.worlds.tasks.task import Split
+from ostinato.worlds.tasks.task import Grading, Split
 from ostinato.worlds.tasks.tasksets import save, taskset_of
 
 
@@ -72,3 +72,11 @@ def test_a_package_in_both_splits_is_told(tmp_path):
     show_taskset(tmp_path / "tasks.jsonl", Console(file=out, width=200))
     assert "tabulate has both training and held-out tasks" in out.getvalue()
     assert "parse has" not in out.getvalue()
+
+
+def test_a_grader_that_is_not_built_in_is_pointed_out(tmp_path):
+    tasks = [calc_task(harness="single", grading=Grading(grader="brevity"))]
+    save(taskset_of("tasks", tasks), tmp_path / "tasks.jsonl")
+    out = io.StringIO()
+    show_taskset(tmp_path / "tasks.jsonl", Console(file=out, width=200))
+    assert "brevity is no built-in grader; worlds.graders must name it" in out.getvalue()

@@ -6,15 +6,15 @@ A person may accept what a monitor found: its alarm ends, and is not raised agai
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, cast
+from typing import Any
 
 from ostinato.core.errors import BadConfig, BadRequest, Conflict, NotFound, OstinatoError
 from ostinato.core.fold import FoldFollower
+from ostinato.core.named_function import find_function
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Batch, ReleaseEvent, Reward, Row, Turn
 from ostinato.core.seams import Cursor, Folds, Log
@@ -24,7 +24,7 @@ from ostinato.release.monitors.behaviour import REFERENCE
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import BY_PERSON, BY_TENANT
 from ostinato.release.monitors.monitors import Monitors
-from ostinato.release.monitors.rates import BUILT_IN, Rate, RateFn, Shift
+from ostinato.release.monitors.rates import BUILT_IN, Rate, Shift
 
 # ---------------------------------------------------------------- loading
 
@@ -49,23 +49,15 @@ def rates_of(off: Iterable[str], own: Mapping[str, str]) -> tuple[Rate, ...]:
     for name, place in own.items():
         if name in BUILT_IN or name == "reference" or not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
             raise BadConfig(f"release.monitors.own.{name}: choose a plain lower-case name that no built-in rate has")
-        found.append(Rate(name=name, measure=_find(name, place), harmful=frozenset(Shift), means=f"what {place} says"))
+        found.append(
+            Rate(
+                name=name,
+                measure=find_function(f"release.monitors.own.{name}", place),
+                harmful=frozenset(Shift),
+                means=f"what {place} says",
+            )
+        )
     return tuple(found)
-
-
-def _find(name: str, place: str) -> RateFn:
-    key = f"release.monitors.own.{name}"
-    match = re.fullmatch(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)", place)
-    if match is None:
-        raise BadConfig(f"{key} = {place!r} must have the form 'module:function'")
-    try:
-        module = importlib.import_module(match[1])
-    except ImportError as error:
-        raise BadConfig(f"{key} = {place!r}: module {match[1]} cannot be imported: {error}") from error
-    function = getattr(module, match[2], None)
-    if not callable(function):
-        raise BadConfig(f"{key} = {place!r}: there is no function {match[2]} in {match[1]}")
-    return cast("RateFn", function)
 
 
 # ---------------------------------------------------------------- the watcher

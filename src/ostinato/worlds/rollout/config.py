@@ -105,6 +105,11 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
         default_factory=dict[str, dict[str, Any]],
         description="Settings of harnesses, by name, as in [worlds.harness.tools].",
     )
+    graders: dict[str, str] = Field(
+        default_factory=dict[str, str],
+        description="Graders of your own, by the name that tasks and suites use: module:function. The function takes the task and the "
+        "rollout, and gives a number from 0 to 1. It is your code, and runs in the worker, not in a sandbox.",
+    )
     door: DoorConfig = Field(
         default_factory=DoorConfig, description="Where rollout workers on other machines connect, over mutual TLS."
     )

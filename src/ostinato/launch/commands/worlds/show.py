@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.app.worlds import check_grading
+from ostinato.app.worlds import GRADERS, check_grading
 from ostinato.launch.views.screen import plain
 from ostinato.worlds.building.sources import canonical
 from ostinato.worlds.harness.harnesses import HARNESSES, is_agent, no_harness
@@ -23,9 +23,10 @@ from ostinato.worlds.tasks.tasksets import load
 def show_taskset(file: Path, console: Console) -> None:
     """Print the name, the hash, and a table of the families. Raises BadConfig for a file that is not a taskset."""
     taskset = load_harbor(file, offline=True) if file.is_dir() else load(file)
+    own = sorted({task.grading.grader for task in taskset.tasks} - set(GRADERS))
     if not file.is_dir():
         for task in taskset.tasks:
-            check_grading(task)
+            check_grading(task, own)
     count = len(taskset.tasks)
     console.print(Text.assemble((plain(taskset.name), "bold"), f"  {count} task{'s' * (count != 1)}"))
     console.print(Text(f"hash {taskset.hash}", "dim"))
@@ -37,6 +38,8 @@ def show_taskset(file: Path, console: Console) -> None:
     for package in shared_packages(taskset):
         told = f"{plain(package)} has both training and held-out tasks: the held-out tasks use code that the model sees in training"
         console.print(Text(told, "yellow"))
+    for name in own:
+        console.print(Text(f"{plain(name)} is no built-in grader; worlds.graders must name it", "yellow"))
     unknown = sorted(
         {task.harness for task in taskset.tasks if task.harness not in HARNESSES and not is_agent(task.harness)}
     )
