@@ -13,46 +13,33 @@ from ostinato.core.records import Arm, PolicyVersion, Sampling, Signal, Source, 
 from ostinato.core.report import BarResult, Comparison, Incumbent
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
-from ostinato.testing.engine import FakeEngine
-from ostinato.testing.log import MemoryLog
-from ostinato.testing.records import a_signal, a_turn
-from ostinato.testing.renderer import ByteRenderer
-from ostinato.web.page.app import Pages
-from ostinato.web.page.release_evidence import (
+from ostinato.status.index_queries import AlarmLine, AlarmList
+from ostinato.status.releases import (
     Dealt,
+    GateLook,
     LayerChange,
+    LedgerEvent,
     MeasureLook,
     RateShift,
+    ReleaseDetail,
     ReleaseEvidence,
+    ReleaseLine,
+    ReleaseList,
     SamePrompt,
     TrialLook,
     TrialRules,
     WeightChange,
 )
-from ostinato.web.page.sources import (
-    AlarmDetail,
-    AlarmLine,
-    AlarmList,
-    ArmNow,
-    FollowerNow,
-    GateLook,
-    LearningNow,
-    LedgerEvent,
-    PlaygroundAnswer,
-    PublishedLine,
-    ReleaseDetail,
-    ReleaseLine,
-    ReleaseList,
-    RunNow,
-    StepSeries,
-    SwapLine,
-    TurnDetail,
-    TurnLine,
-    TurnList,
-    WeightsNow,
-    WorkerNow,
-)
-from ostinato.web.run_report import Curve, CurvePoint, Mark
+from ostinato.status.run_facts import AlarmDetail, TurnDetail, TurnLine, TurnList
+from ostinato.status.run_report import Curve, CurvePoint, Mark
+from ostinato.status.run_state import ArmNow, RunNow, WorkerNow
+from ostinato.status.training import FollowerNow, LearningNow, PublishedLine, StepSeries, SwapLine, WeightsNow
+from ostinato.testing.engine import FakeEngine
+from ostinato.testing.log import MemoryLog
+from ostinato.testing.records import a_signal, a_turn
+from ostinato.testing.renderer import ByteRenderer
+from ostinato.web.page.app import Pages
+from ostinato.web.page.operator_actions import PlaygroundAnswer
 
 NOW = 1_795_000_000.0
 ADMIN, ACME, BOLT = "admin-0123456789abcdef", "sk-acme-0123456789", "sk-bolt-9876543210"

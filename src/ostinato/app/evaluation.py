@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ostinato.app.storage import BEST_EVALUATION_REF, EVALUATION_REF, Run, operator_key
+from ostinato.app.storage import Run, operator_key
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
@@ -22,6 +22,7 @@ from ostinato.evaluate.gate import check_bars, check_margins, items_in_round
 from ostinato.evaluate.suites import Item, Suite, build, load, parse, pattern, suggestion
 from ostinato.release.alarms import note
 from ostinato.reward import functions
+from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF
 from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 

@@ -144,7 +144,7 @@ def test_what_is_wrong_is_said_before_what_is_usual():
 
 
 def _alarm(name):
-    from ostinato.web.page.sources import AlarmLine
+    from ostinato.status.index_queries import AlarmLine
 
     return AlarmLine(name=name, reason="silence", at=1.0, standing=True)
 

@@ -24,8 +24,8 @@ from ostinato.core.errors import BadConfig, NotFound, Unauthorized, Unavailable
 from ostinato.launch.commands import settings_files
 from ostinato.launch.commands.agent_settings import AGENTS, KEY_VARIABLE, Agent, Aim, Dialect, Json, Scope, Surroundings
 from ostinato.launch.commands.settings_files import agreed, diff, hidden, masked, say, show
-from ostinato.launch.placing.address import read_address
 from ostinato.launch.views.screen import plain
+from ostinato.status.gateway_address import read_address
 
 # ---------------------------------------------------------------- the gateway
 

@@ -16,7 +16,7 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.files import write_atomic
-from ostinato.launch.placing.worker_status import STALE_S, placed_from_elsewhere, read_board
+from ostinato.status.worker_status import STALE_S, placed_from_elsewhere, read_board
 
 MOST = 1000
 

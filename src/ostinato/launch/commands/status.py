@@ -17,22 +17,15 @@ from rich.text import Text
 from ostinato.app.storage import Home, open_folds, open_log, open_store
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
+from ostinato.core.durations import ago
 from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.numerics import Contract, same_arithmetic
 from ostinato.core.records import Person
 from ostinato.evaluate.acceptance import share_of
 from ostinato.launch.commands.log import existing
-from ostinato.launch.placing.address import read_address
-from ostinato.launch.placing.worker_status import STALE_S, Shown, WorkerStatus, read_board
-from ostinato.launch.views import summary
 from ostinato.launch.views.contracts import apart, parts
-from ostinato.launch.views.disk import disk_use
-from ostinato.launch.views.observe import DEMO_MARKER
-from ostinato.launch.views.progress import last_lines, numerics_line
-from ostinato.launch.views.release_state import releasing, releasing_json
 from ostinato.launch.views.screen import (
     ArmRow,
-    ago,
     arms_table,
     lent_line,
     published_line,
@@ -40,11 +33,18 @@ from ostinato.launch.views.screen import (
     step_line,
     swap_line,
 )
-from ostinato.launch.views.summary import Summary
-from ostinato.launch.views.tenants import unproven_users
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.reward.accounting import Accounting, account
+from ostinato.run_directory import DEMO_MARKER
+from ostinato.status import summary
+from ostinato.status.disk import disk_use
+from ostinato.status.gateway_address import read_address
+from ostinato.status.progress_lines import last_lines, numerics_line
+from ostinato.status.release_state import releasing, releasing_json
+from ostinato.status.summary import Summary
+from ostinato.status.tenants import unproven_users
+from ostinato.status.worker_status import STALE_S, Shown, WorkerStatus, read_board
 from ostinato.weights.version.content import VERSIONS
 
 # ---------------------------------------------------------------- accounts

@@ -22,11 +22,11 @@ from ostinato.evaluate.statistics import Estimate, Tally, mean_difference, paire
 from ostinato.evaluate.suggestions import ArmChange, Tallies, by_item, by_user, change, ratio
 from ostinato.evaluate.suites import Item
 from ostinato.launch.commands.scenario import HeldOutScores, ScenarioFindings, unseen
-from ostinato.launch.views.observe import Observed
-from ostinato.launch.views.report import BINS, last_third
 from ostinato.launch.views.screen import RECENT_S
 from ostinato.release.guard import total
-from ostinato.web.run_report import CalibratedFamily, Calibration, Curve, CurvePoint, OutcomeShare, Suggesting
+from ostinato.status.observed_run import Observed
+from ostinato.status.report_figures import BINS, last_third
+from ostinato.status.run_report import CalibratedFamily, Calibration, Curve, CurvePoint, OutcomeShare, Suggesting
 
 # ---------------------------------------------------------------- suggestions
 

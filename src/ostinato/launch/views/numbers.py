@@ -23,10 +23,10 @@ from ostinato.core.errors import OstinatoError
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.seams import Folds
 from ostinato.evaluate.acceptance import share_of
-from ostinato.launch.placing.worker_status import read_board
-from ostinato.launch.views.summary import FOLD, RATED, RatedTurn, Summary
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger, State
+from ostinato.status.summary import FOLD, RATED, RatedTurn, Summary
+from ostinato.status.worker_status import read_board
 
 _LOOK_S = 5.0
 

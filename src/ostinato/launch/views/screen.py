@@ -1,8 +1,6 @@
 """The terminal panel shown during a run, drawn from an `Observed`.
 
 Untrusted text, made safe to print on a terminal.
-
-Spans of time for people.
 """
 
 from __future__ import annotations
@@ -15,21 +13,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.core.durations import ago
 from ostinato.core.records import Arm
 from ostinato.core.report import headline
 from ostinato.evaluate.acceptance import Acceptance, by_arm
-from ostinato.launch.views.observe import Observed
-
-# ---------------------------------------------------------------- spans of time
-
-
-def ago(seconds: float) -> str:
-    """A time span for people. Example: ``ago(200) == "3 min"``"""
-    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
-
+from ostinato.status.observed_run import Observed
 
 WIDTH = 30
 RECENT_S = 120.0

@@ -8,25 +8,20 @@ from urllib.parse import urlencode
 
 from ostinato.core.errors import NotFound
 from ostinato.core.visitors import Visitor
+from ostinato.status.index_queries import MOST_COUNTED, TurnQuery
+from ostinato.status.releases import ReleaseDetail, ReleaseList
+from ostinato.status.run_facts import RunFacts, TurnDetail
+from ostinato.status.run_state import RunNow
+from ostinato.status.threads import Ask
+from ostinato.status.training import LearningNow
+from ostinato.status.worlds.run_worlds import RunWorlds
 from ostinato.web.chart import lines
 from ostinato.web.page import charts
 from ostinato.web.page.charts import Station
 from ostinato.web.page.query_params import place, turn_query, version
 from ostinato.web.page.release_answers import answers, dealt_as_set, sentence
-from ostinato.web.page.sources import (
-    MOST_COUNTED,
-    Facts,
-    LearningNow,
-    ReleaseDetail,
-    ReleaseList,
-    RunNow,
-    TurnDetail,
-    TurnQuery,
-)
 from ostinato.web.page.templates import DASH, ago, count
-from ostinato.web.page.threads import Ask
-from ostinato.web.page.tokens import cells, prompt_text, versions
-from ostinato.web.page.worlds_sources import WorldFacts
+from ostinato.web.page.tokens import cells, prompt_text
 from ostinato.web.page.worlds_views import WorldViews
 
 Fields = Mapping[str, str]
@@ -52,7 +47,7 @@ class Views:
     words and drawn by `ask`, on a thread of the page.
     """
 
-    def __init__(self, facts: Facts, worlds: WorldFacts, ask: Ask) -> None:
+    def __init__(self, facts: RunFacts, worlds: RunWorlds, ask: Ask) -> None:
         self._facts, self._ask = facts, ask
         self.by_name: Mapping[str, Callable[[Visitor, Fields], Awaitable[Shown]]] = {
             "now": self.now,
@@ -153,7 +148,7 @@ def turn_shown(found: TurnDetail, start: int) -> Shown:
         "start": start,
         "total": len(turn.sampled_ids),
         "prompt": prompt_text(found.prompt),
-        "versions": versions(turn),
+        "versions": turn.versions,
         "signals": found.signals[-MOST_SIGNALS:],
     }
 

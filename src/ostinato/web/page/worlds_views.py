@@ -11,20 +11,14 @@ from markupsafe import Markup
 
 from ostinato.core.errors import NotFound
 from ostinato.core.visitors import Visitor
+from ostinato.status.threads import Ask
+from ostinato.status.worlds.run_worlds import RolloutQuery, RunWorlds, WorldsNow
+from ostinato.status.worlds.tasks import SolvedCurve, SolvedShare, VersionPoint
+from ostinato.status.worlds.underway import RolloutLine
 from ostinato.web.chart import Scale, axis
 from ostinato.web.page.charts import release_marks
 from ostinato.web.page.query_params import place, words
 from ostinato.web.page.templates import percent
-from ostinato.web.page.threads import Ask
-from ostinato.web.page.worlds_sources import (
-    RolloutLine,
-    RolloutQuery,
-    SolvedCurve,
-    SolvedShare,
-    VersionPoint,
-    WorldFacts,
-    WorldsNow,
-)
 
 # ---------------------------------------------------------------- drawing
 
@@ -138,7 +132,7 @@ ENDINGS = ("submitted", "turns", "length", "timeout", "broken", "failed")
 class WorldViews:
     """Builds the facts that the templates show, as `web.page.views.Views` does."""
 
-    def __init__(self, facts: WorldFacts, ask: Ask) -> None:
+    def __init__(self, facts: RunWorlds, ask: Ask) -> None:
         self._facts, self._ask = facts, ask
         self.by_name: Mapping[str, Callable[[Visitor, Fields], Awaitable[Shown]]] = {
             "worlds": self.worlds,

@@ -1,0 +1,341 @@
+"""A run's current state: the workers' board, the log's summary, the reward accounts and the refs, folded once for all viewers.
+
+Also the progress lines of training and serving: figures over steps, publications, swaps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ostinato.core.arm_assignment import Dealing
+from ostinato.core.errors import OstinatoError, Unavailable
+from ostinato.core.records import Arm, Person, PolicyVersion
+from ostinato.core.seams import Clock, Cursor
+from ostinato.evaluate.acceptance import share_of
+from ostinato.record.rowlog import RowLog
+from ostinato.release.ledger import ReleaseLedger
+from ostinato.reward.accounting import Accounting, of_ledger
+from ostinato.reward.log_fold import LedgerFollower
+from ostinato.run_directory import DEMO_MARKER, SERVED_REFS, Run
+from ostinato.status import summary
+from ostinato.status.gateway_address import read_address
+from ostinato.status.index_queries import AlarmLine, IndexQueries, TooWide
+from ostinato.status.progress_lines import last_lines
+from ostinato.status.release_state import releasing
+from ostinato.status.releases import LedgerEvent
+from ostinato.status.run_report import Curve, CurvePoint, Mark
+from ostinato.status.summary import RatedTurn, Summary
+from ostinato.status.tenants import unproven_users
+from ostinato.status.threads import Ask
+from ostinato.status.worker_status import STALE_S, Shown, read_board
+
+# ---------------------------------------------------------------- windows of turns
+
+
+WINDOWS = 12
+FEWEST = 5
+"""A window of an arm with fewer rated turns is left out: its interval would say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Curves over minutes since `start`. `start` and `end` are Unix seconds, None if the rated turns span less than two seconds."""
+
+    curves: tuple[Curve, ...]
+    marks: tuple[Mark, ...]
+    start: float | None
+    end: float | None
+
+
+def windows(rated: Sequence[RatedTurn], events: Iterable[LedgerEvent]) -> Windows:
+    """Each window's point is at its end. Rated turns that span less than two seconds give no curve."""
+    starts = [each.served.started_at for each in rated]
+    start, end = min(starts, default=0.0), max(starts, default=0.0)
+    if end - start < 2.0:
+        return Windows(curves=(), marks=(), start=None, end=None)
+    width = (end - start) / WINDOWS
+    found: defaultdict[tuple[str, int], list[tuple[Person, bool]]] = defaultdict(list)
+    for each in rated:
+        window = min(WINDOWS - 1, int((each.served.started_at - start) / width))
+        found[each.served.arm, window].append((each.served.person, each.value > 0))
+    curves: defaultdict[str, list[CurvePoint]] = defaultdict(list)
+    for (arm, window), accepted in sorted(found.items(), key=lambda pair: pair[0][1]):
+        if len(accepted) >= FEWEST:
+            point = share_of(accepted)
+            at = (window + 1) * width / 60
+            curves[arm].append(
+                CurvePoint(t=at, mean=point.acceptance, lower=point.lower, upper=point.upper, n=point.turns)
+            )
+    marks = tuple(
+        Mark(t=(event.at - start) / 60, label=f"v{event.policy.number}", action=event.action)
+        for event in events
+        if start <= event.at <= end and event.previous is not None
+    )
+    return Windows(
+        curves=tuple(Curve(arm=arm, points=tuple(points)) for arm, points in sorted(curves.items())),
+        marks=marks,
+        start=start,
+        end=end,
+    )
+
+
+# ---------------------------------------------------------------- the run
+
+
+T = TypeVar("T")
+_TOLD_S = 600.0  # for so long after a worker's end the page says why it ended
+REFS = (*SERVED_REFS, Arm.VERIFIED.value, "candidate")
+_FRESH_S = 1.0
+_AWAY_S = 60.0
+"""After so long without a question, the stored folds may be nearer to the end of the log than those in memory."""
+_MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNow:
+    """One worker. `trouble` is the fault whose repair it waits for, `last_end` the reason of its last end."""
+
+    name: str
+    condition: str
+    doing: str
+    since: float
+    trouble: str | None = None
+    restarts: int = 0
+    last_end: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmNow:
+    """One arm's newest rated turns: the share of them that was accepted, with its 95% interval, users as clusters."""
+
+    arm: str
+    version: int | None
+    turns: int
+    share: float
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNow:
+    """A run at one moment.
+
+    `troubles` are sentences, the worst first. `refs` are the versions that are served or judged, `shares` the shares of users on
+    the arms beside live. `pace` is turns a second over the last minute. `batch` is how many turns a step takes, `step` the newest
+    step, and `step_line` its progress line. `held` counts turns by the reason why nothing was learned from them. `rated_since` is when
+    the oldest turn behind `arms` was served, `rated_end` the end of the last window of `curves`. `releasing` are sentences on what waits
+    for approval, and on how many releases the traffic can carry. `unproven` is the warning that users are only declared, "" if none is due.
+    """
+
+    at: float
+    directory: str
+    url: str | None
+    simulated: bool
+    troubles: tuple[str, ...]
+    workers: tuple[WorkerNow, ...]
+    refs: Mapping[str, PolicyVersion]
+    shares: Mapping[str, float]
+    pace: float | None
+    served: int
+    waiting: int
+    oldest_wait: float | None
+    batch: int
+    trained: int
+    held: Mapping[str, int]
+    balanced: bool
+    signals: int
+    step: int
+    step_line: Mapping[str, Any]
+    last: LedgerEvent | None
+    arms: tuple[ArmNow, ...]
+    curves: tuple[Curve, ...]
+    marks: tuple[Mark, ...]
+    rated_since: float | None
+    rated_end: float | None
+    alarms: tuple[AlarmLine, ...]
+    releasing: tuple[str, ...] = ()
+    unproven: str = ""
+
+
+class Running:
+    """Answers `RunFacts.now` for all viewers together, with at most one look a second."""
+
+    def __init__(self, run: Run, log: RowLog, questions: IndexQueries, clock: Clock, ask: Ask) -> None:
+        self._run, self._log, self._questions, self._clock, self._ask = run, log, questions, clock, ask
+        self._lock = asyncio.Lock()
+        self._ledger = ReleaseLedger(log, clock)
+        self._summary: Summary | None = None
+        self._reading: LedgerFollower | None = None
+        self._seen: RunNow | None = None
+        self._asked_at = 0.0
+        self._paces: list[tuple[float, int]] = []
+
+    async def now(self) -> RunNow:
+        """The run's state, at most a second old. Raises the log's errors."""
+        async with self._lock:
+            now = self._clock()
+            if self._seen is None or now - self._seen.at >= _FRESH_S:
+                if now - self._asked_at > _AWAY_S:
+                    self._summary = self._reading = None
+                    self._paces.clear()
+                self._asked_at = now
+                self._seen = await self._look(now)
+            return self._seen
+
+    async def refs(self) -> dict[str, PolicyVersion]:
+        """The versions that are served or judged. One whose manifest cannot be read is left out."""
+        found: dict[str, PolicyVersion] = {}
+        for ref in REFS:
+            try:
+                policy = await self._run.follower.resolve(ref)
+            except OstinatoError:
+                continue
+            if policy is not None:
+                found[ref] = policy
+        return found
+
+    async def awaits(self, policy: PolicyVersion) -> bool:
+        """True if a version has passed and waits for approval."""
+        proposal = (await self._ledger.refresh()).proposal
+        return proposal is not None and proposal.candidate == policy
+
+    async def _shares(self) -> dict[str, float]:
+        """The shares of all users on the arms beside live. Control is dealt first, then verified, then the trial among the others."""
+        control, release = self._run.config.serve.control_share, self._run.config.release
+        dealing = (await self._ledger.refresh()).dealt(release.verified_share) or Dealing(salt="")
+        verified = (1.0 - control) * dealing.verified
+        left = 1.0 - control - verified
+        trial = {"canary": left * dealing.canary, "previous": left * dealing.previous}
+        return {"control": control, **trial, "verified": verified}
+
+    # ------------------------------------------------------------ one look
+
+    async def _look(self, now: float) -> RunNow:
+        seen, accounts = await self._folded()
+        home, config = self._run.home, self._run.config
+        board = await self._ask(lambda: read_board(home.workers))
+        lines = await self._ask(lambda: last_lines(home.progress("train")))
+        paces = await self._ask(lambda: last_lines(home.progress("release")))
+        marks: Sequence[LedgerEvent] = await self.indexed(lambda: self._questions.shipped(100), [])
+        drawn = windows(seen.rated, marks)
+        steps = [line for line in lines if line["kind"] == "step"]
+        return RunNow(
+            at=now,
+            directory=str(config.run.directory),
+            url=read_address(home.address),
+            simulated=(home.root / DEMO_MARKER).exists(),
+            troubles=troubles(board, now),
+            workers=workers(board, now),
+            refs=await self.refs(),
+            shares=await self._shares(),
+            pace=self._pace(now, accounts.ingested),
+            served=accounts.ingested,
+            waiting=accounts.waiting,
+            oldest_wait=accounts.oldest_wait,
+            batch=config.learn.batch,
+            trained=accounts.trained,
+            held=accounts.held,
+            balanced=accounts.balanced,
+            signals=seen.signals,
+            step=seen.step,
+            step_line=steps[-1] if steps else {},
+            last=marks[0] if marks else None,
+            arms=arms(seen),
+            curves=drawn.curves,
+            marks=drawn.marks,
+            rated_since=drawn.start,
+            rated_end=drawn.end,
+            alarms=alarms(seen),
+            unproven=unproven_users(config),
+            releasing=tuple(releasing(self._ledger.state, config.release, paces, now)),
+        )
+
+    async def _folded(self) -> tuple[Summary, Accounting]:
+        run = self._run
+        if self._summary is None:
+            self._summary, _ = await summary.summarise(self._log, run.folds, await self._ask(self._log.newest))
+        else:
+            await summary.catch_up(self._summary, self._log)
+        if self._reading is None:
+            self._reading = LedgerFollower(self._log, run.config.reward, run.folds)
+        await self._reading.catch_up(saving=False)
+        return self._summary, of_ledger(self._reading.ledger)
+
+    def _pace(self, now: float, served: Cursor) -> float | None:
+        """Turns a second since the oldest look within the last minute; None while that look is less than 2 s old."""
+        self._paces = [each for each in self._paces if now - each[0] <= _MINUTE_S]
+        self._paces.append((now, served))
+        began, before = self._paces[0]
+        return (served - before) / (now - began) if now - began >= 2 * _FRESH_S else None
+
+    async def indexed(self, question: Callable[[], T], otherwise: T) -> T:
+        """The index's answer, or `otherwise` while it cannot be read, so that the rest of the run can still be shown."""
+        try:
+            return await self._ask(question)
+        except (Unavailable, TooWide):
+            return otherwise
+
+
+def troubles(board: Shown | None, now: float) -> tuple[str, ...]:
+    """The workers' faults in sentences, the worst first."""
+    if board is None or board.ended is not None:
+        return ("`ostinato up` is not running: a worker that exits is not restarted.",)
+    if now - board.at > STALE_S:
+        return (f"`ostinato up` (pid {board.pid}) was killed or hangs: a worker that exits is not restarted.",)
+    down = [
+        f"The {worker.name} worker is down and is not restarted: {worker.reason or 'no reason was given'}."
+        for worker in board.workers
+        if worker.condition == "failed"
+    ]
+    ended = [
+        f"The {worker.name} worker was started again, {worker.restarts} times so far: {worker.reason}."
+        for worker in board.workers
+        if worker.condition != "failed" and worker.restarts and now - (worker.reason_at or 0.0) < _TOLD_S
+    ]
+    troubled = [f"The {worker.name} worker waits: {worker.trouble}." for worker in board.workers if worker.trouble]
+    return (*down, *ended, *troubled)
+
+
+def workers(board: Shown | None, now: float) -> tuple[WorkerNow, ...]:
+    """The workers of a running supervisor; empty without one, because their state is then unknown."""
+    if board is None or board.ended is not None or now - board.at > STALE_S:
+        return ()
+    return tuple(
+        WorkerNow(
+            name=worker.name,
+            condition=worker.condition,
+            doing=(worker.doing or "starting") if worker.condition == "running" else "",
+            since=worker.doing_since if worker.condition == "running" else worker.since,
+            trouble=worker.trouble,
+            restarts=worker.restarts,
+            last_end=worker.reason,
+        )
+        for worker in board.workers
+    )
+
+
+def arms(seen: Summary) -> tuple[ArmNow, ...]:
+    """Acceptance over the newest rated turns, by arm."""
+    accepted: defaultdict[str, list[tuple[Person, bool]]] = defaultdict(list)
+    newest: dict[str, int | None] = {}
+    for each in seen.rated:
+        accepted[each.served.arm].append((each.served.person, each.value > 0))
+        newest[each.served.arm] = each.served.number
+    points: Mapping[str, Any] = {arm: share_of(of) for arm, of in accepted.items()}
+    return tuple(
+        ArmNow(arm=arm, version=newest[arm], turns=p.turns, share=p.acceptance, lower=p.lower, upper=p.upper)
+        for arm, p in sorted(points.items(), key=lambda pair: ARMS.index(pair[0]) if pair[0] in ARMS else len(ARMS))
+    )
+
+
+def alarms(seen: Summary) -> tuple[AlarmLine, ...]:
+    """The standing alarms, the newest first."""
+    found = [AlarmLine(name=name, reason=why, at=at, standing=True) for name, (why, at) in seen.alarms.items()]
+    return tuple(sorted(found, key=lambda alarm: -alarm.at))
+
+
+ARMS = ("live", "canary", "control", "eval")
