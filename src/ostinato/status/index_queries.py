@@ -14,6 +14,7 @@ from ostinato.core.errors import OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import Cursor
 from ostinato.record.sqlite import connect, driver, is_busy
+from ostinato.status.log_index import REWARDED, TRAINED, WAITING
 from ostinato.status.releases import LedgerEvent, ReleaseLine, ReleaseList
 
 PAGE_ROWS = 50
@@ -73,13 +74,18 @@ class AlarmList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundTurn:
-    """A turn's row in the index."""
+    """A turn's row in the index. `outcome` is waiting, rewarded, trained, or why it was held back (`reason`)."""
 
     seq: Cursor
     id: str
     outcome: str
     value: float | None
     step: int | None
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing is learned from it, or None."""
+        return None if self.outcome in (WAITING, REWARDED, TRAINED) else self.outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from ostinato.core.files import older
+from ostinato.status.file_tail import Growing
 
 
 class Lines:
-    """Reads the lines added since the last look. A line that is still being written is left to the next look.
-
-    A file is identified by its first line, so that a file rotated meanwhile is still read to its end.
+    """Reads the lines added since the last look, through a rotation of the file too. A line that is still being written is left to the
+    next look.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read: dict[bytes, int] = {}  # first line -> bytes read
+        self._lines = Growing([older(path), path], most_bytes=sys.maxsize, look_s=math.inf)
 
     def new(self) -> list[dict[str, Any]]:
         """Complete new lines, oldest first. Half a line left by a full disk or a killed process is skipped."""
-        found: list[dict[str, Any]] = []
-        read: dict[bytes, int] = {}
-        for path in (older(self._path), self._path):
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                first = file.readline()
-                file.seek(self._read.get(first, 0))
-                data = file.read()
-                whole = data[: data.rfind(b"\n") + 1]
-                read[first] = self._read.get(first, 0) + len(whole)
-                found += _parsed(whole)
-        self._read = read
-        return found
+        return _parsed(line for _, line in self._lines.new())
 
 
 def last_lines(path: Path, most_bytes: int = 1 << 17) -> list[dict[str, Any]]:
@@ -43,7 +33,7 @@ def last_lines(path: Path, most_bytes: int = 1 << 17) -> list[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
-            return _parsed(file.read())
+            return _parsed(file.read().splitlines())
     except FileNotFoundError:
         return []
 
@@ -54,9 +44,9 @@ def numerics_line(serve: Sequence[dict[str, Any]]) -> str:
     return str(found["line"]) if found is not None and found["why"] else ""
 
 
-def _parsed(data: bytes) -> list[dict[str, Any]]:
+def _parsed(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    for line in data.splitlines():
+    for line in lines:
         with contextlib.suppress(ValueError):
             value = json.loads(line)
             if isinstance(value, dict) and "kind" in value:

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 from ostinato.core.errors import Corrupt, NotFound, Unavailable
@@ -53,6 +53,9 @@ _RAW = frozenset({"evidence", "salt"})
 """Left out: every single score, which only a restarted controller needs, and the salt by which users are dealt to arms."""
 
 
+_FIGURES = ("difference", "lower", "upper", "margin", "power")
+
+
 def gate_looks(events: Iterable[ReleaseEvent]) -> tuple[GateLook, ...]:
     """The gate's looks, oldest first. An incomplete report, written by an earlier or later version, is left out."""
     found: list[GateLook] = []
@@ -66,6 +69,7 @@ def gate_looks(events: Iterable[ReleaseEvent]) -> tuple[GateLook, ...]:
 
 def _look(event: ReleaseEvent, against: PolicyVersion, report: Mapping[str, Any]) -> GateLook | None:
     try:
+        figures = {name: float(report[name]) for name in _FIGURES}
         return GateLook(
             at=event.at,
             against=against,
@@ -74,12 +78,8 @@ def _look(event: ReleaseEvent, against: PolicyVersion, report: Mapping[str, Any]
             draws=int(report["draws"]),
             candidate=float(report["candidate_mean"]),
             live=float(report["live_mean"]),
-            difference=float(report["difference"]),
-            lower=float(report["lower"]),
-            upper=float(report["upper"]),
-            margin=float(report["margin"]),
-            power=float(report["power"]),
             verdict=str(report["verdict"]),
+            **figures,
         )
     except (KeyError, TypeError, ValueError):
         return None
@@ -482,18 +482,14 @@ class Gathering:
             void_odds=config.trial.imbalance,
         )
         trial = trial_looks(rows.values(), policy.hash)
-        return ReleaseEvidence(
+        return replace(
+            slow,
             against=against,
             comparisons=comparisons,
             bars=bars,
             trial=trial,
             rules=rules if config.canary or trial else None,
             dealt=await self._ask(lambda: dealt(self._questions, parts, policy.hash), None),
-            rates=slow.rates,
-            steps=slow.steps,
-            turns=slow.turns,
-            weights=slow.weights,
-            examples=slow.examples,
             gate_alpha=self._run.config.evaluate.gate.alpha,
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +21,15 @@ from ostinato.release.monitors.watcher import acceptable
 from ostinato.reward.functions import parts_of
 from ostinato.run_directory import Run
 from ostinato.status.disk import disk_use
-from ostinato.status.index_queries import LONGEST_S, AlarmLine, AlarmList, FoundTurn, IndexQueries, TurnQuery
+from ostinato.status.index_queries import (
+    LONGEST_S,
+    AlarmLine,
+    AlarmList,
+    FoundTurn,
+    FoundTurns,
+    IndexQueries,
+    TurnQuery,
+)
 from ostinato.status.log_index import WAITING, Feed, PageIndex
 from ostinato.status.release_evidence import Gathering, carried, gate_looks
 from ostinato.status.releases import LedgerEvent, ReleaseDetail, ReleaseList
@@ -40,30 +48,24 @@ _DISK_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLine:
-    """One turn in a list, with its signals and outcome."""
+    """One turn in a list: its row in the index, the turn itself, and the names of its signals."""
 
-    seq: Cursor
+    row: FoundTurn
     turn: Turn
     signals: tuple[str, ...]
-    reward: float | None
-    reason: str | None
-    step: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnList:
-    """A page of turns. `count` stops at `MOST_COUNTED` + 1. `unread`: turns of the log that cannot be found yet.
+    """A page of turns, as far as the log still has them. `unread`: turns of the log that cannot be found yet.
 
     `searchable` says whether answers can be searched by words, which they cannot if they are encrypted.
     """
 
     rows: tuple[TurnLine, ...]
-    older: Cursor | None
-    newer: Cursor | None
-    count: int
+    page: FoundTurns
     unread: int
     searchable: bool
-    outcomes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,14 +148,7 @@ class RunFacts:
     async def releases(self, before: Cursor | None) -> ReleaseList:
         """Versions of the ledger, newest first."""
         found: ReleaseList = await self._ask(lambda: self._questions.releases(before))
-        return ReleaseList(
-            rows=found.rows,
-            older=found.older,
-            counts=found.counts,
-            live=found.live,
-            previous=found.previous,
-            unread=self.feed.unread_decisions,
-        )
+        return replace(found, unread=self.feed.unread_decisions)
 
     async def release(self, root: str) -> ReleaseDetail | None:
         """The version named by live, v12 or a hash prefix; None if the ledger has no such version, or several with that prefix."""
@@ -176,18 +171,11 @@ class RunFacts:
 
     async def turns(self, query: TurnQuery) -> TurnList:
         """Turns, newest first."""
-        found = await self._ask(lambda: self._questions.turns(query))
+        found: FoundTurns = await self._ask(lambda: self._questions.turns(query))
         turns = {turn.id: turn for turn in await self._find(Turn, [(row.id,) for row in found.rows])}
         said = await self._said(turns)
-        return TurnList(
-            rows=tuple(_line(row, turns[row.id], said[row.id]) for row in found.rows if row.id in turns),
-            older=found.older,
-            newer=found.newer,
-            count=found.count,
-            unread=self.feed.unread_turns,
-            searchable=self._index.words,
-            outcomes=(WAITING, *found.outcomes),
-        )
+        rows = tuple(_line(row, turns[row.id], said[row.id]) for row in found.rows if row.id in turns)
+        return TurnList(rows=rows, page=found, unread=self.feed.unread_turns, searchable=self._index.words)
 
     async def turn(self, id: str, tenant: str | None) -> TurnDetail | None:
         """One turn; None if there is none, or if it is another tenant's."""
@@ -294,15 +282,7 @@ def _unread(id: str) -> FoundTurn:
 
 def _line(row: FoundTurn, turn: Turn, said: list[tuple[str, str]]) -> TurnLine:
     """A turn with its outcome. `said`: the ids and names of the signals about it."""
-    held = row.outcome not in (WAITING, "rewarded", "trained")
-    return TurnLine(
-        seq=row.seq,
-        turn=turn,
-        signals=tuple(dict.fromkeys(name for _, name in said)),
-        reward=row.value,
-        reason=row.outcome if held else None,
-        step=row.step,
-    )
+    return TurnLine(row=row, turn=turn, signals=tuple(dict.fromkeys(name for _, name in said)))
 
 
 def _advantage(batches: list[Batch], turn: str) -> float | None:

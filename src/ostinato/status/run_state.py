@@ -1,87 +1,33 @@
-"""A run's current state: the workers' board, the log's summary, the reward accounts and the refs, folded once for all viewers.
-
-Also the progress lines of training and serving: figures over steps, publications, swaps.
-"""
+"""A run's current state: the workers' board, the log's summary, the reward accounts and the refs, folded once for all viewers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ostinato.core.arm_assignment import Dealing
 from ostinato.core.errors import OstinatoError, Unavailable
-from ostinato.core.records import Arm, Person, PolicyVersion
+from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.seams import Clock, Cursor
-from ostinato.evaluate.acceptance import share_of
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.reward.accounting import Accounting, of_ledger
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.run_directory import DEMO_MARKER, SERVED_REFS, Run
 from ostinato.status import summary
+from ostinato.status.arms import ArmAcceptance, acceptance_by_arm, windows
 from ostinato.status.gateway_address import read_address
 from ostinato.status.index_queries import AlarmLine, IndexQueries, TooWide
 from ostinato.status.progress_lines import last_lines
 from ostinato.status.release_state import releasing
 from ostinato.status.releases import LedgerEvent
-from ostinato.status.run_report import Curve, CurvePoint, Mark
-from ostinato.status.summary import RatedTurn, Summary
+from ostinato.status.run_report import Curve, Mark
+from ostinato.status.summary import Summary
 from ostinato.status.tenants import unproven_users
 from ostinato.status.threads import Ask
-from ostinato.status.worker_status import STALE_S, Shown, read_board
-
-# ---------------------------------------------------------------- windows of turns
-
-
-WINDOWS = 12
-FEWEST = 5
-"""A window of an arm with fewer rated turns is left out: its interval would say nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
-    """Curves over minutes since `start`. `start` and `end` are Unix seconds, None if the rated turns span less than two seconds."""
-
-    curves: tuple[Curve, ...]
-    marks: tuple[Mark, ...]
-    start: float | None
-    end: float | None
-
-
-def windows(rated: Sequence[RatedTurn], events: Iterable[LedgerEvent]) -> Windows:
-    """Each window's point is at its end. Rated turns that span less than two seconds give no curve."""
-    starts = [each.served.started_at for each in rated]
-    start, end = min(starts, default=0.0), max(starts, default=0.0)
-    if end - start < 2.0:
-        return Windows(curves=(), marks=(), start=None, end=None)
-    width = (end - start) / WINDOWS
-    found: defaultdict[tuple[str, int], list[tuple[Person, bool]]] = defaultdict(list)
-    for each in rated:
-        window = min(WINDOWS - 1, int((each.served.started_at - start) / width))
-        found[each.served.arm, window].append((each.served.person, each.value > 0))
-    curves: defaultdict[str, list[CurvePoint]] = defaultdict(list)
-    for (arm, window), accepted in sorted(found.items(), key=lambda pair: pair[0][1]):
-        if len(accepted) >= FEWEST:
-            point = share_of(accepted)
-            at = (window + 1) * width / 60
-            curves[arm].append(
-                CurvePoint(t=at, mean=point.acceptance, lower=point.lower, upper=point.upper, n=point.turns)
-            )
-    marks = tuple(
-        Mark(t=(event.at - start) / 60, label=f"v{event.policy.number}", action=event.action)
-        for event in events
-        if start <= event.at <= end and event.previous is not None
-    )
-    return Windows(
-        curves=tuple(Curve(arm=arm, points=tuple(points)) for arm, points in sorted(curves.items())),
-        marks=marks,
-        start=start,
-        end=end,
-    )
-
+from ostinato.status.worker_status import STALE_S, Shown, WorkerStatus, read_board
 
 # ---------------------------------------------------------------- the run
 
@@ -96,39 +42,14 @@ _MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerNow:
-    """One worker. `trouble` is the fault whose repair it waits for, `last_end` the reason of its last end."""
-
-    name: str
-    condition: str
-    doing: str
-    since: float
-    trouble: str | None = None
-    restarts: int = 0
-    last_end: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmNow:
-    """One arm's newest rated turns: the share of them that was accepted, with its 95% interval, users as clusters."""
-
-    arm: str
-    version: int | None
-    turns: int
-    share: float
-    lower: float
-    upper: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunNow:
     """A run at one moment.
 
     `troubles` are sentences, the worst first. `refs` are the versions that are served or judged, `shares` the shares of users on
-    the arms beside live. `pace` is turns a second over the last minute. `batch` is how many turns a step takes, `step` the newest
-    step, and `step_line` its progress line. `held` counts turns by the reason why nothing was learned from them. `rated_since` is when
-    the oldest turn behind `arms` was served, `rated_end` the end of the last window of `curves`. `releasing` are sentences on what waits
-    for approval, and on how many releases the traffic can carry. `unproven` is the warning that users are only declared, "" if none is due.
+    the arms beside live. `pace` is turns a second over the last minute, `batch` how many turns a step takes, `step` the newest step.
+    `last` is the newest release or rollback. `rated_since` is when the oldest turn behind `arms` was served. `releasing` are sentences on
+    what waits for approval, and on how many releases the traffic can carry. `unproven` is the warning that users are only declared, "" if
+    none is due.
     """
 
     at: float
@@ -136,26 +57,19 @@ class RunNow:
     url: str | None
     simulated: bool
     troubles: tuple[str, ...]
-    workers: tuple[WorkerNow, ...]
+    workers: tuple[WorkerStatus, ...]
     refs: Mapping[str, PolicyVersion]
     shares: Mapping[str, float]
     pace: float | None
-    served: int
-    waiting: int
-    oldest_wait: float | None
+    accounts: Accounting
     batch: int
-    trained: int
-    held: Mapping[str, int]
-    balanced: bool
     signals: int
     step: int
-    step_line: Mapping[str, Any]
     last: LedgerEvent | None
-    arms: tuple[ArmNow, ...]
+    arms: tuple[ArmAcceptance, ...]
     curves: tuple[Curve, ...]
     marks: tuple[Mark, ...]
     rated_since: float | None
-    rated_end: float | None
     alarms: tuple[AlarmLine, ...]
     releasing: tuple[str, ...] = ()
     unproven: str = ""
@@ -218,11 +132,9 @@ class Running:
         seen, accounts = await self._folded()
         home, config = self._run.home, self._run.config
         board = await self._ask(lambda: read_board(home.workers))
-        lines = await self._ask(lambda: last_lines(home.progress("train")))
         paces = await self._ask(lambda: last_lines(home.progress("release")))
         marks: Sequence[LedgerEvent] = await self.indexed(lambda: self._questions.shipped(100), [])
         drawn = windows(seen.rated, marks)
-        steps = [line for line in lines if line["kind"] == "step"]
         return RunNow(
             at=now,
             directory=str(config.run.directory),
@@ -233,22 +145,15 @@ class Running:
             refs=await self.refs(),
             shares=await self._shares(),
             pace=self._pace(now, accounts.ingested),
-            served=accounts.ingested,
-            waiting=accounts.waiting,
-            oldest_wait=accounts.oldest_wait,
+            accounts=accounts,
             batch=config.learn.batch,
-            trained=accounts.trained,
-            held=accounts.held,
-            balanced=accounts.balanced,
             signals=seen.signals,
             step=seen.step,
-            step_line=steps[-1] if steps else {},
             last=marks[0] if marks else None,
-            arms=arms(seen),
+            arms=tuple(sorted(acceptance_by_arm(seen.rated), key=_place)),
             curves=drawn.curves,
             marks=drawn.marks,
             rated_since=drawn.start,
-            rated_end=drawn.end,
             alarms=alarms(seen),
             unproven=unproven_users(config),
             releasing=tuple(releasing(self._ledger.state, config.release, paces, now)),
@@ -300,36 +205,13 @@ def troubles(board: Shown | None, now: float) -> tuple[str, ...]:
     return (*down, *ended, *troubled)
 
 
-def workers(board: Shown | None, now: float) -> tuple[WorkerNow, ...]:
+def workers(board: Shown | None, now: float) -> tuple[WorkerStatus, ...]:
     """The workers of a running supervisor; empty without one, because their state is then unknown."""
-    if board is None or board.ended is not None or now - board.at > STALE_S:
-        return ()
-    return tuple(
-        WorkerNow(
-            name=worker.name,
-            condition=worker.condition,
-            doing=(worker.doing or "starting") if worker.condition == "running" else "",
-            since=worker.doing_since if worker.condition == "running" else worker.since,
-            trouble=worker.trouble,
-            restarts=worker.restarts,
-            last_end=worker.reason,
-        )
-        for worker in board.workers
-    )
+    return () if board is None or board.ended is not None or now - board.at > STALE_S else board.workers
 
 
-def arms(seen: Summary) -> tuple[ArmNow, ...]:
-    """Acceptance over the newest rated turns, by arm."""
-    accepted: defaultdict[str, list[tuple[Person, bool]]] = defaultdict(list)
-    newest: dict[str, int | None] = {}
-    for each in seen.rated:
-        accepted[each.served.arm].append((each.served.person, each.value > 0))
-        newest[each.served.arm] = each.served.number
-    points: Mapping[str, Any] = {arm: share_of(of) for arm, of in accepted.items()}
-    return tuple(
-        ArmNow(arm=arm, version=newest[arm], turns=p.turns, share=p.acceptance, lower=p.lower, upper=p.upper)
-        for arm, p in sorted(points.items(), key=lambda pair: ARMS.index(pair[0]) if pair[0] in ARMS else len(ARMS))
-    )
+def _place(row: ArmAcceptance) -> int:
+    return ARMS.index(row.arm) if row.arm in ARMS else len(ARMS)
 
 
 def alarms(seen: Summary) -> tuple[AlarmLine, ...]:

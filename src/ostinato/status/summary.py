@@ -45,6 +45,15 @@ class RatedTurn:
     heard: bool
 
 
+def rated_turn(turn: Turn, reward: Reward) -> RatedTurn:
+    """A turn and its reward, as far as a screen shows them."""
+    return RatedTurn(served=_of_turn(turn), value=reward.value, heard=bool(reward.signals))
+
+
+def _of_turn(turn: Turn) -> Served:
+    return Served(arm=turn.arm.value, person=turn.person, started_at=turn.started_at, number=turn.oldest)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLine:
     """One line of the release ledger, as a screen shows it. `actor` is the person who did it, None for the release worker."""
@@ -109,9 +118,7 @@ class Summary:
     def _turn(self, turn: Turn) -> None:
         self.tokens += sum(span.tokens for span in turn.spans)
         if turn.arm.people and turn.finish.trainable:
-            self.unrated[turn.id] = Served(
-                arm=turn.arm.value, person=turn.person, started_at=turn.started_at, number=turn.oldest
-            )
+            self.unrated[turn.id] = _of_turn(turn)
             if len(self.unrated) > OPEN:
                 self.unrated.popitem(last=False)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.core.records import PolicyVersion
+from ostinato.reward.accounting import Accounting
 from ostinato.status.progress_lines import Lines
 from ostinato.status.releases import LedgerEvent
 from ostinato.status.run_state import RunNow
@@ -95,9 +96,8 @@ class LearningNow:
     steps: int
     marks: tuple[tuple[float, str], ...]
     refused: tuple[tuple[int, str, float], ...]
-    held: Mapping[str, int]
+    accounts: Accounting
     batch: int
-    waiting: int
 
 
 STEPS = 5_000
@@ -161,9 +161,8 @@ class TrainLines:
             steps=len(steps),
             marks=marks,
             refused=tuple((int(line["step"]), str(line["why"]), float(line["at"])) for line in reversed(self._refused)),
-            held=run.held,
+            accounts=run.accounts,
             batch=run.batch,
-            waiting=run.waiting,
         )
 
     def published(self) -> tuple[PublishedLine, ...]:

@@ -33,6 +33,16 @@ class WorkerStatus:
     reason_at: float | None
     node: str = ""
 
+    @property
+    def activity(self) -> str:
+        """What it is doing; "" unless it runs."""
+        return (self.doing or "starting") if self.condition == "running" else ""
+
+    @property
+    def activity_since(self) -> float:
+        """When it began its activity, or entered its condition."""
+        return self.doing_since if self.condition == "running" else self.since
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:

@@ -40,8 +40,8 @@ def seen(tmp_path):
 
 async def test_an_empty_run_has_dashes_and_no_zeros_that_nobody_measured(seen):
     run = await seen.facts.now()
-    assert (run.pace, run.last, run.arms, run.oldest_wait, run.refs) == (None, None, (), None, {})
-    assert (run.served, run.waiting, run.batch, run.balanced) == (0, 0, 32, True)
+    assert (run.pace, run.last, run.arms, run.accounts.oldest_wait, run.refs) == (None, None, (), None, {})
+    assert (run.accounts.ingested, run.accounts.waiting, run.batch, run.accounts.balanced) == (0, 0, 32, True)
     assert run.troubles == ("`ostinato up` is not running: a worker that exits is not restarted.",)
     assert run.unproven == ""
     assert (await seen.facts.weights()).published == ()
@@ -77,17 +77,24 @@ async def test_the_facts_of_a_run_are_its_logs(seen):
         Alarm(id="1", name="coverage:acme", state=AlarmState.RAISED, reason="silence", at=970.0),
     )
     run = await seen.facts.now()
-    assert (run.served, run.trained, run.held, run.signals, run.step) == (2, 1, {"finish:abort": 1}, 2, 5)
+    accounts = run.accounts
+    assert (accounts.ingested, accounts.trained, accounts.held, run.signals, run.step) == (
+        2,
+        1,
+        {"finish:abort": 1},
+        2,
+        5,
+    )
     assert run.refs["live"] == policy
     assert [alarm.name for alarm in run.alarms] == ["coverage:acme"]
-    assert [(arm.arm, arm.turns, arm.share) for arm in run.arms] == [("live", 1, 1.0)]
+    assert [(arm.arm, arm.point.turns, arm.point.acceptance) for arm in run.arms] == [("live", 1, 1.0)]
     listed = await seen.facts.turns(TurnQuery())
-    assert [(line.turn.id, line.reward, line.reason, line.step, line.signals) for line in listed.rows] == [
+    assert [(line.turn.id, line.row.value, line.row.reason, line.row.step, line.signals) for line in listed.rows] == [
         ("b:0", None, "finish:abort", None, ("undone",)),
         ("a:0", 1.0, None, 5, ("accepted",)),
     ]
     detail = await seen.facts.turn("a:0", "default")
-    assert (detail.function, detail.advantage, detail.line.step) == ("copilot@1", 0.25, 5)
+    assert (detail.function, detail.advantage, detail.line.row.step) == ("copilot@1", 0.25, 5)
     assert detail.sampled == (b"\x07", b"\x09")
     assert await seen.facts.turn("a:0", "acme") is None
     release = await seen.facts.release(policy.hash[:12])
@@ -100,11 +107,11 @@ async def test_a_second_look_reads_only_what_is_new_and_one_look_serves_all(seen
     await seen.fill(a_turn("b:0"), a_turn("c:0"))
     assert await seen.facts.now() is first
     seen.now += 2.0
-    assert (await seen.facts.now()).served == 3
+    assert (await seen.facts.now()).accounts.ingested == 3
     assert (await seen.facts.now()).pace == pytest.approx(1.0)
     seen.now += 100.0
     again = await seen.facts.now()
-    assert (again.served, again.pace) == (3, None)
+    assert (again.accounts.ingested, again.pace) == (3, None)
 
 
 async def test_who_looks_keeps_no_thread_from_whatever_else_the_process_does(seen, monkeypatch):
@@ -140,7 +147,7 @@ async def test_who_looks_keeps_no_thread_from_whatever_else_the_process_does(see
 async def test_a_turn_that_is_not_in_the_index_yet_is_shown_all_the_same(seen):
     await seen.fill()
     await seen.run.log.append(a_turn("late:0"))
-    assert (await seen.facts.turn("late:0", "default")).line.step is None
+    assert (await seen.facts.turn("late:0", "default")).line.row.step is None
     assert await seen.facts.turn("late:0", "acme") is None
 
 

@@ -22,8 +22,8 @@ from tests.fakes.worlds_page import (
 from ostinato.app.storage import Home
 from ostinato.core.files import older
 from ostinato.launch.views.progress import Progress
+from ostinato.status.file_tail import LONGEST_LINE, Growing, Spot
 from ostinato.status.releases import LedgerEvent
-from ostinato.status.worlds.file_tail import LONGEST_LINE, Growing, Spot
 from ostinato.status.worlds.run_worlds import RolloutQuery, changes_of, figures_of, turns_of, why_of
 from ostinato.status.worlds.tasks import counts_of, group_counts, solved_share, version_points
 from ostinato.status.worlds.transcript import LONGEST_PART, LONGEST_STEP, part_of, steps_of
@@ -313,7 +313,7 @@ async def test_the_facts_of_a_run_are_its_files(home):
     assert (repair.tasks, repair.drawn, repair.harness, repair.grader) == (2, 2, "tools", "pytest")
     assert (repair.solved.rollouts, repair.solved.share, repair.version) == (2, 0.5, 4)
     assert kinds["names", "train"].solved is None
-    assert [(curve.name, curve.points[0].first) for curve in now.curves] == [("held out", 4), ("train", 4)]
+    assert [(curve.name, curve.points[0].first) for curve in now.counts.curves] == [("held out", 4), ("train", 4)]
     assert (now.pacing.drawn, now.pacing.spent, now.pacing.open, now.pacing.told) == (2, 0, 2, 1)
     assert [(group.name, group.told) for group in now.under_way] == [("w3f.1", False), ("w3f.0", True)]
     states = [(line.ended, line.value) for line in now.under_way[0].members]
@@ -339,8 +339,8 @@ async def test_cheats_are_counted_by_rollout_and_by_what_was_tried(home):
     ]
     facts = worlds_of(home, write_run(home, rollouts=rows))
     now = await facts.worlds("")
-    assert (now.cheated, now.ended) == (2, {"submitted": 2, "timeout": 1})
-    assert now.cheats == (("changed a test", 2, "w3f.0.2.0"), ("a nonce", 1, "w3f.0.1.0"))
+    assert (now.counts.cheated, now.counts.ended) == (2, {"submitted": 2, "timeout": 1})
+    assert now.counts.cheats == (("changed a test", 2, "w3f.0.2.0"), ("a nonce", 1, "w3f.0.1.0"))
     assert (await facts.rollouts(RolloutQuery(outcome="cheated"))).count == 2
     facts.close()
 
@@ -353,8 +353,8 @@ async def test_releases_are_marked_beside_success(home):
 
     facts = worlds_of(home, write_run(home, rollouts=[finished(number=3), finished("w3f.0.1.0")]), shipped=shipped)
     assert (await facts.worlds("")).marks == ((3, "v3"), (4, "v4"))
-    assert [point.first for point in (await facts.worlds("")).curves[0].points] == [3, 4]
-    assert (await facts.worlds("none")).curves == ()
+    assert [point.first for point in (await facts.worlds("")).counts.curves[0].points] == [3, 4]
+    assert (await facts.worlds("none")).counts.curves == ()
     facts.close()
 
 

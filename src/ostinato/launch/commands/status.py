@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,12 +19,9 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.durations import ago
 from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.numerics import Contract, same_arithmetic
-from ostinato.core.records import Person
-from ostinato.evaluate.acceptance import share_of
 from ostinato.launch.commands.log import existing
 from ostinato.launch.views.contracts import apart, parts
 from ostinato.launch.views.screen import (
-    ArmRow,
     arms_table,
     lent_line,
     published_line,
@@ -38,6 +34,7 @@ from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.reward.accounting import Accounting, account
 from ostinato.run_directory import DEMO_MARKER
 from ostinato.status import summary
+from ostinato.status.arms import acceptance_by_arm
 from ostinato.status.disk import disk_use
 from ostinato.status.gateway_address import read_address
 from ostinato.status.progress_lines import last_lines, numerics_line
@@ -157,28 +154,16 @@ def workers(board: Shown | None, now: float) -> list[RenderableType]:
 def _worker(worker: WorkerStatus, now: float) -> tuple[Text, ...]:
     where = f" on {worker.node}" if worker.node else ""
     condition = Text(f"{worker.condition}{where}", _STYLES.get(worker.condition, ""))
-    doing = worker.doing or "starting" if worker.condition == "running" else ""
     trouble = f"; {worker.trouble}" if worker.trouble else ""
     end = "" if worker.reason is None else f"{worker.reason} ({ago(now - (worker.reason_at or now))} ago)"
-    since = worker.doing_since if worker.condition == "running" else worker.since
     return (
         Text(worker.name),
         condition,
-        Text(f"{doing}{trouble}", "yellow" if trouble else ""),
-        Text(ago(now - since)),
+        Text(f"{worker.activity}{trouble}", "yellow" if trouble else ""),
+        Text(ago(now - worker.activity_since)),
         Text(str(worker.restarts)),
         Text(end),
     )
-
-
-def arm_rows(run: Overview) -> list[ArmRow]:
-    """Acceptance over the newest rated turns, by arm."""
-    accepted: dict[str, list[tuple[Person, bool]]] = defaultdict(list)
-    newest: dict[str, int | None] = {}
-    for each in run.summary.rated:
-        accepted[each.served.arm].append((each.served.person, each.value > 0))
-        newest[each.served.arm] = each.served.number
-    return [ArmRow(arm=arm, point=share_of(of), newest=newest[arm]) for arm, of in accepted.items()]
 
 
 def _arms(run: Overview) -> list[RenderableType]:
@@ -190,7 +175,7 @@ def _arms(run: Overview) -> list[RenderableType]:
     heard = sum(each.heard for each in rated)
     oldest = ago(run.now - rated[0].served.started_at)
     return [
-        arms_table(arm_rows(run), run.who, f"newest {len(rated)}, oldest {oldest} ago"),
+        arms_table(acceptance_by_arm(run.summary.rated), run.who, f"newest {len(rated)}, oldest {oldest} ago"),
         Text(f"feedback on {100 * heard / len(rated):.0f}% of them; signals in total: {names or 'none'}", "dim"),
     ]
 
@@ -247,7 +232,7 @@ def as_json(run: Overview) -> dict[str, Any]:
         },
         "workers": [asdict(worker) for worker in board.workers] if board else [],
         "alarms": {name: {"reason": reason, "since": since} for name, (reason, since) in sorted(seen.alarms.items())},
-        "arms": {row.arm: asdict(row.point) | {"newest_version": row.newest} for row in arm_rows(run)},
+        "arms": {row.arm: asdict(row.point) | {"newest_version": row.newest} for row in acceptance_by_arm(seen.rated)},
         "unproven_users": run.unproven or None,
         "steps": seen.step,
         "tokens": seen.tokens,

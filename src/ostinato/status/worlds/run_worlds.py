@@ -18,16 +18,14 @@ from ostinato.core.files import older
 from ostinato.core.records import Turn
 from ostinato.core.seams import Log
 from ostinato.run_directory import Home
+from ostinato.status.file_tail import Growing
 from ostinato.status.index_queries import PAGE_ROWS
 from ostinato.status.progress_lines import last_lines
 from ostinato.status.releases import LedgerEvent
 from ostinato.status.threads import Threads
-from ostinato.status.worlds.file_tail import Growing
 from ostinato.status.worlds.tasks import (
-    Counted,
-    GroupCounts,
     Kind,
-    SolvedCurve,
+    RolloutCounts,
     SolvedShare,
     TaskFacts,
     TasksetFile,
@@ -149,9 +147,8 @@ class FilesRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldsNow:
-    """Simulated worlds of a run. `source` is `learn.source`, `family` the one that `curves` are of ("": all).
+    """Simulated worlds of a run. `source` is `learn.source`, `family` the one that the curves of `counts` are of ("": all).
 
-    `ended` counts rollouts by what ended them, `cheated` those that cheated, `cheats` by kind of cheat, with the newest rollout of each.
     `marks` are released versions.
     """
 
@@ -161,13 +158,9 @@ class WorldsNow:
     tasksets: tuple[TasksetLine, ...]
     families: tuple[FamilyLine, ...]
     more_families: int
-    curves: tuple[SolvedCurve, ...]
+    counts: RolloutCounts
     marks: tuple[tuple[int, str], ...]
-    groups: GroupCounts
     pacing: Pacing
-    ended: Mapping[str, int]
-    cheated: int
-    cheats: tuple[tuple[str, int, str], ...]
     under_way: tuple[GroupUnderWay, ...]
     newest: tuple[RolloutLine, ...]
     reading: FilesRead
@@ -275,7 +268,7 @@ class RunWorlds:
         self._progress = home.progress("rollout")
         self._lock = threading.Lock()
         self._threads = Threads()
-        self._counted: dict[str, tuple[tuple[int, int], Counted]] = {}
+        self._counted: dict[str, tuple[tuple[int, int], RolloutCounts]] = {}
 
     def close(self) -> None:
         """Close the threads."""
@@ -338,19 +331,15 @@ class RunWorlds:
             tasksets=self._tasksets(),
             families=families[:_MOST_FAMILIES],
             more_families=max(0, len(families) - _MOST_FAMILIES),
-            curves=found.curves,
+            counts=found,
             marks=marks,
-            groups=found.groups,
             pacing=self._under_way.pacing(),
-            ended=found.ended,
-            cheated=found.cheated,
-            cheats=found.cheats,
             under_way=self._under_way.groups(self._ended.member),
             newest=tuple(islice(self._ended.newest(), _NEWEST)),
             reading=self._reading(),
         )
 
-    def _count(self, family: str) -> Counted:
+    def _count(self, family: str) -> RolloutCounts:
         """The counts, cached until something changes."""
         revision = (self._ended.read, self._tasks.revision)
         kept = self._counted.get(family)
@@ -367,7 +356,7 @@ class RunWorlds:
             return line.family, line.split, line.harness.partition("@")[0], ""
         return known.family, known.split, known.harness, known.grader
 
-    def _families(self, found: Counted) -> tuple[FamilyLine, ...]:
+    def _families(self, found: RolloutCounts) -> tuple[FamilyLine, ...]:
         """The kinds of tasks, those with most rollouts first."""
         sizes: dict[Kind, int] = {}
         drawn: dict[Kind, int] = {}

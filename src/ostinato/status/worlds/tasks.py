@@ -258,8 +258,11 @@ class Kinds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """All counts over the rollouts on record."""
+class RolloutCounts:
+    """All counts over the rollouts on record, by kind of task, and as curves over versions; `version` is the newest one.
+
+    `ended` counts rollouts by what ended them, `cheated` those that cheated, `cheats` by kind of cheat, with the newest rollout of each.
+    """
 
     kinds: Mapping[Kind, Kinds]
     version: int | None
@@ -270,7 +273,7 @@ class Counted:
     cheats: tuple[tuple[str, int, str], ...]
 
 
-def counted(lines: Sequence[RolloutLine], kind_of: Callable[[RolloutLine], Kind], family: str) -> Counted:
+def counted(lines: Sequence[RolloutLine], kind_of: Callable[[RolloutLine], Kind], family: str) -> RolloutCounts:
     """Count lines, oldest first. The curves are of one family, or of all ("")."""
     version = max((line.policy.number for line in lines if line.policy is not None), default=None)
     kinds: defaultdict[Kind, Kinds] = defaultdict(lambda: Kinds({}, {}))
@@ -287,7 +290,7 @@ def counted(lines: Sequence[RolloutLine], kind_of: Callable[[RolloutLine], Kind]
         if line.policy is not None and line.policy.number == version:
             _count(of_kind.newest, line)
     drawn = [line for line in lines if family in ("", line.family)]
-    return Counted(
+    return RolloutCounts(
         kinds=kinds,
         version=version,
         curves=tuple(

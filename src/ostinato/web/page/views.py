@@ -94,8 +94,8 @@ class Views:
             "found": found,
             "query": query,
             "most": MOST_COUNTED,
-            "older": None if found.older is None else address(query, visitor, before=found.older),
-            "newer": None if found.newer is None else address(query, visitor, after=found.newer),
+            "older": None if found.page.older is None else address(query, visitor, before=found.page.older),
+            "newer": None if found.page.newer is None else address(query, visitor, after=found.page.newer),
             "newest": address(query, visitor),
         }
 
@@ -156,7 +156,7 @@ def turn_shown(found: TurnDetail, start: int) -> Shown:
 def now_shown(run: RunNow) -> Shown:
     """The loop with its figures, and acceptance over time."""
     stations = stations_of(run)
-    ends = ", ".join(f"{arm.arm} {100 * arm.share:.0f}%" for arm in run.arms)
+    ends = ", ".join(f"{arm.arm} {100 * arm.point.acceptance:.0f}%" for arm in run.arms)
     title = "Share of rated turns that were accepted, per arm"
     return {
         "stations": stations,
@@ -204,7 +204,7 @@ def state_of(run: RunNow) -> tuple[str, str]:
         newest = run.alarms[0]
         more = f" (and {len(run.alarms) - 1} more)" if len(run.alarms) > 1 else ""
         return "wait", f"{newest.name}: {newest.reason}{more}"
-    if not run.balanced:
+    if not run.accounts.balanced:
         return "bad", "The turns are not balanced: some are counted twice, or lost."
     return "good", "Nothing stands out."
 
@@ -213,7 +213,8 @@ def stations_of(run: RunNow) -> list[Station]:
     """The loop's six boxes, from serving to what is live."""
     live, canary, candidate = run.refs.get("live"), run.refs.get("canary"), run.refs.get("candidate")
     pace = DASH if run.pace is None else f"{run.pace:.2g} turns/s"
-    wait = "" if run.oldest_wait is None else f"oldest {ago(run.at - run.oldest_wait)}"
+    accounts = run.accounts
+    wait = "" if accounts.oldest_wait is None else f"oldest {ago(run.at - accounts.oldest_wait)}"
     doing = {worker.name: worker for worker in run.workers}
     bad = {name: "bad" for name, worker in doing.items() if worker.condition == "failed" or worker.trouble}
     judged = run.refs.get("evaluation")
@@ -222,10 +223,15 @@ def stations_of(run: RunNow) -> list[Station]:
     tried = f"canary v{canary.number}" if canary is not None and canary != live else ""
     ready = candidate is not None and candidate != live
     return [
-        Station(name="Serve", figure=pace, note=f"{count(run.served)} turns served", state=bad.get("serve", "good")),
+        Station(
+            name="Serve", figure=pace, note=f"{count(accounts.ingested)} turns served", state=bad.get("serve", "good")
+        ),
         Station(name="Signals", figure=count(run.signals), note="feedback on turns"),
         Station(
-            name="Reward", figure=f"{count(run.waiting)} waiting", note=wait, state="good" if run.balanced else "bad"
+            name="Reward",
+            figure=f"{count(accounts.waiting)} waiting",
+            note=wait,
+            state="good" if accounts.balanced else "bad",
         ),
         Station(
             name="Train",

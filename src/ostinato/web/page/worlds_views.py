@@ -147,7 +147,7 @@ class WorldViews:
         return {
             "found": found,
             "nothing": _nothing(found),
-            "chart": await self._ask(lambda: success_chart(found.curves, found.marks)),
+            "chart": await self._ask(lambda: success_chart(found.counts.curves, found.marks)),
             "versions_of": versions_of,
             "state_of": state_of,
         }

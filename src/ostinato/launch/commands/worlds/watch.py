@@ -105,7 +105,7 @@ def _no_words(_: int) -> bytes:
 
 def screen(now: WorldsNow, at: float) -> RenderableType:
     """The overview: tasksets, groups under way, success by family, the newest rollouts, cheats."""
-    pacing, groups = now.pacing, now.groups
+    pacing, groups = now.pacing, now.counts.groups
     parts: list[RenderableType] = [
         Text(
             f"taskset {plain(each.name) or 'earlier'} {plain(each.hash[:12])}: {each.rollouts} rollouts on record",
@@ -130,7 +130,7 @@ def screen(now: WorldsNow, at: float) -> RenderableType:
     ]
     parts += [
         Text(f"cheated {count} times: {plain(what)} ({plain(episode)})", "bold red")
-        for what, count, episode in now.cheats
+        for what, count, episode in now.counts.cheats
     ]
     return Group(*parts)
 

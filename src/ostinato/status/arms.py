@@ -1,0 +1,95 @@
+"""Acceptance by arm: the share of the newest rated turns that people accepted, with 95% intervals, and its course over time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from ostinato.core.records import Person
+from ostinato.evaluate.acceptance import Acceptance, share_of
+from ostinato.status.releases import LedgerEvent
+from ostinato.status.run_report import Curve, CurvePoint, Mark
+from ostinato.status.summary import RatedTurn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmAcceptance:
+    """One arm's rated turns: the share that was accepted, their mean reward, and how many of them somebody reacted to (`heard`).
+
+    `newest` is the policy number that answered the last of them.
+
+    Example: ``ArmAcceptance(arm="live", newest=17, point=Acceptance(...), mean=0.1, heard=90)``
+    """
+
+    arm: str
+    newest: int | None
+    point: Acceptance
+    mean: float
+    heard: int
+
+
+def acceptance_by_arm(rated: Iterable[RatedTurn]) -> list[ArmAcceptance]:
+    """The arms of these turns, in the order in which they first occur."""
+    found: defaultdict[str, list[RatedTurn]] = defaultdict(list)
+    for each in rated:
+        found[each.served.arm].append(each)
+    return [
+        ArmAcceptance(
+            arm=arm,
+            newest=turns[-1].served.number,
+            point=share_of((each.served.person, each.value > 0) for each in turns),
+            mean=fmean(each.value for each in turns),
+            heard=sum(each.heard for each in turns),
+        )
+        for arm, turns in found.items()
+    ]
+
+
+# ---------------------------------------------------------------- over time
+
+
+WINDOWS = 12
+FEWEST = 5
+"""A window of an arm with fewer rated turns is left out: its interval would say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Curves over minutes since `start`, a Unix time; None if the rated turns span less than two seconds."""
+
+    curves: tuple[Curve, ...]
+    marks: tuple[Mark, ...]
+    start: float | None
+
+
+def windows(rated: Sequence[RatedTurn], events: Iterable[LedgerEvent]) -> Windows:
+    """Each window's point is at its end. Rated turns that span less than two seconds give no curve."""
+    starts = [each.served.started_at for each in rated]
+    start, end = min(starts, default=0.0), max(starts, default=0.0)
+    if end - start < 2.0:
+        return Windows(curves=(), marks=(), start=None)
+    width = (end - start) / WINDOWS
+    found: defaultdict[tuple[str, int], list[tuple[Person, bool]]] = defaultdict(list)
+    for each in rated:
+        window = min(WINDOWS - 1, int((each.served.started_at - start) / width))
+        found[each.served.arm, window].append((each.served.person, each.value > 0))
+    curves: defaultdict[str, list[CurvePoint]] = defaultdict(list)
+    for (arm, window), accepted in sorted(found.items(), key=lambda pair: pair[0][1]):
+        if len(accepted) >= FEWEST:
+            point = share_of(accepted)
+            at = (window + 1) * width / 60
+            curves[arm].append(
+                CurvePoint(t=at, mean=point.acceptance, lower=point.lower, upper=point.upper, n=point.turns)
+            )
+    marks = tuple(
+        Mark(t=(event.at - start) / 60, label=f"v{event.policy.number}", action=event.action)
+        for event in events
+        if start <= event.at <= end and event.previous is not None
+    )
+    return Windows(
+        curves=tuple(Curve(arm=arm, points=tuple(points)) for arm, points in sorted(curves.items())),
+        marks=marks,
+        start=start,
+    )
