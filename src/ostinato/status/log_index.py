@@ -24,11 +24,12 @@ from ostinato.core.records import Batch, Holdback, Quarantine, ReleaseEvent, Rew
 from ostinato.core.seams import Cursor
 from ostinato.record.rowlog import RowLog
 from ostinato.record.sqlite import connect, create, driver, remove
+from ostinato.release.ledger import State, fold, taken_back
 
 # ---------------------------------------------------------------- the schema
 
 
-FORMAT = 4
+FORMAT = 5
 _STATEMENTS = (
     "CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE turns (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, user TEXT NOT NULL, arm TEXT NOT NULL, "
@@ -50,7 +51,7 @@ _STATEMENTS = (
     "CREATE TABLE versions (hash TEXT PRIMARY KEY, seq INTEGER NOT NULL, number INTEGER, state TEXT, verdict TEXT, difference REAL, "
     "lower REAL, upper REAL, margin REAL, looks INTEGER, reason TEXT, at REAL) WITHOUT ROWID",
     "CREATE INDEX versions_by_seq ON versions (seq)",
-    "CREATE TABLE chain (place INTEGER PRIMARY KEY AUTOINCREMENT, hash TEXT UNIQUE, number INTEGER)",
+    "CREATE TABLE chain (place INTEGER PRIMARY KEY, hash TEXT, number INTEGER)",
     "CREATE TABLE actions (action TEXT PRIMARY KEY, count INTEGER) WITHOUT ROWID",
     "CREATE TABLE alarms (seq INTEGER PRIMARY KEY, name TEXT, reason TEXT, at REAL, standing INTEGER)",
     "CREATE TABLE standing (name TEXT PRIMARY KEY, reason TEXT, at REAL) WITHOUT ROWID",
@@ -112,6 +113,8 @@ class PageIndex:
         self.words = words
         self._lock = threading.Lock()
         self._opened: Any = None
+        self.ledger = State()
+        """The release ledger's state after the decisions that the file has. Who opens a file that has some must set it."""
         self._traces = False  # something was deleted that SQLite's files beside the index may still hold
 
     @property
@@ -134,6 +137,7 @@ class PageIndex:
         with self._lock:
             self._close()
             remove(self.path)
+            self.ledger = State()
 
     def cursors(self) -> dict[str, int]:
         """How far the log was read: `decided` upwards; turns between `low` and `high`."""
@@ -148,6 +152,7 @@ class PageIndex:
     def write(self, rows: Rows, cursors: Mapping[str, int]) -> None:
         """Write rows and the new cursors in one transaction."""
         with self._lock:
+            before = self.ledger
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 for seq, row in rows:
@@ -155,6 +160,7 @@ class PageIndex:
                 self._db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", list(cursors.items()))
                 self._db.execute("COMMIT")
             except BaseException:
+                self.ledger = before
                 self._db.execute("ROLLBACK")
                 raise
 
@@ -237,6 +243,7 @@ class PageIndex:
     # ------------------------------------------------------------ the ledger
 
     def _event(self, seq: Cursor, event: ReleaseEvent) -> None:
+        """Write a line of the release ledger. What is live, and what a rollback takes back, is for `release.ledger` to say."""
         policy, previous = event.policy, event.previous
         before = (None, None) if previous is None else (previous.number, previous.hash)
         values = (seq, event.id, event.action, policy.number, policy.hash, *before, event.reason, event.at)
@@ -247,11 +254,14 @@ class PageIndex:
             "INSERT INTO actions VALUES (?, 1) ON CONFLICT (action) DO UPDATE SET count = count + 1", (event.action,)
         )
         self._version(seq, event)
-        if event.action == "shipped":
-            self._db.execute("DELETE FROM chain WHERE hash = ?", (policy.hash,))
-            self._db.execute("INSERT INTO chain (hash, number) VALUES (?, ?)", (policy.hash, policy.number))
-        elif event.action == "rolled_back":
-            self._rolled_back(seq, event)
+        for hash in taken_back(self.ledger, event):
+            taken = "UPDATE versions SET seq = ?, state = 'rolled_back', reason = ?, at = ? WHERE hash = ?"
+            self._db.execute(taken, (seq, event.reason, event.at, hash))
+        known, self.ledger = self.ledger.releases, fold(self.ledger, event)
+        if self.ledger.releases is not known:
+            newest = [(place, each.hash, each.number) for place, each in enumerate(self.ledger.releases[-2:])]
+            self._db.execute("DELETE FROM chain")
+            self._db.executemany("INSERT INTO chain VALUES (?, ?, ?)", newest)
 
     def _version(self, seq: Cursor, event: ReleaseEvent) -> None:
         state = "shipped" if event.action == "rolled_back" else event.action
@@ -267,20 +277,6 @@ class PageIndex:
                 "UPDATE versions SET looks = looks + 1, verdict = ?, difference = ?, lower = ?, upper = ?, margin = ? WHERE hash = ?",
                 (str(report.get("verdict", "")), *figures, event.policy.hash),
             )
-
-    def _rolled_back(self, seq: Cursor, event: ReleaseEvent) -> None:
-        """Mark all versions after the one that is live again as rolled back, as `release.ledger` does."""
-        place = self._db.execute("SELECT place FROM chain WHERE hash = ?", (event.policy.hash,)).fetchone()
-        gone = {event.previous.hash} if event.previous is not None else set[str]()
-        if place is not None:
-            gone |= {hash for (hash,) in self._db.execute("SELECT hash FROM chain WHERE place > ?", place)}
-        for hash in gone - {event.policy.hash}:
-            self._db.execute("DELETE FROM chain WHERE hash = ?", (hash,))
-            taken = "UPDATE versions SET seq = ?, state = 'rolled_back', reason = ?, at = ? WHERE hash = ?"
-            self._db.execute(taken, (seq, event.reason, event.at, hash))
-        if place is None:
-            policy = event.policy
-            self._db.execute("INSERT INTO chain (hash, number) VALUES (?, ?)", (policy.hash, policy.number))
 
 
 def is_expected(error: Exception) -> bool:
@@ -312,6 +308,8 @@ SLICE = 1_000
 BUSY, IDLE = 0.5, 0.05
 """Share of the time that the feed may take while the page is watched, and while it is not."""
 _LOOK_S = 1.0
+_AT_ONCE = 128
+"""Lines of the release ledger folded before yielding to the event loop."""
 
 
 class Feed:
@@ -375,12 +373,25 @@ class Feed:
         at = self._cursors
         if at is None:
             at = await asyncio.to_thread(self._index.cursors)
+            self._index.ledger = await self._ledger(at.get("decided", 0))
         if not at or max(at.values()) > newest:  # a log that was restored is another log
             if at:
                 await self._start_over()
             at = {"decided": 0, "low": newest, "high": newest}
         self._cursors = at
         return at
+
+    async def _ledger(self, decided: Cursor) -> State:
+        """The release ledger's state at a place in the log. Its lines are few, and never dropped."""
+        state = State()
+        async for seq, row in self._log.read(0, {ReleaseEvent}):
+            if seq > decided:
+                break
+            if isinstance(row, ReleaseEvent):
+                state = fold(state, row)
+            if state.events % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return state
 
     async def _decisions(self, at: dict[str, int], newest: Cursor) -> bool:
         if at["decided"] >= newest:
