@@ -172,7 +172,7 @@ class IndexQueries:
             sql = f"SELECT {_VERSION} FROM versions WHERE seq < ? ORDER BY seq DESC LIMIT {PAGE_ROWS + 1}"
             found = db.execute(sql, ((1 << 62) if before is None else before,)).fetchall()
             live, previous = self._chain(db)
-            counts = dict(db.execute("SELECT action, count FROM actions"))
+            counts = dict(db.execute("SELECT action, count(*) FROM events GROUP BY action"))
         rows = [_line(row, live) for row in found[:PAGE_ROWS]]
         older = rows[-1].seq if len(found) > PAGE_ROWS else None
         return ReleaseList(rows=tuple(rows), older=older, counts=counts, live=live, previous=previous)
@@ -226,7 +226,9 @@ class IndexQueries:
     def alarms(self, before: Cursor | None) -> AlarmList:
         """The standing alarms, and a page of the alarms raised and cleared."""
         with self.open() as db:
-            standing = db.execute("SELECT name, reason, at FROM standing ORDER BY at DESC LIMIT 200").fetchall()
+            last = "SELECT max(seq) FROM alarms GROUP BY name"
+            sql = f"SELECT name, reason, at FROM alarms WHERE seq IN ({last}) AND standing ORDER BY at DESC LIMIT 200"
+            standing = db.execute(sql).fetchall()
             sql = f"SELECT seq, name, reason, at, standing FROM alarms WHERE seq < ? ORDER BY seq DESC LIMIT {PAGE_ROWS + 1}"
             rows = db.execute(sql, ((1 << 62) if before is None else before,)).fetchall()
         lines = tuple(

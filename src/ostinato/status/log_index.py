@@ -52,9 +52,8 @@ _STATEMENTS = (
     "lower REAL, upper REAL, margin REAL, looks INTEGER, reason TEXT, at REAL) WITHOUT ROWID",
     "CREATE INDEX versions_by_seq ON versions (seq)",
     "CREATE TABLE chain (place INTEGER PRIMARY KEY, hash TEXT, number INTEGER)",
-    "CREATE TABLE actions (action TEXT PRIMARY KEY, count INTEGER) WITHOUT ROWID",
     "CREATE TABLE alarms (seq INTEGER PRIMARY KEY, name TEXT, reason TEXT, at REAL, standing INTEGER)",
-    "CREATE TABLE standing (name TEXT PRIMARY KEY, reason TEXT, at REAL) WITHOUT ROWID",
+    "CREATE INDEX alarms_by_name ON alarms (name, seq)",
     f"PRAGMA user_version={FORMAT}",
 )
 
@@ -233,12 +232,8 @@ class PageIndex:
                 self._db.execute(f"{insert} ON CONFLICT (turn) DO UPDATE SET {_SETTLE}", (*said, turn))
 
     def _alarm(self, seq: Cursor, alarm: Alarm) -> None:
-        raised = alarm.state is AlarmState.RAISED
-        values = (seq, alarm.name, alarm.reason, alarm.at, int(raised))
+        values = (seq, alarm.name, alarm.reason, alarm.at, int(alarm.state is AlarmState.RAISED))
         self._db.execute("INSERT OR IGNORE INTO alarms VALUES (?, ?, ?, ?, ?)", values)
-        self._db.execute("DELETE FROM standing WHERE name = ?", (alarm.name,))
-        if raised:
-            self._db.execute("INSERT INTO standing VALUES (?, ?, ?)", (alarm.name, alarm.reason, alarm.at))
 
     # ------------------------------------------------------------ the ledger
 
@@ -250,9 +245,6 @@ class PageIndex:
         done = self._db.execute("INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         if not done.rowcount:  # read before
             return
-        self._db.execute(
-            "INSERT INTO actions VALUES (?, 1) ON CONFLICT (action) DO UPDATE SET count = count + 1", (event.action,)
-        )
         self._version(seq, event)
         for hash in taken_back(self.ledger, event):
             taken = "UPDATE versions SET seq = ?, state = 'rolled_back', reason = ?, at = ? WHERE hash = ?"

@@ -7,9 +7,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ostinato.core.records import PolicyVersion
 from ostinato.reward.accounting import Accounting
@@ -29,9 +29,9 @@ class PublishedLine:
     form: str
     bytes: int
     full_bytes: int
-    changed: float | None
     seconds: float
     at: float
+    changed: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +122,9 @@ FIGURES: Mapping[str, tuple[str, str]] = {
 """The figures to draw if the lines have them, in this order, with title and unit."""
 
 
+L = TypeVar("L", PublishedLine, SwapLine)
+
+
 class TrainLines:
     """The newest lines of two files. Its methods may run in threads; call `look` first."""
 
@@ -167,32 +170,11 @@ class TrainLines:
 
     def published(self) -> tuple[PublishedLine, ...]:
         """The newest publications, newest first."""
-        return tuple(
-            PublishedLine(
-                number=line["number"],
-                hash=line["hash"],
-                form=line["form"],
-                bytes=line["bytes"],
-                full_bytes=line["full_bytes"],
-                changed=line.get("changed"),
-                seconds=line["seconds"],
-                at=line["at"],
-            )
-            for line in reversed(self._published)
-        )
+        return tuple(_typed(PublishedLine, line) for line in reversed(self._published))
 
     def swaps(self) -> tuple[SwapLine, ...]:
         """The newest hot swaps, newest first."""
-        return tuple(
-            SwapLine(
-                slot=line["slot"],
-                number=line["number"],
-                pause_s=line["pause_s"],
-                streams=line["streams"],
-                at=line["at"],
-            )
-            for line in reversed(self._swaps)
-        )
+        return tuple(_typed(SwapLine, line) for line in reversed(self._swaps))
 
 
 def followers(
@@ -227,6 +209,11 @@ def followers(
             )
         )
     return tuple(found)
+
+
+def _typed(kind: type[L], line: Mapping[str, Any]) -> L:
+    """A line as a type of its fields."""
+    return kind(**{each.name: line[each.name] for each in fields(kind) if each.name in line})
 
 
 def _points(steps: Mapping[int, Mapping[str, Any]], name: str) -> tuple[tuple[float, float], ...]:
