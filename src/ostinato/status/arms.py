@@ -52,7 +52,24 @@ def acceptance_by_arm(rated: Iterable[RatedTurn]) -> list[ArmAcceptance]:
 
 WINDOWS = 12
 FEWEST = 5
-"""A window of an arm with fewer rated turns is left out: its interval would say nothing."""
+"""A window of an arm with fewer rated turns is left out on the page: its interval would say nothing."""
+
+
+def curves(rated: Iterable[RatedTurn], start: float, end: float, fewest: int = 1) -> tuple[Curve, ...]:
+    """Acceptance per arm in equal windows from `start` to `end`, between which all turns started; each window's point is at its end."""
+    width = (end - start) / WINDOWS
+    found: defaultdict[tuple[int, str], list[tuple[Person, bool]]] = defaultdict(list)
+    for each in rated:
+        window = min(WINDOWS - 1, int((each.served.started_at - start) / width))
+        found[window, each.served.arm].append((each.served.person, each.value > 0))
+    points: defaultdict[str, list[CurvePoint]] = defaultdict(list)
+    for (window, arm), accepted in sorted(found.items(), key=lambda pair: pair[0][0]):
+        if len(accepted) >= fewest:
+            point, at = share_of(accepted), (window + 1) * width / 60
+            points[arm].append(
+                CurvePoint(t=at, mean=point.acceptance, lower=point.lower, upper=point.upper, n=point.turns)
+            )
+    return tuple(Curve(arm=arm, points=tuple(line)) for arm, line in points.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,31 +82,15 @@ class Windows:
 
 
 def windows(rated: Sequence[RatedTurn], events: Iterable[LedgerEvent]) -> Windows:
-    """Each window's point is at its end. Rated turns that span less than two seconds give no curve."""
+    """The curves over all of these turns, and the releases and rollbacks meanwhile."""
     starts = [each.served.started_at for each in rated]
     start, end = min(starts, default=0.0), max(starts, default=0.0)
     if end - start < 2.0:
         return Windows(curves=(), marks=(), start=None)
-    width = (end - start) / WINDOWS
-    found: defaultdict[tuple[str, int], list[tuple[Person, bool]]] = defaultdict(list)
-    for each in rated:
-        window = min(WINDOWS - 1, int((each.served.started_at - start) / width))
-        found[each.served.arm, window].append((each.served.person, each.value > 0))
-    curves: defaultdict[str, list[CurvePoint]] = defaultdict(list)
-    for (arm, window), accepted in sorted(found.items(), key=lambda pair: pair[0][1]):
-        if len(accepted) >= FEWEST:
-            point = share_of(accepted)
-            at = (window + 1) * width / 60
-            curves[arm].append(
-                CurvePoint(t=at, mean=point.acceptance, lower=point.lower, upper=point.upper, n=point.turns)
-            )
     marks = tuple(
         Mark(t=(event.at - start) / 60, label=f"v{event.policy.number}", action=event.action)
         for event in events
         if start <= event.at <= end and event.previous is not None
     )
-    return Windows(
-        curves=tuple(Curve(arm=arm, points=tuple(points)) for arm, points in sorted(curves.items())),
-        marks=marks,
-        start=start,
-    )
+    drawn = sorted(curves(rated, start, end, FEWEST), key=lambda curve: curve.arm)
+    return Windows(curves=tuple(drawn), marks=marks, start=start)

@@ -12,9 +12,9 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from ostinato.core.errors import Corrupt, NotFound, Unavailable
+from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.notices import Alarm
 from ostinato.core.records import Arm, Person, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.report import BarResult, Comparison, Incumbent
@@ -25,7 +25,7 @@ from ostinato.release.monitors.rates import BUILT_IN, Rate, Shift, measured
 from ostinato.release.monitors.turn_text import take_apart
 from ostinato.release.trial.trial import ArmBalance
 from ostinato.run_directory import Run
-from ostinato.status.index_queries import IndexQueries, TooWide
+from ostinato.status.index_queries import IndexQueries
 from ostinato.status.log_index import mapping
 from ostinato.status.releases import (
     Dealt,
@@ -40,7 +40,7 @@ from ostinato.status.releases import (
     TrialRules,
     WeightChange,
 )
-from ostinato.status.threads import Ask
+from ostinato.status.threads import Threads
 from ostinato.weights.version.chain import Manifests
 from ostinato.weights.version.compare import TensorChange
 from ostinato.weights.version.manifest import Manifest
@@ -441,8 +441,6 @@ def counted(newcomers: Sequence[tuple[str, Cursor]], parts: Sequence[Stretch], t
 # ---------------------------------------------------------------- the evidence
 
 
-T = TypeVar("T")
-
 FRESH_S = 60.0
 """How long the evidence from turns and weights is cached."""
 TURNS = 200
@@ -459,9 +457,15 @@ class Gathering:
     """Gathers evidence for one run. `pieces` gives the bytes of a token."""
 
     def __init__(
-        self, run: Run, log: RowLog, questions: IndexQueries, pieces: Callable[[int], bytes], clock: Clock, ask: Ask
+        self,
+        run: Run,
+        log: RowLog,
+        questions: IndexQueries,
+        pieces: Callable[[int], bytes],
+        clock: Clock,
+        threads: Threads,
     ) -> None:
-        self._answered = ask
+        self._threads = threads
         self._run, self._log, self._questions, self._pieces, self._clock = run, log, questions, pieces, clock
         self._manifests = Manifests(run.store)
         self._kept: dict[tuple[str, str], tuple[float, ReleaseEvidence]] = {}
@@ -489,7 +493,7 @@ class Gathering:
             bars=bars,
             trial=trial,
             rules=rules if config.canary or trial else None,
-            dealt=await self._ask(lambda: dealt(self._questions, parts, policy.hash), None),
+            dealt=await self._threads.ask_index(lambda: dealt(self._questions, parts, policy.hash), None),
             gate_alpha=self._run.config.evaluate.gate.alpha,
         )
 
@@ -501,7 +505,7 @@ class Gathering:
         if kept is not None and now - kept[0] < FRESH_S:
             return kept[1]
         horizon = await self._log.horizon()
-        turns = await self._ask(lambda: self._learned(against.number, policy.number, horizon), None)
+        turns = await self._threads.ask_index(lambda: self._learned(against.number, policy.number, horizon), None)
         found = ReleaseEvidence(
             rates=await self._rates(policy, against),
             steps=policy.number - against.number if policy.number > against.number else None,
@@ -515,16 +519,20 @@ class Gathering:
         return found
 
     async def _rates(self, policy: PolicyVersion, against: PolicyVersion) -> tuple[RateShift, ...]:
-        names = await self._ask(lambda: [self._users(each.number) for each in (against, policy)], [[], []])
-        rated = await self._ask(lambda: [self._rated(each.number) for each in (against, policy)], [[], []])
+        names = await self._threads.ask_index(
+            lambda: [self._users(each.number) for each in (against, policy)], [[], []]
+        )
+        rated = await self._threads.ask_index(
+            lambda: [self._rated(each.number) for each in (against, policy)], [[], []]
+        )
         before, after = [
             _made_by(await self._find(each), version) for each, version in zip(names, (against, policy), strict=True)
         ]
         off = self._run.config.release.monitors.off
-        return await self._answered(lambda: shifts(before, after, rated[0], rated[1], off))
+        return await self._threads.ask(lambda: shifts(before, after, rated[0], rated[1], off))
 
     async def _examples(self, policy: PolicyVersion, against: PolicyVersion) -> tuple[SamePrompt, ...]:
-        mine, theirs = await self._ask(lambda: self._suite(policy.number, against.number), ([], []))
+        mine, theirs = await self._threads.ask_index(lambda: self._suite(policy.number, against.number), ([], []))
         after, before = _made_by(await self._find(mine), policy), _made_by(await self._find(theirs), against)
         return tuple(
             SamePrompt(
@@ -574,13 +582,6 @@ class Gathering:
             sql = f"SELECT id FROM turns WHERE version = ? AND arm = 'eval' AND seq >= ? ORDER BY seq LIMIT {2 * ASKED}"
             other = db.execute(sql, (theirs, found[-1][0])).fetchall()
         return [id for _, id in found], [id for (id,) in other]
-
-    async def _ask(self, question: Callable[[], T], otherwise: T) -> T:
-        """The index's answer, or `otherwise` if it takes too long or cannot be read, so that the rest can still be shown."""
-        try:
-            return await self._answered(question)
-        except (TooWide, Unavailable):
-            return otherwise
 
     async def _find(self, names: Iterable[str]) -> list[Turn]:
         identities = [(name,) for name in names]

@@ -8,29 +8,15 @@ from ostinato.core.records import Arm, ReleaseEvent
 from ostinato.evaluate.acceptance import Rated, by_arm, live_minus_control
 from ostinato.evaluate.statistics import Estimate
 from ostinato.reward.accounting import Accounting
+from ostinato.status import arms
 from ostinato.status.observed_run import Observed
-from ostinato.status.run_report import Curve, CurvePoint, Delta, Gate, HeldOut, Mark, Pause
-
-BINS = 12
+from ostinato.status.run_report import Curve, Delta, Gate, HeldOut, Mark, Pause
+from ostinato.status.summary import rated_turn
 
 
 def curves(seen: Observed, start: float, end: float) -> tuple[Curve, ...]:
     """Acceptance per arm in equal windows from `start` to `end` (Unix seconds)."""
-    width = (end - start) / BINS
-    points: dict[Arm, list[CurvePoint]] = {}
-    for index in range(BINS):
-        low = start + index * width
-        for arm, point in by_arm(seen.between(low, low + width)).items():
-            points.setdefault(arm, []).append(
-                CurvePoint(
-                    t=(low + width - start) / 60,
-                    mean=point.acceptance,
-                    lower=point.lower,
-                    upper=point.upper,
-                    n=point.turns,
-                )
-            )
-    return tuple(Curve(arm=arm.value, points=tuple(line)) for arm, line in points.items())
+    return arms.curves((rated_turn(*each) for each in seen.between(start, end)), start, end)
 
 
 def marks(seen: Observed, start: float) -> tuple[Mark, ...]:

@@ -130,8 +130,8 @@ class RunFacts:
         self._questions = IndexQueries(self._index.path, longest_s=patience_s)
         self.feed = Feed(log, self._index, lambda: clock() - self._asked_at < WATCHED_S)
         self._threads = Threads()
-        self._running = Running(run, log, self._questions, clock, self._threads.ask)
-        self._gathering = Gathering(run, log, self._questions, pieces, clock, self._threads.ask)
+        self._running = Running(run, log, self._questions, clock, self._threads)
+        self._gathering = Gathering(run, log, self._questions, pieces, clock, self._threads)
         self._lines = TrainLines(home.progress("train"), home.progress("serve"))
         self._disk: tuple[float, dict[str, int]] = (0.0, {})
 
@@ -213,7 +213,7 @@ class RunFacts:
 
     async def shipped(self) -> Sequence[LedgerEvent]:
         """The newest releases and rollbacks."""
-        return await self._running.indexed(lambda: self._questions.shipped(200), [])
+        return await self._threads.ask_index(lambda: self._questions.shipped(200), [])
 
     async def alarms(self, before: Cursor | None) -> AlarmList:
         """The standing alarms and the past ones."""
@@ -248,7 +248,7 @@ class RunFacts:
             self._disk = (self._clock(), sizes)
         refs, released = (
             await self._running.refs(),
-            await self._running.indexed(lambda: self._questions.shipped(20), []),
+            await self._threads.ask_index(lambda: self._questions.shipped(20), []),
         )
         published, swaps = lines.published(), lines.swaps()
         return WeightsNow(

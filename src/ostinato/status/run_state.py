@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from ostinato.core.arm_assignment import Dealing
-from ostinato.core.errors import OstinatoError, Unavailable
+from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Arm, PolicyVersion
-from ostinato.core.seams import Clock, Cursor
+from ostinato.core.seams import Clock, Cursor, Folds, Log
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.reward.accounting import Accounting, of_ledger
+from ostinato.reward.config import RewardConfig
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.run_directory import DEMO_MARKER, SERVED_REFS, Run
-from ostinato.status import summary
 from ostinato.status.arms import ArmAcceptance, acceptance_by_arm, windows
 from ostinato.status.gateway_address import read_address
-from ostinato.status.index_queries import AlarmLine, IndexQueries, TooWide
+from ostinato.status.index_queries import AlarmLine, IndexQueries
 from ostinato.status.progress_lines import last_lines
 from ostinato.status.release_state import releasing
 from ostinato.status.releases import LedgerEvent
 from ostinato.status.run_report import Curve, Mark
-from ostinato.status.summary import Summary
+from ostinato.status.summary import Summary, catch_up, summarise
 from ostinato.status.tenants import unproven_users
-from ostinato.status.threads import Ask
+from ostinato.status.threads import Threads
 from ostinato.status.worker_status import STALE_S, Shown, WorkerStatus, read_board
 
-# ---------------------------------------------------------------- the run
-
-
-T = TypeVar("T")
 _TOLD_S = 600.0  # for so long after a worker's end the page says why it ended
 REFS = (*SERVED_REFS, Arm.VERIFIED.value, "candidate")
 _FRESH_S = 1.0
@@ -75,15 +70,40 @@ class RunNow:
     unproven: str = ""
 
 
+class RunFolds:
+    """The folds of a run's log that say how it stands: the summary, the accounts of its turns, the release ledger. Saves nothing."""
+
+    def __init__(self, log: Log, stored: Folds, rewards: RewardConfig, ledger: ReleaseLedger) -> None:
+        self._log, self._stored, self.ledger = log, stored, ledger
+        self._turns = LedgerFollower(log, rewards, stored)
+        self._begun = False
+        self.summary = Summary()
+
+    @property
+    def accounts(self) -> Accounting:
+        """The number of turns in each state."""
+        return of_ledger(self._turns.ledger)
+
+    async def catch_up(self) -> int:
+        """Read the log's new rows, at first those after the stored folds; returns how many the summary took."""
+        if self._begun:
+            rows = await catch_up(self.summary, self._log)
+        else:
+            self.summary, rows = await summarise(self._log, self._stored, await self._log.append())
+            self._begun = True
+        await self._turns.catch_up(saving=False)
+        await self.ledger.refresh()
+        return rows
+
+
 class Running:
     """Answers `RunFacts.now` for all viewers together, with at most one look a second."""
 
-    def __init__(self, run: Run, log: RowLog, questions: IndexQueries, clock: Clock, ask: Ask) -> None:
-        self._run, self._log, self._questions, self._clock, self._ask = run, log, questions, clock, ask
+    def __init__(self, run: Run, log: RowLog, questions: IndexQueries, clock: Clock, threads: Threads) -> None:
+        self._run, self._log, self._questions, self._clock, self._threads = run, log, questions, clock, threads
         self._lock = asyncio.Lock()
         self._ledger = ReleaseLedger(log, clock)
-        self._summary: Summary | None = None
-        self._reading: LedgerFollower | None = None
+        self._folds = self._new_folds()
         self._seen: RunNow | None = None
         self._asked_at = 0.0
         self._paces: list[tuple[float, int]] = []
@@ -94,7 +114,7 @@ class Running:
             now = self._clock()
             if self._seen is None or now - self._seen.at >= _FRESH_S:
                 if now - self._asked_at > _AWAY_S:
-                    self._summary = self._reading = None
+                    self._folds = self._new_folds()
                     self._paces.clear()
                 self._asked_at = now
                 self._seen = await self._look(now)
@@ -117,10 +137,10 @@ class Running:
         proposal = (await self._ledger.refresh()).proposal
         return proposal is not None and proposal.candidate == policy
 
-    async def _shares(self) -> dict[str, float]:
+    def _shares(self) -> dict[str, float]:
         """The shares of all users on the arms beside live. Control is dealt first, then verified, then the trial among the others."""
         control, release = self._run.config.serve.control_share, self._run.config.release
-        dealing = (await self._ledger.refresh()).dealt(release.verified_share) or Dealing(salt="")
+        dealing = self._ledger.state.dealt(release.verified_share) or Dealing(salt="")
         verified = (1.0 - control) * dealing.verified
         left = 1.0 - control - verified
         trial = {"canary": left * dealing.canary, "previous": left * dealing.previous}
@@ -128,12 +148,16 @@ class Running:
 
     # ------------------------------------------------------------ one look
 
+    def _new_folds(self) -> RunFolds:
+        return RunFolds(self._log, self._run.folds, self._run.config.reward, self._ledger)
+
     async def _look(self, now: float) -> RunNow:
-        seen, accounts = await self._folded()
+        await self._folds.catch_up()
+        seen, accounts = self._folds.summary, self._folds.accounts
         home, config = self._run.home, self._run.config
-        board = await self._ask(lambda: read_board(home.workers))
-        paces = await self._ask(lambda: last_lines(home.progress("release")))
-        marks: Sequence[LedgerEvent] = await self.indexed(lambda: self._questions.shipped(100), [])
+        board = await self._threads.ask(lambda: read_board(home.workers))
+        paces = await self._threads.ask(lambda: last_lines(home.progress("release")))
+        marks: Sequence[LedgerEvent] = await self._threads.ask_index(lambda: self._questions.shipped(100), [])
         drawn = windows(seen.rated, marks)
         return RunNow(
             at=now,
@@ -143,7 +167,7 @@ class Running:
             troubles=troubles(board, now),
             workers=workers(board, now),
             refs=await self.refs(),
-            shares=await self._shares(),
+            shares=self._shares(),
             pace=self._pace(now, accounts.ingested),
             accounts=accounts,
             batch=config.learn.batch,
@@ -159,30 +183,12 @@ class Running:
             releasing=tuple(releasing(self._ledger.state, config.release, paces, now)),
         )
 
-    async def _folded(self) -> tuple[Summary, Accounting]:
-        run = self._run
-        if self._summary is None:
-            self._summary, _ = await summary.summarise(self._log, run.folds, await self._ask(self._log.newest))
-        else:
-            await summary.catch_up(self._summary, self._log)
-        if self._reading is None:
-            self._reading = LedgerFollower(self._log, run.config.reward, run.folds)
-        await self._reading.catch_up(saving=False)
-        return self._summary, of_ledger(self._reading.ledger)
-
     def _pace(self, now: float, served: Cursor) -> float | None:
         """Turns a second since the oldest look within the last minute; None while that look is less than 2 s old."""
         self._paces = [each for each in self._paces if now - each[0] <= _MINUTE_S]
         self._paces.append((now, served))
         began, before = self._paces[0]
         return (served - before) / (now - began) if now - began >= 2 * _FRESH_S else None
-
-    async def indexed(self, question: Callable[[], T], otherwise: T) -> T:
-        """The index's answer, or `otherwise` while it cannot be read, so that the rest of the run can still be shown."""
-        try:
-            return await self._ask(question)
-        except (Unavailable, TooWide):
-            return otherwise
 
 
 def troubles(board: Shown | None, now: float) -> tuple[str, ...]:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ostinato.core.errors import Unavailable
+from ostinato.status.index_queries import TooWide
 
 T = TypeVar("T")
 
 THREADS = 2
 """Tenants' pages are made one at a time, which leaves the other for the operator."""
-
-
-class Ask(Protocol):
-    """The signature of `Threads.ask`."""
-
-    async def __call__(self, question: Callable[[], T], /) -> T: ...
 
 
 class Threads:
@@ -33,6 +28,13 @@ class Threads:
         if self._closed:
             raise Unavailable("the page is closed because the gateway is stopping; try again in a moment")
         return await asyncio.get_running_loop().run_in_executor(self._pool, question)
+
+    async def ask_index(self, question: Callable[[], T], otherwise: T) -> T:
+        """The index's answer, or `otherwise` if it takes too long or cannot be read, so that the rest can still be shown."""
+        try:
+            return await self.ask(question)
+        except (TooWide, Unavailable):
+            return otherwise
 
     def close(self) -> None:
         """Start no further question; one that is running ends by itself."""

@@ -31,7 +31,7 @@ from ostinato.launch.views.screen import (
 )
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State
-from ostinato.reward.accounting import Accounting, account
+from ostinato.reward.accounting import Accounting
 from ostinato.run_directory import DEMO_MARKER
 from ostinato.status import summary
 from ostinato.status.arms import acceptance_by_arm
@@ -39,6 +39,7 @@ from ostinato.status.disk import disk_use
 from ostinato.status.gateway_address import read_address
 from ostinato.status.progress_lines import last_lines, numerics_line
 from ostinato.status.release_state import releasing, releasing_json
+from ostinato.status.run_state import RunFolds
 from ostinato.status.summary import Summary
 from ostinato.status.tenants import unproven_users
 from ostinato.status.worker_status import STALE_S, Shown, WorkerStatus, read_board
@@ -261,35 +262,34 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
     """
     place = existing(config)
     try:
-        seen, accounting, ledger = await _read(config)
+        found = await _read(config)
     except Unavailable:
         for part in [] if machine else workers(read_board(place.workers), wall_clock()):
             console.print(part, highlight=False, soft_wrap=True)
         raise
-    shown = await _look(config, place, seen, ledger, accounting)
+    shown = await _look(config, place, found)
     if machine:
         console.print_json(data=as_json(shown), highlight=False)
         return
     for part in overview(shown):
         console.print(part, highlight=False, soft_wrap=True)
-    for line in [*_contracts(seen), *filter(None, [numerics_line(shown.lines["serve"])])]:
+    for line in [*_contracts(found.summary), *filter(None, [numerics_line(shown.lines["serve"])])]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-async def _read(config: Config) -> tuple[summary.Summary, Accounting, State]:
+async def _read(config: Config) -> RunFolds:
     """The summary, the accounting and the release state, computed from the log."""
     folds = open_folds(config)
     with open_log(config) as log:
-        seen, rows = await summary.summarise(log, folds, log.newest())
-        accounting = await account(log, folds, config.reward)
-        ledger = await ReleaseLedger(log, wall_clock).refresh()
+        found = RunFolds(log, folds, config.reward, ReleaseLedger(log, wall_clock))
+        rows = await found.catch_up()
     if rows > _WORTH_KEEPING:
         with contextlib.suppress(StorageFull):
-            await summary.keep(seen, folds)
-    return seen, accounting, ledger
+            await summary.keep(found.summary, folds)
+    return found
 
 
-async def _look(config: Config, place: Home, seen: summary.Summary, ledger: State, accounting: Accounting) -> Overview:
+async def _look(config: Config, place: Home, found: RunFolds) -> Overview:
     every = await open_store(config).refs()
     refs = {name: root for name, root in every.items() if not name.startswith(VERSIONS)}
     held = {
@@ -304,10 +304,10 @@ async def _look(config: Config, place: Home, seen: summary.Summary, ledger: Stat
         who="simulated users" if (place.root / DEMO_MARKER).exists() else "arm",
         now=wall_clock(),
         board=read_board(place.workers),
-        summary=seen,
-        ledger=ledger,
+        summary=found.summary,
+        ledger=found.ledger.state,
         rules=config.release,
-        accounting=accounting,
+        accounting=found.accounts,
         lines={name: last_lines(place.progress(name)) for name in ("train", "serve", "release", "housekeeping")},
         refs=refs,
         disk={name: disk_use(path) for name, path in held.items()},
@@ -316,7 +316,7 @@ async def _look(config: Config, place: Home, seen: summary.Summary, ledger: Stat
     )
 
 
-def _contracts(seen: summary.Summary) -> list[str]:
+def _contracts(seen: Summary) -> list[str]:
     contracts = [(stamped, Contract.from_json(each)) for stamped, each in seen.contracts.items()]
     lines: list[str] = []
     for stamped, contract in contracts:

@@ -308,7 +308,7 @@ class Pages:
 
     def __init__(self, facts: RunFacts, worlds: RunWorlds, acts: Acts, clock: Clock, audit: Audit = unaudited) -> None:
         self._threads = Threads()
-        self._views = Views(facts, worlds, self._threads.ask)
+        self._views = Views(facts, worlds, self._threads)
         self._acts = acts
         self._audit = audit
         self._files = StaticFiles()

@@ -12,7 +12,7 @@ from ostinato.status.index_queries import MOST_COUNTED, TurnQuery
 from ostinato.status.releases import ReleaseDetail, ReleaseList
 from ostinato.status.run_facts import RunFacts, TurnDetail
 from ostinato.status.run_state import RunNow
-from ostinato.status.threads import Ask
+from ostinato.status.threads import Threads
 from ostinato.status.training import LearningNow
 from ostinato.status.worlds.run_worlds import RunWorlds
 from ostinato.web.chart import lines
@@ -44,11 +44,11 @@ OPEN_TO_TENANTS = frozenset({"turns", "turn"})
 
 class Views:
     """Builds the facts that the templates show. Each view takes the visitor and the fields of the address. What takes long is put into
-    words and drawn by `ask`, on a thread of the page.
+    words and drawn on a thread of the page.
     """
 
-    def __init__(self, facts: RunFacts, worlds: RunWorlds, ask: Ask) -> None:
-        self._facts, self._ask = facts, ask
+    def __init__(self, facts: RunFacts, worlds: RunWorlds, threads: Threads) -> None:
+        self._facts, self._threads = facts, threads
         self.by_name: Mapping[str, Callable[[Visitor, Fields], Awaitable[Shown]]] = {
             "now": self.now,
             "releases": self.releases,
@@ -60,7 +60,7 @@ class Views:
             "alarm": self.alarm,
             "weights": self.weights,
             "playground": self.playground,
-            **WorldViews(worlds, ask).by_name,
+            **WorldViews(worlds, threads).by_name,
         }
 
     async def frame(self, visitor: Visitor) -> Shown:
@@ -72,19 +72,19 @@ class Views:
     async def now(self, visitor: Visitor, fields: Fields) -> Shown:
         """The loop with its figures."""
         found = await self._facts.now()
-        return await self._ask(lambda: now_shown(found))
+        return await self._threads.ask(lambda: now_shown(found))
 
     async def releases(self, visitor: Visitor, fields: Fields) -> Shown:
         """The ledger."""
         found = await self._facts.releases(place(fields, "before"))
-        return await self._ask(lambda: releases_shown(found))
+        return await self._threads.ask(lambda: releases_shown(found))
 
     async def release(self, visitor: Visitor, fields: Fields) -> Shown:
         """One version. Raises NotFound."""
         found = await self._facts.release(version(fields["root"]))
         if found is None:
             raise NotFound(f"The ledger has no version {fields['root'][:16]}.", field="root")
-        return await self._ask(lambda: release_shown(found))
+        return await self._threads.ask(lambda: release_shown(found))
 
     async def turns(self, visitor: Visitor, fields: Fields) -> Shown:
         """The newest turns that match the query."""
@@ -105,12 +105,12 @@ class Views:
         if found is None:
             raise NotFound("There is no such turn.", field="id")
         start = place(fields, "from") or 0
-        return await self._ask(lambda: turn_shown(found, start))
+        return await self._threads.ask(lambda: turn_shown(found, start))
 
     async def learning(self, visitor: Visitor, fields: Fields) -> Shown:
         """Figures over steps."""
         found = await self._facts.learning()
-        return await self._ask(lambda: learning_shown(found))
+        return await self._threads.ask(lambda: learning_shown(found))
 
     async def monitors(self, visitor: Visitor, fields: Fields) -> Shown:
         """The standing alarms and the past ones."""
