@@ -16,7 +16,7 @@ from ostinato.reward.accounting import Accounting
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.status.arms import ArmAcceptance
-from ostinato.status.index_queries import AlarmLine, AlarmList, FoundTurn, FoundTurns
+from ostinato.status.index_queries import AlarmLine, AlarmList, IndexedTurn, TurnPage
 from ostinato.status.releases import (
     Dealt,
     GateLook,
@@ -36,7 +36,7 @@ from ostinato.status.releases import (
 from ostinato.status.run_facts import AlarmDetail, TurnDetail, TurnLine, TurnList
 from ostinato.status.run_report import Curve, CurvePoint, Mark
 from ostinato.status.run_state import RunNow
-from ostinato.status.training import FollowerNow, LearningNow, PublishedLine, StepSeries, SwapLine, WeightsNow
+from ostinato.status.training_state import FollowerNow, LearningNow, PublishedLine, StepSeries, SwapLine, WeightsNow
 from ostinato.status.worker_status import WorkerStatus
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
@@ -273,7 +273,7 @@ A_TURN = Turn(
 def a_turn_line(turn=A_TURN, **changes):
     facts = {"seq": 50, "outcome": "trained", "value": 1.0, "step": 48, **changes}
     signals = facts.pop("signals", ("accepted",))
-    return TurnLine(row=FoundTurn(id=turn.id, **facts), turn=turn, signals=signals)
+    return TurnLine(row=IndexedTurn(id=turn.id, **facts), turn=turn, signals=signals)
 
 
 class WrittenFacts:
@@ -355,7 +355,7 @@ class WrittenFacts:
     async def turns(self, query):
         self.asked.append(query)
         rows = tuple(line for line in self.lines if query.tenant in (None, line.turn.tenant))
-        page = FoundTurns(
+        page = TurnPage(
             rows=tuple(line.row for line in rows),
             older=40 if len(rows) else None,
             newer=None,

@@ -25,7 +25,7 @@ class Spot:
     at: int
 
 
-class Growing:
+class FileTail:
     """The lines of a file and of its rotated parts, oldest first. Use it from one thread at a time.
 
     A file is identified by its first line: a file rotated meanwhile is read to its end, and a rewritten file is read from its start.
@@ -36,7 +36,7 @@ class Growing:
 
     Example::
 
-        lines = Growing([path])
+        lines = FileTail([path])
         for spot, line in lines.new():
             ...
         lines.line(spot)  # the same line again

@@ -73,7 +73,7 @@ class AlarmList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundTurn:
+class IndexedTurn:
     """A turn's row in the index. `outcome` is waiting, rewarded, trained, or why it was held back (`reason`)."""
 
     seq: Cursor
@@ -89,10 +89,10 @@ class FoundTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundTurns:
+class TurnPage:
     """A page of turns, newest first. `count` stops at `MOST_COUNTED` + 1, which is also its value if counting took too long."""
 
-    rows: tuple[FoundTurn, ...]
+    rows: tuple[IndexedTurn, ...]
     older: Cursor | None
     newer: Cursor | None
     count: int
@@ -111,7 +111,7 @@ class IndexQueries:
 
     # ------------------------------------------------------------ turns
 
-    def turns(self, query: TurnQuery) -> FoundTurns:
+    def turns(self, query: TurnQuery) -> TurnPage:
         """The turns that match a query. Raises TooWide, Unavailable."""
         where, values = _conditions(query)
         with self.open() as db:
@@ -124,9 +124,9 @@ class IndexQueries:
                 rows = rows[:PAGE_ROWS][::-1]
                 older = rows[-1].seq if rows else None
             count = self._count(db, where, values)
-        return FoundTurns(rows=tuple(rows[:PAGE_ROWS]), older=older, newer=newer, count=count, outcomes=outcomes)
+        return TurnPage(rows=tuple(rows[:PAGE_ROWS]), older=older, newer=newer, count=count, outcomes=outcomes)
 
-    def turn(self, id: str, tenant: str | None) -> FoundTurn | None:
+    def turn(self, id: str, tenant: str | None) -> IndexedTurn | None:
         """One turn's row, if it is this tenant's (None: anybody's)."""
         with self.open() as db:
             found = db.execute(
@@ -144,7 +144,7 @@ class IndexQueries:
                 for turn, tenant in turns.items()
             }
 
-    def _page(self, db: Any, where: str, values: list[Any], query: TurnQuery) -> list[FoundTurn]:
+    def _page(self, db: Any, where: str, values: list[Any], query: TurnQuery) -> list[IndexedTurn]:
         at = "words.rowid" if where.startswith("words") else "turns.seq"
         place, order = ("", "DESC")
         bounds: list[Any] = []
@@ -302,9 +302,9 @@ def _conditions(query: TurnQuery) -> tuple[str, list[Any]]:
     return f"{tables} WHERE {' AND '.join(parts) or 'TRUE'}", values
 
 
-def _found(row: Sequence[Any]) -> FoundTurn:
+def _found(row: Sequence[Any]) -> IndexedTurn:
     seq, id, outcome, value, step = row
-    return FoundTurn(seq=seq, id=id, outcome=outcome, value=value, step=step)
+    return IndexedTurn(seq=seq, id=id, outcome=outcome, value=value, step=step)
 
 
 def _event(row: Sequence[Any]) -> LedgerEvent:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ostinato.core.files import older
-from ostinato.status.file_tail import Growing
+from ostinato.status.file_tail import FileTail
 
 
 class Lines:
@@ -21,7 +21,7 @@ class Lines:
     """
 
     def __init__(self, path: Path) -> None:
-        self._lines = Growing([older(path), path], most_bytes=sys.maxsize, look_s=math.inf)
+        self._lines = FileTail([older(path), path], most_bytes=sys.maxsize, look_s=math.inf)
 
     def new(self) -> list[dict[str, Any]]:
         """Complete new lines, oldest first. Half a line left by a full disk or a killed process is skipped."""

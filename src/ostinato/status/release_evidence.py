@@ -453,7 +453,7 @@ _MOST_KEPT = 64
 _MADE = frozenset({"evaluated", "canary", "ramped", "looked", "shipped", "better", "confirmed", "faded", "blocked"})
 
 
-class Gathering:
+class EvidenceReader:
     """Gathers evidence for one run. `pieces` gives the bytes of a token."""
 
     def __init__(

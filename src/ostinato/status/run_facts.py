@@ -25,17 +25,17 @@ from ostinato.status.index_queries import (
     LONGEST_S,
     AlarmLine,
     AlarmList,
-    FoundTurn,
-    FoundTurns,
+    IndexedTurn,
     IndexQueries,
+    TurnPage,
     TurnQuery,
 )
 from ostinato.status.log_index import WAITING, Feed, PageIndex
-from ostinato.status.release_evidence import Gathering, carried, gate_looks
+from ostinato.status.release_evidence import EvidenceReader, carried, gate_looks
 from ostinato.status.releases import LedgerEvent, ReleaseDetail, ReleaseList
-from ostinato.status.run_state import Running, RunNow
+from ostinato.status.run_state import RunNow, RunStateReader
 from ostinato.status.threads import Threads
-from ostinato.status.training import LearningNow, TrainLines, WeightsNow, followers
+from ostinato.status.training_state import LearningNow, TrainLines, WeightsNow, followers
 from ostinato.weights.version.content import version_ref
 
 INDEX = "page.sqlite"
@@ -50,7 +50,7 @@ _DISK_S = 60.0
 class TurnLine:
     """One turn in a list: its row in the index, the turn itself, and the names of its signals."""
 
-    row: FoundTurn
+    row: IndexedTurn
     turn: Turn
     signals: tuple[str, ...]
 
@@ -63,7 +63,7 @@ class TurnList:
     """
 
     rows: tuple[TurnLine, ...]
-    page: FoundTurns
+    page: TurnPage
     unread: int
     searchable: bool
 
@@ -130,8 +130,8 @@ class RunFacts:
         self._questions = IndexQueries(self._index.path, longest_s=patience_s)
         self.feed = Feed(log, self._index, lambda: clock() - self._asked_at < WATCHED_S)
         self._threads = Threads()
-        self._running = Running(run, log, self._questions, clock, self._threads)
-        self._gathering = Gathering(run, log, self._questions, pieces, clock, self._threads)
+        self._state = RunStateReader(run, log, self._questions, clock, self._threads)
+        self._evidence = EvidenceReader(run, log, self._questions, pieces, clock, self._threads)
         self._lines = TrainLines(home.progress("train"), home.progress("serve"))
         self._disk: tuple[float, dict[str, int]] = (0.0, {})
 
@@ -143,7 +143,7 @@ class RunFacts:
     async def now(self) -> RunNow:
         """The run at this moment; at most a second old."""
         self._asked_at = self._clock()
-        return await self._running.now()
+        return await self._state.now()
 
     async def releases(self, before: Cursor | None) -> ReleaseList:
         """Versions of the ledger, newest first."""
@@ -165,13 +165,13 @@ class RunFacts:
             live=live,
             previous=previous,
             kept=kept,
-            awaits=await self._running.awaits(line.policy),
-            evidence=await self._gathering.evidence(line.policy, events, rows),
+            awaits=await self._state.awaits(line.policy),
+            evidence=await self._evidence.evidence(line.policy, events, rows),
         )
 
     async def turns(self, query: TurnQuery) -> TurnList:
         """Turns, newest first."""
-        found: FoundTurns = await self._ask(lambda: self._questions.turns(query))
+        found: TurnPage = await self._ask(lambda: self._questions.turns(query))
         turns = {turn.id: turn for turn in await self._find(Turn, [(row.id,) for row in found.rows])}
         said = await self._said(turns)
         rows = tuple(_line(row, turns[row.id], said[row.id]) for row in found.rows if row.id in turns)
@@ -179,7 +179,7 @@ class RunFacts:
 
     async def turn(self, id: str, tenant: str | None) -> TurnDetail | None:
         """One turn; None if there is none, or if it is another tenant's."""
-        row: FoundTurn | None = await self._ask(lambda: self._questions.turn(id, tenant))
+        row: IndexedTurn | None = await self._ask(lambda: self._questions.turn(id, tenant))
         turns = [turn for turn in await self._find(Turn, [(id,)]) if tenant in (None, turn.tenant)]
         if not turns:
             return None
@@ -247,7 +247,7 @@ class RunFacts:
             sizes = await self._threads.ask(lambda: {name: disk_use(path) for name, path in held.items()})
             self._disk = (self._clock(), sizes)
         refs, released = (
-            await self._running.refs(),
+            await self._state.refs(),
             await self._threads.ask_index(lambda: self._questions.shipped(20), []),
         )
         published, swaps = lines.published(), lines.swaps()
@@ -275,12 +275,12 @@ class RunFacts:
         return await self._log.find(kind, identities) if identities else []
 
 
-def _unread(id: str) -> FoundTurn:
+def _unread(id: str) -> IndexedTurn:
     """A turn that is not in the index yet."""
-    return FoundTurn(seq=0, id=id, outcome=WAITING, value=None, step=None)
+    return IndexedTurn(seq=0, id=id, outcome=WAITING, value=None, step=None)
 
 
-def _line(row: FoundTurn, turn: Turn, said: list[tuple[str, str]]) -> TurnLine:
+def _line(row: IndexedTurn, turn: Turn, said: list[tuple[str, str]]) -> TurnLine:
     """A turn with its outcome. `said`: the ids and names of the signals about it."""
     return TurnLine(row=row, turn=turn, signals=tuple(dict.fromkeys(name for _, name in said)))
 

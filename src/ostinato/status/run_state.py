@@ -26,7 +26,7 @@ from ostinato.status.run_report import Curve, Mark
 from ostinato.status.summary import Summary, catch_up, summarise
 from ostinato.status.tenants import unproven_users
 from ostinato.status.threads import Threads
-from ostinato.status.worker_status import STALE_S, Shown, WorkerStatus, read_board
+from ostinato.status.worker_status import STALE_S, WorkerBoard, WorkerStatus, read_board
 
 _TOLD_S = 600.0  # for so long after a worker's end the page says why it ended
 REFS = (*SERVED_REFS, Arm.VERIFIED.value, "candidate")
@@ -96,7 +96,7 @@ class RunFolds:
         return rows
 
 
-class Running:
+class RunStateReader:
     """Answers `RunFacts.now` for all viewers together, with at most one look a second."""
 
     def __init__(self, run: Run, log: RowLog, questions: IndexQueries, clock: Clock, threads: Threads) -> None:
@@ -191,7 +191,7 @@ class Running:
         return (served - before) / (now - began) if now - began >= 2 * _FRESH_S else None
 
 
-def troubles(board: Shown | None, now: float) -> tuple[str, ...]:
+def troubles(board: WorkerBoard | None, now: float) -> tuple[str, ...]:
     """The workers' faults in sentences, the worst first."""
     if board is None or board.ended is not None:
         return ("`ostinato up` is not running: a worker that exits is not restarted.",)
@@ -211,7 +211,7 @@ def troubles(board: Shown | None, now: float) -> tuple[str, ...]:
     return (*down, *ended, *troubled)
 
 
-def workers(board: Shown | None, now: float) -> tuple[WorkerStatus, ...]:
+def workers(board: WorkerBoard | None, now: float) -> tuple[WorkerStatus, ...]:
     """The workers of a running supervisor; empty without one, because their state is then unknown."""
     return () if board is None or board.ended is not None or now - board.at > STALE_S else board.workers
 

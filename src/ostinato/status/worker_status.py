@@ -45,7 +45,7 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class WorkerBoard:
     """A board as read from its file. `ended`: why `up` ended, None while it runs; `at`: when it was written."""
 
     at: float
@@ -54,12 +54,12 @@ class Shown:
     workers: tuple[WorkerStatus, ...]
 
 
-def read_board(path: Path) -> Shown | None:
+def read_board(path: Path) -> WorkerBoard | None:
     """The last board; None if there is none or it is damaged."""
     try:
         found = json.loads(path.read_text(errors="replace"))
         workers = tuple(WorkerStatus(**each) for each in found["workers"])
-        return Shown(at=float(found["at"]), pid=int(found["pid"]), ended=found["ended"], workers=workers)
+        return WorkerBoard(at=float(found["at"]), pid=int(found["pid"]), ended=found["ended"], workers=workers)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

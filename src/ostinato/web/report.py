@@ -16,7 +16,7 @@ from ostinato.status.index_queries import AlarmList
 from ostinato.status.releases import ReleaseDetail, ReleaseList
 from ostinato.status.run_report import Calibration, Curve, OutcomeShare, RunReport, Suggesting
 from ostinato.status.run_state import RunNow
-from ostinato.status.training import LearningNow, WeightsNow
+from ostinato.status.training_state import LearningNow, WeightsNow
 from ostinato.web.chart import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, ChartAxis, Scale, bars, frame, lines, svg
 from ostinato.web.page.files import StaticFiles
 from ostinato.web.page.templates import Templates

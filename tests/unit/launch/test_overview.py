@@ -21,7 +21,7 @@ from ostinato.release.ledger import Proposal, State
 from ostinato.release.pace import Cadence, Pace, RolledBack, Spent, Traffic
 from ostinato.reward.accounting import Accounting, TenantCoverage
 from ostinato.status.summary import LedgerLine, RatedTurn, Served, Summary
-from ostinato.status.worker_status import Shown, WorkerStatus, read_board
+from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 
 NOW = 100_000.0
 TRAIN = WorkerStatus(
@@ -36,7 +36,7 @@ TRAIN = WorkerStatus(
     reason="was killed by SIGKILL; is memory short?",
     reason_at=NOW - 7_300,
 )
-BOARD = Shown(at=NOW - 1, pid=700, ended=None, workers=(TRAIN,))
+BOARD = WorkerBoard(at=NOW - 1, pid=700, ended=None, workers=(TRAIN,))
 RUN = Overview(
     directory="runs/mine",
     url="http://127.0.0.1:8321",

@@ -23,8 +23,8 @@ from ostinato.status.index_queries import IndexQueries, TurnQuery
 from ostinato.status.release_evidence import carried
 from ostinato.status.releases import LedgerEvent
 from ostinato.status.run_state import troubles, workers
-from ostinato.status.training import PublishedLine, SwapLine, TrainLines, followers
-from ostinato.status.worker_status import Shown, WorkerStatus
+from ostinato.status.training_state import PublishedLine, SwapLine, TrainLines, followers
+from ostinato.status.worker_status import WorkerBoard, WorkerStatus
 from ostinato.testing.records import a_signal, a_turn
 from ostinato.weights.version.content import version_ref
 
@@ -245,7 +245,7 @@ def test_only_a_supervisor_that_is_there_says_what_workers_do():
         reason="BadConfig: no such module",
         reason_at=900.0,
     )
-    board = Shown(at=NOW, pid=1, ended=None, workers=(worker,))
+    board = WorkerBoard(at=NOW, pid=1, ended=None, workers=(worker,))
     assert troubles(board, NOW) == ("The train worker is down and is not restarted: BadConfig: no such module.",)
     stalled = replace(
         worker, name="serve", condition="running", reason="its event loop stood still", reason_at=NOW - 30
@@ -270,7 +270,7 @@ def test_steps_that_were_taken_again_count_once(tmp_path, seen):
     path.write_text("\n".join(map(json.dumps, lines)) + "\n")
     read = TrainLines(path, tmp_path / "serve.jsonl").look()
     assert read._steps[-1]["reward_mean"] == 0.3
-    from ostinato.status.training import _points
+    from ostinato.status.training_state import _points
 
     steps = {int(line["step"]): line for line in read._steps}
     assert _points(steps, "reward_mean") == ((1.0, 0.1), (2.0, 0.3))

@@ -22,7 +22,7 @@ from tests.fakes.worlds_page import (
 from ostinato.app.storage import Home
 from ostinato.core.files import older
 from ostinato.launch.views.progress import Progress
-from ostinato.status.file_tail import LONGEST_LINE, Growing, Spot
+from ostinato.status.file_tail import LONGEST_LINE, FileTail, Spot
 from ostinato.status.releases import LedgerEvent
 from ostinato.status.worlds.run_worlds import RolloutQuery, changes_of, figures_of, turns_of, why_of
 from ostinato.status.worlds.tasks import counts_of, group_counts, solved_share, version_points
@@ -55,7 +55,7 @@ def lines_of(*records):
 
 def test_only_what_is_new_is_read_and_half_a_line_waits(tmp_path):
     path = tmp_path / "f.jsonl"
-    growing = Growing([path])
+    growing = FileTail([path])
     assert list(growing.new()) == []
     path.write_bytes(b"one\ntw")
     assert [line for _, line in growing.new()] == [b"one"]
@@ -70,7 +70,7 @@ def test_only_what_is_new_is_read_and_half_a_line_waits(tmp_path):
 
 def test_a_file_that_was_set_aside_is_read_to_its_end_and_its_lines_are_found_again(tmp_path):
     path = tmp_path / "f.jsonl"
-    growing, progress = Growing([older(path), path]), Progress(path, most_bytes=100)
+    growing, progress = FileTail([older(path), path]), Progress(path, most_bytes=100)
     progress.write("a", n=0)
     spots = {json.loads(line)["n"]: spot for spot, line in growing.new()}
     for n in range(1, 9):
@@ -88,7 +88,7 @@ def test_a_file_that_was_set_aside_is_read_to_its_end_and_its_lines_are_found_ag
 def test_a_file_that_was_written_anew_is_read_from_its_start(tmp_path):
     path = tmp_path / "f.jsonl"
     path.write_bytes(b"one\ntwo\nthree\n")
-    growing = Growing([path])
+    growing = FileTail([path])
     list(growing.new())
     path.write_bytes(b"two\nthree\nfour\n")
     assert [line for _, line in growing.new()] == [b"two", b"three", b"four"]
@@ -97,7 +97,7 @@ def test_a_file_that_was_written_anew_is_read_from_its_start(tmp_path):
 def test_of_a_large_file_the_end_is_read_and_what_is_passed_over_is_said(tmp_path):
     path = tmp_path / "f.jsonl"
     path.write_bytes(b"".join(b"%06d\n" % n for n in range(1000)))
-    growing = Growing([path], most_bytes=70)
+    growing = FileTail([path], most_bytes=70)
     assert [line for _, line in growing.new()] == [b"%06d" % n for n in range(991, 1000)]
     assert growing.skipped == 991 * 7
 
@@ -106,7 +106,7 @@ def test_a_look_ends_in_time_and_the_next_one_goes_on(tmp_path):
     path = tmp_path / "f.jsonl"
     path.write_bytes((b"x" * 99 + b"\n") * 30_000)
     ticks = iter(range(10_000))
-    growing = Growing([path], look_s=2.0, clock=lambda: float(next(ticks)))
+    growing = FileTail([path], look_s=2.0, clock=lambda: float(next(ticks)))
     first = len(list(growing.new()))
     assert 0 < first < 30_000
     assert growing.behind == 100 * (30_000 - first)
@@ -119,7 +119,7 @@ def test_a_look_ends_in_time_and_the_next_one_goes_on(tmp_path):
 def test_a_line_without_end_is_passed_over_once_it_ends(tmp_path):
     path = tmp_path / "f.jsonl"
     path.write_bytes(b"one\n" + b"x" * (3 << 20))
-    growing = Growing([path])
+    growing = FileTail([path])
     assert [line for _, line in growing.new()] == [b"one"]
     with path.open("ab") as file:
         file.write(b"\n" + b"y" * (LONGEST_LINE + 1) + b"\nlast\n")

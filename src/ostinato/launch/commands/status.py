@@ -42,7 +42,7 @@ from ostinato.status.release_state import releasing, releasing_json
 from ostinato.status.run_state import RunFolds
 from ostinato.status.summary import Summary
 from ostinato.status.tenants import unproven_users
-from ostinato.status.worker_status import STALE_S, Shown, WorkerStatus, read_board
+from ostinato.status.worker_status import STALE_S, WorkerBoard, WorkerStatus, read_board
 from ostinato.weights.version.content import VERSIONS
 
 # ---------------------------------------------------------------- accounts
@@ -96,7 +96,7 @@ class Overview:
     url: str | None
     who: str
     now: float
-    board: Shown | None
+    board: WorkerBoard | None
     summary: Summary
     ledger: State
     rules: ReleaseConfig
@@ -131,7 +131,7 @@ def overview(run: Overview) -> list[RenderableType]:
     return [*parts, *_accounts(run), *_disk(run)]
 
 
-def workers(board: Shown | None, now: float) -> list[RenderableType]:
+def workers(board: WorkerBoard | None, now: float) -> list[RenderableType]:
     """A line per worker, or one that says that the supervisor never ran, ended, was killed or hangs."""
     if board is None:
         return [Text("no `ostinato up` has run here", "dim")]

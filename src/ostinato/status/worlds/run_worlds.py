@@ -18,7 +18,7 @@ from ostinato.core.files import older
 from ostinato.core.records import Turn
 from ostinato.core.seams import Log
 from ostinato.run_directory import Home
-from ostinato.status.file_tail import Growing
+from ostinato.status.file_tail import FileTail
 from ostinato.status.index_queries import PAGE_ROWS
 from ostinato.status.progress_lines import last_lines
 from ostinato.status.releases import LedgerEvent
@@ -260,7 +260,7 @@ class RunWorlds:
     ) -> None:
         self._config, self._log, self._pieces, self._readers = config, log, pieces, readers
         self._shipped = shipped
-        self._lines = Growing([older(home.finished), home.finished])
+        self._lines = FileTail([older(home.finished), home.finished])
         self._ended = EndedRollouts()
         self._under_way = UnderWay(home.rollouts)
         named = config.worlds.file

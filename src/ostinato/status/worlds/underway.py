@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import PolicyVersion
-from ostinato.status.file_tail import Growing, Spot
+from ostinato.status.file_tail import FileTail, Spot
 from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.groups import GroupMember, Groups, RolloutGroup
 
@@ -76,7 +76,7 @@ class UnderWay:
     """Folds the journal without writing to it. Call `look` first."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = Growing([path])
+        self._lines = FileTail([path])
         self._begin(b"", "")
         self.bad = 0
 

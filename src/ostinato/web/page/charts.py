@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from ostinato.status.releases import GateLook, LayerChange, RateShift, ReleaseLine, TrialLook, TrialRules, WeightChange
-from ostinato.status.training import StepSeries
+from ostinato.status.training_state import StepSeries
 from ostinato.web.chart import ChartAxis, Scale, axis
 from ostinato.web.page.templates import count, points
 from ostinato.web.weights_page import shade

@@ -13,7 +13,7 @@ from ostinato.status.releases import ReleaseDetail, ReleaseList
 from ostinato.status.run_facts import RunFacts, TurnDetail
 from ostinato.status.run_state import RunNow
 from ostinato.status.threads import Threads
-from ostinato.status.training import LearningNow
+from ostinato.status.training_state import LearningNow
 from ostinato.status.worlds.run_worlds import RunWorlds
 from ostinato.web.chart import lines
 from ostinato.web.page import charts
