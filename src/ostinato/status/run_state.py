@@ -26,7 +26,7 @@ from ostinato.status.run_report import Curve, Mark
 from ostinato.status.summary import Summary, catch_up, summarise
 from ostinato.status.tenants import unproven_users
 from ostinato.status.threads import Threads
-from ostinato.status.worker_status import STALE_S, WorkerBoard, WorkerStatus, read_board
+from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 
 _TOLD_S = 600.0  # for so long after a worker's end the page says why it ended
 REFS = (*SERVED_REFS, Arm.VERIFIED.value, "candidate")
@@ -195,7 +195,7 @@ def troubles(board: WorkerBoard | None, now: float) -> tuple[str, ...]:
     """The workers' faults in sentences, the worst first."""
     if board is None or board.ended is not None:
         return ("`ostinato up` is not running: a worker that exits is not restarted.",)
-    if now - board.at > STALE_S:
+    if not board.alive(now):
         return (f"`ostinato up` (pid {board.pid}) was killed or hangs: a worker that exits is not restarted.",)
     down = [
         f"The {worker.name} worker is down and is not restarted: {worker.reason or 'no reason was given'}."
@@ -213,7 +213,7 @@ def troubles(board: WorkerBoard | None, now: float) -> tuple[str, ...]:
 
 def workers(board: WorkerBoard | None, now: float) -> tuple[WorkerStatus, ...]:
     """The workers of a running supervisor; empty without one, because their state is then unknown."""
-    return () if board is None or board.ended is not None or now - board.at > STALE_S else board.workers
+    return board.workers if board is not None and board.alive(now) else ()
 
 
 def _place(row: ArmAcceptance) -> int:

@@ -53,6 +53,10 @@ class WorkerBoard:
     ended: str | None
     workers: tuple[WorkerStatus, ...]
 
+    def alive(self, now: float) -> bool:
+        """True if its supervisor runs: it did not end, was not killed, and does not hang."""
+        return self.ended is None and now - self.at <= STALE_S
+
 
 def read_board(path: Path) -> WorkerBoard | None:
     """The last board; None if there is none or it is damaged."""
@@ -67,6 +71,6 @@ def read_board(path: Path) -> WorkerBoard | None:
 def placed_from_elsewhere(board: Path, scale: Path) -> bool:
     """True on a node of a run whose `ostinato up --on ray` is on another machine: the board was copied here, but not the `scale` file."""
     shown = read_board(board)
-    if shown is None or shown.ended is not None or wall_clock() - shown.at > STALE_S:
+    if shown is None or not shown.alive(wall_clock()):
         return False
     return any(worker.node for worker in shown.workers) and not scale.exists()

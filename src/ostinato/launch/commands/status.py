@@ -42,7 +42,7 @@ from ostinato.status.release_state import releasing, releasing_json
 from ostinato.status.run_state import RunFolds
 from ostinato.status.summary import Summary
 from ostinato.status.tenants import unproven_users
-from ostinato.status.worker_status import STALE_S, WorkerBoard, WorkerStatus, read_board
+from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 from ostinato.weights.version.content import VERSIONS
 
 # ---------------------------------------------------------------- accounts
@@ -141,7 +141,7 @@ def workers(board: WorkerBoard | None, now: float) -> list[RenderableType]:
         return [
             Text(f"`ostinato up` ended {ago(age)} ago" + ("" if told else f": {board.ended}"), "dim" if told else "red")
         ]
-    if age > STALE_S:
+    if not board.alive(now):
         return [Text(f"`ostinato up` (pid {board.pid}) was killed or hangs: no sign of life for {ago(age)}", "red")]
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     for name in ("worker", "", "activity", "for", "restarts", "last exit"):
@@ -226,7 +226,7 @@ def as_json(run: Overview) -> dict[str, Any]:
         "at": run.now,
         "up": board
         and {
-            "alive": board.ended is None and run.now - board.at <= STALE_S,
+            "alive": board.alive(run.now),
             "pid": board.pid,
             "heard_at": board.at,
             "ended": board.ended,
