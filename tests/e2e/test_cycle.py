@@ -86,7 +86,7 @@ class Scores:
     """A runner that needs no gateway: even versions are better."""
 
     def __init__(self, config: Config) -> None:
-        self.suite = open_suite(config)
+        self.suite = open_suite(config).suite
 
     async def run(self, slot, policy, draws, items=None, *, seed=0):
         better = float(policy.number % 2 == 0)

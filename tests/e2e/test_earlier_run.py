@@ -46,6 +46,7 @@ async def test_an_earlier_run_is_opened(earlier):
         served = await Follower(opened.store).fetch(live)  # verified by hash
     assert (len(turns), found.balanced, len(signals) > 300) == (TURNS, True, True)
     assert all(turn.sampled_ids and len(turn.logprobs) == len(turn.sampled_ids) for turn in turns)
+    assert {turn.calls for turn in turns} == {None}, "which tools they called was not stored"
     assert len(seen.shipped()) == 3, "besides version 0"
     assert (stored.problems, stored.rebuilt > 0) == ([], True)
     assert [name for name, fold in folds.items() if fold is None] == []

@@ -2,8 +2,13 @@
 """Answers of models of all families, character for character as their published chat templates write them."""
 
 import json
+from dataclasses import replace
 
 from ostinato.core.conversation import Tool
+from ostinato.core.records import Turn
+from ostinato.model.answer_formats import format_for
+from ostinato.model.answer_reader import Reader
+from ostinato.testing.records import a_turn
 
 SCHEMA = {"properties": {"path": {"type": "string"}, "count": {"type": "integer"}, "deep": {"type": "object"}}}
 TOOLS = [Tool(name="edit", parameters=SCHEMA), Tool(name="read", parameters=SCHEMA)]
@@ -132,3 +137,11 @@ ANSWERS = [  # family, sampled text, message text, reasoning, calls
         [EDIT, READ],
     ),
 ]
+
+
+def answered(text: str, family: str = "hermes", **fields: object) -> Turn:
+    """A turn with this text, whose calls are parsed as the gateway does for a model of this family."""
+    reader = Reader(format_for(TEMPLATES[family], ()), tools=TOOLS, turn="t:0")
+    reader.feed(text)
+    reader.finish()
+    return replace(a_turn(**fields), text=text, calls=tuple(reader.parsed_calls()))

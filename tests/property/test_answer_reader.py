@@ -2,6 +2,7 @@
 # ruff: noqa: RUF001  # DeepSeek delimits with characters that look like others
 
 import json
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,6 +89,11 @@ TEXTS = st.lists(st.sampled_from([part for part in PARTS if "<" not in part and 
 
 def pieces_of(template, sampled, cuts, tools=TOOLS):
     """(kind, value) of each piece, neighbours of one kind joined."""
+    return read(template, sampled, cuts, tools)[0]
+
+
+def read(template, sampled, cuts, tools=TOOLS):
+    """The pieces of `pieces_of`, and the calls with their places."""
     reader = Reader(format_for(template, ()), tools=tools, turn="chatcmpl-3f:0")
     ends = [*sorted(min(cut, len(sampled)) for cut in cuts), len(sampled)]
     parts = [sampled[start:end] for start, end in zip([0, *ends], ends, strict=False)]
@@ -98,7 +104,7 @@ def pieces_of(template, sampled, cuts, tools=TOOLS):
             joined[-1] = (kind, joined[-1][1] + piece.text + piece.reasoning)
         else:
             joined.append((kind, piece.call or piece.text + piece.reasoning))
-    return joined
+    return joined, reader.parsed_calls()
 
 
 def tagged(family, values):
@@ -153,6 +159,21 @@ def test_where_an_answer_is_cut_changes_nothing(soup, cuts):
     assert pieces_of(template, sampled, cuts) == pieces_of(template, sampled, [])
 
 
+@given(soups(), CUTS)
+@settings(deadline=None, max_examples=400)
+def test_each_call_that_was_returned_has_its_place_and_malformed_ones_were_returned_as_text(soup, cuts):
+    _, template, sampled = soup
+    pieces, calls = read(template, sampled, cuts)
+    assert calls == read(template, sampled, [])[1], "where an answer is cut changes nothing"
+    assert [call.name for call in calls if call.name] == [call.name for kind, call in pieces if kind == "call"]
+    places = sorted({(call.start, call.end) for call in calls})
+    assert [(call.start, call.end) for call in calls] == sorted((call.start, call.end) for call in calls)
+    assert all(one[1] <= two[0] for one, two in pairwise(places))
+    assert all(0 <= start < end <= len(sampled) for start, end in places)
+    text = "".join(text for kind, text in pieces if kind != "call")
+    assert all(sampled[call.start : call.end].strip() in text for call in calls if not call.name)
+
+
 @given(soups())
 @settings(deadline=None, max_examples=400)
 def test_what_is_no_call_and_no_reasoning_comes_as_it_was_sampled(soup):
@@ -166,5 +187,6 @@ def test_what_is_no_call_and_no_reasoning_comes_as_it_was_sampled(soup):
 @settings(deadline=None, max_examples=200)
 def test_without_tools_nothing_is_a_call_and_nothing_is_lost(soup):
     _, template, sampled = soup
-    pieces = pieces_of(template, sampled.replace("<think>", ""), [], tools=())
+    pieces, calls = read(template, sampled.replace("<think>", ""), [], tools=())
+    assert calls == []
     assert pieces in ([], [("text", sampled.replace("<think>", ""))])

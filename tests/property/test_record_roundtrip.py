@@ -18,6 +18,7 @@ from ostinato.core.records import (
     Delivered,
     Finish,
     Holdback,
+    ParsedCall,
     Pick,
     PolicyVersion,
     Quarantine,
@@ -49,6 +50,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
     max_leaves=8,
 )
+places = st.integers(0, 2**31)
 turns = st.builds(
     Turn,
     id=name,
@@ -83,6 +85,7 @@ turns = st.builds(
     group=st.none() | text,
     verified=st.booleans(),
     auto=st.none() | st.builds(Pick, arm=text, odds=st.dictionaries(text, real, max_size=3), cost=st.none() | real),
+    calls=st.none() | st.lists(st.builds(ParsedCall, name=text, start=places, end=places), max_size=3).map(tuple),
 )
 signals = st.builds(
     Signal,

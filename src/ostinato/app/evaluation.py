@@ -2,79 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ostinato.app.storage import Run, operator_key
+from ostinato.app.storage import Run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import ReleaseEvent
-from ostinato.demo import tasks as demo_tasks
 from ostinato.evaluate.config import BarConfig, GateConfig
 from ostinato.evaluate.gate import check_bars, check_margins, items_in_round
-from ostinato.evaluate.suites import Item, Suite, build, load, parse, pattern, suggestion
+from ostinato.evaluate.suites import Suite
 from ostinato.release.alarms import note
 from ostinato.reward import functions
 from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF
-from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 
 if TYPE_CHECKING:  # the check of the suite at the start of `up` must not wait for the measuring code
-    from ostinato.app.worlds_evaluation import WorldSuite
-    from ostinato.evaluate.evaluation import Evaluation, Runner
-    from ostinato.evaluate.runner import ItemGrader, SuiteRunner
+    from ostinato.app.suites import TaskSuite
+    from ostinato.evaluate.evaluation import Evaluation
     from ostinato.release.controller import ReleaseController
     from ostinato.release.ledger import ReleaseLedger
     from ostinato.release.monitors.watcher import MonitorWatcher
-
-# ---------------------------------------------------------------- graders
-
-
-GRADERS = ("python_tests", "pattern", "suggestion")
-
-
-def check_item(item: Item) -> None:
-    """Raise BadConfig unless the item's grader exists and can work with it."""
-    if item.grader == "pattern":
-        pattern(item, "")
-    elif item.grader == "suggestion":
-        suggestion(item, "")
-    elif item.grader == "python_tests":
-        head, tests = item.data.get("head"), item.data.get("tests")
-        if not isinstance(head, str) or re.match(r"def \w+\(", head) is None:
-            raise BadConfig(
-                f"suite item {item.id!r}: grader 'python_tests' needs a 'head' that starts with 'def name('"
-            )
-        if not isinstance(tests, str) or not tests.strip():
-            raise BadConfig(f"suite item {item.id!r}: grader 'python_tests' needs 'tests', Python source with asserts")
-    else:
-        raise BadConfig(f"suite item {item.id!r}: no grader {item.grader!r}; there are {' and '.join(GRADERS)}")
-
-
-def open_grader(config: Config) -> ItemGrader:
-    """Grades one answer to a suite item: in the sandbox, by pattern, or as a suggestion.
-
-    Raises BadConfig for an item that cannot be graded.
-    """
-    sandbox = SingleRuns(config.sandbox)
-
-    async def grade(item: Item, text: str) -> float:
-        check_item(item)
-        if item.grader == "pattern":
-            return pattern(item, text)
-        if item.grader == "suggestion":
-            return suggestion(item, text)
-        return await python_tests(item.data["head"], text, item.data["tests"], sandbox, config.evaluate.grade_timeout_s)
-
-    return grade
-
 
 # ---------------------------------------------------------------- suites
 
@@ -83,49 +34,34 @@ def open_grader(config: Config) -> ItemGrader:
 class Suites:
     """The suites that a candidate is measured on: those on which it is compared, and those that only quality bars use; no name twice.
 
-    `bars` refer to their suites by name. `worlds` maps names to those of the suites whose items are tasks of simulated worlds.
+    `bars` refer to their suites by name.
     """
 
-    compared: tuple[Suite, ...]
-    aside: tuple[Suite, ...]
+    compared: tuple[TaskSuite, ...]
+    aside: tuple[TaskSuite, ...]
     bars: tuple[BarConfig, ...]
-    worlds: Mapping[str, WorldSuite]
 
 
 def open_suites(config: Config) -> Suites:
     """All suites, each cut to `evaluate.items` if that is set. Raises BadConfig if there is none or one cannot be read."""
     settings = config.evaluate
-    files = {name: _open(name, config) for name in (settings.suite, *settings.further_suites)}
-    worlds = {file: _open_world(file, config) for file in settings.tasksets}
-    compared = (*files.values(), *(world.suite for world in worlds.values()))
-    aside: list[Suite] = []
+    opened = {file: _open(file, config) for file in (settings.suite, *settings.further_suites, *settings.tasksets)}
+    compared = tuple(opened.values())
     bars: list[BarConfig] = []
     for bar in settings.bars:
-        file = bar.suite or settings.suite
-        if bar.taskset and bar.taskset not in worlds:
-            worlds[bar.taskset] = _open_world(bar.taskset, config)
-            aside.append(worlds[bar.taskset].suite)
-        elif not bar.taskset and file not in files:
-            files[file] = _open(file, config)
-            aside.append(files[file])
-        suite = worlds[bar.taskset].suite if bar.taskset else files[file]
-        bars.append(bar.model_copy(update={"suite": suite.name}))
-    names = [suite.name for suite in (*compared, *aside)]
+        file = bar.suite or bar.taskset or settings.suite
+        if file not in opened:
+            opened[file] = _open(file, config)
+        bars.append(bar.model_copy(update={"suite": opened[file].suite.name}))
+    names = [found.suite.name for found in opened.values()]
     if twice := {name for name in names if names.count(name) > 1}:
         raise BadConfig(
             f"two task files are named {twice.pop()!r}; give one of them another name (evaluate.suite and others)"
         )
-    by_name = {world.suite.name: world for world in worlds.values()}
-    return Suites(compared=compared, aside=tuple(aside), bars=tuple(bars), worlds=by_name)
+    return Suites(compared=compared, aside=tuple(opened.values())[len(compared) :], bars=tuple(bars))
 
 
-def _open_world(file: str, config: Config) -> WorldSuite:
-    from ostinato.app.worlds_evaluation import world_suite  # brings an HTTP client along
-
-    return world_suite(file, config)
-
-
-def open_suite(config: Config) -> Suite:
+def open_suite(config: Config) -> TaskSuite:
     """The first suite, which is the one named in reports. Raises as `open_suites`."""
     return open_suites(config).compared[0]
 
@@ -136,19 +72,15 @@ async def check_suite(config: Config) -> Suite:
     Raises BadConfig, SandboxRefused.
     """
     suites, gate = open_suites(config), gate_rules(config)
-    answered = [suite for suite in (*suites.compared, *suites.aside) if suite.name not in suites.worlds]
-    items = [item for suite in answered for item in suite.items]
-    for item in items:
-        check_item(item)
-    for suite in suites.compared:
-        check_margins(suite.name, items_in_round(suite, gate), gate)
-    drawn = {suite.name: items_in_round(suite, gate) for suite in suites.compared}
-    drawn |= {suite.name: len(suite.items) for suite in suites.aside}
+    for found in suites.compared:
+        check_margins(found.suite.name, items_in_round(found.suite, gate), gate)
+    drawn = {found.suite.name: items_in_round(found.suite, gate) for found in suites.compared}
+    drawn |= {found.suite.name: len(found.suite.items) for found in suites.aside}
     check_bars([(bar, bar.suite, drawn[bar.suite]) for bar in suites.bars])
-    if any(item.grader == "python_tests" for item in items) or any(world.runs_code for world in suites.worlds.values()):
+    if any(found.runs_code for found in (*suites.compared, *suites.aside)):
         async with SingleRuns(config.sandbox) as sandbox:
             await sandbox.check()
-    return suites.compared[0]
+    return suites.compared[0].suite
 
 
 NO_SUITE = "release:suite"
@@ -219,37 +151,14 @@ async def note_resolution(run: Run, suite: Suite) -> None:
     await note(run.log, COARSE, raised=smallest > margin, why=why, at=wall_clock())
 
 
-def _open(named: str, config: Config) -> Suite:
-    if not named:
+def _open(file: str, config: Config) -> TaskSuite:
+    if not file:
         raise BadConfig(
             "there is no suite to measure with: name a task file in evaluate.suite, or 'demo', the functions of `ostinato demo`"
         )
-    shipped = {"demo": _demo_suite, "demo-tab": _tab_suite}
-    suite = shipped[named]() if named in shipped else load(Path(named))
-    items = suite.items[: config.evaluate.items] if config.evaluate.items else suite.items
-    return suite if len(items) == len(suite.items) else build(suite.name, items)
+    from ostinato.app.suites import open_task_suite  # brings an HTTP client along
 
-
-def _demo_suite() -> Suite:
-    """The copilot's held-out function families, which no user ever asks for."""
-    _, held_out = demo_tasks.split(demo_tasks.load())
-    return parse("demo-heldout", "".join(json.dumps(item) + "\n" for item in demo_tasks.suite_items(held_out)))
-
-
-def _tab_suite() -> Suite:
-    """Tab's held-out lines, which no user ever types."""
-    from ostinato.demo import tab as tab_lines
-
-    _, held_out = tab_lines.split_lines()
-    return parse("tab-heldout", "".join(json.dumps(item) + "\n" for item in tab_lines.suite_items(held_out)))
-
-
-def open_runner(config: Config, url: str, suite: Suite | None = None) -> SuiteRunner:
-    """The runner of a suite (default: the first one) against a gateway."""
-    from ostinato.evaluate.runner import SuiteRunner
-
-    chosen = suite or open_suite(config)
-    return SuiteRunner(chosen, open_grader(config), url, operator_key(config), config.evaluate.runner)
+    return open_task_suite(file, config)
 
 
 def gate_rules(config: Config) -> GateConfig:
@@ -266,20 +175,15 @@ def gate_rules(config: Config) -> GateConfig:
 
 def open_evaluation(config: Config, url: str) -> Evaluation:
     """The evaluation of candidates against live, best and anchor, through the gateway at `url`."""
-    from ostinato.app.worlds_evaluation import open_rollout_runner
+    from ostinato.app.suites import open_runner
     from ostinato.evaluate.evaluation import Evaluation
 
     suites = open_suites(config)
-
-    def runner(suite: Suite) -> Runner:
-        world = suites.worlds.get(suite.name)
-        return open_runner(config, url, suite) if world is None else open_rollout_runner(config, url, world)
-
     return Evaluation(
-        [runner(suite) for suite in suites.compared],
+        [open_runner(config, url, found) for found in suites.compared],
         gate_rules(config),
         bars=suites.bars,
-        aside=[runner(suite) for suite in suites.aside],
+        aside=[open_runner(config, url, found) for found in suites.aside],
         candidate_slot=EVALUATION_REF,
         best_slot=BEST_EVALUATION_REF,
     )

@@ -30,7 +30,7 @@ from ostinato.worlds.building.runs import ONE_SHOT_WORKDIR, OneShotBackend
 from ostinato.worlds.grading.completion import CompletionGrader, Runs, read_completion
 from ostinato.worlds.grading.effort import Alarm, EffortConfig, WatchedGrader
 from ostinato.worlds.grading.functions import FunctionGrader, FunctionGrading, read_data
-from ostinato.worlds.grading.grade import Grade, Grader, PatternGrader, read_pattern
+from ostinato.worlds.grading.grade import Grade, Grader, PatternGrader, SuggestionGrader, read_pattern, read_suggestion
 from ostinato.worlds.grading.harbor import HarborGrader, read_harbor
 from ostinato.worlds.grading.judge import JudgedGrader, RubricJudge
 from ostinato.worlds.grading.sandboxed_program import Apart
@@ -57,8 +57,11 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- grading
 
 
-WORLD_GRADERS = ("function", "pattern", "pytest", "python_tests", "harbor")
-"""The names that tasks may use."""
+GRADERS = ("function", "pattern", "pytest", "python_tests", "suggestion", "harbor")
+"""The names that tasks and suites may use."""
+
+_GRADERS_OF_TEXT = ("pattern", "suggestion")
+"""Those that run nothing."""
 
 
 def check_grading(task: Task) -> None:
@@ -74,9 +77,11 @@ def check_grading(task: Task) -> None:
             read_completion(task)
         case "pattern":
             read_pattern(task)
+        case "suggestion":
+            read_suggestion(task)
         case other:
             raise BadConfig(
-                f"task {task.id!r}, field 'grading.grader': there is no grader {other!r}; there are {', '.join(WORLD_GRADERS)}"
+                f"task {task.id!r}, field 'grading.grader': there is no grader {other!r}; there are {', '.join(GRADERS)}"
             )
 
 
@@ -132,7 +137,7 @@ def open_graders(
     judge: RubricJudge | None = None,
     alarm: Alarm | None = None,
 ) -> Grader:
-    """Grades any task by the grader that it names, one of `WORLD_GRADERS`.
+    """Grades any task by the grader that it names, one of `GRADERS`.
 
     Args:
         backend: where function and repository tasks are graded.
@@ -149,6 +154,7 @@ def open_graders(
     graders["harbor"] = HarborGrader(backend)
     graders["python_tests"] = CompletionGrader(runs)
     graders["pattern"] = PatternGrader()
+    graders["suggestion"] = SuggestionGrader()
     return WatchedGrader(graders, effort or EffortConfig(), alarm or _warn)
 
 
@@ -171,6 +177,12 @@ def open_taskset(config: Config) -> Taskset:
             f"worlds.file {config.worlds.file}: no task has the split 'train', so there is nothing to learn"
         )
     check_tasks(config, tasks.tasks)
+    for task in tasks.tasks:
+        if task.split is Split.TRAIN and (task.top_p < 1.0 or task.temperature == 0.0):
+            raise BadConfig(
+                f"worlds.file {config.worlds.file}: task {task.id!r}: an answer at temperature 0, or from a part of the distribution "
+                "(top_p), teaches nothing; leave both out of tasks with the split 'train'"
+            )
     return tasks
 
 
@@ -186,7 +198,9 @@ def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
 def runs_code(config: Config, tasks: Iterable[Task]) -> bool:
     """True if a harness or a grader of these tasks runs code that a model wrote, for which there must be a sandbox."""
     harnesses = open_harnesses(config)
-    return any(harnesses[task.harness].spec(task) is not None or task.grading.grader != "pattern" for task in tasks)
+    return any(
+        harnesses[task.harness].spec(task) is not None or task.grading.grader not in _GRADERS_OF_TEXT for task in tasks
+    )
 
 
 def check_steps(config: Config, tasks: Taskset) -> None:
@@ -244,7 +258,7 @@ async def open_far_rollouts(
     journal, events = EventFile.open(home(config).rollouts)
     with contextlib.closing(journal):
         gateway = WorldGateway(aim.url, "", temperature=worlds.temperature, timeout_s=longest, context=context)
-        async with _shop_behind(config, gateway) as shop:
+        async with workshop_behind(config, gateway) as shop:
             outcomes = FarOutcomes(gateway)
             after = _read_upto(events)
             if after is None:
@@ -258,22 +272,23 @@ async def open_far_rollouts(
 
 @contextlib.asynccontextmanager
 async def open_workshop(
-    config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value, *, proving: bool = False
+    config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value
 ) -> AsyncGenerator[Workshop]:
-    """A workshop for a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig.
-
-    `proving`: as `open_grading` has it.
-    """
-    longest = max(task.timeout_s for task in tasks.tasks)
-    gateway = WorldGateway(
-        url, operator_key(config, place), temperature=config.worlds.temperature, timeout_s=longest, slot=slot
-    )
-    async with _shop_behind(config, gateway, proving=proving) as shop:
+    """A workshop for a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig."""
+    async with workshop_behind(config, world_gateway(config, place, url, tasks, slot)) as shop:
         yield shop
 
 
+def world_gateway(config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value) -> WorldGateway:
+    """The client of the gateway at `url`, answered by the weights in a slot, as patient as the slowest task. Raises BadConfig."""
+    longest = max(task.timeout_s for task in tasks.tasks)
+    temperature = config.worlds.temperature
+    return WorldGateway(url, operator_key(config, place), temperature=temperature, timeout_s=longest, slot=slot)
+
+
 @contextlib.asynccontextmanager
-async def _shop_behind(config: Config, gateway: WorldGateway, *, proving: bool = False) -> AsyncGenerator[Workshop]:
+async def workshop_behind(config: Config, gateway: WorldGateway, *, proving: bool = False) -> AsyncGenerator[Workshop]:
+    """A workshop whose models are behind `gateway`, which it opens and closes. `proving`: as `open_grading` has it."""
     async with contextlib.AsyncExitStack() as leaving:
         await leaving.enter_async_context(gateway)
         boxes, grader = await leaving.enter_async_context(open_grading(config, proving=proving))

@@ -1,19 +1,62 @@
-"""`ostinato connect`: coding agents on the gateway. `ostinato watch`: follows the lines that an agent wrote."""
+"""`ostinato connect`: coding agents on the gateway. `ostinato watch`: follows the lines that an agent wrote.
+
+The client package does the work, as it does on a laptop without this package; here it finds the gateway that runs for `run.directory`.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import os
 import sys
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter, validators
-from rich.console import Console
 
+from ostinato import __version__
 from ostinato.cli.options import Common
+from ostinato.core import errors
+
+if TYPE_CHECKING:
+    from ostinato.config import Config
+    from ostinato_client.connect.terminal import Terminal
+
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+@contextlib.contextmanager
+def client_errors() -> Generator[None]:
+    """Raises the client package's errors as this package's of the same name, and its absence as BadConfig with the remedy."""
+    try:
+        import ostinato_client.connect.errors as client
+    except ImportError as error:
+        remedy = f"pip install ostinato-client=={__version__}"
+        raise errors.BadConfig(f"this needs the client's package beside this one ({error}): {remedy}") from error
+    try:
+        yield
+    except client.ConnectError as error:
+        raise getattr(errors, type(error).__name__)(str(error)) from error
+
+
+def running_gateway(config: Config) -> str:
+    """The URL of the gateway that runs for `run.directory`, as this machine reaches it. Raises NotFound."""
+    from ostinato.app.storage import Home
+    from ostinato.status.gateway_address import read_address
+
+    url = read_address(Home(config.run.directory).address)
+    if url is None:
+        raise errors.NotFound(
+            f"no gateway runs for {config.run.directory}; start it with `ostinato up`, or name one with --url"
+        )
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+# ---------------------------------------------------------------- connect
+
 
 connect = App(name="connect")
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 @connect.default
@@ -59,42 +102,29 @@ def run_connect(
     yes
         Do not ask for confirmation.
     """
-    from ostinato.core.errors import BadConfig
-    from ostinato.launch.commands import connect as command
-    from ostinato.launch.commands.agent_settings import AGENTS
+    config = None if undo else (common or Common()).load()
+    with client_errors():
+        from ostinato_client.connect.command import Options, run, surroundings
+        from ostinato_client.connect.terminal import Terminal
 
-    wishes = command.Wishes(url=url, key=key, model=model, session=session, scope=scope, telemetry=telemetry, yes=yes)
-    at, out = command.surroundings(), Console()
-    _check(test=test, undo=undo, dialect=dialect)
-    if test:
-        spoken = dialect or (AGENTS[agent].dialect if agent else "chat")
-        asyncio.run(command.check_capture((common or Common()).load(), spoken, wishes, at, out))
-    elif agent is None:
-        raise BadConfig(f"name an agent ({', '.join(AGENTS)}), or give --test")
-    elif undo:
-        command.undo(agent, wishes, at, out)
-    else:
-        asyncio.run(command.connect((common or Common()).load(), agent, wishes, at, out))
-
-
-def _check(*, test: bool, undo: bool, dialect: str | None) -> None:
-    """Raise BadConfig for options that do not go together."""
-    from ostinato.core.errors import BadConfig
-
-    if test and undo:
-        raise BadConfig("--test and --undo: give one of them")
-    if dialect is not None and not test:
-        raise BadConfig("--dialect is of --test; an agent's own is known. Leave it out, or add --test")
+        options = Options(
+            url=url,
+            key=key,
+            model=model,
+            session=session,
+            scope=scope,
+            telemetry=telemetry,
+            yes=yes,
+            program="ostinato connect",
+        )
+        at = surroundings() if config is None else replace(surroundings(), find_gateway=lambda: running_gateway(config))
+        run(agent, options, at, Terminal(sys.stdout), test=test, undone=undo, dialect=dialect)
 
 
 # ---------------------------------------------------------------- watch
 
 
 watch = App(name="watch")
-_CURSOR = (
-    "--install cursor: Cursor's hooks do not name the call that made an edit, so its lines could be credited by a guess only. "
-    "Nothing is installed"
-)
 
 
 @watch.default
@@ -134,19 +164,42 @@ def run_watch(
     yes
         Do not ask for confirmation.
     """
-    from ostinato.core.errors import BadConfig
-    from ostinato.launch.commands import watch as command
-    from ostinato.launch.commands.connect import surroundings
-
-    out = Console()
     if undo and install is None:
-        raise BadConfig("--undo: say whose hook, with --install")
-    if install is None:
+        raise errors.BadConfig("--undo: say whose hook, with --install")
+    with client_errors():
+        from ostinato_client.connect.command import surroundings
+        from ostinato_client.connect.terminal import Terminal
+        from ostinato_client.watch.installation import change_hook
+
+        terminal = Terminal(sys.stdout)
+        if install is not None:
+            change_hook(install, scope, surroundings(), terminal, undone=undo, yes=yes, program="ostinato watch")
+            return
         try:
-            sys.exit(command.watch(repository, url, once=once, interval_s=interval, console=out))
+            sys.exit(_follow(repository, url, terminal, once=once, interval_s=interval))
         except KeyboardInterrupt:
             sys.exit(0)
-    if install == "cursor":
-        raise BadConfig(_CURSOR)
-    act = command.undo if undo else command.install
-    act(install, scope, surroundings(), out, yes=yes)
+
+
+def _follow(directory: Path, url: str | None, terminal: Terminal, *, once: bool, interval_s: float) -> int:
+    """Follow the working tree that contains a directory until interrupted. Returns 0, or 1 if `once` could not send all that waits.
+
+    Raises:
+        BadConfig: there is no working tree, it cannot be read or written, or the URL is invalid.
+        Conflict: another watcher has the working tree.
+    """
+    import sqlite3
+
+    from ostinato_client.connect.agent_settings import KEY_VARIABLE
+    from ostinato_client.watch.delivery import known_url
+    from ostinato_client.watch.git import GitError
+    from ostinato_client.watch.running import watch as run
+    from ostinato_client.watch.state import Held
+
+    key = os.environ.get(KEY_VARIABLE)
+    try:
+        return run(directory, url or known_url(os.environ), key, once=once, interval_s=interval_s, terminal=terminal)
+    except Held as error:
+        raise errors.Conflict(str(error)) from error
+    except (GitError, ValueError, OSError, sqlite3.Error) as error:
+        raise errors.BadConfig(str(error)) from error

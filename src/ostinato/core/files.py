@@ -18,7 +18,7 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-def write_atomic(path: Path, data: str | bytes, *, durable: bool, mode: int = 0o600, exact: bool = False) -> None:
+def write_atomic(path: Path, data: str | bytes, *, durable: bool, mode: int = 0o600) -> None:
     """Replace a file by one that holds `data`: a reader sees the old file or the new one, never a part.
 
     Args:
@@ -26,8 +26,7 @@ def write_atomic(path: Path, data: str | bytes, *, durable: bool, mode: int = 0o
         data: what it will hold; text as UTF-8.
         durable: the new file survives a crash of the machine once this returns: it and its directory are synced. Otherwise a crash of
             the machine may leave the old file, the new one, or an empty one, as is right for what the next start writes again.
-        mode: the file's mode.
-        exact: the umask does not narrow the mode.
+        mode: the file's mode, which the umask narrows.
 
     Raises OSError; then the old file is still there, or, if only the directory could not be synced, the new one.
 
@@ -37,8 +36,6 @@ def write_atomic(path: Path, data: str | bytes, *, durable: bool, mode: int = 0o
     partial.unlink(missing_ok=True)  # of an earlier process with these numbers
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o777), "wb") as file:
-            if exact:
-                os.fchmod(file.fileno(), mode)
             file.write(data.encode() if isinstance(data, str) else data)
             if durable:
                 file.flush()

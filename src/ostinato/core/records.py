@@ -151,6 +151,21 @@ class Pick:
     cost: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedCall:
+    """A tool call that the gateway parsed in a turn's text, or a malformed attempt at one, which the client was sent as text.
+
+    `name` is the tool's, "" for a malformed attempt. The characters from `start` to `end` of the text are the call with its delimiters,
+    arguments included; several calls may share them, in formats that write a list.
+
+    Example: ``ParsedCall(name="bash", start=6, end=81)``
+    """
+
+    name: str
+    start: int
+    end: int
+
+
 Person = tuple[str, str]
 """A tenant, and a user's name with that tenant: the same name with another tenant is another person."""
 
@@ -174,7 +189,8 @@ class Turn:
     without experts. `group` names the rollouts of one task, None for a turn that is compared only with its baseline.
     `verified`: the tenant proved that `user` made the request; otherwise `user` is only the caller's claim.
     `purpose`: what the call was for. `branch`: why it does not simply continue the turn before. `harness`: the hash of the calling
-    program, as reported by itself; "" if it reported none.
+    program, as reported by itself; "" if it reported none. `calls`: the tool calls that the gateway parsed in `text`, in its order; None if
+    that is not known, as for a redacted turn and for one that was stored before calls were.
     """
 
     id: str
@@ -201,6 +217,7 @@ class Turn:
     purpose: Purpose = Purpose.TASK
     branch: Branch = Branch.NONE
     harness: str = ""
+    calls: tuple[ParsedCall, ...] | None = ()
 
     @property
     def redacted(self) -> bool:

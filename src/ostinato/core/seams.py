@@ -13,6 +13,7 @@ from ostinato.core.records import (
     Advantages,
     Identity,
     NoReward,
+    ParsedCall,
     Pending,
     Pick,
     PolicyVersion,
@@ -202,6 +203,10 @@ class AnswerReader(Protocol):
 
     def in_call(self) -> bool:
         """True while the text of a call is fed: its beginning was read, and its end was not."""
+        ...
+
+    def parsed_calls(self) -> list[ParsedCall]:
+        """The calls in the text fed so far, at their places in it, with malformed ones; one that is not complete counts as malformed."""
         ...
 
 

@@ -17,8 +17,7 @@ class BarConfig(BaseModel, frozen=True, extra="forbid"):
     )
     taskset: str = Field(
         default="",
-        description="Instead of a suite: a taskset file (JSONL) of a simulated world. Its held-out tasks are run by "
-        "their harnesses in sandboxes and graded like rollouts.",
+        description="The same as suite, which reads well where the file is that of a simulated world.",
     )
     axis: Literal["score", "format", "latency"] = Field(
         default="score",

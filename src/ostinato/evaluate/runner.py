@@ -1,72 +1,97 @@
-"""Runs a suite through the gateway, over the same HTTP path as people, and grades the answers.
+"""Runs a suite: every item is tried by the weights in a slot, through the gateway and on the same path as training rollouts, and graded.
 
-All versions are paired by item and randomness. Draws of an item come in blocks of `samples_per_request`: draw d is
-choice ``d % size`` of the n-sample request with seed ``item_seed + d // size``. That holds for every version and however many
-draws are known already, so within one round (item, draw) means the same random numbers; the gateway shares a block's prompt.
+The world, passed as `TaskWorld`, decides who works on a task, where, and how the outcome is graded. All versions are paired by item and
+randomness: a draw's seed does not depend on the version. Where one call gives several answers, draw d is choice ``d % size`` of the call
+number ``d // size``, whoever is asked and however many draws are known already.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import time
+import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
-import aiohttp
 from blake3 import blake3
 
-from ostinato.core.errors import Corrupt, OstinatoError, Unavailable
+from ostinato.core.errors import Conflict, Corrupt, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemScore
+from ostinato.core.retry import Backoff, RetryPolicy
 from ostinato.evaluate.config import RunnerConfig
-from ostinato.evaluate.gateway import (
-    Response,
-    bounded,
-    check_version,
-    first_error,
-    patiently,
-    read_answers,
-    refusal,
-    served_model,
-)
 from ostinato.evaluate.suites import Item, Suite
 
-ItemGrader = Callable[[Item, str], Awaitable[float]]
-"""(item, answer text) -> score in [0, 1]."""
+_LONGEST_PAUSE_S = 8.0
+_T = TypeVar("_T")
+
+# ---------------------------------------------------------------- the seam
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredTry:
+    """One try at an item: `score` in [0, 1], `formed` if it said something and ended by itself, every version that made a token of it, and
+    the seconds that it took, without its grading.
+
+    Example: ``ScoredTry(score=1.0, formed=True, policies=(v9,), seconds=0.4)``
+    """
+
+    score: float
+    formed: bool
+    policies: tuple[PolicyVersion, ...]
+    seconds: float
+
+
+class TaskSlot(Protocol):
+    """The weights in one slot of the gateway, at work on a suite's items."""
+
+    async def served(self) -> PolicyVersion | None:
+        """The version in the slot; None if there is none. Raises Unavailable, Unauthorized."""
+        ...
+
+    def answers_per_call(self, item: Item) -> int:
+        """How many tries at the item one call gives: 1 for a whole rollout."""
+        ...
+
+    async def tries(self, item: Item, seed: int, count: int) -> Sequence[ScoredTry]:
+        """`count` tries from one seed. Raises Unavailable if a retry may succeed."""
+        ...
+
+
+class TaskWorld(Protocol):
+    """The world that the items' tasks live in."""
+
+    def open(self, slot: str) -> AbstractAsyncContextManager[TaskSlot]:
+        """A context that provides what trying the items needs; the model's calls are answered by the weights of `slot`."""
+        ...
+
+
+# ---------------------------------------------------------------- the runner
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One request per item: the block's number (its seed), the number of samples, and the draws that the last samples are."""
+    """One call for an item: the call's number, the tries that it gives, and the draws that the last tries are."""
 
     number: int
-    samples: int
+    tries: int
     draws: range
 
 
 def item_seed(suite: Suite, item: Item, shift: int = 0, seed: int = 0) -> int:
-    """Seed of an item's first block: a hash of suite, item, `shift` and `seed`.
-
-    It lies below 2**31 - 2**16, so that adding a block's number keeps 31 bits.
-    """
+    """Seed of a call: a hash of suite, item, `shift` and `seed`. It lies below 2**31 - 2**16: a rollout's later calls count up from it."""
     digest = blake3(f"{suite.hash}\0{item.id}\0{shift}\0{seed}".encode()).digest(length=8)
     return int.from_bytes(digest, "big") % (2**31 - 2**16)
 
 
 class SuiteRunner:
-    """One suite, one grader, one gateway."""
+    """One suite, one world. Implements `Runner`."""
 
-    def __init__(
-        self, suite: Suite, grader: ItemGrader, base_url: str, admin_key: str | None, config: RunnerConfig
-    ) -> None:
+    def __init__(self, suite: Suite, world: TaskWorld, config: RunnerConfig) -> None:
         self.suite = suite
-        self._grader = grader
-        root = base_url.rstrip("/").removesuffix("/v1")
-        self._url, self._health = root + "/v1/chat/completions", root + "/health"
-        self._key = admin_key
-        self._config = config
+        self._world, self._config = world, config
 
     async def run(
         self, slot: str, policy: PolicyVersion, draws: range, items: Sequence[Item] | None = None, *, seed: int = 0
@@ -74,113 +99,131 @@ class SuiteRunner:
         """Scores of `items` (default: all) for each draw, every token of which was made by `policy`. Another `seed`: fresh draws.
 
         Raises:
-            Unavailable: the gateway did not answer, or the slot did not come to serve `policy`, in the configured time.
+            Unavailable: the gateway or a sandbox did not answer, or the slot did not come to serve `policy`, in the configured time.
             Conflict: the slot has moved on to a newer version.
-            BadRequest, Unauthorized: the gateway refused a request.
+            BadRequest, BadConfig, Unauthorized: a task cannot be tried or graded, or the gateway's key is another.
         """
         chosen = self.suite.items if items is None else items
         if len(draws) == 0 or not chosen:
             return []
-        timeout = aiohttp.ClientTimeout(total=self._config.request_timeout_s)
-        connector = aiohttp.TCPConnector(limit=self._config.concurrency)
-        progress = [0, 0]
+        graded: list[ItemScore] = []
         try:
-            async with (
-                asyncio.timeout(self._config.deadline_s),
-                aiohttp.ClientSession(headers=self._headers(slot), timeout=timeout, connector=connector) as session,
-            ):
-                blocks = _blocks(draws, self._config.samples_per_request)
-                return await self._all(session, slot, policy, blocks, chosen, seed, progress)
+            async with asyncio.timeout(self._config.deadline_s), self._world.open(slot) as tasks:
+                await self._serving(tasks, slot, policy)  # a wrong version must not cost a whole batch of samples
+                await self._all(tasks, slot, policy, draws, chosen, seed, graded)
         except TimeoutError as error:
             raise Unavailable(
                 f"evaluation of {policy} in slot {slot!r} passed its deadline of {self._config.deadline_s:g} s with "
-                f"{progress[0]} of {progress[1]} requests graded; raise evaluate.runner.deadline_s or shrink the suite"
+                f"{len(graded)} of {len(chosen) * len(draws)} tries graded; raise evaluate.runner.deadline_s or shrink the suite"
             ) from error
+        place = {item.id: number for number, item in enumerate(chosen)}
+        return sorted(graded, key=lambda score: (place[score.item], score.draw))
+
+    async def _serving(self, tasks: TaskSlot, slot: str, policy: PolicyVersion) -> None:
+        async def served() -> None:
+            _check_version(slot, policy, await tasks.served())
+
+        await patiently(self._config, f"the gateway's /health for slot {slot!r}", served)
 
     async def _all(
         self,
-        session: aiohttp.ClientSession,
+        tasks: TaskSlot,
         slot: str,
         policy: PolicyVersion,
-        blocks: list[_Block],
+        draws: range,
         items: Sequence[Item],
         seed: int,
-        progress: list[int],
-    ) -> list[ItemScore]:
-        model = await patiently(
-            self._config, f"GET {self._health}", lambda: served_model(session, self._health, slot, policy)
-        )
-        gate = asyncio.Semaphore(self._config.concurrency)
-        work = [(item, block) for item in items for block in blocks]
-        progress[1] = len(work)
+        graded: list[ItemScore],
+    ) -> None:
+        places = asyncio.Semaphore(self._config.concurrency)
 
-        async def one(item: Item, block: _Block) -> list[ItemScore]:
-            async with gate:
-                responses, seconds = await patiently(
-                    self._config,
-                    f"item {item.id!r} in slot {slot!r}",
-                    lambda: self._ask(session, slot, policy, self._body(model, item, block, seed)),
-                )
-            wanted = zip(block.draws, responses[-len(block.draws) :], strict=True)
-            graded = [await self._grade(item, draw, response, seconds) for draw, response in wanted]
-            progress[0] += 1
-            return graded
+        async def tried(item: Item, block: _Block) -> Sequence[ScoredTry]:
+            # the call's number goes into the hash, since a rollout's later calls count up from its first seed
+            call_seed = item_seed(self.suite, item, self._config.seed, seed + block.number)
+            found = await tasks.tries(item, call_seed, block.tries)
+            for each in found:
+                if not each.policies:
+                    raise Corrupt(f"a try at {item.id!r} names no version; nothing can be concluded from it")
+                for version in each.policies:
+                    _check_version(slot, policy, version)
+            return found
+
+        async def one(item: Item, block: _Block) -> None:
+            async with places:
+                what = f"item {item.id!r} in slot {slot!r}"
+                found = await patiently(self._config, what, lambda: tried(item, block))
+            wanted = found[-len(block.draws) :]
+            graded.extend(_score(item, draw, each) for draw, each in zip(block.draws, wanted, strict=True))
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(item, block)) for item, block in work]
+                for item in items:
+                    for block in _blocks(draws, tasks.answers_per_call(item)):
+                        group.create_task(one(item, block))
         except* OstinatoError as errors:
-            raise first_error(errors) from errors
-        return [score for task in tasks for score in task.result()]
-
-    async def _grade(self, item: Item, draw: int, response: Response, seconds: float) -> ItemScore:
-        score = float(await self._grader(item, response.text))
-        if not (math.isfinite(score) and 0.0 <= score <= 1.0):
-            raise Corrupt(f"grader {item.grader!r} gave item {item.id!r} the score {score}; it must lie in [0, 1]")
-        return ItemScore(item=item.id, draw=draw, score=score, formed=response.formed, seconds=seconds)
-
-    async def _ask(
-        self, session: aiohttp.ClientSession, slot: str, policy: PolicyVersion, body: dict[str, Any]
-    ) -> tuple[list[Response], float]:
-        """The answers, and the seconds that they took."""
-        began = time.monotonic()
-        async with session.post(self._url, json=body) as response:
-            raw = await bounded(response)
-            if response.status != 200:
-                raise refusal(response.status, raw.decode(errors="replace"), f"slot {slot!r}", response.headers)
-        responses, policies = read_answers(raw, body["n"])
-        for found in policies:
-            check_version(slot, policy, found)
-        return responses, time.monotonic() - began
-
-    def _body(self, model: str, item: Item, block: _Block, seed: int) -> dict[str, Any]:
-        sampling = item.sampling
-        body: dict[str, Any] = {
-            "model": model,
-            "messages": [message.model_dump() for message in item.messages],
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "n": block.samples,
-            "seed": item_seed(self.suite, item, self._config.seed, seed) + block.number,
-            "user": "eval",
-        }
-        if sampling.stop:
-            body["stop"] = list(sampling.stop)
-        if item.continue_final_message:
-            body["continue_final_message"] = True
-            body["add_generation_prompt"] = False
-        return body
-
-    def _headers(self, slot: str) -> dict[str, str]:
-        headers = {"X-Ostinato-Slot": slot}
-        return headers if self._key is None else headers | {"X-Ostinato-Key": self._key}
+            raise _first(errors) from errors
 
 
 def _blocks(draws: range, size: int) -> list[_Block]:
-    """The requests that hold these draws; a block wanted from its middle is sampled from its start."""
+    """The calls that give these draws; a block wanted from its middle is sampled from its start."""
     blocks: list[_Block] = []
     for number in range(draws.start // size, (draws.stop - 1) // size + 1):
         first, stop = number * size, min(draws.stop, (number + 1) * size)
         blocks.append(_Block(number, stop - first, range(max(draws.start, first), stop)))
     return blocks
+
+
+def _score(item: Item, draw: int, tried: ScoredTry) -> ItemScore:
+    if not (math.isfinite(tried.score) and 0.0 <= tried.score <= 1.0):
+        raise Corrupt(f"a grader gave item {item.id!r} the score {tried.score}; it must lie in [0, 1]")
+    return ItemScore(item=item.id, draw=draw, score=tried.score, formed=tried.formed, seconds=tried.seconds)
+
+
+def _first(errors: BaseExceptionGroup[OstinatoError]) -> OstinatoError:
+    """One error out of a task group's tree: the tasks fail for the same reason, and callers catch by type."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, OstinatoError)
+    return error
+
+
+# ---------------------------------------------------------------- waiting
+
+
+class WrongVersion(Unavailable):
+    """A try was made, in part or whole, by another version than the one under evaluation, or the slot is empty."""
+
+
+def _check_version(slot: str, policy: PolicyVersion, found: PolicyVersion | None) -> None:
+    """Raise WrongVersion while the slot does not hold `policy` yet, Conflict once it holds another that is newer."""
+    if found is None or (found.hash != policy.hash and found.number <= policy.number):
+        serves = "is not loaded" if found is None else f"serves {found}"
+        raise WrongVersion(
+            f"waiting for slot {slot!r} to serve {policy}; it {serves}. Does the engine follow this ref?"
+        )
+    if found.hash != policy.hash:
+        raise Conflict(f"slot {slot!r} has moved on to {found} while {policy} was evaluated")
+
+
+async def patiently(config: RunnerConfig, what: str, ask: Callable[[], Awaitable[_T]]) -> _T:
+    """Call `ask` until it succeeds; other failures and waiting for a version have separate budgets. Raises Unavailable."""
+    policy = RetryPolicy(pause_s=config.retry_pause_s, longest_s=_LONGEST_PAUSE_S, jitter=0.25)
+    rng = random.Random()
+    failing = Backoff(replace(policy, attempts=config.attempts), rng=rng)
+    version = Backoff(replace(policy, total_s=config.slot_timeout_s), rng=rng)
+    while True:
+        try:
+            return await ask()
+        except WrongVersion as error:
+            pause = version.failed(error)
+            if pause is None:
+                raise
+        except (Unavailable, TimeoutError) as error:
+            pause = failing.failed(error)
+            if pause is None:
+                raise Unavailable(
+                    f"{what}: failed {failing.failures} times, last with {type(error).__name__}: {error}; "
+                    "is `ostinato serve` running?"
+                ) from error
+        await asyncio.sleep(pause)

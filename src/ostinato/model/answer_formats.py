@@ -27,7 +27,8 @@ class Format:
     """The regions that an answer may have. `markers` are the control tokens among their delimiters, which must stay visible.
 
     `ending` names the regions that the answer's end closes too; `ends` are control tokens that end an answer, and a region with it,
-    but are not shown. `wording` is how calls are written, if they can be demanded; None if that is unknown.
+    but are not shown. `wording` is how calls are written, if they can be demanded; None if that is unknown. `marks` begin a call: where
+    no region follows, it is malformed.
 
     Example: ``HERMES.calls[0].open_re.pattern == "<tool_call>"``
     """
@@ -39,6 +40,7 @@ class Format:
     ending: frozenset[str]
     ends: tuple[str, ...] = ()
     wording: Wording | None = None
+    marks: tuple[str, ...] = ()
 
 
 def format_for(
@@ -60,11 +62,11 @@ def format_for(
     """
     family = next((family for family in _FAMILIES if all(mark in chat_template for mark in family.marks)), None)
     if declared is not None:
-        format = _compiled(dict(declared), control, ends, None if family is None else family.wording)
+        format = _compiled(dict(declared), control, ends, family)
         if not any(_holds_text(field) for field in (*format.calls, *format.reasoning, *format.text)):
             return format
     family = family or _HERMES
-    return _compiled(family.template(thinks="<think>" in chat_template), control, ends, family.wording)
+    return _compiled(family.template(thinks="<think>" in chat_template), control, ends, family)
 
 
 def _holds_text(field: ResponseTemplateField) -> bool:
@@ -75,11 +77,12 @@ def _holds_text(field: ResponseTemplateField) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """A family is recognised by `marks` in its chat template."""
+    """A family is recognised by `marks` in its chat template, and the beginning of its calls, however they go on, by `begins`."""
 
     marks: tuple[str, ...]
     fields: Json
     wording: Wording | None = None
+    begins: str = ""
 
     def template(self, *, thinks: bool) -> Json:
         own = {"reasoning_content": _THINK} if thinks and "reasoning_content" not in self.fields else {}
@@ -87,7 +90,7 @@ class _Family:
 
 
 def _compiled(
-    spec: Json, control: Collection[str], ends: Collection[str] = (), wording: Wording | None = None
+    spec: Json, control: Collection[str], ends: Collection[str] = (), family: _Family | None = None
 ) -> Format:
     try:
         load_response_template(spec)  # checks the unchanged template
@@ -107,7 +110,8 @@ def _compiled(
         markers=frozenset(token for token in control if token in delimiters),
         ending=frozenset(name for name in ending if ending[name] != spec["fields"][name] or not _closes(ending[name])),
         ends=tuple(token for token in ends if token in delimiters),
-        wording=wording,
+        wording=None if family is None else family.wording,
+        marks=(family.begins,) if family is not None and family.begins else (),
     )
 
 
@@ -136,6 +140,7 @@ _HERMES = _Family(
 )
 _QWEN_CODER = _Family(
     marks=("<tool_call>", "<function="),
+    begins="<tool_call>",
     fields={
         "tool_calls": {
             "open_pattern": r"<tool_call>\s{0,9}<function=(?P<name>[^>\n]{1,256})>",
@@ -151,6 +156,7 @@ _QWEN_CODER = _Family(
 )
 _GLM = _Family(
     marks=("<tool_call>", "<arg_key>"),
+    begins="<tool_call>",
     fields={
         "tool_calls": {
             "open_pattern": r"<tool_call>\s{0,9}(?P<name>[^<\s]{1,256})\s{0,9}(?=<)",
@@ -166,6 +172,7 @@ _GLM = _Family(
 )
 _LLAMA = _Family(
     marks=("<|python_tag|>",),
+    begins="<|python_tag|>",
     fields={
         "tool_calls": {
             "open_pattern": r'(?:<\|python_tag\|>\s{0,9})?(?=\{\s{0,9}"name"\s{0,9}:)',
@@ -179,6 +186,7 @@ _LLAMA = _Family(
 _LLAMA_UNTAGGED = replace(_LLAMA, marks=('{"name": function name, "parameters":',))
 _MISTRAL = _Family(
     marks=("[TOOL_CALLS]",),
+    begins="[TOOL_CALLS]",
     fields={
         "tool_calls": {
             "open_pattern": r"\[TOOL_CALLS\]\s{0,9}(?=\[)",
@@ -202,6 +210,7 @@ _MISTRAL_BY_NAME = replace(
 _HARMONY_HEAD = r"(?:<\|start\|>assistant)?"
 _HARMONY = _Family(
     marks=("<|channel|>", "<|message|>"),
+    begins="to=functions.",
     fields={
         "reasoning_content": {
             "open_pattern": _HARMONY_HEAD + r"<\|channel\|>analysis<\|message\|>",
@@ -230,6 +239,7 @@ _HARMONY = _Family(
 )
 _KIMI = _Family(
     marks=("<|tool_call_argument_begin|>",),
+    begins="<|tool_call_begin|>",
     fields={
         "tool_calls": {
             "open_pattern": r"(?:<\|tool_calls_section_begin\|>\s{0,9})?<\|tool_call_begin\|>\s{0,9}(?:functions\.)?"
@@ -249,6 +259,7 @@ _KIMI = _Family(
 )
 _DEEPSEEK = _Family(
     marks=("<｜tool▁calls▁begin｜>",),
+    begins="<｜tool▁call▁begin｜>",
     fields={
         "tool_calls": {
             "open_pattern": r"(?:<｜tool▁calls▁begin｜>\s{0,9})?<｜tool▁call▁begin｜>(?P<name>[^\s<]{1,256})<｜tool▁sep｜>",
@@ -267,6 +278,7 @@ _DEEPSEEK = _Family(
 )
 _DEEPSEEK_FENCED = _Family(
     marks=("<｜tool▁calls▁begin｜>", "```json"),
+    begins="<｜tool▁call▁begin｜>",
     fields={
         "tool_calls": {
             "open_pattern": r"(?:<｜tool▁calls▁begin｜>\s{0,9})?<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
@@ -298,5 +310,5 @@ _FAMILIES = (
     _LLAMA_UNTAGGED,
 )
 
-HERMES = _compiled(_HERMES.template(thinks=False), (), (), _HERMES.wording)
+HERMES = _compiled(_HERMES.template(thinks=False), (), (), _HERMES)
 """Calls as <tool_call>{"name": ..., "arguments": {...}}</tool_call>, no reasoning."""

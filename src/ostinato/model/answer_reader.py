@@ -11,6 +11,7 @@ from transformers.utils.chat_parsing.content_parsers import process_field
 from transformers.utils.chat_parsing.response_templates import ResponseTemplateField
 
 from ostinato.core.conversation import Piece, Tool, ToolCall, call_id
+from ostinato.core.records import ParsedCall
 from ostinato.model.answer_formats import AFTER_CALLS, Format
 
 # ---------------------------------------------------------------- values
@@ -66,6 +67,7 @@ def _value(value: Any, types: list[str]) -> Any:
 
 
 _CLOSING = "</function>"  # what declared templates leave in a body besides its tags
+_ARGUMENTS = ("arguments", "parameters")
 _UNREADABLE = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
 
 
@@ -73,8 +75,9 @@ class Reader:
     """The core AnswerReader for one format.
 
     Text and reasoning are returned as soon as they cannot begin a delimiter. A call is returned when its region is closed and holds a
-    name and a JSON object; any other such region is returned as it was sampled, delimiters included. White space around calls and
-    reasoning belongs to them. Without `tools` nothing is a call.
+    name and a JSON object; any other such region is returned as it was sampled, delimiters included, and counts as a malformed call. So
+    does the beginning of a call (`Format.marks`) outside of regions. White space around calls and reasoning belongs to them. Without
+    `tools` nothing is a call.
 
     Args:
         format: the model's.
@@ -88,6 +91,8 @@ class Reader:
         self._schemas = {tool.name: tool.parameters for tool in tools}
         self._turn = turn
         self._watched = (*format.reasoning, *format.text, *(format.calls if tools else ()))
+        self._marks = format.marks if tools else ()
+        self._fed = -len(opening)  # characters
         self._buffer = ""  # not yet read
         self._field: ResponseTemplateField | None = None  # the open region
         self._first = self._outside = _first_characters([field.open_literals for field in self._watched])
@@ -97,11 +102,14 @@ class Reader:
         self._space = ""  # after text: shown with the text that follows, unless a region follows
         self._skips = False  # whether white space is dropped, after a region
         self._calls = 0
+        self._begun = 0  # where the open region begins
+        self._found: list[ParsedCall] = []
         self.feed(opening)
 
     def feed(self, text: str) -> list[Piece]:
         if not self._watched:
             return [Piece(text=text)] if text else []
+        self._fed += len(text)
         if not self._buffer and self._first is not None and self._first.isdisjoint(text):  # most tokens
             return [*self._take(text)]
         self._buffer += text
@@ -133,19 +141,25 @@ class Reader:
     def in_call(self) -> bool:
         return self._field in self._format.calls
 
+    def parsed_calls(self) -> list[ParsedCall]:
+        return [*self._found, *(self._malformed(self._fed) if self.in_call() else ())]
+
     # ------------------------------------------------------------ regions
 
     def _read(self, *, last: bool) -> Iterator[Piece]:
         while True:
             found, certain = self._scan(last)
             upto = certain if found is None else found[1].start()
+            self._look_for_marks(upto)
             yield from self._take(self._buffer[:upto])
             if found is None:
                 self._buffer = self._buffer[upto:]
                 return
             field, match = found
+            begins = self._fed - len(self._buffer) + match.start()
             self._buffer = self._buffer[match.end() :]
             if self._field is None:
+                self._begun = begins
                 self._open(field, match)
                 continue
             yield from self._close(field, match[0])
@@ -178,6 +192,15 @@ class Reader:
         if field not in self._format.calls:
             self._space, self._skips = "", True  # white space after text is dropped with the delimiter
 
+    def _look_for_marks(self, upto: int) -> None:
+        """Note the beginnings of calls in the buffer's text before `upto`, if it is outside of regions: no region begins with them."""
+        for mark in self._marks if self._field is None else ():
+            at = self._buffer.find(mark, 0, upto)
+            while at >= 0:
+                start = self._fed - len(self._buffer) + at
+                self._found.append(ParsedCall(name="", start=start, end=start + len(mark)))
+                at = self._buffer.find(mark, at + len(mark), upto)
+
     def _take(self, text: str) -> Iterator[Piece]:
         """Take text of the open region, or text outside regions."""
         if not text:
@@ -194,9 +217,12 @@ class Reader:
             self._space, self._skips = "", True
             return
         calls = self._parsed(field)
+        end = self._fed - len(self._buffer)
         if calls is None:
+            self._found += self._malformed(end)
             yield from self._shown("".join(self._raw) + delimiter)
             return
+        self._found += [ParsedCall(name=call.name, start=self._begun, end=end) for call in calls]
         self._space, self._skips = "", True
         for call in calls:
             yield Piece(call=call)
@@ -231,10 +257,16 @@ class Reader:
         self._calls += len(calls)
         return calls or None
 
+    def _malformed(self, end: int) -> list[ParsedCall]:
+        """The open region as a malformed call. Without a delimiter it may be any JSON, and is a call only if it has arguments."""
+        written = "".join(self._raw)
+        called = self._raw[0] or any(f'"{name}"' in written for name in _ARGUMENTS)
+        return [ParsedCall(name="", start=self._begun, end=end)] if called else []
+
     def _call(self, value: Any, place: int, *, typeless: bool) -> ToolCall:
         """Raises one of _UNREADABLE."""
         call = value.get("function", value)
-        name, values = call["name"], call["arguments"] if "arguments" in call else call["parameters"]
+        name, values = call["name"], call[_ARGUMENTS[0] if _ARGUMENTS[0] in call else _ARGUMENTS[1]]
         if not isinstance(name, str) or not name.strip() or not isinstance(values, dict):
             raise TypeError
         name.encode()  # a name with half a surrogate pair is invalid

@@ -39,7 +39,10 @@ def suite(tmp_path, *settings, count=1, **more):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"grader": "vibes"}, "no grader 'vibes'; there are python_tests and pattern"),
+        (
+            {"grader": "vibes"},
+            "no grader 'vibes'; there are function, pattern, pytest, python_tests, suggestion, harbor",
+        ),
         ({"grader": "pattern"}, "needs a string 'pattern'"),
         ({"grader": "pattern", "pattern": "("}, "is not a regular expression"),
         ({"grader": "python_tests", "tests": "assert f()"}, "needs a 'head' that starts with 'def name"),
@@ -48,7 +51,7 @@ def suite(tmp_path, *settings, count=1, **more):
     ],
 )
 async def test_an_item_that_cannot_be_graded_is_named(tmp_path, more, told):
-    with pytest.raises(BadConfig, match="suite item 'a'") as caught:
+    with pytest.raises(BadConfig, match="task 'a'") as caught:
         await check_suite(suite(tmp_path, **more))
     assert told in str(caught.value)
 
@@ -80,7 +83,7 @@ async def test_bars_may_name_a_suite_of_their_own_and_must_be_within_reach(tmp_p
     bars = f"evaluate.bars=[{{suite='{safety}', at_least=0.95}}, {{axis='format', at_least=0.01}}]"
     config = suite(tmp_path, *SMALL, bars, grader="pattern", pattern="x")
     found = open_suites(config)
-    assert [suite.name for suite in found.aside] == ["safety"]
+    assert [each.suite.name for each in found.aside] == ["safety"]
     assert [bar.suite for bar in found.bars] == ["safety", "suite"]
     await check_suite(config)
     lofty = suite(tmp_path, *SMALL, bars.replace("0.95", "0.99"), grader="pattern", pattern="x")
@@ -107,7 +110,7 @@ def test_several_suites_have_several_names(tmp_path):
     config = suite(
         tmp_path, f"evaluate.further_suites=['{other.with_name('other.jsonl')}']", grader="pattern", pattern="x"
     )
-    assert [found.name for found in open_suites(config).compared] == ["suite", "other"]
+    assert [each.suite.name for each in open_suites(config).compared] == ["suite", "other"]
 
 
 def test_there_is_no_suite_unless_one_is_named():
@@ -158,7 +161,7 @@ async def test_a_run_without_a_suite_says_so_once_and_takes_it_back(tmp_path):
 async def test_a_suite_that_proves_coarser_than_its_margin_raises_an_alarm_once_that_was_measured(tmp_path):
     config = suite(tmp_path, "evaluate.gate.total_margin=0.04", grader="pattern", pattern="x")
     with open_run(config) as run:
-        own = open_suite(config)
+        own = open_suite(config).suite
 
         async def judged(number, smallest, suite_hash=own.hash):
             policy = PolicyVersion(number=number, hash=f"{number:064x}")

@@ -7,11 +7,10 @@ from pydantic import SecretStr
 
 from ostinato.app.imitation import read_demonstrations
 from ostinato.config import read_file
-from ostinato.evaluate.suites import load as load_suite
-from ostinato.launch.commands.agent_settings import check_env, edited_json, toml_of, with_block, yaml_keys
 from ostinato.serve.auth import client_keys
 from ostinato.worlds.tasks.harbor import load_harbor
 from ostinato.worlds.tasks.tasksets import load as load_tasks
+from ostinato_client.connect.agent_settings import check_env, edited_json, toml_of, with_block, yaml_keys
 
 MARK = "\ufeff"
 MARKED = pytest.mark.parametrize("mark", ["", MARK], ids=["plain", "marked"])
@@ -40,8 +39,8 @@ def test_demonstrations(tmp_path, mark, end):
 @ENDS
 def test_suites(tmp_path, mark, end):
     item = {"family": "f", "messages": [{"role": "user", "content": f"a{end}b"}], "grader": "exact"}
-    suite = load_suite(written(tmp_path / "suite.jsonl", row(id="1", **item) + row(id="2", **item), mark))
-    assert [each.messages[0].content for each in suite.items] == [f"a{end}b"] * 2
+    suite = load_tasks(written(tmp_path / "suite.jsonl", row(id="1", **item) + row(id="2", **item), mark))
+    assert [each.messages[0].text for each in suite.tasks] == [f"a{end}b"] * 2
 
 
 @MARKED

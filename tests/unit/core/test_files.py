@@ -35,11 +35,10 @@ def test_a_file_is_replaced_by_a_narrower_one(tmp_path, durable):
     assert [each.name for each in tmp_path.iterdir()] == ["text"]
 
 
-def test_a_mode_is_narrowed_by_the_umask_unless_it_is_exact(tmp_path):
+def test_a_mode_is_narrowed_by_the_umask(tmp_path):
     os.umask(0o077)
     write_atomic(tmp_path / "narrow", b"x", durable=False, mode=0o644)
-    write_atomic(tmp_path / "exact", b"x", durable=False, mode=0o644, exact=True)
-    assert (mode(tmp_path / "narrow"), mode(tmp_path / "exact")) == (0o600, 0o644)
+    assert mode(tmp_path / "narrow") == 0o600
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

@@ -1,10 +1,13 @@
 """Tab's lines: the same everywhere, held-out ones typed by nobody, chance that no suggestion can beat, silence recognised."""
 
+import json
 import random
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 
+from ostinato.core.conversation import Message, Role
 from ostinato.demo.tab import (
     FAMILIES,
     HELD_OUT,
@@ -19,7 +22,9 @@ from ostinato.demo.tab import (
     suite_items,
 )
 from ostinato.demo.users import UsersConfig
-from ostinato.evaluate.suites import Item, suggestion
+from ostinato.worlds.grading.grade import SuggestionGrader
+from ostinato.worlds.harness.rollout import Ended, Rollout
+from ostinato.worlds.tasks.tasksets import parse
 
 USERS, HELD = split_lines()
 
@@ -99,9 +104,13 @@ def test_the_suite_means_every_chance_as_often():
     assert set(meant["dice"].values()) == {HELD_OUT // 6}
 
 
-def test_the_suite_s_score_is_the_reward_plus_t():
-    item = Item.model_validate(suite_items(HELD)[0])
-    scores = [suggestion(item, text) for text in (f" {item.data['meant']}", " surely not", " -", "")]
+async def test_the_suite_s_score_is_the_reward_plus_t():
+    (task,) = parse("tab", json.dumps(suite_items(HELD)[0]), Path()).tasks
+    scores: list[float] = []
+    for text in (f" {task.grading.data['meant']}", " surely not", " -", ""):
+        said = (*task.messages, Message(role=Role.ASSISTANT, text=text))
+        rollout = Rollout(task=task.id, harness="single@h", ended=Ended.SUBMITTED, messages=said, turns=("c:0",))
+        scores.append((await SuggestionGrader().grade(task, rollout)).value)
     assert [score - T for score in scores] == [1 - T, -T, 0.0, 0.0]
 
 

@@ -15,17 +15,11 @@ from ostinato.evaluate.gate import (
     smallest_total_margin,
 )
 from ostinato.evaluate.runner import item_seed
-from ostinato.evaluate.suites import Item, build
+from ostinato.evaluate.suites import Item, Suite
 
 
 def suite(count, name="held-out"):
-    return build(
-        name,
-        [
-            Item(id=f"i{n}", family="f", messages=({"role": "user", "content": f"task {n}"},), grader="pattern")
-            for n in range(count)
-        ],
-    )
+    return Suite(name, f"{count:064x}", tuple(Item(f"i{n}", "f") for n in range(count)))
 
 
 SUITE = suite(400)

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm, Reward
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.acceptance import Rated
 from ostinato.evaluate.suggestions import by_item, by_user, change, ratio
-from ostinato.evaluate.suites import Item, suggestion
 from ostinato.testing.records import a_turn
 
 T = 0.25
@@ -100,30 +98,3 @@ def test_the_relative_change_is_the_quotient_less_one():
     assert found.relative.mean == pytest.approx((35 / 60) / (47 / 60) - 1)
     assert found.difference.mean == pytest.approx(35 / 60 - 47 / 60)
     assert found.relative.lower < found.relative.mean < found.relative.upper < 0.0
-
-
-ITEM = {
-    "id": "a",
-    "family": "f",
-    "messages": [{"role": "user", "content": "x"}],
-    "grader": "suggestion",
-    "meant": "Friday",
-    "nothing": "-",
-    "t": T,
-}
-
-
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [(" Friday", 1.0), ("friday", 0.0), ("Friday, Saturday", 0.0), ("-", T), ("", T), ("- ", T), ("--", 0.0)],
-)
-def test_the_grader_tells_right_wrong_and_nothing_apart(text, score):
-    assert suggestion(Item.model_validate(ITEM), text) == score
-
-
-@pytest.mark.parametrize("field", ["meant", "nothing", "t"])
-def test_an_item_without_its_fields_is_refused(field):
-    with pytest.raises(BadConfig, match="suite item 'a': grader 'suggestion' needs"):
-        suggestion(Item.model_validate({key: value for key, value in ITEM.items() if key != field}), "x")
-    with pytest.raises(BadConfig):
-        suggestion(Item.model_validate(ITEM | {field: 7}), "x")

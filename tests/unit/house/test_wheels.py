@@ -127,7 +127,8 @@ def test_an_extra_that_a_message_names_is_declared(made):
     texts = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
     named = {extra for text in texts for extra in re.findall(r"'ostinato\[(\w+)\]'", text)}
     declared = set(metadata(made["ostinato"][1]).get_all("Provides-Extra"))
-    assert {"postgres", "ray", "worlds", "corpus", "e2b", "watch"} <= named <= declared
+    assert {"postgres", "ray", "worlds", "corpus", "e2b"} <= named <= declared
+    assert "watch" in declared, "the extra's old name, for one release"
     table = (ROOT / "docs" / "package.md").read_text()
     assert [extra for extra in named if f"`{extra}`" not in table] == []
 
@@ -138,6 +139,8 @@ def test_every_package_has_the_version_that_the_changelog_ends_with():
     js = json.loads((ROOT / "client" / "js" / "package.json").read_text())["version"]
     (newest, *_) = re.findall(r"^## \[(\d[^\]]*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert {client, js, newest} == {version}
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"ostinato-client=={version}" in dependencies
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +217,29 @@ def test_all_of_it_came_from_the_wheel_and_torch_from_nowhere(ran):
     assert not torch
 
 
-def test_the_script_is_installed(ran):
+def test_the_scripts_are_installed(ran):
     _, _, target, _, _ = ran
-    assert os.access(target / "bin" / "ostinato", os.X_OK)
+    for name in ("ostinato", "ostinato-connect"):
+        assert os.access(target / "bin" / name, os.X_OK)
+
+
+def test_an_agent_is_connected_where_only_the_client_is_installed(made, tmp_path):
+    """As on a laptop: nothing is there but the client's wheel and the standard library."""
+    place, home = tmp_path / "client", tmp_path / "home"
+    home.mkdir()
+    with zipfile.ZipFile(made["ostinato_client"][1]) as archive:
+        archive.extractall(place)
+    words = ["aider", "--url", "http://127.0.0.1:8321", "--model", "m", "--yes"]
+    for also in ([], ["--undo"]):
+        done = subprocess.run(
+            [sys.executable, "-S", "-m", "ostinato_client.connect", *words, *also],
+            cwd=home,
+            env={"PYTHONPATH": str(place), "HOME": str(home)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (home / ".aider.conf.yml").exists() is not bool(also)
+    assert list(home.iterdir()) == []

@@ -6,7 +6,6 @@ import pytest
 
 from ostinato.core.errors import BadConfig
 from ostinato.corpus.filters import CopyFinder
-from ostinato.launch.commands.watch import package
 from ostinato.launch.commands.worlds import build
 from ostinato.launch.placing import ray_cluster
 from ostinato.worlds.sandbox.e2b.account import Account
@@ -19,7 +18,6 @@ from ostinato.worlds.sandbox.e2b.account import Account
         ("datasketch", lambda: CopyFinder(0.8), "corpus"),
         ("e2b", lambda: Account("base", {"E2B_API_KEY": "k"}), "e2b"),
         ("ray", ray_cluster._ray, "ray"),
-        ("ostinato_client.watch", package, "watch"),
     ],
 )
 def test_what_is_not_installed_is_named_with_its_extra(monkeypatch, module, use, extra):

@@ -86,9 +86,7 @@ def test_the_screen_shows_both_shares_of_both_arms():
 
 def test_calibration_holds_each_family_under_both_policies():
     def item(name):
-        return Item.model_validate(
-            {"id": name, "family": name[0], "messages": [{"role": "user", "content": "x"}], "grader": "suggestion"}
-        )
+        return Item(name, name[0])
 
     items = [item(name) for name in ("a1", "a2", "b1", "b2")]
     before = [
@@ -115,12 +113,7 @@ def test_calibration_holds_each_family_under_both_policies():
 
 
 def test_where_suggestions_pay_is_what_the_last_model_has_right():
-    items = [
-        Item.model_validate(
-            {"id": name, "family": name[0], "messages": [{"role": "user", "content": "x"}], "grader": "suggestion"}
-        )
-        for name in ("a1", "a2", "b1", "b2")
-    ]
+    items = [Item(name, name[0]) for name in ("a1", "a2", "b1", "b2")]
 
     def scores(**by_family):
         return [

@@ -12,7 +12,7 @@ import pytest
 from record_rows import EVERY, collect, signal
 
 from ostinato.core.errors import BadConfig, Corrupt
-from ostinato.core.records import Row, Signal, Turn
+from ostinato.core.records import ParsedCall, Row, Signal, Turn
 from ostinato.record.codec import shrink
 from ostinato.record.codec import turns as codec
 from ostinato.record.codec.tokens import flat, narrow, pack_logprobs
@@ -30,7 +30,8 @@ def turn(i: int, user: str, tenant: str = "acme", **changed: Any) -> Turn:
     logprobs = tuple(-(i + len(user) + at) / 64 for at in range(60))  # float32 numbers
     asked = replace(made.sampling, grammar=f'start: "what {user} may say"')
     said = f"{user} said: {WORDS}"
-    return replace(made, tenant=tenant, text=said, logprobs=logprobs, sampling=asked, **changed)
+    calls = (ParsedCall(name=f"tool of {user}", start=0, end=9),)
+    return replace(made, tenant=tenant, text=said, logprobs=logprobs, sampling=asked, calls=calls, **changed)
 
 
 def told(i: int, about: Turn, **changed: Any) -> Signal:
@@ -60,12 +61,13 @@ def written(one: Turn) -> list[bytes]:
     """What a turn looks like on the disk where it lies open."""
     ids = [narrow(flat(ids))[1] for ids in (one.sampled_ids, one.prompt_ids)]
     grammar = zlib.compress(one.sampling.grammar.encode())
-    return [one.text.encode()[:30], *ids, pack_logprobs(one.logprobs), grammar, one.routes]
+    called = [call.name.encode() for call in one.calls or ()]
+    return [one.text.encode()[:30], *ids, pack_logprobs(one.logprobs), grammar, one.routes, *called]
 
 
 def redacted(one: Turn) -> Turn:
     asked = replace(one.sampling, grammar="")
-    return replace(one, prompt_ids=(), sampled_ids=(), logprobs=(), text="", routes=b"", sampling=asked)
+    return replace(one, prompt_ids=(), sampled_ids=(), logprobs=(), text="", routes=b"", sampling=asked, calls=None)
 
 
 @pytest.fixture(autouse=True)

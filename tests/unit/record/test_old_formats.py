@@ -1,6 +1,7 @@
-"""A log that an earlier version wrote is read, appended to, backed up and restored. `format_1.tar.gz` was written by that version.
+"""A log that an earlier version wrote is read, appended to, backed up and restored. `format_1.tar.gz` and `format_2.tar.gz` were written by
+such versions.
 
-`APPENDS` says what it was given. Retention has dropped its first segment, the newest has no row, and of its two users bob is forgotten.
+`APPENDS` says what they were given. Retention has dropped its first segment, the newest has no row, and of its two users bob is forgotten.
 """
 
 import tarfile
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from record_rows import collect, firsts, one_of_each, signal
 
-from ostinato.core.records import Row, Signal, Turn
+from ostinato.core.records import ParsedCall, Row, Signal, Turn
 from ostinato.record.backup import KEYS, back_up
 from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig
@@ -37,62 +38,87 @@ APPENDS: list[list[Row]] = [*(one_of_each(i) for i in range(3)), *(asked_and_tol
 FIRST_KEPT = 21  # rows before it were dropped
 
 
-def redacted(row: Row) -> Row:
-    """A row of a forgotten person, as format 1 left it: the stop strings and the bias stay."""
+def as_read(row: Row, version: int) -> Row:
+    """A row as it is read from a log of this format. Of a forgotten person, format 1 left the stop strings and the bias; of nobody was it
+    stored which tools were called.
+    """
     if isinstance(row, Turn) and row.user == "bob":
-        asked = replace(row.sampling, grammar="")
-        return replace(row, prompt_ids=(), sampled_ids=(), logprobs=(), text="", sampling=asked)
+        left = replace(row.sampling, grammar="")
+        asked = left if version == 1 else replace(left, stop=(), logit_bias=())
+        return replace(row, prompt_ids=(), sampled_ids=(), logprobs=(), text="", sampling=asked, calls=None)
+    if isinstance(row, Turn):
+        return replace(row, calls=None)
     if isinstance(row, Signal) and row.turn in ("t3:0", "t5:0", "t7:0"):
         return replace(row, comment=None, correction=None)
     return row
 
 
-def expected() -> list[tuple[int, Row]]:
+def expected(version: int) -> list[tuple[int, Row]]:
     permanent = {kind.record for kind in FOR_EVER}
-    rows = list(enumerate((redacted(row) for rows in APPENDS for row in rows), 1))
+    rows = list(enumerate((as_read(row, version) for rows in APPENDS for row in rows), 1))
     return [(seq, row) for seq, row in rows if seq >= FIRST_KEPT or type(row) in permanent]
 
 
+@pytest.fixture(params=[1, 2])
+def version(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
-    with tarfile.open(Path(__file__).with_name("format_1.tar.gz")) as archive:
+def old(tmp_path: Path, version: int) -> Path:
+    with tarfile.open(Path(__file__).with_name(f"format_{version}.tar.gz")) as archive:
         archive.extractall(tmp_path / "old", filter="data")
     return tmp_path / "old"
 
 
-async def test_it_is_read_and_appended_to_in_a_new_segment(old: Path, sql: Any):
+async def test_it_is_read_and_appended_to_in_a_new_segment(old: Path, version: int, sql: Any):
     new = asked_and_told(8)
+    rows = expected(version)
     with SqlLog.open(old / "log", lambda: 1.0, CONFIG) as log:
-        assert await collect(log) == expected()
+        assert await collect(log) == rows
         assert await log.append(*APPENDS[-1]) == log.newest()  # known rows are known
         await log.append(*new)
         assert [row for _, row in await collect(log)][-3:] == new
         await log.forget("default")
-        assert {
-            row.sampling.stop for _, row in await collect(log, expected()[-1][0], {Turn}) if isinstance(row, Turn)
-        } == {()}
+        assert {row.sampling.stop for _, row in await collect(log, rows[-1][0], {Turn}) if isinstance(row, Turn)} == {
+            ()
+        }
     versions = [sql(old / "log" / f"{first:016d}.db", "PRAGMA user_version")[0][0] for first in firsts(old / "log")]
-    assert versions == [1, 1, 2]
-    assert sql(old / "log" / "kept.db", "PRAGMA user_version") == [(1,)]
+    assert versions == [version, version, 3]
+    assert sql(old / "log" / "kept.db", "PRAGMA user_version") == [(version,)]
 
 
-async def test_it_is_backed_up_and_restored_with_the_same_rows(old: Path, tmp_path: Path):
+async def test_who_reads_it_while_another_appends_knows_what_calls_the_new_turns_made(old: Path):
+    """The newest segment has no row: its format is that of the version that wrote its first."""
+    called = replace(a_turn("c:0", user="ann"), calls=(ParsedCall(name="ls", start=0, end=1),))
+    with (
+        SqlLog.open(old / "log", lambda: 1.0, CONFIG) as reads,
+        SqlLog.open(old / "log", lambda: 1.0, CONFIG) as writes,
+    ):
+        newest = reads.newest()
+        assert await collect(reads, newest) == []
+        reads._reader._segments.newest()
+        await writes.append(a_turn("n:0", user="ann"), called)
+        assert [row for _, row in await collect(reads, newest)] == [a_turn("n:0", user="ann"), called]
+
+
+async def test_it_is_backed_up_and_restored_with_the_same_rows(old: Path, version: int, tmp_path: Path):
     back_up(LogDirectory(old / "log"), old / KEYS, tmp_path / "kept", "0.0.0", lambda: 1.0, lambda done, total: None)
     (tmp_path / "new").mkdir()
     restore(
         tmp_path / "kept", LogDirectory(tmp_path / "new" / "log"), tmp_path / "new" / KEYS, [], None, lambda *_: None
     )
     with SqlLog.open(tmp_path / "new" / "log", lambda: 1.0, CONFIG) as log:
-        assert await collect(log) == expected()
-        assert await log.append(*asked_and_told(9)) == expected()[-1][0] + 3
+        assert await collect(log) == expected(version)
+        assert await log.append(*asked_and_told(9)) == expected(version)[-1][0] + 3
 
 
-async def test_permanent_rows_join_those_of_the_earlier_version(old: Path):
+async def test_permanent_rows_join_those_of_the_earlier_version(old: Path, version: int):
     with SqlLog.open(old / "log", lambda: 1.0, CONFIG) as log:
         await log.append(*one_of_each(10))
         assert await log.drop_old(1e9, 10_000) == 2
         permanent = {kind.record for kind in FOR_EVER}
-        rows = [row for _, row in expected() if type(row) in permanent]
+        rows = [row for _, row in expected(version) if type(row) in permanent]
         assert [row for _, row in await collect(log, 0, permanent)] == [
             *rows,
             *(row for row in one_of_each(10) if type(row) in permanent),

@@ -1,6 +1,7 @@
 """What a turn costs on the disk: only the tokens that no earlier turn holds, no text that they spell, nothing twice."""
 
 import random
+import zlib
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 from record_rows import collect
 
-from ostinato.core.records import PolicyVersion, Signal, Source, Span, Turn
+from ostinato.core.errors import BadRequest
+from ostinato.core.records import ParsedCall, PolicyVersion, Signal, Source, Span, Turn
 from ostinato.record.codec import shrink
 from ostinato.record.codec import turns as codec
 from ostinato.record.codec.kinds import KINDS, TURNS
@@ -261,8 +263,40 @@ async def test_who_only_reads_a_segment_digests_no_dictionary_for_packing(
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.table)
 def test_every_field_of_a_record_is_stored(kind: Any):
-    apart = {"prompt_ids", "sampled_ids", "logprobs", "spans", "text", "routes"} if kind is TURNS else set()
+    apart = {"prompt_ids", "sampled_ids", "logprobs", "spans", "text", "routes", "calls"} if kind is TURNS else set()
     assert {*kind.body, *kind.said} | apart == {field.name for field in fields(kind.record)}
+
+
+CALLS = (ParsedCall(name="bash", start=6, end=81), ParsedCall(name="", start=90, end=101))
+
+
+@pytest.mark.parametrize("grammar", ["", 'start: "a"'])
+def test_calls_cost_a_few_bytes_and_a_turn_without_any_costs_none(grammar: str):
+    plain = a_turn()
+    plain = replace(plain, sampling=replace(plain.sampling, grammar=grammar))
+    before = pack_logprobs(plain.logprobs) + (zlib.compress(grammar.encode()) if grammar else b"")
+    without, made, unknown = (
+        codec.pack_logprobs_column(codec.prepare(replace(plain, calls=calls))) for calls in ((), CALLS, None)
+    )
+    assert without == before, "as versions without calls stored it"
+    assert (len(made) - len(before), len(unknown) - len(before)) == (2 + len('[["bash",6,81],["",90,101]]'), 2)
+
+
+@pytest.mark.parametrize("change", [{}, {"sampled_ids": (), "logprobs": (), "spans": ()}])
+@pytest.mark.parametrize("grammar", ["", 'start: "a"'])
+@pytest.mark.parametrize("calls", [(), CALLS, None])
+async def test_calls_come_back_with_and_without_a_grammar_and_tokens(
+    log: SqlLog, calls: Any, grammar: str, change: dict[str, Any]
+):
+    turn = replace(a_turn(), calls=calls, **change)
+    turn = replace(turn, sampling=replace(turn.sampling, grammar=grammar))
+    await log.append(turn)
+    assert [row async for _, row in log.read(0, {Turn})] == [turn]
+
+
+def test_a_call_that_no_log_can_keep_is_refused():
+    with pytest.raises(BadRequest, match=r"Turn\.calls"):
+        codec.prepare(replace(a_turn(), calls=(ParsedCall(name="\ud800", start=0, end=1),)))
 
 
 def test_logprobs_take_three_and_a_half_bytes_each():

@@ -179,7 +179,7 @@ def test_a_database_of_another_program_or_time(tmp_path: Path, sql: Callable[...
     SqlLog.open(tmp_path / "newer").close()
     sql(tmp_path / "newer" / FIRST, "PRAGMA user_version = 99")
     message = (
-        f"{tmp_path / 'newer' / FIRST} has format 99, this Ostinato reads 1, 2; "
+        f"{tmp_path / 'newer' / FIRST} has format 99, this Ostinato reads 1, 2, 3; "
         "open it with the Ostinato that wrote it, or start a new run"
     )
     with refused(BadConfig, message):

@@ -148,7 +148,7 @@ def test_a_newer_segment_is_refused_untouched(tmp_path: Path, sql: Any):
     path = tmp_path / "log" / FIRST
     sql(path, "PRAGMA user_version = 99")
     with pytest.raises(
-        BadConfig, match="has format 99, this Ostinato reads 1, 2; open it with the Ostinato that wrote it"
+        BadConfig, match="has format 99, this Ostinato reads 1, 2, 3; open it with the Ostinato that wrote it"
     ):
         SqlLog.open(tmp_path / "log")
     assert sql(path, "PRAGMA user_version") == [(99,)]

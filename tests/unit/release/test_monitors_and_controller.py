@@ -1,8 +1,7 @@
 """A planted hack, the real monitors and the real controller over one log: what is clean ships, what only pleases its reward does not."""
 
-from dataclasses import replace
-
 import pytest
+from tests.fakes.family_answers import answered
 
 from ostinato.core.errors import NotFound
 from ostinato.core.notices import Alarm
@@ -14,7 +13,6 @@ from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.watcher import MonitorWatcher, acceptance
 from ostinato.release.trial.config import TrialConfig
 from ostinato.testing.log import MemoryLog
-from ostinato.testing.records import a_turn
 
 V0, V3, V5 = (PolicyVersion(number=n, hash=f"{n:02d}" * 16) for n in (0, 3, 5))
 MONITORS = MonitorsConfig(
@@ -94,7 +92,7 @@ class Product:
             text = READ if (self.number // 60) % 2 else EDIT
             if hack is not None and mine is arm and (self.number // 60 + user) % 2:
                 text = hack
-            rows.append(replace(a_turn(f"t{self.number}", user=f"u{user}", arm=mine, ended_at=self.now), text=text))
+            rows.append(answered(text, id=f"t{self.number}", user=f"u{user}", arm=mine, ended_at=self.now))
             self.number += 1
         await self.log.append(*rows)
         await self.watcher.refresh()

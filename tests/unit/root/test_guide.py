@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from ostinato import config
+from ostinato.core.conversation import Message, Role
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
-from ostinato.evaluate.suites import parse, pattern
 from ostinato.release.metrics.config import BUILT_IN
 from ostinato.release.metrics.facts import MEANINGS
 from ostinato.reward.protocol import load
 from ostinato.testing.records import a_turn
+from ostinato.worlds.grading.grade import PatternGrader
+from ostinato.worlds.harness.rollout import Ended, Rollout
+from ostinato.worlds.tasks.tasksets import parse
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "docs" / "guide").glob("*.md"))
@@ -108,11 +111,14 @@ def test_the_settings_for_a_model_that_may_suggest_nothing_are_taken(tmp_path):
     assert answer == NoReward(reason="silence")
 
 
-def test_the_suite_item_parses_and_is_graded():
+async def test_the_suite_item_parses_and_is_graded():
     item = re.search(r"```json\n(.*?)```", GUIDE, re.DOTALL)
     assert item is not None
-    (parsed,) = parse("guide", json.dumps(json.loads(item[1])) + "\n").items
-    assert (pattern(parsed, "Hello Ann!"), pattern(parsed, "Hello!")) == (1.0, 0.0)
+    (task,) = parse("guide", json.dumps(json.loads(item[1])) + "\n", ROOT).tasks
+    for text, value in (("Hello Ann!", 1.0), ("Hello!", 0.0)):
+        said = Message(role=Role.ASSISTANT, text=text)
+        rollout = Rollout(task=task.id, harness="single@h", ended=Ended.SUBMITTED, messages=(said,), turns=("c:0",))
+        assert (await PatternGrader().grade(task, rollout)).value == value
 
 
 def test_the_settings_of_the_gate_are_accepted_and_survive_the_way_to_the_workers(tmp_path):

@@ -8,7 +8,7 @@ from tests.unit.serve.gateway_world import events, world
 from ostinato.core.conversation import Conversation, Message, Role, Tool
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Branch, Finish
-from ostinato.model.answer_formats import HERMES
+from ostinato.model.answer_formats import HERMES, format_for
 from ostinato.model.answer_reader import Reader
 from ostinato.serve.calls.conversations import AnswerParser
 from ostinato.testing.engine import FakeEngine, decode
@@ -203,3 +203,25 @@ def test_where_an_answer_is_over_does_not_depend_on_how_its_text_arrives(size):
             break
     message = reading.message()
     assert (reading.over, message.text, len(message.calls)) == (True, "Both.", 1)
+    (made,) = reading.parsed_calls()
+    assert TWO[made.start : made.end] == call("a.py")
+
+
+ARGUMENTS = '{"path": "a.py"}'
+LISTED = f'{{"name": "read", "arguments": {ARGUMENTS}}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[TOOL_CALLS][{LISTED}, {LISTED}]",
+        f"[TOOL_CALLS]read[ARGS]{ARGUMENTS}[TOOL_CALLS]read[ARGS]{ARGUMENTS}",
+        f"[TOOL_CALLS]read[ARGS]{ARGUMENTS}[TOOL_CALLS]read[ARGS]" + '{"pa',
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_call_that_was_not_told_is_not_among_those_that_are_stored(text, size):
+    reading = AnswerParser(Reader(format_for("[TOOL_CALLS]", ()), tools=[Tool(name="read")], turn="t:0"), one_call=True)
+    for start in range(0, len(text), size):
+        reading.take(text[start : start + size], last=start + size >= len(text))
+    assert (reading.over, [call.name for call in reading.parsed_calls()]) == (True, ["read"])

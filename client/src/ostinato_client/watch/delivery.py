@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ostinato_client.connect.agent_settings import DEFAULT_URL, URL_VARIABLE
 from ostinato_client.errors import NotAllowed, NotTaken, Refused
 from ostinato_client.events import Event
 from ostinato_client.sending import Sender
 from ostinato_client.watch.state import State
 
-DEFAULT_URL = "http://127.0.0.1:8321"
-KEY_VARIABLE = "OSTINATO_API_KEY"
 _BATCH = 200
 _DEADLINE_S = 3.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
@@ -74,7 +73,7 @@ def known_url(env: Mapping[str, str]) -> str:
     claude = Path(env.get("CLAUDE_CONFIG_DIR") or home / ".claude") / "settings.json"
     opencode = Path(env.get("XDG_CONFIG_HOME") or home / ".config") / "opencode" / "opencode.json"
     found = (
-        env.get("OSTINATO_URL"),
+        env.get(URL_VARIABLE),
         _at(claude, "env", "ANTHROPIC_BASE_URL"),
         _at(opencode, "provider", "ostinato", "options", "baseURL"),
     )

@@ -7,20 +7,25 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
+from ostinato_client.connect.agent_settings import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE
+from ostinato_client.connect.command import surroundings
+from ostinato_client.connect.errors import ConnectError
+from ostinato_client.connect.terminal import Terminal
 from ostinato_client.sending import Sender
-from ostinato_client.watch.delivery import DEFAULT_URL, KEY_VARIABLE, Delivery, known_url
+from ostinato_client.watch.delivery import Delivery, known_url
 from ostinato_client.watch.git import GitError, Repository
+from ostinato_client.watch.installation import change_hook
 from ostinato_client.watch.state import Held, State
 from ostinato_client.watch.watcher import Watcher, spool_directory
 
+_PROGRAM = "python -m ostinato_client.watch"
 _HELP = f"""\
 Follow the lines that an agent wrote in this working tree, and tell the gateway how many of each tool call's are kept
 after 5 minutes, an hour, a day and at the commit (lines_kept_5m, _1h, _24h, _commit). Only counts are sent.
-The agent's hooks say which lines a call wrote: `ostinato watch --install claude-code` once, and opencode likewise.
+The agent's hook says which lines a call wrote: --install claude-code once, or opencode; --undo removes it.
 The key is read from {KEY_VARIABLE}.
 """
 
@@ -32,8 +37,7 @@ def watch(
     *,
     once: bool,
     interval_s: float,
-    out: IO[str],
-    say: Callable[[str], None],
+    terminal: Terminal,
 ) -> int:
     """Watch until interrupted; returns 0, or 1 if `once` could not send all waiting signals.
 
@@ -58,10 +62,10 @@ def watch(
             done = delivery.send()
             line = _line(state, url, trouble or delivery.trouble)
             if once:
-                say(line)
+                terminal.say([line])
                 return 0 if done else 1
             if line != said:
-                _show(out, line, say)
+                _show(terminal, line)
                 said = line
             time.sleep(interval_s)
 
@@ -81,40 +85,55 @@ def _line(state: State, url: str, trouble: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in " · ".join(parts))
 
 
-def _show(out: IO[str], line: str, say: Callable[[str], None]) -> None:
-    if not out.isatty():
-        say(line)
+def _show(terminal: Terminal, line: str) -> None:
+    if not terminal.out.isatty():
+        terminal.say([line])
         return
-    width = os.get_terminal_size(out.fileno()).columns
-    out.write(f"\r\x1b[K{line[: max(width - 1, 1)]}")
-    out.flush()
+    width = os.get_terminal_size(terminal.out.fileno()).columns
+    terminal.out.write(f"\r\x1b[K{line[: max(width - 1, 1)]}")
+    terminal.out.flush()
 
 
 def main(words: Sequence[str]) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m ostinato_client.watch", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repository", type=Path, default=Path(), help="a directory in it (default: the current one)")
-    parser.add_argument(
-        "--url", help=f"the gateway (default: OSTINATO_URL, else what your agents are connected to, else {DEFAULT_URL})"
-    )
-    parser.add_argument("--once", action="store_true", help="look once, send what is due, and end; for CI and cron")
-    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between two looks (default: 2)")
+    parser = _parser()
     given = parser.parse_args(words)
     if not 0.05 <= given.interval <= 60:
         parser.error("--interval: give 0.05 to 60 seconds")
-    url, key = given.url or known_url(os.environ), os.environ.get(KEY_VARIABLE)
-
-    def say(line: str) -> None:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
-
+    if given.undo and given.install is None:
+        parser.error("--undo: say whose hook, with --install")
+    terminal = Terminal(sys.stdout)
     try:
-        return watch(given.repository, url, key, once=given.once, interval_s=given.interval, out=sys.stdout, say=say)
-    except (GitError, Held, ValueError, OSError, sqlite3.Error) as error:
+        if given.install is not None:
+            at = surroundings()
+            change_hook(given.install, given.scope, at, terminal, undone=given.undo, yes=given.yes, program=_PROGRAM)
+            return 0
+        url, key = given.url or known_url(os.environ), os.environ.get(KEY_VARIABLE)
+        return watch(given.repository, url, key, once=given.once, interval_s=given.interval, terminal=terminal)
+    except (ConnectError, GitError, Held, ValueError, OSError, sqlite3.Error) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except KeyboardInterrupt:
         sys.stdout.write("\n")
         return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM, description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--repository", type=Path, default=Path(), help="a directory in it (default: the current one)")
+    add(
+        "--url",
+        help=f"the gateway (default: {URL_VARIABLE}, else what your agents are connected to, else {DEFAULT_URL})",
+    )
+    add("--once", action="store_true", help="look once, send what is due, and end; for CI and cron")
+    add("--interval", type=float, default=2.0, metavar="SECONDS", help="between two looks (default: 2)")
+    agents = ["claude-code", "opencode", "cursor"]
+    add("--install", choices=agents, help="add the hook to this agent's settings, after showing the change and asking")
+    add("--undo", action="store_true", help="with --install: remove the hook again")
+    scope_help = "with --install: the hook for every directory (user, default), or for the current one only (project)"
+    add("--scope", choices=["user", "project"], default="user", help=scope_help)
+    add("--yes", action="store_true", help="with --install: do not ask for confirmation")
+    return parser

@@ -11,8 +11,9 @@ from typing import cast
 from rich.console import Console
 from rich.text import Text
 
-from ostinato.app.evaluation import open_releases, open_runner
+from ostinato.app.evaluation import open_releases, open_suite
 from ostinato.app.storage import home, open_follower, open_run
+from ostinato.app.suites import open_runner
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.durations import ago
@@ -41,7 +42,7 @@ async def evaluate_slot(config: Config, slot: str, draws: int, console: Console)
             f"no ref {slot!r} in the weight store; use live, canary, previous, verified, control or evaluation",
             field="slot",
         )
-    runner = open_runner(config, url)
+    runner = open_runner(config, url, open_suite(config))
     with console.status(f"{len(runner.suite.items)} items x {draws} draws against {slot} = {policy}"):
         scores = await runner.run(slot, policy, range(draws))
     mean = suite_mean(scores)

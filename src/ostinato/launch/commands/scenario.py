@@ -11,8 +11,9 @@ from typing import Protocol
 
 from rich.console import RenderableType
 
-from ostinato.app.evaluation import open_runner
+from ostinato.app.evaluation import open_suite
 from ostinato.app.storage import open_follower
+from ostinato.app.suites import open_runner
 from ostinato.config import Config
 from ostinato.core.errors import Conflict, Unavailable
 from ostinato.core.records import PolicyVersion
@@ -94,7 +95,8 @@ async def measure_held_out(config: Config, seed: int, url: str, draws: int) -> H
     follower = open_follower(config)
     runner_config = config.evaluate.runner.model_copy(update={"seed": FINAL_SEED + seed})
     settings = config.evaluate.model_copy(update={"runner": runner_config})
-    runner = open_runner(config.model_copy(update={"evaluate": settings}), url)
+    config = config.model_copy(update={"evaluate": settings})
+    runner = open_runner(config, url, open_suite(config))
     base = await follower.resolve("control")
     assert base is not None
     base_scores = await runner.run("control", base, range(draws))

@@ -21,14 +21,7 @@ from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.numerics import Contract, same_arithmetic
 from ostinato.launch.commands.log import existing
 from ostinato.launch.views.contracts import apart, parts
-from ostinato.launch.views.screen import (
-    arms_table,
-    lent_line,
-    published_line,
-    release_line,
-    step_line,
-    swap_line,
-)
+from ostinato.launch.views.screen import arms_table, lent_line, published_line, release_line, step_line, swap_line
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.reward.accounting import Accounting

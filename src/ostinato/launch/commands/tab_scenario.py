@@ -230,7 +230,7 @@ class Tab:
         _, differences_I, _ = paired_items(scores.final_scores, scores.base_scores)
         gain = mean_difference(differences_I, lower_alpha=0.025, upper_alpha=0.025)
         value = f"{gain.mean:+.3f}, 95% [{gain.lower:+.3f}, {gain.upper:+.3f}], {len(differences_I)} lines"
-        calibration = calibrated(scores.base_scores, scores.final_scores, open_suite(config).items, T)
+        calibration = calibrated(scores.base_scores, scores.final_scores, open_suite(config).suite.items, T)
         return ScenarioFindings(
             curves=accepted,
             suggested=suggested,

@@ -216,7 +216,7 @@ TURNS = Kind(
         "harness",
     ),
 )
-"""A turn's tokens, text, spans and grammar are not part of its JSON: `codec.turns` packs them."""
+"""A turn's tokens, text, spans, grammar and parsed calls are not part of its JSON: `codec.turns` packs them."""
 
 SIGNALS = Kind(
     "signals",

@@ -36,6 +36,7 @@ class Ready:
             + len(self.turn.ids)
             + len(self.turn.logprobs)
             + len(self.turn.grammar)
+            + len(self.turn.calls)
             + len(row.text)
             + len(row.routes)
         )

@@ -1,5 +1,7 @@
 """A turn <-> its columns: a JSON head, packed ids, packed log-probabilities, and its text if the tokens do not spell it.
 
+Behind the log-probabilities stand, each only if there is any, the parsed tool calls and the grammar: what is encrypted with the turn.
+
 Packing has two steps. `prepare` needs only the turn, so it can refuse the turn before any lock is taken. The rest depends on the segment
 that the turn is written to: the numbers of its policies there, its base, and the texts of its tokens.
 """
@@ -12,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ostinato.core.errors import BadRequest
-from ostinato.core.records import PolicyVersion, Span, Turn
+from ostinato.core.records import ParsedCall, PolicyVersion, Span, Turn
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import TURNS, dump, load, text, to_json, whole
 from ostinato.record.codec.shrink import Shrinker, Use
@@ -28,17 +30,21 @@ from ostinato.record.codec.tokens import (
 )
 
 _WRITTEN = b"\1"  # precedes a grammar together with what else the caller wrote; no compressed grammar begins with it
+_CALLED = b"\2"  # precedes the length and the JSON of the parsed calls; the length is 0 if they are not known
 _TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A turn that can be stored. `ids`: flat, prompt first. `logprobs`: packed. `grammar`: what constrained them, compressed; or empty."""
+    """A turn that can be stored. `ids`: flat, prompt first. `logprobs`: packed. `grammar`: what constrained them, compressed; or empty.
+    `calls`: the parsed tool calls, packed; empty for none.
+    """
 
     head: bytes
     ids: bytes
     logprobs: bytes
     grammar: bytes
+    calls: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,11 @@ class TurnSegment(Protocol):
     """The segment that holds a turn, as seen by packing."""
 
     shrinker: Shrinker
+
+    @property
+    def knows_calls(self) -> bool:
+        """True if a turn without parsed calls had none; False if they were not stored."""
+        ...
 
     def reveal(self, secret: int | None, column: str, seq: Cursor, blob: bytes) -> bytes:
         """The decrypted value of a column. Raises Forgotten."""
@@ -103,9 +114,32 @@ def prepare(turn: Turn) -> Prepared:
         text(turn.text).encode()
         field = "routes"
         bytes(turn.routes)
+        field = "calls"
+        calls = _pack_calls(turn.calls)
     except (ValueError, TypeError) as error:
         raise BadRequest(f"Turn.{field} cannot be stored: {error}", field=field) from error
-    return Prepared(head, ids, logprobs, zlib.compress(grammar) if grammar else b"")
+    return Prepared(head, ids, logprobs, zlib.compress(grammar) if grammar else b"", calls)
+
+
+def _pack_calls(calls: tuple[ParsedCall, ...] | None) -> bytes:
+    """Raises TypeError, ValueError."""
+    if calls == ():
+        return b""
+    listed = [[text(call.name), whole(call.start), whole(call.end)] for call in calls or ()]
+    packed = to_json(listed).encode() if listed else b""
+    return _CALLED + write_ints(len(packed)) + packed
+
+
+def _unpack_calls(packed: bytes) -> tuple[tuple[ParsedCall, ...] | None, bytes]:
+    """The inverse of `_pack_calls`; also returns the bytes that follow. Raises ValueError, IndexError, TypeError."""
+    if packed[:1] != _CALLED:
+        return (), packed
+    packed = packed[1:]
+    (size,), at = read_ints(packed, 1)
+    listed = json.loads(packed[at : at + size]) if size else ()
+    return tuple(ParsedCall(name=name, start=start, end=end) for name, start, end in listed) or None, packed[
+        at + size :
+    ]
 
 
 def under_key(prepared: Prepared, turn: Turn) -> Prepared:
@@ -150,8 +184,11 @@ def head_owner(plain: bytes) -> tuple[str, str]:
 
 
 def pack_logprobs_column(prepared: Prepared) -> bytes:
-    """Log-probabilities followed by the grammar. `unpack_logprobs` separates them; a zero byte stands for missing log-probabilities."""
-    return (prepared.logprobs or b"\0") + prepared.grammar if prepared.grammar else prepared.logprobs
+    """Log-probabilities, then the calls and the grammar. `unpack_logprobs` separates them; a zero byte stands for missing
+    log-probabilities.
+    """
+    rest = prepared.calls + prepared.grammar
+    return (prepared.logprobs or b"\0") + rest if rest else prepared.logprobs
 
 
 def pack_tokens(shrinker: Shrinker, packed: PackedTokens) -> bytes:
@@ -167,9 +204,9 @@ def unpack_tokens(shrinker: Shrinker, blob: bytes) -> PackedTokens:
 
 
 def decode(home: TurnSegment, stored: Any) -> Turn:
-    """The turn of a stored row. If its key was destroyed it is redacted: without tokens, log-probabilities, text and routes.
+    """The turn of a stored row. If its key was destroyed it is redacted: without tokens, log-probabilities, text, routes and calls.
 
-    Raises ValueError, IndexError or KeyError for a damaged row.
+    Raises ValueError, IndexError, TypeError or KeyError for a damaged row.
     """
     seq, secret, head, tokens, logprobs, said, routes = stored
     spans, *values = json.loads(home.shrinker.unpack(head))
@@ -177,11 +214,13 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
     try:
         held = _ids(home, seq, secret, tokens)
         sampled = held.ids[4 * held.prompt :]
-        numbers, grammar = unpack_logprobs(home.reveal(secret, "logprobs", seq, logprobs))
+        numbers, beside = unpack_logprobs(home.reveal(secret, "logprobs", seq, logprobs))
         words = _text(home, seq, secret, said, sampled)
         ways = b"" if routes is None else home.reveal(secret, "routes", seq, routes)
     except Forgotten:
-        return Turn(**fields, prompt_ids=(), sampled_ids=(), logprobs=(), spans=_spans(home, spans, 0), text="")
+        erased: dict[str, Any] = {"prompt_ids": (), "sampled_ids": (), "logprobs": (), "text": "", "calls": None}
+        return Turn(**fields, **erased, spans=_spans(home, spans, 0))
+    calls, grammar = _unpack_calls(beside)
     if grammar:  # a call's grammar and stop strings may quote what was said, so they are erased with the tokens
         fields["sampling"] = replace(fields["sampling"], **_written(grammar))
     return Turn(
@@ -192,6 +231,7 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
         spans=_spans(home, spans, len(numbers)),
         text=words,
         routes=ways,
+        calls=calls if calls or home.knows_calls else None,
     )
 
 

@@ -145,12 +145,16 @@ class PostgresAppender:
             elif self._is_full(head):
                 self._go_on(segment)
             else:
+                if not segment.is_current:  # it has no row, or it would be full
+                    segment.upgrade()
                 return head
 
     def _open_newest(self) -> Open:
         connection = self._connection = self._connection or self._server.dial()
-        (first,) = connection.execute("SELECT max(first) FROM segments").fetchone() or (1,)
-        head = self._head = Head(PostgresSegment(connection, self._server.name, first, self._ring), self._texts)
+        newest = "SELECT first, layout FROM segments ORDER BY first DESC LIMIT 1"
+        first, layout = connection.execute(newest).fetchone() or (1, LAYOUT)
+        segment = PostgresSegment(connection, self._server.name, first, self._ring, layout)
+        head = self._head = Head(segment, self._texts)
         return head
 
     def _look(self, segment: PostgresSegment, digests: Sequence[UUID]) -> bool:
@@ -191,6 +195,7 @@ class PostgresAppender:
             rows >= config.segment_rows
             or segment.size >= config.segment_mb * 1e6
             or not 0 <= age < 3600 * config.segment_hours
+            or not segment.is_current
         )
 
     def _go_on(self, segment: PostgresSegment) -> None:
@@ -265,7 +270,9 @@ def _drop_table(connection: Connection, server: LogServer, first: Cursor, last: 
         server.fence(connection)
         # deleting the identities of many rows may take long
         connection.execute("SET LOCAL statement_timeout = 0")
-        _copy_out(PostgresSegment(connection, server.name, first, None), KeptRows(connection, server.name), last)
+        _copy_out(
+            PostgresSegment(connection, server.name, first, None, LAYOUT), KeptRows(connection, server.name), last
+        )
         gone = sql.SQL(
             "DELETE FROM identities USING {rows} AS old WHERE identities.identity = old.identity AND old.kind <> ALL(%s)"
         )

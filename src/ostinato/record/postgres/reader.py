@@ -23,7 +23,9 @@ from ostinato.record.reader import PAGE, Found
 
 _OPEN = 6
 _STANDING: LiteralString = "SELECT max(first) FROM segments; SELECT coalesce(max(seq), {below}) FROM {rows}"
-_BEGIN: LiteralString = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT first FROM segments ORDER BY first"
+_BEGIN: LiteralString = (
+    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT first, layout FROM segments ORDER BY first"
+)
 T = TypeVar("T")
 
 
@@ -37,6 +39,7 @@ class PostgresReader:
         self._connection: Connection | None = None
         self.heard = 0.0  # when the server answered last, on the monotonic clock
         self._segments: OrderedDict[Cursor, PostgresSegment] = OrderedDict()
+        self._layouts: dict[Cursor, int] = {}
 
     def close(self) -> None:
         """Close the connection."""
@@ -109,7 +112,7 @@ class PostgresReader:
     def _in_snapshot(self, question: Callable[[list[Cursor]], T]) -> T:
         connection = self._dialled()
         _, listing = ask_at_once(connection, _BEGIN)
-        answer = question([first for (first,) in listing])
+        answer = question(self._listed(listing))
         connection.execute("COMMIT")
         return answer
 
@@ -138,12 +141,19 @@ class PostgresReader:
         self.heard = time.monotonic()
 
     def _firsts(self) -> list[Cursor]:
-        return [first for (first,) in self._asked("SELECT first FROM segments ORDER BY first", ())]
+        return self._listed(self._asked("SELECT first, layout FROM segments ORDER BY first", ()))
+
+    def _listed(self, segments: Sequence[Any]) -> list[Cursor]:
+        """The segments' first rows; notes their layouts."""
+        self._layouts = dict(segments)
+        return list(self._layouts)
 
     def _segment(self, first: Cursor) -> PostgresSegment:
         assert self._connection is not None
-        segment = self._segments.pop(first, None)
-        segment = segment or PostgresSegment(self._connection, self._server.name, first, self._ring, self._hear)
+        segment, layout = self._segments.pop(first, None), self._layouts[first]
+        if segment is None:
+            segment = PostgresSegment(self._connection, self._server.name, first, self._ring, layout, self._hear)
+        segment.layout = layout  # that of an empty segment changes
         self._segments[first] = segment
         if len(self._segments) > _OPEN:
             self._segments.popitem(last=False)

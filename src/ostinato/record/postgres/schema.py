@@ -17,15 +17,22 @@ from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import KINDS, Kind
 from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, passes
 
-LAYOUT = 2
-"""The version of these tables."""
+LAYOUT = 3
+"""The version of these tables. From 3 on, a segment names the layout that its rows were written in, and a turn has the tool calls that were
+parsed in it.
+"""
 
 _LEASES = (
     "CREATE TABLE leases (role text PRIMARY KEY, number bigint NOT NULL, mark uuid NOT NULL, holder text NOT NULL, "
     "until timestamptz NOT NULL)"
 )
 
-_FROM = {1: (_LEASES, "UPDATE log SET layout = 2")}
+_SEGMENT_LAYOUT = "ALTER TABLE segments ADD COLUMN layout int NOT NULL DEFAULT 2"
+
+_FROM = {
+    1: (_LEASES, "UPDATE log SET layout = 2"),
+    2: (_SEGMENT_LAYOUT, "UPDATE log SET layout = 3"),
+}
 """Migrations: layout version -> the statements that bring it to the next version."""
 
 NUMBERS = {
@@ -47,6 +54,7 @@ NUMBERED: dict[int, Kind] = {NUMBERS[kind.table]: kind for kind in KINDS}
 _TABLES = (
     "CREATE TABLE log (id int PRIMARY KEY CHECK (id = 1), layout int NOT NULL, name text NOT NULL)",
     "CREATE TABLE segments (first bigint PRIMARY KEY, made_at float8 NOT NULL, last bigint, at float8)",
+    _SEGMENT_LAYOUT,
     "CREATE TABLE identities (identity uuid PRIMARY KEY, seq bigint NOT NULL)",
     "CREATE TABLE policies (segment bigint, id int, number bigint NOT NULL, hash bytea NOT NULL, PRIMARY KEY (segment, id))",
     "CREATE TABLE pieces (segment bigint, token bigint, text bytea NOT NULL, PRIMARY KEY (segment, token))",
@@ -68,7 +76,7 @@ _SEGMENT: LiteralString = (
     "ALTER logprobs SET STORAGE EXTERNAL, ALTER routes SET STORAGE EXTERNAL; "
     "CREATE TRIGGER no_change BEFORE UPDATE OR DELETE ON {rows} FOR EACH ROW EXECUTE FUNCTION refuse(); "
     "CREATE TRIGGER no_emptying BEFORE TRUNCATE ON {rows} EXECUTE FUNCTION refuse(); "
-    "INSERT INTO segments VALUES ({first}, {made_at})"
+    "INSERT INTO segments (first, made_at, layout) VALUES ({first}, {made_at}, {layout})"
 )
 
 
@@ -79,7 +87,7 @@ def table_of(first: Cursor) -> sql.Identifier:
 
 def add_segment(connection: Connection, first: Cursor, made_at: float) -> None:
     """Create the segment whose first row has this place. Must be called in a transaction that holds the log's lock."""
-    ask_at_once(connection, _SEGMENT, rows=table_of(first), first=first, made_at=made_at)
+    ask_at_once(connection, _SEGMENT, rows=table_of(first), first=first, made_at=made_at, layout=LAYOUT)
 
 
 def ready_schema(connection: Connection, server: LogServer, made_at: float, first: Cursor = 1) -> str:

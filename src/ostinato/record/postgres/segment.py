@@ -16,7 +16,7 @@ from ostinato.record.codec.kinds import SIGNALS, TURNS, Kind, load
 from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Shrinker, Use
 from ostinato.record.keys import KeyRing
-from ostinato.record.postgres.schema import NUMBERED, NUMBERS, table_of
+from ostinato.record.postgres.schema import LAYOUT, NUMBERED, NUMBERS, table_of
 from ostinato.record.postgres.server import Connection, digest_of
 from ostinato.record.segments.packed import PackedRows
 
@@ -43,10 +43,12 @@ class PostgresSegment(PackedRows):
         name: str,
         first: Cursor,
         ring: KeyRing | None,
+        layout: int,
         on_answer: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_answer` is called whenever the server has answered."""
+        """`layout` is the one that its rows were written in; `on_answer` is called whenever the server has answered."""
         self.connection = connection
+        self.layout = layout
         self._on_answer = on_answer
         self.first = first
         self.newest = first - 1
@@ -64,6 +66,10 @@ class PostgresSegment(PackedRows):
         found = self.connection.execute(composed, values, binary=True).fetchall()
         self._on_answer()
         return found
+
+    @property
+    def knows_calls(self) -> bool:
+        return self.layout >= 3
 
     def standing(self) -> Cursor:
         """The place of its newest row, or the place before its first if it has none."""
@@ -137,6 +143,16 @@ class PostgresSegment(PackedRows):
             (sql.SQL(_NAME_ROWS), [columns[-1], columns[0]]),
             (sql.SQL(_INSERT_ROWS).format(rows=self._table), columns),
         ]
+
+    @property
+    def is_current(self) -> bool:
+        """True if it has the layout of new segments."""
+        return self.layout == LAYOUT
+
+    def upgrade(self) -> None:
+        """Give an empty segment the layout of new ones, whose columns are the same."""
+        self.layout = LAYOUT
+        self._pending.append((sql.SQL("UPDATE segments SET layout = %b WHERE first = %b"), [LAYOUT, self.first]))
 
     def put_pieces(self, rows: Sequence[tuple[int, str]]) -> int:
         """See `PackedRows`. Called in the transaction or before it."""

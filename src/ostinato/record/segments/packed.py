@@ -44,6 +44,11 @@ class PackedRows(ABC):
 
     # ------------------------------------------------------------ queries to the database
 
+    @property
+    @abstractmethod
+    def knows_calls(self) -> bool:
+        """True if a turn without parsed calls had none; False if the segment is from before calls were stored."""
+
     @abstractmethod
     def locate(self, kind: Kind, identity: Identity) -> Cursor | None:
         """The place of the row with this identity; None if it is not in this segment."""

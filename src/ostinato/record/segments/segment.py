@@ -29,13 +29,14 @@ from ostinato.record.sqlite import connect, driver, translate
 # ---------------------------------------------------------------- the tables
 
 
-FORMAT = 2
+FORMAT = 3
 """The format version of new segments. Each file carries its own version (`PRAGMA user_version`).
 
-In 2, what a caller wrote of a turn's sampling lies under the turn's key, and so does its text even if its tokens spell it.
+From 2 on, what a caller wrote of a turn's sampling lies under the turn's key, and so does its text even if its tokens spell it. From 3
+on, a turn has the tool calls that were parsed in it.
 """
 
-READABLE = frozenset({1, 2})
+READABLE = frozenset({1, 2, 3})
 """The format versions that this code reads."""
 
 APPLICATION = 0x4F53544C  # "OSTL": marks the file as part of a log
@@ -158,6 +159,14 @@ class Segment(PackedRows):
         self.db.close()
 
     # ------------------------------------------------------------ state
+
+    @property
+    def knows_calls(self) -> bool:
+        if (
+            not self.is_current and self.seal() is None
+        ):  # an empty segment gets the format of new ones before its first row
+            self.version = check_format(self.db, self.path)
+        return self.version >= 3
 
     def newest(self) -> Cursor:
         """The place of its newest row, or the place before its first if it has none."""

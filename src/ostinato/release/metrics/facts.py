@@ -26,7 +26,7 @@ def _latency(turn: Turn) -> float | None:
 
 
 def _broken_tool_calls(turn: Turn) -> float | None:
-    return None if turn.redacted else broken_tool_call(take_apart(turn))
+    return broken_tool_call(take_apart(turn)) if turn.calls else None
 
 
 def _length(turn: Turn) -> float | None:
@@ -40,7 +40,7 @@ _FACTS: Mapping[str, tuple[str, Callable[[Turn], float | None]]] = {
     "turn.cut_off": ("1 if it ran into its token budget", lambda turn: float(turn.finish is Finish.LENGTH)),
     "turn.latency": ("seconds from request to end; none where the engine failed", _latency),
     "turn.tokens": ("sampled tokens; none where the engine failed", _length),
-    "turn.broken_tool_calls": ("share of its tool calls that cannot be read; none without calls", _broken_tool_calls),
+    "turn.broken_tool_calls": ("share of its tool calls that cannot be read; none without calls or if unknown", _broken_tool_calls),
 }  # fmt: skip
 
 SUGGESTS = "turn.suggests"

@@ -133,6 +133,8 @@ class Answer:
         self._chunks = chunks
         self._writer = writer
         self._readings = readings
+        for choice, reading in zip(capture.choices, readings, strict=True):
+            choice.reading = reading
         self._exchange = exchange
         self._watch = watch
         self._metrics = metrics

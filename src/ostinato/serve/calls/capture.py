@@ -18,6 +18,7 @@ from ostinato.core.errors import GrammarTooComplex, OstinatoError, Unavailable
 from ostinato.core.generation import Chunk, Generate, Tops, Usage
 from ostinato.core.records import Arm, Branch, Finish, Pick, PolicyVersion, Purpose, Sampling, Span, Turn
 from ostinato.core.seams import Clock, Log
+from ostinato.serve.calls.conversations import AnswerParser
 from ostinato.serve.config import AutoArm
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.writes import Writes
@@ -136,7 +137,7 @@ class EngineFailed(OstinatoError):
 
 @dataclass(slots=True)
 class Choice:
-    """One choice's sample so far."""
+    """One choice's sample so far. `reading` parses it for the client; None if nothing does."""
 
     ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
@@ -147,6 +148,7 @@ class Choice:
     routes: bytes = b""
     usage: Usage | None = None
     tops: list[Tops] = field(default_factory=list[Tops])  # sent to the client, not stored
+    reading: AnswerParser | None = None
     written: bool = False
 
 
@@ -285,6 +287,7 @@ class Capture:
             auto=None if call.auto is None else replace(call.auto, cost=self._cost(choice)),
             purpose=call.purpose,
             branch=call.branch,
+            calls=() if choice.reading is None else choice.reading.parsed_calls(),
         )
 
     def _cost(self, choice: Choice) -> float | None:

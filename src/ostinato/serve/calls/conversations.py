@@ -16,7 +16,7 @@ from hashlib import blake2b
 
 from ostinato.core.conversation import Conversation, Message, Piece, Role, ToolCall, calling_turn, digest, tools_digest
 from ostinato.core.errors import BadRequest
-from ostinato.core.records import Branch, Purpose, Turn
+from ostinato.core.records import Branch, ParsedCall, Purpose, Turn
 from ostinato.core.seams import AnswerReader, Renderer
 from ostinato.serve.arms import ANONYMOUS
 
@@ -52,7 +52,7 @@ class AnswerParser:
             return self._told([Piece(text=text)] if text else [])
         pieces = self._told(self._reader.feed(text) if text else [])
         self.over |= self._one_call and bool(self._calls) and self._reader.in_call()
-        return [*pieces, *self._told(self._reader.finish())] if last else pieces
+        return [*pieces, *self._told(self._reader.finish())] if last and not self.over else pieces
 
     def _told(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Add the pieces up to a call that may not be made, and return them."""
@@ -67,6 +67,16 @@ class AnswerParser:
             if piece.call is not None:
                 self._calls.append(piece.call)
         return told
+
+    def parsed_calls(self) -> tuple[ParsedCall, ...]:
+        """The calls told so far, at their places in the text, and the malformed ones, which were told as text."""
+        if self._reader is None:
+            return ()
+        calls = self._reader.parsed_calls()
+        if self.over and self._reader.in_call():  # the second call has begun
+            calls.pop()
+        untold = [place for place, call in enumerate(calls) if call.name][len(self._calls) :]
+        return tuple(calls[: untold[0]] if untold else calls)
 
     def message(self) -> Message:
         """The message read so far."""

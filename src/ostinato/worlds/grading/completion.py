@@ -14,10 +14,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ostinato.core.conversation import Role
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.sandbox import ExecResult
-from ostinato.worlds.grading.grade import Grade
+from ostinato.worlds.grading.grade import Grade, last_answer
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task
 
@@ -115,10 +114,10 @@ async def python_tests(head: str, body_text: str, tests: str, sandbox: Runs, tim
 def read_completion(task: Task) -> tuple[str, str]:
     """The function's head and its tests. Raises BadConfig."""
     head, tests = task.grading.data.get("head"), task.grading.data.get("tests")
-    if not isinstance(head, str) or not isinstance(tests, str) or not head.startswith("def "):
-        raise BadConfig(
-            f"task {task.id!r}: grading.data needs 'head', which starts with 'def name(', and 'tests', Python source"
-        )
+    if not isinstance(head, str) or re.match(r"def \w+\(", head) is None:
+        raise BadConfig(f"task {task.id!r}: grader 'python_tests' needs a 'head' that starts with 'def name('")
+    if not isinstance(tests, str) or not tests.strip():
+        raise BadConfig(f"task {task.id!r}: grader 'python_tests' needs 'tests', Python source with asserts")
     return head, tests
 
 
@@ -133,6 +132,5 @@ class CompletionGrader:
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
         head, tests = read_completion(task)
-        said = [message.text for message in rollout.messages if message.role is Role.ASSISTANT]
-        value = await python_tests(head, said[-1] if said else "", tests, self._runs, task.grading.timeout_s)
+        value = await python_tests(head, last_answer(rollout), tests, self._runs, task.grading.timeout_s)
         return Grade(value=value, why="every assert passed" if value else "not every assert passed")

@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from ostinato.core.conversation import Role
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.sandbox import Change, ChangeKind, SandboxSpec
 from ostinato.worlds.grading.filtering import CountedSources, FilteredChanges, filter_changes
-from ostinato.worlds.grading.grade import Grade
+from ostinato.worlds.grading.grade import Grade, last_answer
 from ostinato.worlds.grading.sandboxed_program import Apart
 from ostinato.worlds.grading.trees import lines_of, same
 from ostinato.worlds.harness.rollout import Rollout
@@ -188,8 +187,7 @@ def _written(asked: FunctionGrading, rollout: Rollout) -> tuple[Change, ...]:
     """The rollout's changes, or the code in its last message."""
     if not asked.message:
         return rollout.changes
-    said = [message.text for message in rollout.messages if message.role is Role.ASSISTANT]
-    blocks = _FENCED.findall(said[-1]) if said else []
+    blocks = _FENCED.findall(last_answer(rollout))
     if not blocks:
         return ()
     return (Change(path=asked.path, kind=ChangeKind.WRITTEN, data=blocks[-1].encode("utf-8", "surrogatepass")),)

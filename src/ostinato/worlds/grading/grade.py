@@ -1,4 +1,4 @@
-"""The grade of a rollout, the reason for it, and the simplest grader: a pattern that the last message must show."""
+"""The grade of a rollout, the reason for it, and the graders of text: a pattern to be shown, and a suggestion that may be silent."""
 
 from __future__ import annotations
 
@@ -39,21 +39,54 @@ class Grader(Protocol):
         ...
 
 
-# ---------------------------------------------------------------- patterns
+# ---------------------------------------------------------------- graders of text
+
+
+MAX_PATTERN = 1_000
+MAX_TEXT = 20_000
+
+
+def last_answer(rollout: Rollout) -> str:
+    """The text of the model's last message; empty if it said nothing."""
+    said = [message.text for message in rollout.messages if message.role is Role.ASSISTANT]
+    return said[-1] if said else ""
 
 
 def read_pattern(task: Task) -> re.Pattern[str]:
     """The task's pattern, compiled. Raises BadConfig."""
+    pattern = task.grading.data.get("pattern")
+    if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN:
+        raise BadConfig(f"task {task.id!r}: grader 'pattern' needs a string 'pattern' of 1 to {MAX_PATTERN} characters")
     try:
-        return re.compile(str(task.grading.data["pattern"]))
-    except (KeyError, re.error) as error:
-        raise BadConfig(f"task {task.id!r}: grading.data.pattern must be a regular expression: {error}") from error
+        return re.compile(pattern)
+    except re.error as error:
+        raise BadConfig(f"task {task.id!r}: pattern {pattern!r} is not a regular expression: {error}") from error
 
 
 class PatternGrader:
-    """Implements `Grader`: 1 if `grading.data["pattern"]`, a regular expression, is found in the model's last message, else 0."""
+    """Implements `Grader`: 1 if `grading.data["pattern"]`, a regular expression, is found in the last message's first 20,000 characters."""
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        pattern = read_pattern(task)
-        said = [message.text for message in rollout.messages if message.role is Role.ASSISTANT]
-        return Grade(value=float(bool(said) and pattern.search(said[-1]) is not None))
+        return Grade(value=float(read_pattern(task).search(last_answer(rollout)[:MAX_TEXT]) is not None))
+
+
+def read_suggestion(task: Task) -> tuple[str, str, float]:
+    """The task's `meant`, `nothing` and `t`. Raises BadConfig."""
+    meant, nothing, t = (task.grading.data.get(name) for name in ("meant", "nothing", "t"))
+    if not (isinstance(meant, str) and isinstance(nothing, str) and isinstance(t, float) and 0.0 < t < 1.0):
+        raise BadConfig(
+            f"task {task.id!r}: grader 'suggestion' needs the strings 'meant' and 'nothing' and a 't' between 0 and 1"
+        )
+    return meant, nothing, t
+
+
+class SuggestionGrader:
+    """Implements `Grader`: 1 if the last message is `meant`, 0 if it is anything else, and `t` if it is empty or `nothing`.
+
+    That is the reward of `ostinato.reward.functions.tab` plus t: a policy's mean score is t plus its mean reward.
+    """
+
+    async def grade(self, task: Task, rollout: Rollout) -> Grade:
+        meant, nothing, t = read_suggestion(task)
+        answer = last_answer(rollout).strip()
+        return Grade(value=t if answer in ("", nothing) else float(answer == meant))

@@ -14,9 +14,8 @@ from typing import Any
 
 import aiohttp
 
-from ostinato.core.conversation import Role
 from ostinato.core.sandbox import ChangeKind
-from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.grading.grade import Grade, Grader, last_answer
 from ostinato.worlds.grading.rubrics import PROMPT, Axis, RubricConfig, messages_about, mixed, option_in, schema_of
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task
@@ -139,9 +138,8 @@ class JudgedGrader:
 def shown_of(task: Task, rollout: Rollout) -> dict[str, str]:
     """The material for a judge: the task's messages, the files written, and the last message."""
     written = (change for change in rollout.changes if change.kind is ChangeKind.WRITTEN)
-    said = [message.text for message in rollout.messages if message.role is Role.ASSISTANT]
     return {
         "asked": "\n".join(message.text for message in task.messages),
         "written": "\n".join(f"{change.path}:\n{change.data.decode('utf-8', 'replace')}" for change in written),
-        "said": said[-1] if said else "",
+        "said": last_answer(rollout),
     }

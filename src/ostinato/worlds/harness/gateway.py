@@ -103,6 +103,8 @@ class EpisodeModel:
         pause_s: seconds before the second try; doubled before each further one.
         slot: the slot whose weights answer.
         seed: the seed of the first call, incremented by one for each further call; None: the engine draws one.
+        temperature: the temperature at which answers are sampled; None: the gateway's.
+        top_p: their nucleus probability.
     """
 
     def __init__(
@@ -115,8 +117,11 @@ class EpisodeModel:
         pause_s: float = 0.5,
         slot: str = Arm.WORLD.value,
         seed: int | None = None,
+        temperature: float | None = None,
+        top_p: float = 1.0,
     ) -> None:
         self._gateway, self._episode, self._seed = gateway, episode, seed
+        self._temperature, self._top_p = temperature, top_p
         self._policy = RetryPolicy(pause_s=pause_s, attempts=TRIES, jitter=0.25)
         self._headers = {
             "X-Ostinato-Slot": slot,
@@ -138,21 +143,16 @@ class EpisodeModel:
     ) -> ModelAnswer:
         """The next message of the assistant."""
         timing = _Timing(left_s)
-        body: dict[str, Any] = {
-            "model": await self._gateway.named(),
+        body = chat_body(await self._gateway.named(), messages, max_tokens=max_tokens, stop=stop) | {
             "user": USER,
-            "messages": [_message(message) for message in messages],
-            "max_tokens": max_tokens,
-            "temperature": self._gateway.temperature,
+            "temperature": self.temperature,
         }
+        if self._top_p < 1.0:
+            body["top_p"] = self._top_p
         if self._seed is not None:
             body["seed"] = self._seed + len(self.turns)
-        if stop:
-            body["stop"] = list(stop)
         if tools:
             body["tools"] = [_tool(tool) for tool in tools]
-        if messages and messages[-1].role is Role.ASSISTANT:
-            body |= {"continue_final_message": True, "add_generation_prompt": False}
         answer = read_chat_answer(await self._answer(body, timing))
         answered = _answered(answer)
         if not answered.tokens:  # the grade of a rollout that ends with it would go to a turn with nothing to train on
@@ -164,7 +164,7 @@ class EpisodeModel:
     @property
     def temperature(self) -> float:
         """The temperature at which answers are sampled."""
-        return self._gateway.temperature
+        return self._gateway.temperature if self._temperature is None else self._temperature
 
     async def named(self) -> str:
         """The gateway's name for its model. Raises Unavailable."""
@@ -265,6 +265,20 @@ def _answered(answer: ChatAnswer) -> ModelAnswer:
         prompt_tokens=answer.prompt_tokens,
         tokens=answer.tokens,
     )
+
+
+def chat_body(model: str, messages: Sequence[Message], *, max_tokens: int, stop: Sequence[str] = ()) -> dict[str, Any]:
+    """A chat completion's body. If the last message is the assistant's, the answer continues it."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [_message(message) for message in messages],
+        "max_tokens": max_tokens,
+    }
+    if stop:
+        body["stop"] = list(stop)
+    if messages and messages[-1].role is Role.ASSISTANT:
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    return body
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -365,7 +365,7 @@ class SingleAnswer:
         clock = asyncio.get_running_loop().time
         start = clock()
         try:
-            answered = await model.ask(task.messages, max_tokens=task.tokens, stop=task.stop, left_s=task.timeout_s)
+            answer = await model.ask(task.messages, max_tokens=task.tokens, stop=task.stop, left_s=task.timeout_s)
         except BadRequest as error:
             return Rollout(
                 task=task.id,
@@ -375,21 +375,30 @@ class SingleAnswer:
                 turns=(),
                 detail={"why": str(error)},
             )
-        overran = answered.finish == OVERRAN
-        return Rollout(
-            task=task.id,
-            harness=f"{self.name}@{self.hash}",
-            ended=Ended.TIMEOUT if overran else Ended.LENGTH if answered.finish == "length" else Ended.SUBMITTED,
-            messages=(*task.messages, answered.message),
-            turns=(answered.turn,),
-            effort={
-                "turns": 1.0,
-                "tokens": float(answered.tokens),
-                "final_tokens": float(answered.tokens),
-                "seconds": clock() - start,
-            },
-            detail={"why": timed_out(task)} if overran else {},
-        )
+        effort = {"tokens": float(answer.tokens), "final_tokens": float(answer.tokens), "seconds": clock() - start}
+        return answered(task, self, answer.message, answer.finish, turns=(answer.turn,), effort={"turns": 1.0} | effort)
+
+
+def answered(
+    task: Task,
+    harness: Harness,
+    message: Message,
+    finish: str,
+    *,
+    turns: tuple[str, ...] = (),
+    effort: Mapping[str, float] | None = None,
+) -> Rollout:
+    """The rollout that one answer is. `finish` is as `ModelAnswer` has it."""
+    overran = finish == OVERRAN
+    return Rollout(
+        task=task.id,
+        harness=f"{harness.name}@{harness.hash}",
+        ended=Ended.TIMEOUT if overran else Ended.LENGTH if finish == "length" else Ended.SUBMITTED,
+        messages=(*task.messages, message),
+        turns=turns,
+        effort=effort or {},
+        detail={"why": timed_out(task)} if overran else {},
+    )
 
 
 # ---------------------------------------------------------------- by name

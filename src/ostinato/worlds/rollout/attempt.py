@@ -42,8 +42,17 @@ class CapturedModel(Model, Protocol):
 class Gateway(Protocol):
     """The part of the gateway that rollouts need."""
 
-    def model(self, episode: str, *, group: str | None, harness: str, seed: int | None = None) -> CapturedModel:
-        """The model of one episode. `seed` is the seed of its first call; None: a random one."""
+    def model(
+        self,
+        episode: str,
+        *,
+        group: str | None,
+        harness: str,
+        seed: int | None = None,
+        temperature: float | None = None,
+        top_p: float = 1.0,
+    ) -> CapturedModel:
+        """The model of one episode. `seed` is the seed of its first call; None: a random one. `temperature` None: the gateway's."""
         ...
 
     async def say(self, events: list[dict[str, Any]]) -> None:
@@ -165,7 +174,9 @@ class Trying:
         backoff, number, lost = self._backoff(), 0, 0
         while True:
             name = episode if number == 0 else f"{episode}.{number}"
-            model = self._shop.gateway.model(name, group=group, harness=harness)
+            model = self._shop.gateway.model(
+                name, group=group, harness=harness, temperature=task.temperature, top_p=task.top_p
+            )
             try:
                 rollout = await self._shop.work(task, model)
                 break

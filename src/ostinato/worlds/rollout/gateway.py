@@ -1,4 +1,4 @@
-"""The rollout worker's client of the gateway: a model for each episode, and a place to send verdicts to."""
+"""The client of the gateway for rollouts and evaluation: a model for each episode, answers to a prompt, and a place for verdicts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from typing import Any
 
 import aiohttp
 
-from ostinato.core.chat_answer import read_health
+from ostinato.core.chat_answer import ChatAnswer, read_chat_answer, read_health
 from ostinato.core.errors import BadRequest, Unauthorized, Unavailable
 from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.retry import unavailable
-from ostinato.worlds.harness.gateway import GRACE_S, LEFT, EpisodeModel, PassedAnswer
+from ostinato.worlds.harness.gateway import GRACE_S, LEFT, EpisodeModel, PassedAnswer, chat_body
+from ostinato.worlds.tasks.task import Task
 
+CHAT = "/v1/chat/completions"
 _REFUSALS = (400, 413, 422)
 _PASSED = (*_REFUSALS, 429)  # an agent that sends too many requests must not be able to end its rollout as torn
 """HTTP statuses that a retry would get again."""
+
+
+class KeyRefused(Unavailable):
+    """The gateway does not take the key. It may be that of another run, whose restart under the right key rollouts wait for."""
 
 
 class WorldGateway:
@@ -63,9 +69,39 @@ class WorldGateway:
         if self._session is not None:
             await self._session.close()
 
-    def model(self, episode: str, *, group: str | None, harness: str, seed: int | None = None) -> EpisodeModel:
-        """The model of one episode. `seed`: as `EpisodeModel`'s."""
-        return EpisodeModel(self, episode, group, harness, slot=self._slot, seed=seed)
+    def model(
+        self,
+        episode: str,
+        *,
+        group: str | None,
+        harness: str,
+        seed: int | None = None,
+        temperature: float | None = None,
+        top_p: float = 1.0,
+    ) -> EpisodeModel:
+        """The model of one episode. `seed`, `temperature` and `top_p` are as `EpisodeModel` has them."""
+        return EpisodeModel(
+            self, episode, group, harness, slot=self._slot, seed=seed, temperature=temperature, top_p=top_p
+        )
+
+    async def sample(self, task: Task, *, n: int, seed: int, user: str, harness: str) -> ChatAnswer:
+        """`n` answers to a task's messages from one call, so that its prompt is computed once. No answer is cut when the task's time is
+        over: how busy the machine is says nothing about a policy.
+
+        Raises Unavailable, BadRequest, Unauthorized, Corrupt.
+        """
+        body = chat_body(await self.named(), task.messages, max_tokens=task.tokens, stop=task.stop) | {
+            "temperature": self.temperature if task.temperature is None else task.temperature,
+            "top_p": task.top_p,
+            "n": n,
+            "seed": seed,
+            "user": user,
+        }
+        headers = {"X-Ostinato-Slot": self._slot, "X-Ostinato-Harness": harness}
+        try:
+            return read_chat_answer(await self.call("POST", CHAT, body, headers), n)
+        except KeyRefused as error:
+            raise Unauthorized(f"{error}; the evaluation's admin key must equal serve.admin_key") from error
 
     async def ready(self) -> bool:
         """True once the slot holds weights."""
@@ -74,9 +110,13 @@ class WorldGateway:
     async def holds(self) -> PolicyVersion | None:
         """The policy version in the slot; None if there is none, or the gateway does not answer."""
         try:
-            health = read_health(await self.call("GET", "/health"))
+            return await self.served()
         except (Unavailable, BadRequest, Unauthorized):
             return None
+
+    async def served(self) -> PolicyVersion | None:
+        """The policy version in the slot; None if there is none. Raises Unavailable, BadRequest, Unauthorized, Corrupt."""
+        health = read_health(await self.call("GET", "/health"))
         self._model = health.model
         return health.slots.get(self._slot)
 
@@ -107,7 +147,9 @@ class WorldGateway:
         said = f"{method} {path}: HTTP {status}: {answer}"
         if status in _REFUSALS:
             raise BadRequest(said)
-        raise unavailable(said, told)  # another run's key or an empty slot can also be cured by a restart
+        if status in (401, 403):
+            raise KeyRefused(said)
+        raise unavailable(said, told)  # an empty slot, too, can be cured by a restart
 
     @contextlib.asynccontextmanager
     async def streamed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[PassedAnswer]:

@@ -1,4 +1,7 @@
-"""A line of a taskset file: its fields and checks, and the conversion to and from a `Task`. No disk is touched here."""
+"""A line of a task file: its fields and checks, and the conversion to and from a `Task`. No disk is touched here.
+
+A line has one of two forms: a task (`TaskRow`), or a suite's item (`SuiteRow`), which is a held-out task of one answer, written flat.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import BadConfig
@@ -19,8 +31,12 @@ from ostinato.worlds.tasks.places import check_inside, check_tree
 from ostinato.worlds.tasks.task import Grading, Split, Task
 
 MOST_FILES = 4096
+ANSWER_S, GRADING_S = 120.0, 4.0
+"""The longest answer to a suite's item, and its longest grading, in seconds."""
+
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 _Id = Annotated[str, Field(min_length=1, max_length=256)]
+_Stop = tuple[Annotated[str, Field(min_length=1, max_length=256)], ...]
 
 
 class EncodedBytes(BaseModel):
@@ -159,9 +175,11 @@ class TaskRow(BaseModel):
     split: Split = Field(default=Split.TRAIN, description="train, held_out, or canary: a task that cannot be solved.")
     turns: int = Field(default=1, ge=1, le=10_000, description="Most calls of the model.")
     tokens: int = Field(default=512, ge=1, le=131_072, description="Most tokens of one answer.")
-    stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
-        default=(), max_length=16, description="Strings before which an answer ends."
+    stop: _Stop = Field(default=(), max_length=16, description="Strings before which an answer ends.")
+    temperature: float | None = Field(
+        default=None, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy. Null: worlds.temperature."
     )
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus probability.")
     timeout_s: float = Field(default=600.0, gt=0, le=604_800, description="Longest rollout, in seconds.")
     about: dict[str, str] = Field(default_factory=dict, max_length=64, description="Notes for people.")
 
@@ -174,6 +192,45 @@ class TaskRow(BaseModel):
             if (message.role is Role.TOOL) != bool(message.answers):
                 raise ValueError(f"[{number}]: a tool's message, and no other, names the call that it answers")
         return messages
+
+
+class SuiteSampling(BaseModel):
+    """How the answer to a suite's item is sampled."""
+
+    model_config = _STRICT
+    max_tokens: int = Field(default=256, ge=1, le=131_072, description="Longest answer, in tokens.")
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus probability.")
+    stop: _Stop = Field(default=(), max_length=16, description="Strings before which an answer ends.")
+
+
+class SuiteMessage(BaseModel):
+    """One chat message of an item's prompt."""
+
+    model_config = _STRICT
+    role: str = Field(pattern="^(system|user|assistant)$", description="system, user or assistant.")
+    content: str = Field(description="Text of the message.")
+
+
+class SuiteRow(BaseModel):
+    """One line of a suite: a prompt, how it is sampled, and a grader, whose own fields stand beside it (`head` and `tests`, say)."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    id: _Id = Field(description="Id, unique in the suite.")
+    family: _Id = Field(description="The group that the item belongs to.")
+    messages: tuple[SuiteMessage, ...] = Field(min_length=1, max_length=1024, description="The conversation so far.")
+    continue_final_message: bool = Field(default=False, description="The answer continues the last message's text.")
+    sampling: SuiteSampling = Field(default=SuiteSampling(), description="How the answer is sampled.")
+    grader: str = Field(min_length=1, max_length=64, description="Name of the function that scores the answer.")
+
+    @model_validator(mode="after")
+    def _check_end(self) -> SuiteRow:
+        if self.continue_final_message != (self.messages[-1].role == "assistant"):
+            raise ValueError(
+                "continue_final_message: an answer continues the last message if, and only if, that is the assistant's; "
+                "set it to true, or end with the user's message"
+            )
+        return self
 
 
 def parse_object(where: str, line: str) -> dict[str, Any]:
@@ -189,14 +246,36 @@ def parse_object(where: str, line: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def parse_row(where: str, line: str) -> TaskRow:
-    """A line as a row. Raises BadConfig that begins with `where` and names the field."""
-    parse_object(where, line)
+def parse_row(where: str, line: str, *, answer_s: float = ANSWER_S, grading_s: float = GRADING_S) -> TaskRow:
+    """A line as a row; a suite's item, which names a `grader`, becomes the row of its task.
+
+    `answer_s` and `grading_s` are the longest answer to a suite's item and its longest grading, in seconds; other tasks say theirs
+    themselves. Raises BadConfig that begins with `where` and names the field.
+    """
+    fields = parse_object(where, line)
+    item = "grader" in fields and "grading" not in fields
     try:
         # JSON arrays become tuples, so strict validation is applied to the JSON form and not to the Python form.
+        if item:
+            return _task_row(SuiteRow.model_validate_json(line, strict=True), answer_s, grading_s)
         return TaskRow.model_validate_json(line, strict=True)
     except ValidationError as error:
-        raise BadConfig(f"{where}, {_first(error)}") from error
+        raise BadConfig(f"{where}, {_first(error, SuiteRow if item else TaskRow)}") from error
+
+
+def _task_row(item: SuiteRow, answer_s: float, grading_s: float) -> TaskRow:
+    return TaskRow(
+        id=item.id,
+        family=item.family,
+        messages=tuple(MessageRow(role=Role(each.role), content=each.content) for each in item.messages),
+        grading=GradingRow(grader=item.grader, data=dict(item.model_extra or {}), timeout_s=grading_s),
+        split=Split.HELD_OUT,
+        tokens=item.sampling.max_tokens,
+        stop=item.sampling.stop,
+        temperature=item.sampling.temperature,
+        top_p=item.sampling.top_p,
+        timeout_s=answer_s,
+    )
 
 
 def check_row(where: str, task: Task, layers: Mapping[str, str]) -> TaskRow:
@@ -222,6 +301,8 @@ def check_row(where: str, task: Task, layers: Mapping[str, str]) -> TaskRow:
         },
         **{name: getattr(task, name) for name in ("harness", "split", "turns", "tokens")},
         "stop": list(task.stop),
+        "temperature": task.temperature,
+        "top_p": float(task.top_p),
         "timeout_s": float(task.timeout_s),
         "about": dict(task.about),
     }
@@ -261,9 +342,20 @@ def task_of(row: TaskRow, layers: Mapping[str, Path]) -> Task:
         turns=row.turns,
         tokens=row.tokens,
         stop=row.stop,
+        temperature=row.temperature,
+        top_p=row.top_p,
         timeout_s=row.timeout_s,
         about=dict(row.about),
     )
+
+
+def hashed_fields(row: TaskRow) -> dict[str, Any]:
+    """What a taskset's hash covers. A field that formats before it lacked counts only where it is set, so that older hashes stay."""
+    fields = row.model_dump(mode="json")
+    for name in ("temperature", "top_p"):
+        if fields[name] == TaskRow.model_fields[name].default:
+            del fields[name]
+    return fields
 
 
 def line_of(row: TaskRow) -> str:
@@ -312,31 +404,32 @@ def _checked(check: Any, value: Any) -> None:
         raise ValueError(str(error)) from None
 
 
-def _first(error: ValidationError) -> str:
+def _first(error: ValidationError, form: type[BaseModel] = TaskRow) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or "(task)"
     match first["type"]:
         case "missing":
             return f"field {field!r} is missing"
         case "extra_forbidden":
-            known = ", ".join(_siblings(first["loc"]))
+            known = ", ".join(_siblings(form, first["loc"]))
             return f"field {field!r}: there is no such field" + (f"; there are {known}" if known else "")
         case _:
             return f"field {field!r}: {first['msg'].removeprefix('Value error, ')}"
 
 
-def _siblings(place: tuple[int | str, ...]) -> list[str]:
-    """The known fields at a field's place."""
-    model: type[BaseModel] = TaskRow
+def _siblings(form: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+    """The known fields at a field's place in a row."""
+    model = form
     for part in place[:-1]:
         if isinstance(part, int):
             continue
         known = {
-            "messages": MessageRow,
+            "messages": MessageRow if form is TaskRow else SuiteMessage,
             "grading": GradingRow,
             "world": WorldRow,
             "limits": LimitsRow,
             "calls": CallRow,
+            "sampling": SuiteSampling,
         }
         if part not in known:
             return []

@@ -37,8 +37,8 @@ class Grading:
 class Task:
     """One task. `family` is its kind, for statistics; `harness` is the name of its harness; `timeout_s` is for the whole rollout.
 
-    `turns` is the most model calls, `tokens` the most tokens of one answer, which ends before any text of `stop`. If the last message is
-    the assistant's, the answer continues it. `about` is for people.
+    `turns` is the most model calls, `tokens` the most tokens of one answer, which ends before any text of `stop`. `temperature` None is
+    the run's (`worlds.temperature`). If the last message is the assistant's, the answer continues it. `about` is for people.
 
     Example::
 
@@ -56,6 +56,8 @@ class Task:
     turns: int = 1
     tokens: int = 512
     stop: tuple[str, ...] = ()
+    temperature: float | None = None
+    top_p: float = 1.0
     timeout_s: float = 600.0
     about: Mapping[str, str] = field(default_factory=dict[str, str])
 

@@ -6,6 +6,11 @@ One line is one task::
      "turns": 8, "world": {"files": {"calc.py": "def add(a, b):\n    return a - b\n"}, "layers": ["layers/calc"]},
      "grading": {"grader": "pytest", "data": {"fail_to_pass": ["test_calc.py::test_add"]}, "hidden": {"test_calc.py": "..."}}}
 
+A line may also be a suite's item, the flat form of a held-out task of one answer::
+
+    {"id": "add-1", "family": "arithmetic", "messages": [{"role": "user", "content": "..."}], "grader": "python_tests",
+     "sampling": {"max_tokens": 96, "temperature": 0.8, "stop": ["\ndef"]}, "head": "def add(a, b):", "tests": "..."}
+
 Layers are directories named relative to the file, and lie beside or below it. Nothing that is read is executed.
 """
 
@@ -20,7 +25,16 @@ from blake3 import blake3
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.core.files import write_atomic
 from ostinato.worlds.tasks.places import directory_below, read_plain, read_tree
-from ostinato.worlds.tasks.rows import TaskRow, check_row, line_of, parse_row, task_of
+from ostinato.worlds.tasks.rows import (
+    ANSWER_S,
+    GRADING_S,
+    TaskRow,
+    check_row,
+    hashed_fields,
+    line_of,
+    parse_row,
+    task_of,
+)
 from ostinato.worlds.tasks.task import Task, Taskset
 
 MOST_TASKSET_BYTES = 512 * 2**20
@@ -46,33 +60,38 @@ def taskset_of(name: str, tasks: Sequence[Task]) -> Taskset:
             raise BadConfig(f"taskset {name!r}: the id {task.id!r} stands twice; ids must be unique")
         seen.add(task.id)
         row = check_row(f"taskset {name!r}, task {task.id!r}", task, trees)
-        digest.update(json.dumps(row.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        digest.update(json.dumps(hashed_fields(row), sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return Taskset(name=name, hash=digest.hexdigest(), tasks=tuple(tasks))
 
 
-def load(path: Path) -> Taskset:
-    """Read a taskset file; the taskset is named after it.
+def load(path: Path, *, answer_s: float = ANSWER_S, grading_s: float = GRADING_S) -> Taskset:
+    """Read a task file; the taskset is named after it. `answer_s` and `grading_s` are as `parse_row` has them.
 
     Raises:
         BadConfig: the file is missing, a link, too large or not UTF-8, or a line is wrong: names the line, the field and the remedy.
     """
-    name, data = path.stem, read_plain(path, MOST_TASKSET_BYTES)
+    data = read_plain(path, MOST_TASKSET_BYTES)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadConfig(f"taskset file {path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+    return parse(path.stem, text, path.parent, answer_s=answer_s, grading_s=grading_s)
+
+
+def parse(name: str, text: str, home: Path, *, answer_s: float = ANSWER_S, grading_s: float = GRADING_S) -> Taskset:
+    """The taskset in a file's text, one task a line; blank lines are skipped. `home` is where its layers lie. Raises as `load`."""
     rows: list[tuple[str, TaskRow]] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"taskset {name!r}, line {number}"
             if len(line) > MOST_LINE_CHARACTERS:
                 raise BadConfig(f"{where}: longer than {MOST_LINE_CHARACTERS} characters; put large files into a layer")
-            rows.append((where, parse_row(where, line)))
+            rows.append((where, parse_row(where, line, answer_s=answer_s, grading_s=grading_s)))
     layers: dict[str, Path] = {}
     for where, row in rows:
         for layer in row.world.layers:
             try:
-                layers[layer] = layers.get(layer) or directory_below(path.parent, layer)
+                layers[layer] = layers.get(layer) or directory_below(home, layer)
             except BadConfig as error:
                 raise BadConfig(f"{where}, field 'world.layers': {error}") from error
     return taskset_of(name, [task_of(row, layers) for _, row in rows])

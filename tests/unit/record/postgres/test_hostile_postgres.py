@@ -15,7 +15,7 @@ from tests.fakes.postgres_server import started
 from tests.unit.record.postgres.test_postgres_log import DAY, signals, sql
 
 from ostinato.core.errors import BadConfig, Conflict, StorageFull, Unavailable
-from ostinato.core.records import Signal, Turn
+from ostinato.core.records import ParsedCall, Signal, Turn
 from ostinato.record.codec.kinds import TURNS
 from ostinato.record.config import RecordConfig
 from ostinato.record.postgres.leases import PostgresRoles
@@ -196,6 +196,7 @@ async def test_a_log_of_the_version_before_is_brought_up_to_this_one(in_postgres
     with PostgresLog.open(config) as log:
         await log.append(TURN)
     sql(config, "DROP TABLE leases")
+    sql(config, "ALTER TABLE segments DROP COLUMN layout")
     sql(config, "UPDATE log SET layout = 1")
     opened = await asyncio.gather(*(asyncio.to_thread(PostgresLog.open, config) for _ in range(4)))
     assert sql(config, "SELECT layout FROM log") == [(LAYOUT,)]
@@ -204,6 +205,25 @@ async def test_a_log_of_the_version_before_is_brought_up_to_this_one(in_postgres
         log.close()
     with closing(PostgresRoles(config).take("train")):
         pass
+
+
+@pytest.mark.parametrize("rows", [1, 0])
+async def test_of_turns_from_before_calls_were_stored_it_is_not_known_which_they_made(in_postgres, rows):
+    """Older rows stay in their segment; the version that stores calls begins another, or takes over one without rows."""
+    config = in_postgres()
+    called = replace(TURN, id="c:0", calls=(ParsedCall(name="ls", start=0, end=1),))
+    with PostgresLog.open(config) as log:
+        await log.append(*[TURN][:rows])
+    sql(config, "ALTER TABLE segments DROP COLUMN layout")
+    sql(config, "UPDATE log SET layout = 2")
+    old = [replace(TURN, calls=None)][:rows]
+    with PostgresLog.open(config) as log, PostgresLog.open(config) as reads:
+        assert [row for _, row in await read(reads)] == old
+        await log.append(replace(TURN, id="n:0"), called)
+        new = [replace(TURN, id="n:0"), called]
+        assert [row for _, row in await read(reads)] == [*old, *new]
+        assert await reads.find(Turn, [("n:0",), ("c:0",)]) == new
+    assert sql(config, "SELECT layout FROM segments ORDER BY first") == [(2,), (LAYOUT,)][1 - rows :]
 
 
 async def test_a_process_that_a_newer_version_overtook_writes_no_more(in_postgres):

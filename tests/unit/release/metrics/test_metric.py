@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Finish
+from ostinato.core.records import Finish, ParsedCall
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.metrics.config import BUILT_IN, DEFAULT_GUARDRAILS, DEFAULT_METRICS, MetricConfig, completed
 from ostinato.release.metrics.facts import MEANINGS, Term, facts_of, parse_term
@@ -132,8 +132,9 @@ def test_facts_of_a_turn(finish, expected):
 def test_a_fact_that_a_turn_says_nothing_about_is_not_there():
     wanted = set(MEANINGS)
     assert "turn.broken_tool_calls" not in facts_of(a_turn(), wanted, "-")
-    broken = replace(a_turn(), text="<tool_call>{</tool_call>")
+    broken = replace(a_turn(), text="<tool_call>{</tool_call>", calls=(ParsedCall(name="", start=0, end=24),))
     assert facts_of(broken, wanted, "-")["turn.broken_tool_calls"] == 1.0
+    assert "turn.broken_tool_calls" not in facts_of(replace(broken, calls=None), wanted, "-"), "calls are not known"
     assert [
         facts_of(replace(a_turn(), text=text), wanted, "none")["turn.suggests"] for text in (" none\n", "", "-")
     ] == [0.0, 0.0, 1.0]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fakes.family_answers import answered
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Finish
@@ -22,7 +23,7 @@ def call(name, **arguments):
 
 
 def seen(text, *, finish=Finish.STOP, tokens=2):
-    return take_apart(replace(a_turn(sampled=(7,) * tokens, finish=finish), text=text))
+    return take_apart(answered(text, sampled=(7,) * tokens, finish=finish))
 
 
 CODE = "Here:\n```python\ndef add(a, b):\n    c = a + b\n    print(c)\n    return c\n```\nDone."
@@ -40,7 +41,7 @@ EDIT = call("edit_file", path="src/a.py", old_string="a = 1", new_string="a = 2"
         ("broken_tool_call", '<tool_call>{"name": "edit", "arguments": {}}', 1.0),
         ("broken_tool_call", '<tool_call>{"name": "edit"}</tool_call>', 1.0),
         ("broken_tool_call", '<tool_call>{"name": "", "arguments": {}}</tool_call>', 1.0),
-        ("broken_tool_call", '<tool_call>{"name": "a", "arguments": "{\\"x\\": 1}"}</tool_call>', 0.0),
+        ("broken_tool_call", '<tool_call>{"name": "a", "arguments": "{\\"x\\": 1}"}</tool_call>', 1.0),
         ("broken_tool_call", '<tool_call>{"name": "a", "arguments": "x = 1"}</tool_call>', 1.0),
         ("terminal_only", "no call", None),
         ("terminal_only", BASH, 1.0),
@@ -103,6 +104,25 @@ EDIT = call("edit_file", path="src/a.py", old_string="a = 1", new_string="a = 2"
 def test_a_rate_on_one_answer(rate, text, expected):
     found = BUILT_IN[rate].measure(seen(text))
     assert found == (None if expected is None else pytest.approx(expected))
+
+
+CALLED = "Great question!\n" + EDIT + "\nShall I go on?"
+
+
+def test_of_a_turn_whose_calls_are_not_known_only_what_needs_no_calls_is_measured():
+    unknown = take_apart(replace(answered(CALLED), calls=None))
+    assert (unknown.knows_calls, unknown.calls, unknown.broken_calls) == (False, (), 0)
+    values, failed = measured(BUILT_IN.values(), unknown)
+    assert (values.keys(), failed) == ({"length", "cut_off"}, [])
+    long, _ = measured(BUILT_IN.values(), take_apart(replace(a_turn(), text="one two three four " * 10, calls=None)))
+    assert long.keys() == {"length", "cut_off", "repetition"}
+
+
+def test_what_is_counted_is_what_the_gateway_parsed_and_not_what_the_text_looks_like():
+    as_text = measured(BUILT_IN.values(), take_apart(replace(answered(CALLED), calls=())))[0]
+    assert "broken_tool_call" not in as_text
+    assert as_text["edit"] == 0.0
+    assert measured(BUILT_IN.values(), seen(CALLED))[0]["edit"] == 1.0
 
 
 def test_length_and_budget_are_read_from_the_turn_and_not_from_its_text():

@@ -48,7 +48,7 @@ class FakeGateway:
     def __init__(self, log: MemoryLog, chance: random.Random) -> None:
         self.log, self.chance, self.asked, self.away = log, chance, 0, 0.0
 
-    def model(self, episode, *, group, harness):
+    def model(self, episode, *, group, harness, temperature=None, top_p=1.0):
         return FakeModel(self, episode, group)
 
     async def say(self, events):

@@ -17,9 +17,9 @@ from rich.text import Text
 
 from ostinato.app.roles import open_roles
 from ostinato.app.storage import home, open_follower, open_log
+from ostinato.app.suites import open_runner, open_task_suite
 from ostinato.app.trainer import open_desk
 from ostinato.app.worlds import function_tasks
-from ostinato.app.worlds_evaluation import open_rollout_runner, world_suite
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import NoSignal
@@ -40,7 +40,6 @@ from ostinato.status import worlds_figures as figures
 from ostinato.status.observed_run import Observed, RunObserver
 from ostinato.status.progress_lines import last_lines
 from ostinato.status.worlds_figures import Phases, Solved
-from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import save
 
 PROVING = ("serve", "release")
@@ -223,10 +222,9 @@ class _Course:
         settings = self._config.evaluate
         runner = settings.runner.model_copy(update={"seed": FINAL_SEED + self._seed})
         config = self._config.model_copy(update={"evaluate": settings.model_copy(update={"runner": runner})})
-        world = world_suite(config.worlds.file, config, Split.HELD_OUT)
         base = await open_follower(config).resolve("control")
         assert base is not None
-        run = open_rollout_runner(config, url, world).run
+        run = open_runner(config, url, open_task_suite(config.worlds.file, config)).run
         return Solved(
             before=await run(Arm.CONTROL.value, base, range(DRAWS)),
             after=await run(EVALUATION_REF, candidate, range(DRAWS)),

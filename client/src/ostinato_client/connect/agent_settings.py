@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ostinato.core.errors import BadConfig
-from ostinato.core.lines import lines_of
+from ostinato_client.connect.errors import BadConfig
 
 # ---------------------------------------------------------------- forms of settings files
 
@@ -62,6 +60,15 @@ def edited_json(text: str | None, change: Callable[[Json], Json]) -> str:
     newline = "\r\n" if "\r\n" in text else "\n"
     written = json.dumps(new, indent=found[1] if found else 2, ensure_ascii=False)
     return mark + f"{written}\n".replace("\n", newline)
+
+
+def lines_of(text: str) -> list[str]:
+    r"""The lines of a text, which end at \n or \r\n alone; the last may lack its end.
+
+    Example: ``lines_of("a\u2028b\r\nc\n") == ["a\u2028b", "c"]``
+    """
+    lines = [line[:-1] if line.endswith("\r") else line for line in text.split("\n")]
+    return lines if lines[-1] else lines[:-1]
 
 
 def without_mark(text: str) -> tuple[str, str]:
@@ -145,7 +152,11 @@ def with_block(text: str, name: str, lines: Sequence[str], *, first: bool = Fals
 
 
 def toml_of(text: str) -> Json:
-    """A TOML text's values. Raises BadConfig."""
+    """A TOML text's values. Raises BadConfig, also before Python 3.11, whose standard library reads no TOML."""
+    try:
+        import tomllib
+    except ImportError as error:
+        raise BadConfig("it is TOML, which Python reads from 3.11 on; run this with a newer Python") from error
     try:
         return tomllib.loads(without_mark(text)[1])
     except (ValueError, RecursionError) as error:
@@ -185,9 +196,12 @@ Scope = Literal["user", "project"]
 PLACEHOLDER = "ostinato"
 """The key for agents that insist on a key, if the gateway asks for none."""
 KEY_VARIABLE = "OSTINATO_API_KEY"
+URL_VARIABLE = "OSTINATO_URL"
+DEFAULT_URL = "http://127.0.0.1:8321"
+"""The gateway if neither an option nor `URL_VARIABLE` names one: that of `ostinato up` on this machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class Aim:
     """The gateway and model for an agent. `url` is the gateway's, without ``/v1``, with ``/s/SESSION`` if all calls belong to one session.
 
@@ -210,13 +224,21 @@ class Aim:
         return self.key or PLACEHOLDER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class Surroundings:
-    """Where the command runs: its environment, the current directory, and whether this is macOS."""
+    """Where the command runs.
+
+    Attributes:
+        env: the environment.
+        directory: the current directory.
+        mac: True on macOS.
+        find_gateway: returns the URL of the gateway if no option names it; None: it is that of `OSTINATO_URL`, or `DEFAULT_URL`.
+    """
 
     env: Mapping[str, str]
     directory: Path
     mac: bool = False
+    find_gateway: Callable[[], str] | None = None
 
     @property
     def home(self) -> Path:
@@ -242,7 +264,7 @@ class Surroundings:
         return self.named("XDG_CONFIG_HOME", lambda: self.home / ".config") / name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class Agent:
     """A coding agent.
 

@@ -4,21 +4,23 @@ import json
 import os
 import re
 import stat
+import subprocess
+import sys
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
+from pathlib import Path
 
 import pytest
 import yaml
-from aiohttp import web
-from rich.console import Console
 
-from ostinato.config import load
-from ostinato.core.errors import BadConfig, Conflict, NotFound, Unauthorized, Unavailable
-from ostinato.launch.commands import settings_files
-from ostinato.launch.commands.agent_settings import AGENTS, Surroundings, check_env, merged_json, with_block, yaml_keys
-from ostinato.launch.commands.connect import Wishes, check_capture, connect, undo
-from ostinato.launch.commands.settings_files import diff, hidden, masked
-from ostinato.launch.placing.address import write_address
+from ostinato_client.connect import command, settings_files
+from ostinato_client.connect.agent_settings import AGENTS, Surroundings, check_env, merged_json, with_block, yaml_keys
+from ostinato_client.connect.command import Options, check_capture, connect, main, undo
+from ostinato_client.connect.errors import BadConfig, Conflict, NotFound, Unauthorized, Unavailable
+from ostinato_client.connect.settings_files import diff
+from ostinato_client.connect.terminal import Terminal, hidden, masked
 
 URL = "http://127.0.0.1:8321"
 KEY = "sk-0123456789abcdefWXYZ"
@@ -49,10 +51,6 @@ def at(tmp_path):
     return Surroundings(env={"HOME": str(tmp_path / "home")}, directory=tmp_path / "src")
 
 
-def a_console():
-    return Console(file=StringIO(), width=200)
-
-
 def place(name, at, scope="user"):
     return AGENTS[name].places[scope](at)
 
@@ -77,32 +75,32 @@ def everything(at):
     }
 
 
-async def write(name, at, **wishes):
-    console = a_console()
-    told = {"url": URL, "model": "m", "yes": True} | wishes
-    await connect(load(None, []), name, Wishes(**told), at, console)
-    return console.file.getvalue()
+def write(name, at, **options):
+    terminal = Terminal(StringIO())
+    told = {"url": URL, "model": "m", "yes": True} | options
+    connect(name, Options(**told), at, terminal)
+    return terminal.out.getvalue()
 
 
-def take_back(name, at, **wishes):
-    console = a_console()
-    undo(name, Wishes(yes=True, **wishes), at, console)
-    return console.file.getvalue()
+def take_back(name, at, **options):
+    terminal = Terminal(StringIO())
+    undo(name, Options(yes=True, **options), at, terminal)
+    return terminal.out.getvalue()
 
 
 # ------------------------------------------------------------ what each agent gets
 
 
-async def test_claude_code_gets_the_address_without_v1(at):
-    await write("claude-code", at)
+def test_claude_code_gets_the_address_without_v1(at):
+    write("claude-code", at)
     env = json.loads(place("claude-code", at).read_text())["env"]
     assert env["ANTHROPIC_BASE_URL"] == URL
     assert env["ANTHROPIC_AUTH_TOKEN"] == "ostinato", "it insists on a key"
     assert {value for name, value in env.items() if name.endswith("MODEL")} == {"m"}
 
 
-async def test_codex_gets_a_provider_that_speaks_responses(at):
-    said = await write("codex", at, key=KEY)
+def test_codex_gets_a_provider_that_speaks_responses(at):
+    said = write("codex", at, key=KEY)
     values = tomllib.loads(place("codex", at).read_text())
     assert values["model"] == "m"
     assert values["model_provider"] == "ostinato"
@@ -113,22 +111,22 @@ async def test_codex_gets_a_provider_that_speaks_responses(at):
     assert KEY not in place("codex", at).read_text(), "it takes the key from its environment only"
 
 
-async def test_codex_without_a_key_needs_no_variable(at):
-    assert "export" not in await write("codex", at)
+def test_codex_without_a_key_needs_no_variable(at):
+    assert "export" not in write("codex", at)
     assert "env_key" not in place("codex", at).read_text()
 
 
-async def test_a_model_that_was_chosen_for_codex_stays(at):
+def test_a_model_that_was_chosen_for_codex_stays(at):
     path = put("codex", at, 'model = "other"\n')
-    said = await write("codex", at)
+    said = write("codex", at)
     assert path.read_text().startswith('model = "other"\n')
     assert """codex -c 'model_provider="ostinato"' -m m""" in said
     assert "model_provider" not in tomllib.loads(path.read_text())
 
 
-async def test_the_others_get_chat_completions_below_v1(at):
+def test_the_others_get_chat_completions_below_v1(at):
     for name in ("opencode", "qwen-code", "mini-swe-agent", "aider"):
-        await write(name, at)
+        write(name, at)
     opencode = json.loads(place("opencode", at).read_text())
     assert opencode["model"] == "ostinato/m"
     assert opencode["provider"]["ostinato"]["options"] == {"baseURL": f"{URL}/v1", "apiKey": "ostinato"}
@@ -140,8 +138,8 @@ async def test_the_others_get_chat_completions_below_v1(at):
     assert aider == {"model": "openai/m", "openai-api-base": f"{URL}/v1", "openai-api-key": "ostinato"}
 
 
-async def test_cursor_is_told_in_steps_and_nothing_is_written(at):
-    said = await write("cursor", at, key=KEY)
+def test_cursor_is_told_in_steps_and_nothing_is_written(at):
+    said = write("cursor", at, key=KEY)
     assert f"{URL}/v1" in said
     assert KEY not in said
     assert list(at.directory.parent.rglob("*.*")) == []
@@ -150,19 +148,19 @@ async def test_cursor_is_told_in_steps_and_nothing_is_written(at):
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-async def test_a_session_is_in_every_address(at, name):
-    await write(name, at, session="fix-login")
+def test_a_session_is_in_every_address(at, name):
+    write(name, at, session="fix-login")
     text = place(name, at).read_text()
     assert f"{URL}/s/fix-login" in text
     assert text.count(URL) == text.count(f"{URL}/s/fix-login")
 
 
-async def test_telemetry_is_sent_to_the_gateway(at):
-    await write("claude-code", at, telemetry=True, key=KEY)
+def test_telemetry_is_sent_to_the_gateway(at):
+    write("claude-code", at, telemetry=True, key=KEY)
     env = json.loads(place("claude-code", at).read_text())["env"]
     assert env["OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"] == f"{URL}/v1/logs"
     assert env["OTEL_EXPORTER_OTLP_LOGS_PROTOCOL"] == "http/json"
-    await write("codex", at, telemetry=True, key=KEY)
+    write("codex", at, telemetry=True, key=KEY)
     exporter = tomllib.loads(place("codex", at).read_text())["otel"]["exporter"]["otlp-http"]
     assert exporter == {
         "endpoint": f"{URL}/v1/logs",
@@ -171,10 +169,10 @@ async def test_telemetry_is_sent_to_the_gateway(at):
     }
     assert mode_of(place("codex", at)) == 0o600
     with pytest.raises(BadConfig, match="claude-code and codex can"):
-        await write("aider", at, telemetry=True)
+        write("aider", at, telemetry=True)
 
 
-async def test_settings_lie_where_variables_say(at, tmp_path):
+def test_settings_lie_where_variables_say(at, tmp_path):
     homes = ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME", "MSWEA_GLOBAL_CONFIG_DIR")
     there = Surroundings(env={name: str(tmp_path / name) for name in homes}, directory=tmp_path)
     assert place("claude-code", there) == tmp_path / "CLAUDE_CONFIG_DIR" / "settings.json"
@@ -191,9 +189,9 @@ async def test_settings_lie_where_variables_say(at, tmp_path):
 
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("key", [None, KEY])
-async def test_an_absent_file_is_absent_again_after_undo(at, name, key):
+def test_an_absent_file_is_absent_again_after_undo(at, name, key):
     before = everything(at)
-    await write(name, at, key=key)
+    write(name, at, key=key)
     assert place(name, at).exists()
     take_back(name, at)
     assert everything(at) == before, "no directory of ours is left either"
@@ -201,20 +199,20 @@ async def test_an_absent_file_is_absent_again_after_undo(at, name, key):
 
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("mode", [0o644, 0o600, 0o640])
-async def test_undo_restores_bytes_and_permissions(at, name, mode):
+def test_undo_restores_bytes_and_permissions(at, name, mode):
     put(name, at, BEFORE[name], mode)
     before = everything(at)
-    await write(name, at, key=KEY)
-    await write(name, at, key=KEY, model="n")
+    write(name, at, key=KEY)
+    write(name, at, key=KEY, model="n")
     assert everything(at) != before
     take_back(name, at)
     assert everything(at) == before
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-async def test_other_settings_are_kept(at, name):
+def test_other_settings_are_kept(at, name):
     path = put(name, at, BEFORE[name])
-    await write(name, at)
+    write(name, at)
     after = path.read_bytes().decode()
     if path.suffix != ".json":
         assert BEFORE[name] in after, "byte for byte"
@@ -231,30 +229,30 @@ async def test_other_settings_are_kept(at, name):
 
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("fresh", [True, False])
-async def test_the_second_time_changes_nothing(at, name, fresh):
+def test_the_second_time_changes_nothing(at, name, fresh):
     if not fresh:
         put(name, at, BEFORE[name])
-    await write(name, at, key=KEY)
+    write(name, at, key=KEY)
     once = everything(at)
-    assert "nothing to change" in await write(name, at, key=KEY)
+    assert "nothing to change" in write(name, at, key=KEY)
     assert everything(at) == once
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-async def test_another_model_starts_from_what_was_there_before_us(at, name):
+def test_another_model_starts_from_what_was_there_before_us(at, name):
     put(name, at, BEFORE[name])
-    await write(name, at, model="n")
+    write(name, at, model="n")
     expected = place(name, at).read_bytes()
     take_back(name, at)
-    await write(name, at, model="m", session="one")
-    await write(name, at, model="n")
+    write(name, at, model="m", session="one")
+    write(name, at, model="n")
     assert place(name, at).read_bytes() == expected
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-async def test_undo_is_refused_once_somebody_has_changed_the_file(at, name):
+def test_undo_is_refused_once_somebody_has_changed_the_file(at, name):
     path = put(name, at, BEFORE[name])
-    await write(name, at)
+    write(name, at)
     path.write_text(path.read_text() + "\n")
     before = everything(at)
     with pytest.raises(Conflict, match=r"was changed since.*before-ostinato\.json.*delete that file"):
@@ -265,13 +263,13 @@ async def test_undo_is_refused_once_somebody_has_changed_the_file(at, name):
         take_back(name, at)
 
 
-async def test_a_file_that_others_changed_can_be_connected_anew_but_not_undone(at):
+def test_a_file_that_others_changed_can_be_connected_anew_but_not_undone(at):
     path = put("codex", at, BEFORE["codex"])
-    await write("codex", at)
+    write("codex", at)
     with path.open("a") as file:
         file.write('\n[projects."/new"]\ntrust_level = "trusted"\n')
-    assert "nothing to change" in await write("codex", at)
-    assert "others have changed the file" in await write("codex", at, model="n")
+    assert "nothing to change" in write("codex", at)
+    assert "others have changed the file" in write("codex", at, model="n")
     values = tomllib.loads(path.read_text())
     assert values["model"] == "n"
     assert set(values["projects"]) == {"/src", "/new"}
@@ -281,53 +279,53 @@ async def test_a_file_that_others_changed_can_be_connected_anew_but_not_undone(a
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-async def test_undo_without_a_change_of_ours_says_so(at, name):
+def test_undo_without_a_change_of_ours_says_so(at, name):
     put(name, at, BEFORE[name])
     with pytest.raises(NotFound, match="nothing to undo"):
         take_back(name, at)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-async def test_a_broken_file_is_refused_in_one_line_and_left(at, name):
+def test_a_broken_file_is_refused_in_one_line_and_left(at, name):
     path = put(name, at, BROKEN[name])
     before = everything(at)
     with pytest.raises(BadConfig, match=r"mend|take") as refused:
-        await write(name, at)
+        write(name, at)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value).strip()
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(BadConfig, match="no UTF-8"):
-        await write(name, at)
+        write(name, at)
     path.write_text(BROKEN[name])
     assert everything(at) == before
 
 
-async def test_settings_that_clash_with_ours_are_refused(at):
+def test_settings_that_clash_with_ours_are_refused(at):
     put("aider", at, 'auto-commits: false\n"model" : gpt\n')
     with pytest.raises(BadConfig, match="line 2 sets model already; take that line out"):
-        await write("aider", at)
+        write("aider", at)
     path = put("codex", at, '[model_providers.ostinato]\nname = "mine"\n')
     with pytest.raises(BadConfig, match="provider named ostinato of its own"):
-        await write("codex", at)
+        write("codex", at)
     path.write_text("[otel]\n")
     with pytest.raises(BadConfig, match="leave --telemetry out"):
-        await write("codex", at, telemetry=True)
+        write("codex", at, telemetry=True)
     path.write_text("# >>> ostinato connect: model >>>\n")
     with pytest.raises(BadConfig, match="without its other end"):
-        await write("codex", at)
+        write("codex", at)
 
 
 # ------------------------------------------------------------ files
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-async def test_a_link_stays_one_and_its_file_is_written(at, tmp_path, name):
+def test_a_link_stays_one_and_its_file_is_written(at, tmp_path, name):
     real = tmp_path / "dotfiles"
     real.write_text(BEFORE[name])
     path = place(name, at)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(real)
-    assert f"leads to {real}" in await write(name, at)
+    assert f"leads to {real}" in write(name, at)
     assert path.is_symlink()
     assert real.read_text() != BEFORE[name]
     take_back(name, at)
@@ -335,57 +333,67 @@ async def test_a_link_stays_one_and_its_file_is_written(at, tmp_path, name):
     assert real.read_bytes() == BEFORE[name].encode()
 
 
-async def test_a_projects_link_leads_nowhere_outside(at, tmp_path):
+def test_a_projects_link_leads_nowhere_outside(at, tmp_path):
     path = place("opencode", at, "project")
     path.symlink_to(tmp_path / "home" / "victim.json")
     with pytest.raises(BadConfig, match=r"out of .*remove the link"):
-        await write("opencode", at, scope="project")
+        write("opencode", at, scope="project")
     assert not (tmp_path / "home" / "victim.json").exists()
     path.unlink()
-    await write("opencode", at, scope="project")
+    write("opencode", at, scope="project")
     assert path.exists()
     assert not place("opencode", at).exists()
     take_back("opencode", at, scope="project")
     assert list(at.directory.iterdir()) == []
 
 
-async def test_a_scope_that_an_agent_has_not_is_refused(at):
+def test_a_scope_that_an_agent_has_not_is_refused(at):
     for name in ("codex", "mini-swe-agent"):
         with pytest.raises(BadConfig, match="for a user only"):
-            await write(name, at, scope="project")
+            write(name, at, scope="project")
 
 
-async def test_a_file_with_a_key_is_its_owners_only(at):
+def test_a_file_with_a_key_is_its_owners_only(at):
     path = put("claude-code", at, "{}", 0o666)
-    await write("claude-code", at)
+    write("claude-code", at)
     assert mode_of(path) == 0o666
-    await write("claude-code", at, key=KEY)
+    write("claude-code", at, key=KEY)
     assert mode_of(path) == 0o600
     assert mode_of(settings_files.look(path).kept) == 0o600
     path.chmod(0o644)
-    await write("claude-code", at, key=KEY)
+    write("claude-code", at, key=KEY)
     assert mode_of(path) == 0o600, "even if nothing else has to change"
 
 
-async def test_no_home_or_an_unusable_one_is_one_line(at, tmp_path):
+def test_no_home_or_an_unusable_one_is_one_line(at, tmp_path):
     for env in ({}, {"HOME": ""}, {"HOME": "home"}):
         with pytest.raises(BadConfig, match="HOME is not set"):
-            await write("aider", Surroundings(env=env, directory=tmp_path))
+            write("aider", Surroundings(env=env, directory=tmp_path))
     with pytest.raises(BadConfig, match="CODEX_HOME is 'x'; set it to an absolute path"):
-        await write("codex", Surroundings(env={"CODEX_HOME": "x"}, directory=tmp_path))
+        write("codex", Surroundings(env={"CODEX_HOME": "x"}, directory=tmp_path))
     place("aider", at).mkdir()
     with pytest.raises(BadConfig, match="no plain file"):
-        await write("aider", at)
+        write("aider", at)
 
 
-async def test_a_loop_of_links_is_one_line(at):
+def test_a_loop_of_links_is_one_line(at):
     path = place("aider", at)
     path.symlink_to(path)
     with pytest.raises(BadConfig, match="cannot be read"):
-        await write("aider", at)
+        write("aider", at)
 
 
-async def test_a_change_in_the_meantime_is_not_overwritten(at):
+def test_a_mode_is_narrowed_by_the_umask_unless_it_is_exact(tmp_path):
+    before = os.umask(0o077)
+    try:
+        settings_files._put(tmp_path / "narrow", "x", 0o644, exact=False)
+        settings_files._put(tmp_path / "exact", "x", 0o644, exact=True)
+    finally:
+        os.umask(before)
+    assert (mode_of(tmp_path / "narrow"), mode_of(tmp_path / "exact")) == (0o600, 0o644)
+
+
+def test_a_change_in_the_meantime_is_not_overwritten(at):
     path = put("aider", at, "a: 1\n")
     found = settings_files.look(path)
     path.write_text("a: 2\n")
@@ -396,7 +404,7 @@ async def test_a_change_in_the_meantime_is_not_overwritten(at):
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-async def test_a_disk_that_refuses_leaves_what_was_there(at, monkeypatch, failing):
+def test_a_disk_that_refuses_leaves_what_was_there(at, monkeypatch, failing):
     path = put("aider", at, "a: 1\n")
     before, syncs, real = everything(at), [], os.fsync
 
@@ -409,11 +417,11 @@ async def test_a_disk_that_refuses_leaves_what_was_there(at, monkeypatch, failin
 
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(OSError, match=f"{path} cannot be written .No space left"):
-        await write("aider", at)
+        write("aider", at)
     assert everything(at) == before
 
 
-async def test_whoever_is_killed_before_the_file_is_written_can_undo_and_go_on(at, monkeypatch):
+def test_whoever_is_killed_before_the_file_is_written_can_undo_and_go_on(at, monkeypatch):
     path = put("aider", at, "a: 1\n")
     before, put_down = everything(at), settings_files._put
 
@@ -427,22 +435,49 @@ async def test_whoever_is_killed_before_the_file_is_written_can_undo_and_go_on(a
 
     for earlier in (False, True):
         if earlier:
-            await write("aider", at, model="first")
+            write("aider", at, model="first")
         kept = path.read_text()
         monkeypatch.setattr(settings_files, "_put", killed)
         with pytest.raises(Killed):
-            await write("aider", at, model="second")
+            write("aider", at, model="second")
         monkeypatch.setattr(settings_files, "_put", put_down)
         assert path.read_text() == kept
         take_back("aider", at)
         assert everything(at) == before
 
 
-async def test_a_damaged_backup_is_named(at):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "",
+        "[]",
+        '{"wrote": [1], "before": null, "mode": null, "made": 0}',
+        '{"wrote": [], "before": 1, "mode": null, "made": 0}',
+        '{"wrote": [], "before": null, "mode": true, "made": 0}',
+        '{"wrote": [], "before": null, "mode": null, "made": 0.5}',
+        '{"wrote": [], "before": null, "mode": null, "made": 0, "more": 1}',
+        '{"wrote": [], "before": "\\ud800", "mode": null, "made": 0}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_backup_is_named(at, text):
     path = put("aider", at, "a: 1\n")
-    settings_files.look(path).kept.write_text("{}")
+    settings_files.look(path).kept.write_text(text)
     with pytest.raises(BadConfig, match="is damaged; set it aside"):
         take_back("aider", at)
+
+
+def test_the_form_of_a_backup_is_pinned(at):
+    """A file that an earlier version wrote can be undone."""
+    path = put("aider", at, "b: ü\n")
+    wrote = "6b12920795fafb906ddfafe1a1a4b8a5f619723c6a3038a866f2a5a3dff69021"
+    text = f'{{\n  "wrote": [\n    "{wrote}"\n  ],\n  "before": "a: ü\\n",\n  "mode": 384,\n  "made": 1\n}}\n'
+    settings_files.look(path).kept.write_text(text)
+    assert settings_files.look(path).backup.to_json() == text
+    take_back("aider", at)
+    assert path.read_text() == "a: ü\n"
+    assert mode_of(path) == 0o600
 
 
 # ------------------------------------------------------------ forms
@@ -490,10 +525,10 @@ def test_only_plain_lines_of_yaml_and_of_variables_are_taken():
 
 
 @pytest.mark.parametrize("name", list(AGENTS))
-async def test_no_key_is_ever_shown(at, name):
+def test_no_key_is_ever_shown(at, name):
     if name in BEFORE:
         put(name, at, BEFORE[name])
-    said = await write(name, at, key=KEY) + await write(name, at, key=KEY, model="n", telemetry=AGENTS[name].telemetry)
+    said = write(name, at, key=KEY) + write(name, at, key=KEY, model="n", telemetry=AGENTS[name].telemetry)
     if name in BEFORE:
         said += take_back(name, at)
     assert KEY not in said
@@ -547,7 +582,7 @@ def test_a_diff_is_no_command_to_a_terminal():
 
 
 @pytest.mark.parametrize(
-    ("wishes", "words"),
+    ("options", "words"),
     [
         ({"url": "ftp://x"}, "http://HOST:PORT"),
         ({"url": "http://"}, "http://HOST:PORT"),
@@ -561,42 +596,47 @@ def test_a_diff_is_no_command_to_a_terminal():
         ({"model": 'm"\n'}, "--model"),
     ],
 )
-async def test_an_option_that_cannot_be_used_is_named(at, wishes, words):
+def test_an_option_that_cannot_be_used_is_named(at, options, words):
     with pytest.raises(BadConfig, match=re.escape(words)) as refused:
-        await write("claude-code", at, **wishes)
+        write("claude-code", at, **options)
     assert "secret" not in str(refused.value)
     assert list(at.directory.parent.rglob("*.*")) == []
 
 
 @pytest.mark.parametrize("url", [f"{URL}/", f"{URL}/v1", f"{URL}/v1/"])
-async def test_an_address_may_end_as_people_write_it(at, url):
-    await write("claude-code", at, url=url)
+def test_an_address_may_end_as_people_write_it(at, url):
+    write("claude-code", at, url=url)
     assert json.loads(place("claude-code", at).read_text())["env"]["ANTHROPIC_BASE_URL"] == URL
 
 
-async def test_the_running_gateway_is_found(at, tmp_path):
-    config = load(None, [f"run.directory='{tmp_path}'"])
-    with pytest.raises(NotFound, match="no gateway runs"):
-        await connect(config, "aider", Wishes(model="m", yes=True), at, a_console())
-    write_address(tmp_path / "gateway.url", "http://0.0.0.0:8400")
-    await connect(config, "aider", Wishes(model="m", yes=True), at, a_console())
-    assert "http://127.0.0.1:8400/v1" in place("aider", at).read_text()
+def test_without_a_url_it_is_the_environments_or_this_machines(at, tmp_path):
+    write("aider", at, url=None)
+    assert "http://127.0.0.1:8321/v1" in place("aider", at).read_text()
+    take_back("aider", at)
+    named = Surroundings(env={**at.env, "OSTINATO_URL": "https://gateway.example.org/v1"}, directory=at.directory)
+    write("aider", named, url=None)
+    assert "https://gateway.example.org/v1" in place("aider", at).read_text()
+    write("aider", named)
+    assert f"{URL}/v1" in place("aider", at).read_text(), "an option goes first"
+    wrong = Surroundings(env={**at.env, "OSTINATO_URL": "http://ann:secret@h"}, directory=at.directory)
+    with pytest.raises(BadConfig, match=r"^OSTINATO_URL takes no user"):
+        write("aider", wrong, url=None)
 
 
-async def test_nothing_is_written_where_nobody_can_agree(at, monkeypatch):
+def test_nothing_is_written_where_nobody_can_agree(at, monkeypatch):
     before = everything(at)
     monkeypatch.setattr("sys.stdin", StringIO("y\n"))
     with pytest.raises(BadConfig, match="add --yes"):
-        await write("aider", at, yes=False)
+        write("aider", at, yes=False)
     assert everything(at) == before
 
 
 @pytest.mark.parametrize(("answer", "written"), [("y\n", True), ("n\n", False), ("\n", False), ("", False)])
-async def test_a_person_is_asked(at, monkeypatch, answer, written):
+def test_a_person_is_asked(at, monkeypatch, answer, written):
     terminal = StringIO(answer)
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdin", terminal)
-    said = await write("aider", at, yes=False)
+    said = write("aider", at, yes=False)
     assert place("aider", at).exists() is written
     assert ("nothing was written" in said) is not written
 
@@ -604,52 +644,59 @@ async def test_a_person_is_asked(at, monkeypatch, answer, written):
 # ------------------------------------------------------------ the gateway asked
 
 
+class Gateway(BaseHTTPRequestHandler):
+    """Answers as a gateway does; the server's `asked` is what it was sent, its `status`, `body` and `headers` can be replaced."""
+
+    def do_GET(self):
+        length = int(self.headers.get("content-length") or 0)
+        asked = json.loads(self.rfile.read(length)) if length else None
+        self.server.asked.append((self.path, self.headers.get("Authorization"), asked))
+        if self.path.endswith("/v1/models"):
+            status, body, headers = 200, {"data": [{"id": "first"}, {"id": "auto"}]}, {}
+        else:
+            status, body, headers = self.server.status, self.server.body, self.server.headers
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in ({"content-length": str(len(data))} | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_POST = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
 @pytest.fixture
-async def gateway():
-    """A server that answers as a gateway does; `asked` is what it was sent, `answer` can be replaced."""
-
-    class Gateway:
-        url = ""
-
-        def __init__(self):
-            self.asked = []
-            self.status = 200
-            self.body = {"usage": {"prompt_tokens": 21, "completion_tokens": 8}}
-            self.headers = {
-                "request-id": "chatcmpl-1",
-                "x-ostinato-turn": "chatcmpl-1:0",
-                "x-ostinato-policy": "3",
-                "x-ostinato-weights": "ab" * 32,
-                "x-ostinato-arm": "live",
-            }
-
-        async def handle(self, request):
-            asked = await request.json() if request.can_read_body else None
-            self.asked.append((request.path, request.headers.get("Authorization"), asked))
-            if request.path.endswith("/v1/models"):
-                return web.json_response({"data": [{"id": "first"}, {"id": "auto"}]})
-            return web.json_response(self.body, status=self.status, headers=self.headers)
-
-    served = Gateway()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", served.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    served.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-    yield served
-    await runner.cleanup()
+def gateway():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    server.asked, server.status = [], 200
+    server.body = {"usage": {"prompt_tokens": 21, "completion_tokens": 8}}
+    server.headers = {
+        "request-id": "chatcmpl-1",
+        "x-ostinato-turn": "chatcmpl-1:0",
+        "x-ostinato-policy": "3",
+        "x-ostinato-weights": "ab" * 32,
+        "x-ostinato-arm": "live",
+    }
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
 
-async def ask(gateway, at, dialect="chat", **wishes):
-    console = a_console()
-    await check_capture(load(None, []), dialect, Wishes(url=gateway.url, **wishes), at, console)
-    return console.file.getvalue()
+def ask(gateway, at, dialect="chat", **options):
+    terminal = Terminal(StringIO())
+    check_capture(dialect, Options(url=gateway.url, **options), at, terminal)
+    return terminal.out.getvalue()
 
 
-async def test_the_model_is_the_gateways_first(gateway, at):
-    await write("aider", at, url=gateway.url, model=None, key=KEY)
+def test_the_model_is_the_gateways_first(gateway, at):
+    write("aider", at, url=gateway.url, model=None, key=KEY)
     assert "openai/first" in place("aider", at).read_text()
     assert gateway.asked == [("/v1/models", f"Bearer {KEY}", None)]
 
@@ -662,9 +709,9 @@ async def test_the_model_is_the_gateways_first(gateway, at):
         ("responses", "/v1/responses", {"input_tokens": 21, "output_tokens": 8}),
     ],
 )
-async def test_a_call_in_each_dialect_shows_what_was_captured(gateway, at, dialect, path, usage):
+def test_a_call_in_each_dialect_shows_what_was_captured(gateway, at, dialect, path, usage):
     gateway.body = {"usage": usage}
-    said = await ask(gateway, at, dialect, session="s1", key=KEY)
+    said = ask(gateway, at, dialect, session="s1", key=KEY)
     assert "chatcmpl-1:0  (request chatcmpl-1)" in said
     assert "v3 abababab" in said
     assert "21 of the prompt and 8 of the answer" in said
@@ -674,10 +721,10 @@ async def test_a_call_in_each_dialect_shows_what_was_captured(gateway, at, diale
     assert everything(at).keys() == {path.relative_to(at.directory.parent) for path in (at.home, at.directory)}
 
 
-async def test_an_answer_that_no_weights_of_ours_made_says_so(gateway, at):
+def test_an_answer_that_no_weights_of_ours_made_says_so(gateway, at):
     del gateway.headers["x-ostinato-policy"]
     gateway.body = {}
-    said = await ask(gateway, at)
+    said = ask(gateway, at)
     assert "none of this run's" in said
     assert "not told" in said
 
@@ -693,26 +740,136 @@ async def test_an_answer_that_no_weights_of_ours_made_says_so(gateway, at):
         (302, BadConfig, "look at --url"),
     ],
 )
-async def test_a_refusal_comes_with_a_way_out(gateway, at, status, error, words):
+def test_a_refusal_comes_with_a_way_out(gateway, at, status, error, words):
     gateway.status, gateway.body = status, {"error": {"message": f"no such\nthing {KEY}"}}
     gateway.headers = {"location": "http://127.0.0.1:9/"} if status == 302 else {}
     with pytest.raises(error) as refused:
-        await ask(gateway, at, key=KEY)
+        ask(gateway, at, key=KEY)
     assert words.replace("…", "sk-…") in str(refused.value)
     assert KEY not in str(refused.value)
     assert str(refused.value).isprintable()
 
 
-async def test_an_answer_of_another_server_is_not_taken_for_a_capture(gateway, at):
+def test_an_answer_of_another_server_is_not_taken_for_a_capture(gateway, at):
     gateway.headers = {}
     with pytest.raises(BadConfig, match="captured no turn"):
-        await ask(gateway, at)
+        ask(gateway, at)
     gateway.body = []
     with pytest.raises(BadConfig, match="something else than a JSON object"):
-        await ask(gateway, at)
+        ask(gateway, at)
 
 
-async def test_nobody_there_is_one_line(gateway, at):
+def test_nobody_there_is_one_line(gateway, at):
     gateway.url = "http://127.0.0.1:9"
     with pytest.raises(Unavailable, match="cannot be reached"):
-        await ask(gateway, at)
+        ask(gateway, at)
+
+
+def test_an_answer_that_is_late_long_or_cut_off_is_one_line(gateway, at, monkeypatch):
+    gateway.headers["content-length"] = "99999"
+    with pytest.raises(Unavailable, match=r"cannot be reached \(IncompleteRead"):
+        ask(gateway, at)
+    del gateway.headers["content-length"]
+    gateway.body = b"{" + b" " * 2**20 + b"}"
+    with pytest.raises(Unavailable, match="more than 1048576 bytes"):
+        ask(gateway, at)
+    waiting = threading.Event()
+    monkeypatch.setattr(Gateway, "do_GET", lambda self: waiting.wait(60))
+    monkeypatch.setattr(command, "_LOOK_S", 0.05)
+    with pytest.raises(Unavailable, match=r"no answer within 0\.05 s"):
+        ask(gateway, at)
+    waiting.set()
+
+
+# ------------------------------------------------------------ the program
+
+
+PACKAGE = Path(__file__).parents[3] / "client" / "src"
+
+
+def ran(at, *words, **env):
+    """The command as a process that finds the client package and the standard library, and nothing else."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "ostinato_client.connect", *words],
+        cwd=at.directory,
+        env={**at.env, "PYTHONPATH": str(PACKAGE), **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_it_runs_on_the_standard_library_alone(gateway, at):
+    words = ["codex", "--url", gateway.url, "--session", "s1", "--telemetry"]
+    before = everything(at)
+    refused = ran(at, *words, OSTINATO_API_KEY=KEY)
+    assert (refused.returncode, everything(at)) == (2, before)
+    assert refused.stderr.endswith("there is no terminal to ask at; add --yes to agree\n")
+    done = ran(at, *words, "--yes", OSTINATO_API_KEY=KEY, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "`python -m ostinato_client.connect codex --undo` takes it back" in done.stdout
+    assert r"export OSTINATO_API_KEY=sk-\u2026WXYZ" in done.stdout
+    assert tomllib.loads(place("codex", at).read_text())["model"] == "first"
+    tested = ran(at, "codex", "--url", gateway.url, "--test", OSTINATO_API_KEY=KEY)
+    assert tested.returncode == 0
+    assert "speaks responses, model first" in tested.stdout
+    undone = ran(at, "codex", "--undo", "--yes")
+    assert (undone.returncode, everything(at)) == (0, before)
+    assert KEY not in "".join(each.stdout + each.stderr for each in (refused, done, tested, undone))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "name an agent (claude-code, codex, opencode, qwen-code, mini-swe-agent, aider, cursor), or give --test"),
+        (["aider", "--test", "--undo"], "--test and --undo: give one of them"),
+        (["aider", "--dialect", "chat"], "--dialect is of --test"),
+        (["vim"], "invalid choice: 'vim'"),
+        (["aider", "--mod", "m"], "unrecognized arguments: --mod"),
+        (["aider", "--undo"], "nothing to undo"),
+    ],
+)
+def test_a_wrong_command_ends_with_two_and_says_why(at, monkeypatch, capsys, words, told):
+    monkeypatch.setenv("HOME", at.env["HOME"])
+    monkeypatch.chdir(at.directory)
+    try:
+        code = main(words)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_help_names_every_option_and_agent(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert said.startswith("usage: ostinato-connect ")
+    for word in (*AGENTS, "OSTINATO_API_KEY", "OSTINATO_URL", "--undo", "--test", "--session", "--telemetry"):
+        assert word in said
+
+
+def test_a_terminal_gets_colours_unless_it_says_no():
+    for env, colored in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
+        out = StringIO()
+        out.isatty = lambda: True
+        Terminal(out, env).show(["+new", " same"])
+        assert out.getvalue() == ("\x1b[32m+new\x1b[0m\n same\n" if colored else "+new\n same\n")
+    out = StringIO()
+    Terminal(out, {}).show(["+new"])
+    assert out.getvalue() == "+new\n"
+
+
+def test_where_permissions_or_toml_are_not_known_it_says_so(at, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    with pytest.raises(BadConfig, match=r"config\.toml: it is TOML, which Python reads from 3\.11 on"):
+        write("codex", at)
+    write("aider", at)
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(BadConfig, match="WSL"):
+        command.surroundings()

@@ -1,13 +1,8 @@
-"""`ostinato watch`: what becomes of the lines that an agent wrote. The client package does the work; this installs the agents' hooks.
-
-The hooks that tell `ostinato watch` what a tool call wrote: where each agent keeps its hooks, and what goes into that file.
-"""
+"""Installs the hooks that tell the watcher what a tool call wrote: where each agent keeps its hooks, and what goes into that file."""
 
 from __future__ import annotations
 
-import os
 import shlex
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -15,21 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console
-
-from ostinato.core.errors import BadConfig, Conflict, NotFound
-from ostinato.launch.commands import settings_files
-from ostinato.launch.commands.agent_settings import Json, Scope, Surroundings, edited_json
-from ostinato.launch.commands.settings_files import agreed, diff, say, show
-
-# ---------------------------------------------------------------- hooks
-
+from ostinato_client.connect import settings_files
+from ostinato_client.connect.agent_settings import Json, Scope, Surroundings, edited_json
+from ostinato_client.connect.errors import BadConfig, NotFound
+from ostinato_client.connect.settings_files import diff
+from ostinato_client.connect.terminal import Terminal
+from ostinato_client.watch.git import GitError, Repository
 
 MODULE = "ostinato_client.watch.hook"
 _TOOLS = "Edit|MultiEdit|Write"
+_PACKAGE = Path(__file__).resolve().parent
+_KEEP = "before-ostinato-watch"
+_CURSOR = (
+    "--install cursor: Cursor's hooks do not name the call that made an edit, so its lines could be credited by a guess only. "
+    "Nothing is installed"
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class Hook:
     """An agent's hook.
 
@@ -44,24 +42,15 @@ class Hook:
     taken: Callable[[str], str | None]
 
 
-def package() -> Path:
-    """The client package's directory. Raises BadConfig if it is not installed."""
-    try:
-        import ostinato_client.watch as watch
-    except ImportError as error:
-        raise BadConfig("this needs the client's package beside this one: pip install 'ostinato[watch]'") from error
-    return Path(watch.__file__ or "").resolve().parent
-
-
 def command() -> str:
     """The command that Claude Code runs. Python is isolated, so that it imports no module of the repository that the agent works in."""
-    python, place = shlex.quote(sys.executable), package()
+    python = shlex.quote(sys.executable)
     look = "import ostinato_client.watch as found; print(found.__file__)"
     words = [sys.executable, "-I", "-c", look]
     found = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
-    if Path(found).parent == place:
+    if Path(found).parent == _PACKAGE:
         return f"{python} -I -m {MODULE}"
-    code = f"import runpy, sys; sys.path.insert(0, {str(place.parent.parent)!r}); runpy.run_module({MODULE!r}, run_name='__main__')"
+    code = f"import runpy, sys; sys.path.insert(0, {str(_PACKAGE.parent.parent)!r}); runpy.run_module({MODULE!r}, run_name='__main__')"
     return f"{python} -I -c {shlex.quote(code)}"
 
 
@@ -103,7 +92,7 @@ def _others(hooks: Json) -> list[Any]:
 
 
 def _opencode(text: str | None) -> str:
-    return (package() / "opencode.js").read_text("utf-8")
+    return (_PACKAGE / "opencode.js").read_text("utf-8")
 
 
 HOOKS: Mapping[str, Hook] = {
@@ -126,42 +115,22 @@ HOOKS: Mapping[str, Hook] = {
 }
 
 
-_KEEP = "before-ostinato-watch"
+def change_hook(
+    name: str, scope: Scope, at: Surroundings, terminal: Terminal, *, undone: bool, yes: bool, program: str
+) -> None:
+    """Install an agent's hook, or remove it (`undone`). Raises what `install` and `undo` raise, and BadConfig for Cursor.
 
-
-def watch(directory: Path, url: str | None, *, once: bool, interval_s: float, console: Console) -> int:
-    """Follow the working tree that contains a directory until interrupted. Returns 0, or 1 if `once` could not send all that waits.
-
-    Raises:
-        BadConfig: the client's package is not installed, there is no working tree, it cannot be read or written, or the URL is invalid.
-        Conflict: another watcher has the working tree.
+    `program`: the command as it was typed, such as "ostinato watch".
     """
-    package()
-    from ostinato_client.watch.delivery import KEY_VARIABLE, known_url
-    from ostinato_client.watch.git import GitError
-    from ostinato_client.watch.running import watch as run
-    from ostinato_client.watch.state import Held
-
-    def line(text: str) -> None:
-        say(console, [text])
-
-    try:
-        return run(
-            directory,
-            url or known_url(os.environ),
-            os.environ.get(KEY_VARIABLE),
-            once=once,
-            interval_s=interval_s,
-            out=console.file,
-            say=line,
-        )
-    except Held as error:
-        raise Conflict(str(error)) from error
-    except (GitError, ValueError, OSError, sqlite3.Error) as error:
-        raise BadConfig(str(error)) from error
+    if name == "cursor":
+        raise BadConfig(_CURSOR)
+    if undone:
+        undo(name, scope, at, terminal, yes=yes)
+    else:
+        install(name, scope, at, terminal, yes=yes, program=program)
 
 
-def install(name: str, scope: Scope, at: Surroundings, console: Console, *, yes: bool) -> None:
+def install(name: str, scope: Scope, at: Surroundings, terminal: Terminal, *, yes: bool, program: str) -> None:
     """Install an agent's hook, once a person has agreed, and enable it in this repository. Raises BadConfig, Conflict, StorageFull."""
     hook, connected, own = _look(name, scope, at)
     try:
@@ -169,27 +138,27 @@ def install(name: str, scope: Scope, at: Surroundings, console: Console, *, yes:
         before = None if connected.backup is None else hook.put(connected.backup.before)
     except BadConfig as error:
         raise BadConfig(f"{connected.path}: {error}") from error
-    show(console, diff(str(connected.path), connected.text, text, None))
+    terminal.show(diff(str(connected.path), connected.text, text, None))
     if text == connected.text:
-        say(console, ["nothing to change: the hook is there already"])
-    elif not agreed(console, "write this?", yes=yes):
+        terminal.say(["nothing to change: the hook is there already"])
+    elif not terminal.agreed("write this?", yes=yes):
         return
     elif connected.ours:
         settings_files.amend(connected, text, before)
     else:
         settings_files.write(own, text, secret=False)
     scoped = " --scope project" if scope == "project" else ""
-    say(console, [f"`ostinato watch --install {name} --undo{scoped}` removes it", *_opened(at)])
+    terminal.say([f"`{program} --install {name} --undo{scoped}` removes it", *_opened(at, program)])
 
 
-def undo(name: str, scope: Scope, at: Surroundings, console: Console, *, yes: bool) -> None:
+def undo(name: str, scope: Scope, at: Surroundings, terminal: Terminal, *, yes: bool) -> None:
     """Remove an agent's hook: restore the file, or only take the hook out if it was changed since. Raises NotFound, and as `install`."""
     hook, connected, own = _look(name, scope, at)
     if own.text is None or hook.taken(own.text) == own.text:
         raise NotFound(f"{own.path}: nothing to undo, the hook is not in it")
     text = own.backup.before if own.ours and own.backup is not None else hook.taken(own.text)
-    show(console, diff(str(own.path), own.text, text, None))
-    if not agreed(console, "write this?", yes=yes):
+    terminal.show(diff(str(own.path), own.text, text, None))
+    if not terminal.agreed("write this?", yes=yes):
         return
     if own.ours:
         settings_files.undo(own)
@@ -197,27 +166,25 @@ def undo(name: str, scope: Scope, at: Surroundings, console: Console, *, yes: bo
         before = None if connected.backup is None else connected.backup.before
         settings_files.amend(connected, text, None if before is None else hook.taken(before))
         own.kept.unlink(missing_ok=True)
-    say(console, [f"{own.path} no longer contains the hook"])
+    terminal.say([f"{own.path} no longer contains the hook"])
 
 
 def _look(
     name: str, scope: Scope, at: Surroundings
 ) -> tuple[Hook, settings_files.SettingsFile, settings_files.SettingsFile]:
-    """The hook, and its file twice: with the backup of `ostinato connect`, and with the backup of this command."""
+    """The hook, and its file twice: with the backup of `ostinato-connect`, and with the backup of this command."""
     hook = HOOKS[name]
     path, within = hook.places[scope](at), at.directory if scope == "project" else None
     return hook, settings_files.look(path, within=within), settings_files.look(path, within=within, keep=_KEEP)
 
 
-def _opened(at: Surroundings) -> list[str]:
+def _opened(at: Surroundings, program: str) -> list[str]:
     """Enable the hooks in this repository, since they write only where a repository is watched. Returns what to tell the person."""
-    from ostinato_client.watch.git import GitError, Repository
-
     try:
         found = Repository.at(at.directory)
     except GitError:
-        return ["run `ostinato watch` in each repository to follow"]
+        return [f"run `{program}` in each repository to follow"]
     (found.common / "ostinato").mkdir(mode=0o700, exist_ok=True)
     return [
-        f"edits in {found.root} are kept for `ostinato watch` from now on; run it there, and in each other repository to follow"
+        f"edits in {found.root} are kept for `{program}` from now on; run it there, and in each other repository to follow"
     ]

@@ -1,4 +1,4 @@
-"""Hooks are put into an agent's settings and taken out again, whatever else is done to them, by `ostinato connect` too."""
+"""Hooks are put into an agent's settings and taken out again, whatever else is done to them, by `ostinato-connect` too."""
 
 import json
 import shlex
@@ -7,15 +7,14 @@ import sys
 from io import StringIO
 
 import pytest
-from rich.console import Console
 
-from ostinato.config import load
-from ostinato.core.errors import BadConfig, Conflict, NotFound
-from ostinato.launch.commands import connect as connecting
-from ostinato.launch.commands.agent_settings import Surroundings
-from ostinato.launch.commands.connect import Wishes
-from ostinato.launch.commands.watch import HOOKS, MODULE, install, undo, watch
-from ostinato_client.watch.state import State
+from ostinato_client.connect import command
+from ostinato_client.connect.agent_settings import Surroundings
+from ostinato_client.connect.command import Options
+from ostinato_client.connect.errors import BadConfig, NotFound
+from ostinato_client.connect.terminal import Terminal
+from ostinato_client.watch import running
+from ostinato_client.watch.installation import HOOKS, MODULE, change_hook
 
 OWN = '{\n    "permissions": {"allow": ["Bash(make *)"]},\n    "hooks": {"PostToolUse": [{"matcher": "Edit", "hooks": []}], "Stop": []}\n}'
 
@@ -28,10 +27,14 @@ def at(tmp_path):
     return Surroundings(env={"HOME": str(tmp_path / "home")}, directory=tmp_path / "src")
 
 
-def run(act, name, at, scope="user"):
-    console = Console(file=StringIO(), width=200)
-    act(name, scope, at, console, yes=True)
-    return console.file.getvalue()
+def install(name, at, scope="user", *, undone=False):
+    terminal = Terminal(StringIO())
+    change_hook(name, scope, at, terminal, undone=undone, yes=True, program="ostinato watch")
+    return terminal.out.getvalue()
+
+
+def undo(name, at, scope="user"):
+    return install(name, at, scope, undone=True)
 
 
 def place(name, at, scope="user"):
@@ -49,45 +52,45 @@ def left(at):
     return {str(p.relative_to(home)): p.read_text() for p in home.rglob("*") if p.is_file() and ".git" not in p.parts}
 
 
-async def connect(at):
-    wishes = Wishes(url="http://127.0.0.1:8321", model="m", yes=True)
-    await connecting.connect(load(None, []), "claude-code", wishes, at, Console(file=StringIO()))
+def connect(at):
+    options = Options(url="http://127.0.0.1:8321", model="m", yes=True)
+    command.connect("claude-code", options, at, Terminal(StringIO()))
 
 
 def disconnect(at):
-    connecting.undo("claude-code", Wishes(yes=True), at, Console(file=StringIO()))
+    command.undo("claude-code", Options(yes=True), at, Terminal(StringIO()))
 
 
 @pytest.mark.parametrize("name", list(HOOKS))
 @pytest.mark.parametrize("scope", ["user", "project"])
 def test_undoing_leaves_what_was_there(at, name, scope):
     before = left(at)
-    said = run(install, name, at, scope)
+    said = install(name, at, scope)
     assert place(name, at, scope).exists()
     assert place(name, at, scope).name in said
-    assert "nothing to change" in run(install, name, at, scope)
-    run(undo, name, at, scope)
+    assert "nothing to change" in install(name, at, scope)
+    undo(name, at, scope)
     assert left(at) == before
     with pytest.raises(NotFound, match="nothing to undo"):
-        run(undo, name, at, scope)
+        undo(name, at, scope)
 
 
 def test_a_persons_own_hooks_stay_to_the_byte(at):
     put("claude-code", at, OWN)
-    run(install, "claude-code", at)
+    install("claude-code", at)
     entries = json.loads(place("claude-code", at).read_text())["hooks"]["PostToolUse"]
     assert entries[0] == {"matcher": "Edit", "hooks": []}
     assert MODULE in entries[1]["hooks"][0]["command"]
-    run(undo, "claude-code", at)
+    undo("claude-code", at)
     assert place("claude-code", at).read_text() == OWN
 
 
 def test_of_a_file_that_was_changed_since_only_the_hook_goes(at):
     put("claude-code", at, OWN)
-    run(install, "claude-code", at)
+    install("claude-code", at)
     changed = json.loads(place("claude-code", at).read_text()) | {"theme": "dark"}
     put("claude-code", at, json.dumps(changed))
-    run(undo, "claude-code", at)
+    undo("claude-code", at)
     assert json.loads(place("claude-code", at).read_text()) == json.loads(OWN) | {"theme": "dark"}
     assert list(left(at)) == ["home/.claude/settings.json"]
 
@@ -95,22 +98,22 @@ def test_of_a_file_that_was_changed_since_only_the_hook_goes(at):
 @pytest.mark.parametrize("before", [None, OWN])
 @pytest.mark.parametrize("first", ["connect", "watch"])
 @pytest.mark.parametrize("undone_first", ["connect", "watch"])
-async def test_connect_and_watch_take_out_their_own(at, before, first, undone_first):
+def test_connect_and_watch_take_out_their_own(at, before, first, undone_first):
     if before is not None:
         put("claude-code", at, before)
     if first == "watch":
-        run(install, "claude-code", at)
-    await connect(at)
-    run(install, "claude-code", at)
+        install("claude-code", at)
+    connect(at)
+    install("claude-code", at)
     both = json.loads(place("claude-code", at).read_text())
     assert MODULE in str(both["hooks"])
     assert "ANTHROPIC_BASE_URL" in both["env"]
     if undone_first == "connect":
         disconnect(at)
         assert MODULE in place("claude-code", at).read_text()
-        run(undo, "claude-code", at)
+        undo("claude-code", at)
     else:
-        run(undo, "claude-code", at)
+        undo("claude-code", at)
         assert "ANTHROPIC_BASE_URL" in place("claude-code", at).read_text()
         assert MODULE not in place("claude-code", at).read_text()
         disconnect(at)
@@ -121,7 +124,7 @@ async def test_connect_and_watch_take_out_their_own(at, before, first, undone_fi
 
 
 def test_the_hook_imports_nothing_of_the_directory_that_it_runs_in(at):
-    run(install, "claude-code", at)
+    install("claude-code", at)
     entry = json.loads(place("claude-code", at).read_text())["hooks"]["PostToolUse"][0]
     (at.directory / "ostinato_client").mkdir()
     (at.directory / "ostinato_client" / "__init__.py").write_text("open('planted', 'w')")
@@ -146,27 +149,35 @@ def test_what_cannot_be_changed_is_refused_by_name(at):
     for text in ('{"hooks": []}', '{"hooks": {"PostToolUse": {}}}', "{ // no\n}"):
         put("claude-code", at, text)
         with pytest.raises(BadConfig, match=r"settings\.json"):
-            run(install, "claude-code", at)
+            install("claude-code", at)
         assert place("claude-code", at).read_text() == text
 
 
-def test_watching_says_what_is_wrong_and_holds_the_working_tree(at, tmp_path):
-    console = Console(file=StringIO(), width=300)
-    (tmp_path / "plain").mkdir()
-    with pytest.raises(BadConfig, match="plain is not a git repository, nor in one; name one with --repository"):
-        watch(tmp_path / "plain", None, once=True, interval_s=1.0, console=console)
-    with pytest.raises(BadConfig, match="base_url"):
-        watch(at.directory, "ftp://x", once=True, interval_s=1.0, console=console)
-    assert watch(at.directory, "http://127.0.0.1:9", once=True, interval_s=1.0, console=console) == 0
-    assert "following 0 lines of 0 calls" in console.file.getvalue()
-    with (
-        State(at.directory / ".git" / "ostinato"),
-        pytest.raises(Conflict, match="another watcher"),
-    ):
-        watch(at.directory, "http://127.0.0.1:9", once=True, interval_s=1.0, console=console)
+def test_cursor_is_refused_with_the_reason(at):
+    before = left(at)
+    with pytest.raises(BadConfig, match="could be credited by a guess only"):
+        install("cursor", at)
+    assert left(at) == before
 
 
 def test_outside_of_a_repository_it_says_what_is_left_to_do(at, tmp_path):
     (tmp_path / "plain").mkdir()
     elsewhere = Surroundings(env=at.env, directory=tmp_path / "plain")
-    assert "run `ostinato watch`" in run(install, "opencode", elsewhere)
+    assert "run `ostinato watch`" in install("opencode", elsewhere)
+
+
+def test_the_clients_own_command_installs_and_removes_it(at, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", at.env["HOME"])
+    monkeypatch.delenv("CLAUDE_CONFIG_DIR", raising=False)
+    monkeypatch.chdir(at.directory)
+    before = left(at)
+    assert running.main(["--install", "claude-code", "--yes"]) == 0
+    assert MODULE in place("claude-code", at).read_text()
+    assert "`python -m ostinato_client.watch --install claude-code --undo` removes it" in capsys.readouterr().out
+    assert running.main(["--install", "claude-code", "--undo", "--yes"]) == 0
+    assert left(at) == before
+    assert running.main(["--install", "cursor"]) == 2
+    assert "by a guess only" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        running.main(["--undo"])
+    assert "with --install" in capsys.readouterr().err

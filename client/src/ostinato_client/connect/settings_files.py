@@ -9,42 +9,61 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
+import json
 import os
-import re
 import stat
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from rich.console import Console
-from rich.text import Text
-
-from ostinato.core.errors import BadConfig, Conflict, NotFound, StorageFull
-from ostinato.core.files import write_atomic
-from ostinato.core.lines import lines_of
-from ostinato.launch.commands.agent_settings import PLACEHOLDER
-from ostinato.launch.views.screen import plain
+from ostinato_client.connect.agent_settings import Json, lines_of
+from ostinato_client.connect.errors import BadConfig, Conflict, NotFound, StorageFull
+from ostinato_client.connect.terminal import hidden, plain
 
 _SECRET_MODE = 0o600
 _NEW_MODE = 0o644
 _MOST_BYTES = 4 * 1024 * 1024
 
 
-class Backup(BaseModel):
+@dataclass(frozen=True)
+class Backup:
     """A file's state before our change. `before` and `mode` are its text and permissions, None if it did not exist; `wrote` are SHA-256s of
     what we wrote, the newest last; `made` is how many directories above the file we created.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     wrote: list[str]
     before: str | None
     mode: int | None
     made: int
 
+    def to_json(self) -> str:
+        """The text of the backup's file."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    @staticmethod
+    def from_json(text: str) -> Backup:
+        """The backup in a file's text. Raises ValueError for any other text."""
+        value: object = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError("no JSON object")
+        fields = cast(Json, value)
+        if fields.keys() != {"wrote", "before", "mode", "made"}:
+            raise ValueError("other fields than a backup's")
+        wrote, before, mode, made = (fields[name] for name in ("wrote", "before", "mode", "made"))
+        fine = (
+            isinstance(wrote, list)
+            and all(isinstance(each, str) for each in cast("list[Any]", wrote))
+            and (before is None or isinstance(before, str))
+            and (mode is None or type(mode) is int)
+            and type(made) is int
+        )
+        if not fine:
+            raise ValueError("a field of another type than a backup's")
+        (before or "").encode()  # half a character could not be written
+        return Backup(wrote=wrote, before=before, mode=mode, made=made)
+
+
+@dataclass(frozen=True)
 class SettingsFile:
     """A settings file as it was found; `text` and `mode` are None if it is not there.
 
@@ -112,7 +131,7 @@ def write(found: SettingsFile, text: str, *, secret: bool) -> None:
     try:
         made = _make(found.real.parent)
         if not found.changed:
-            _put(found.kept, f"{_backup(found, text, made).model_dump_json(indent=2)}\n", _SECRET_MODE, exact=True)
+            _put(found.kept, _backup(found, text, made).to_json(), _SECRET_MODE, exact=True)
         _put(found.real, text, found.new_mode(secret=secret), exact=secret or found.mode is not None)
     except OSError as error:
         if found.backup is None:
@@ -167,8 +186,8 @@ def amend(found: SettingsFile, text: str | None, before: str | None) -> None:
     try:
         if backup is not None and found.ours:
             wrote = [_digest(each) for each in (found.text, text) if each is not None]
-            new = backup.model_copy(update={"wrote": wrote, "before": before})
-            _put(found.kept, f"{new.model_dump_json(indent=2)}\n", _SECRET_MODE, exact=True)
+            new = replace(backup, wrote=wrote, before=before)
+            _put(found.kept, new.to_json(), _SECRET_MODE, exact=True)
         if text is None:
             found.real.unlink(missing_ok=True)
         else:
@@ -201,8 +220,8 @@ def _read_backup(path: Path) -> Backup | None:
     if text is None:
         return None
     try:
-        return Backup.model_validate_json(text)
-    except ValidationError as error:
+        return Backup.from_json(text)
+    except (ValueError, RecursionError) as error:
         raise BadConfig(f"{path}, which tells what was there before, is damaged; set it aside") from error
 
 
@@ -225,79 +244,6 @@ def _refused(path: Path, error: OSError) -> StorageFull:
     return StorageFull(f"{path} cannot be written ({error.strerror}); make room, or change its owner or permissions")
 
 
-# ---------------------------------------------------------------- asking first
-
-
-_STYLES = {"+": "green", "-": "red", "@": "cyan"}
-
-
-def agreed(console: Console, question: str, *, yes: bool) -> bool:
-    """True if a person agrees, or did so beforehand (`yes`). Raises BadConfig if there is no terminal to ask at."""
-    if yes:
-        return True
-    if not sys.stdin.isatty():
-        raise BadConfig("nothing was written: there is no terminal to ask at; add --yes to agree")
-    try:
-        answer = console.input(f"{question} (y/N) ", markup=False)
-    except EOFError:
-        answer = ""
-    if answer.strip().lower() in ("y", "yes"):
-        return True
-    say(console, ["nothing was written"])
-    return False
-
-
-def show(console: Console, lines: Sequence[str]) -> None:
-    """Print the lines of a diff."""
-    for line in lines:
-        console.print(Text(line, _STYLES.get(line[:1], "")), soft_wrap=True)
-
-
-def say(console: Console, lines: Sequence[str]) -> None:
-    """Print lines as they are."""
-    for line in lines:
-        console.print(Text(plain(line)), soft_wrap=True)
-
-
-# ---------------------------------------------------------------- masking secrets
-
-
-_LEAST = 12  # the shortest key, in characters, of which the last four may be shown
-_NAMES = "key|token|secret|passw|auth|credential|cookie|bearer|header"
-_NAMED = re.compile(
-    rf"""(['"]?[\w.-]*(?:{_NAMES})[\w.-]*['"]?\s*[:=]\s*)("(?:\\.|[^"\\])*"|'[^']*'|(?:bearer|basic)\s+[^\s'"]+|[^\s,'"{{\[][^\s,]*)""",
-    re.IGNORECASE,
-)
-_BARE = re.compile(
-    r"(?<![\w-])(?:(?:sk|pk|rk|ghp|gho|github_pat|glpat|xox[a-z]|hf)[-_]|AKIA)[A-Za-z0-9_-]{8,}"
-    r"|(?<=bearer )[^\s\"']+|(?<=://)[^\s/@\"']+:[^\s/@\"']+(?=@)|(?<![\w-])(?=\w*\d)(?=\w*[A-Za-z])\w{24,}(?![\w-])",
-    re.IGNORECASE,
-)
-_NO_SECRET = re.compile(r"""['"]?(?:true|false|null|[\d.]+|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|)['"]?,?""")
-
-
-def masked(key: str) -> str:
-    """A key as it may be shown. Example: ``masked("sk-0123456789abcdef") == "sk-…cdef"``"""
-    kind = "sk-" if key.startswith("sk-") else ""
-    return f"{kind}…{key[-4:]}" if len(key) >= _LEAST else "…"
-
-
-def hidden(text: str, key: str | None) -> str:
-    """A line in which the key is masked, and any other value that is named like a secret or looks like one."""
-    if key:
-        text = text.replace(key, masked(key))
-    text = _NAMED.sub(lambda found: found[1] + _value(found[2]), text)
-    return _BARE.sub(lambda found: masked(found[0]), text)
-
-
-def _value(value: str) -> str:
-    quote = value[0] if value[0] in "\"'" else ""
-    bare = value.strip(quote) if quote else value
-    if "…" in bare or bare == PLACEHOLDER or _NO_SECRET.fullmatch(value):
-        return value
-    return f"{quote}{masked(bare)}{quote}"
-
-
 def diff(name: str, before: str | None, after: str | None, key: str | None) -> list[str]:
     """A unified diff of a file's change, with secrets masked; None: the file does not exist."""
     old, new = ([] if text is None else lines_of(text) for text in (before, after))
@@ -307,4 +253,23 @@ def diff(name: str, before: str | None, after: str | None, key: str | None) -> l
 
 
 def _put(path: Path, text: str, mode: int, *, exact: bool) -> None:
-    write_atomic(path, text, durable=True, mode=mode, exact=exact)
+    """Replace a file durably and atomically: a reader sees the old file or the new one, never a part; `exact`: whatever the umask."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)  # of an earlier process with this number
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o777), "wb") as file:
+            if exact:
+                os.fchmod(file.fileno(), mode)
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

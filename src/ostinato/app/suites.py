@@ -1,0 +1,190 @@
+"""Opens the task files that candidates are measured on, and tries their held-out tasks as training rollouts are tried and graded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from ostinato.app.storage import home
+from ostinato.app.worlds import check_tasks, open_harnesses, runs_code, workshop_behind, world_gateway
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig, BadRequest
+from ostinato.core.records import PolicyVersion
+from ostinato.demo import tasks as demo_tasks
+from ostinato.evaluate.runner import ScoredTry, SuiteRunner
+from ostinato.evaluate.suites import Item, Suite
+from ostinato.worlds.grading.grade import Grade
+from ostinato.worlds.harness.harnesses import answered
+from ostinato.worlds.harness.rollout import Ended, Harness, Rollout
+from ostinato.worlds.rollout.attempt import Workshop
+from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.tasks.task import Split, Task, Taskset
+from ostinato.worlds.tasks.tasksets import load, parse
+
+ONE_ANSWER = "single"
+"""The harness whose rollouts are one answer, several of which one call gives."""
+
+EVAL_USER = "eval"
+
+# ---------------------------------------------------------------- task files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSuite:
+    """The held-out tasks of a file as a suite: its items have the tasks' ids, its hash stands for the tasks and their harnesses.
+
+    `runs_code`: a harness or a grader runs code that a model wrote.
+
+    Example: ``TaskSuite(suite=suite, tasks=taskset, runs_code=True)``
+    """
+
+    suite: Suite
+    tasks: Taskset
+    runs_code: bool
+
+
+def open_task_suite(file: str, config: Config) -> TaskSuite:
+    """The held-out tasks of a file, or of a shipped suite (`demo`, `demo-tab`); the first `evaluate.items` of them if that is set.
+
+    The suite is named after the file. Raises BadConfig if the file cannot be read, holds no held-out task, or one that cannot be worked on
+    or graded.
+    """
+    taskset = _read(file, config)
+    tasks = [task for task in taskset.tasks if task.split is Split.HELD_OUT]
+    if not tasks:
+        raise BadConfig(f"task file {file}: no task has the split 'held_out', so there is nothing to measure with")
+    tasks = tasks[: config.evaluate.items or None]
+    check_tasks(config, tasks)
+    items = tuple(Item(task.id, task.family) for task in tasks)
+    return TaskSuite(
+        suite=Suite(taskset.name, _hash(taskset, tasks, config), items),
+        tasks=replace(taskset, tasks=tuple(tasks)),
+        runs_code=runs_code(config, tasks),
+    )
+
+
+def _read(file: str, config: Config) -> Taskset:
+    answer_s, grading_s = config.evaluate.runner.request_timeout_s, config.evaluate.grade_timeout_s
+    shipped = {"demo": _demo_items, "demo-tab": _tab_items}
+    if file in shipped:
+        name, items = shipped[file]()
+        text = "".join(json.dumps(item) + "\n" for item in items)
+        return parse(name, text, Path(), answer_s=answer_s, grading_s=grading_s)
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise BadConfig(f"there is no task file {file}; check evaluate.suite (a relative path begins at {Path.cwd()})")
+    found = load(path.resolve(), answer_s=answer_s, grading_s=grading_s)  # a mounted file may be a link
+    return replace(found, name=path.stem)
+
+
+def _hash(taskset: Taskset, tasks: Sequence[Task], config: Config) -> str:
+    harnesses = open_harnesses(config)
+    used = sorted({harnesses[task.harness].hash for task in tasks})
+    asked = sorted({str(config.worlds.temperature) for task in tasks if task.temperature is None})
+    return blake3("\0".join([taskset.hash, str(len(tasks)), *asked, *used]).encode()).hexdigest()
+
+
+def _demo_items() -> tuple[str, list[dict[str, Any]]]:
+    """The copilot's held-out function families, which no user ever asks for."""
+    _, held_out = demo_tasks.split(demo_tasks.load())
+    return "demo-heldout", demo_tasks.suite_items(held_out)
+
+
+def _tab_items() -> tuple[str, list[dict[str, Any]]]:
+    """Tab's held-out lines, which no user ever types."""
+    from ostinato.demo import tab as tab_lines
+
+    _, held_out = tab_lines.split_lines()
+    return "tab-heldout", tab_lines.suite_items(held_out)
+
+
+# ---------------------------------------------------------------- trying them
+
+
+class HeldOutTasks:
+    """Implements `TaskSlot`: held-out tasks, tried in a workshop whose gateway answers with the weights of one slot."""
+
+    def __init__(self, tasks: Taskset, shop: Workshop, gateway: WorldGateway, answers_per_call: int) -> None:
+        self._tasks: Mapping[str, Task] = {task.id: task for task in tasks.tasks}
+        self._shop, self._gateway, self._answers_per_call = shop, gateway, answers_per_call
+        self._token, self._number = f"bar{secrets.token_hex(4)}", 0
+
+    async def served(self) -> PolicyVersion | None:
+        return await self._gateway.served()
+
+    def answers_per_call(self, item: Item) -> int:
+        return self._answers_per_call if self._tasks[item.id].harness == ONE_ANSWER else 1
+
+    async def tries(self, item: Item, seed: int, count: int) -> list[ScoredTry]:
+        task = self._tasks[item.id]
+        harness = self._shop.harnesses[task.harness]
+        if task.harness == ONE_ANSWER:
+            return await self._answers(task, harness, seed, count)
+        return [await self._rollout(task, harness, seed + number) for number in range(count)]
+
+    async def _answers(self, task: Task, harness: Harness, seed: int, count: int) -> list[ScoredTry]:
+        began = time.monotonic()
+        found = await self._gateway.sample(task, n=count, seed=seed, user=EVAL_USER, harness=harness.hash)
+        seconds = time.monotonic() - began
+        tries: list[ScoredTry] = []
+        for choice in found.choices:
+            rollout = answered(task, harness, choice.message, choice.finish)
+            formed = bool(choice.message.text) and choice.finish == "stop"
+            tries.append(_scored(await self._shop.grade(task, rollout), formed, found.policies, seconds))
+        return tries
+
+    async def _rollout(self, task: Task, harness: Harness, seed: int) -> ScoredTry:
+        self._number += 1
+        began = time.monotonic()
+        model = self._gateway.model(
+            f"{self._token}.{self._number}",
+            group=None,
+            harness=harness.hash,
+            seed=seed,
+            temperature=task.temperature,
+            top_p=task.top_p,
+        )
+        rollout: Rollout = await self._shop.work(task, model)
+        seconds = time.monotonic() - began
+        if rollout.ended is Ended.FAILED:
+            why = rollout.detail.get("why", "it did not begin")
+            raise BadRequest(f"task {task.id!r} cannot be tried: {why}; mend it or take it out of the task file")
+        grade = await self._shop.grade(task, rollout)
+        return _scored(grade, rollout.ended is Ended.SUBMITTED, tuple(sorted(model.policies)), seconds)
+
+
+def _scored(grade: Grade, formed: bool, policies: Sequence[PolicyVersion], seconds: float) -> ScoredTry:
+    score = 0.0 if grade.cheated else grade.value
+    return ScoredTry(score=score, formed=formed, policies=tuple(policies), seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutWorld:
+    """Implements `TaskWorld`: a run's harnesses, sandboxes and graders, and the gateway at `url`.
+
+    Example: ``HeldOutWorld(config=config, url="http://127.0.0.1:8321", tasks=found.tasks)``
+    """
+
+    config: Config
+    url: str
+    tasks: Taskset
+
+    @contextlib.asynccontextmanager
+    async def open(self, slot: str) -> AsyncGenerator[HeldOutTasks]:
+        gateway = world_gateway(self.config, home(self.config), self.url, self.tasks, slot)
+        async with workshop_behind(self.config, gateway, proving=True) as shop:
+            yield HeldOutTasks(self.tasks, shop, gateway, self.config.evaluate.runner.samples_per_request)
+
+
+def open_runner(config: Config, url: str, found: TaskSuite) -> SuiteRunner:
+    """The runner of a suite against the gateway at `url`."""
+    world = HeldOutWorld(config=config, url=url.rstrip("/").removesuffix("/v1"), tasks=found.tasks)
+    return SuiteRunner(found.suite, world, config.evaluate.runner)

@@ -1,0 +1,253 @@
+"""Task files as what candidates are measured on: which tasks count, under which name and hash, what is refused before anything runs; and
+how they are tried through a gateway, here a fake one that speaks the real HTTP dialect.
+"""
+
+import json
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from ostinato.app.evaluation import check_suite, open_evaluation, open_suites
+from ostinato.app.suites import open_runner, open_task_suite
+from ostinato.app.worlds import GRADERS, open_graders
+from ostinato.config import load
+from ostinato.core.errors import BadConfig, BadRequest, Unauthorized, Unavailable
+from ostinato.core.records import PolicyVersion
+
+SMALL = ("evaluate.gate.margin=0.99", "evaluate.gate.total_margin=0.99")
+
+
+def write(path, count=90, **changes):
+    rows = [
+        {
+            "id": f"{split}{n}",
+            "family": "letters",
+            "split": split,
+            "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": f"say {n}"}],
+            "grading": {"grader": "pattern", "data": {"pattern": "x"}},
+        }
+        | changes
+        for split, many in (("train", 2), ("held_out", count), ("canary", 1))
+        for n in range(many)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def settings(tmp_path, *more):
+    item = {
+        "id": "a",
+        "family": "f",
+        "messages": [{"role": "user", "content": "x"}],
+        "grader": "pattern",
+        "pattern": "x",
+    }
+    (tmp_path / "suite.jsonl").write_text(json.dumps(item) + "\n")
+    where = (f"evaluate.suite='{tmp_path / 'suite.jsonl'}'", f"run.directory='{tmp_path / 'run'}'")
+    return load(None, [*where, *SMALL, *more])
+
+
+def test_only_held_out_tasks_count_and_the_hash_stands_for_all_that_decides(tmp_path):
+    file = str(write(tmp_path / "letters.jsonl"))
+    found = open_task_suite(file, settings(tmp_path))
+    assert found.suite.name == "letters"
+    assert (
+        [item.id for item in found.suite.items]
+        == [task.id for task in found.tasks.tasks]
+        == [f"held_out{n}" for n in range(90)]
+    )
+    assert {item.family for item in found.suite.items} == {"letters"}
+    assert not found.runs_code
+    assert open_task_suite(file, settings(tmp_path)).suite == found.suite
+    others = [
+        open_task_suite(file, settings(tmp_path, "worlds.temperature=0.5")),
+        open_task_suite(file, settings(tmp_path, "evaluate.items=80")),
+        open_task_suite(str(write(tmp_path / "letters.jsonl", tokens=9)), settings(tmp_path)),
+        open_task_suite(str(write(tmp_path / "letters.jsonl", harness="tools")), settings(tmp_path)),
+        open_task_suite(
+            str(write(tmp_path / "letters.jsonl", harness="tools")),
+            settings(tmp_path, "worlds.harness.tools.output_chars=900"),
+        ),
+    ]
+    hashes = {found.suite.hash, *(other.suite.hash for other in others)}
+    assert len(hashes) == 6
+    assert len(others[1].suite.items) == 80
+    assert others[3].runs_code
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"split": "train"}, "no task has the split 'held_out'"),
+        ({"harness": "bard"}, "task 'held_out0': there is no harness 'bard'; there are "),
+        (
+            {"grading": {"grader": "vibes"}},
+            "task 'held_out0', field 'grading.grader': there is no grader 'vibes'; there are function",
+        ),
+    ],
+)
+async def test_what_nobody_can_try_or_grade_is_told_before_anything_starts(tmp_path, changes, told):
+    file = write(tmp_path / "letters.jsonl", **changes)
+    if changes.get("split"):  # ids would stand twice
+        file.write_text(file.read_text().splitlines()[0] + "\n")
+    config = settings(tmp_path, f"evaluate.bars=[{{taskset='{file}', at_least=0.2}}]")
+    with pytest.raises(BadConfig, match=told):
+        await check_suite(config)
+
+
+async def test_a_bar_may_speak_of_a_taskset_beside_suites_or_of_one_that_is_compared(tmp_path):
+    letters, others = write(tmp_path / "letters.jsonl"), write(tmp_path / "others.jsonl")
+    bars = f"evaluate.bars=[{{taskset='{letters}', at_least=0.9}}, {{taskset='{others}', at_least=0.9}}, {{at_least=0.01}}]"
+    config = settings(tmp_path, bars, f"evaluate.tasksets=['{others}']")
+    await check_suite(config)
+    found = open_suites(config)
+    assert [each.suite.name for each in found.compared] == ["suite", "others"]
+    assert [each.suite.name for each in found.aside] == ["letters"]
+    assert [bar.suite for bar in found.bars] == ["letters", "others", "suite"]
+    evaluation = open_evaluation(config, "http://127.0.0.1:9")
+    assert [runner.suite.name for runner in evaluation._runners] == ["suite", "others"]
+    assert [runner.suite.name for runner in evaluation._aside] == ["letters"]
+    with pytest.raises(BadConfig, match=r"suite 'letters': with 90 items .* or lower the bar"):
+        await check_suite(settings(tmp_path, bars.replace("0.9}, {taskset", "0.99}, {taskset")))
+
+
+def test_a_bar_of_two_things_is_refused(tmp_path):
+    with pytest.raises(BadConfig, match="a suite or of a taskset; leave one out"):
+        settings(tmp_path, "evaluate.bars=[{taskset='a', suite='b', at_least=0.5}]")
+
+
+def test_tasks_may_name_the_graders_that_there_are():
+    known = open_graders(None, None, "python3")._graders
+    assert sorted(known) == sorted(GRADERS)
+
+
+def test_a_mounted_suite_may_be_a_link_and_one_that_is_not_there_is_named(tmp_path):
+    config = settings(tmp_path)
+    with pytest.raises(BadConfig, match=r"there is no task file nowhere\.jsonl; check evaluate\.suite"):
+        open_task_suite("nowhere.jsonl", config)
+    (tmp_path / "mounted.jsonl").symlink_to(tmp_path / "suite.jsonl")
+    found = open_task_suite(str(tmp_path / "mounted.jsonl"), config)
+    assert (found.suite.name, [item.id for item in found.suite.items]) == ("mounted", ["a"])
+
+
+# ---------------------------------------------------------------- answers to a suite's items, through HTTP
+
+
+V7, V9 = (PolicyVersion(number=n, hash=h) for n, h in ((7, "aa"), (9, "bb")))
+ITEMS = [
+    {
+        "id": f"i{i}",
+        "family": "f",
+        "messages": [{"role": "user", "content": f"task {i}"}, {"role": "assistant", "content": "def"}],
+        "continue_final_message": True,
+        "sampling": {"max_tokens": 8, "temperature": 0.5, "stop": ["\n"]},
+        "grader": "pattern",
+        "pattern": "[13579]$",
+    }
+    for i in range(6)
+]
+
+
+class Gateway:
+    """Choice i of a request with seed s answers a number made of s and i; `failures` are statuses that come first, 0 a torn connection."""
+
+    def __init__(self):
+        self.requests, self.failures, self.texts = [], [], None
+
+    async def report(self, request):
+        slots = {"candidate": {"number": V9.number, "hash": V9.hash}}
+        return web.json_response({"status": "ready", "model": "smol", "slots": slots})
+
+    async def answer(self, request):
+        if self.failures:
+            status = self.failures.pop(0)
+            if status == 0:
+                request.transport.close()
+            return web.json_response({"error": "no"}, status=status or 500)
+        body = await request.json()
+        self.requests.append((dict(request.headers), body))
+        said = self.texts or [(str(answer_to(body["seed"], i)), "stop") for i in range(body["n"])]
+        choices = [
+            {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+            for i, (text, finish) in reversed([*enumerate(said)])
+        ]
+        return web.json_response({"choices": choices, "ostinato": {"spans": [[V9.number, V9.hash, 2]]}})
+
+
+def answer_to(seed, index):
+    return (seed * 31 + index * 17) // 3 % 1000
+
+
+@pytest.fixture
+async def gateway():
+    fake = Gateway()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", fake.answer)
+    app.router.add_get("/health", fake.report)
+    async with TestServer(app) as server:
+        fake.url = str(server.make_url("/"))
+        yield fake
+
+
+def runner(tmp_path, gateway, *more):
+    (tmp_path / "held-out.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
+    own = (
+        f"evaluate.suite='{tmp_path / 'held-out.jsonl'}'",
+        "evaluate.runner.samples_per_request=4",
+        "evaluate.runner.retry_pause_s=0.01",
+        "serve.admin_key='an-admin-key-0123456789'",
+    )
+    config = settings(tmp_path, *own, *more)
+    return open_runner(config, f"{gateway.url}v1", open_task_suite(config.evaluate.suite, config))
+
+
+async def test_one_call_gives_several_answers_each_graded_by_itself(tmp_path, gateway):
+    scores = await runner(tmp_path, gateway).run("candidate", V9, range(4))
+    by_id = {body["messages"][0]["content"][-1]: body["seed"] for _, body in gateway.requests}
+    expected = [float(answer_to(by_id[str(i)], draw) % 2) for i in range(6) for draw in range(4)]
+    assert len(gateway.requests) == 6
+    assert [score.score for score in scores] == expected
+    assert 0 < sum(expected) < 24
+
+
+async def test_a_request_says_what_the_item_says(tmp_path, gateway):
+    own = runner(tmp_path, gateway)
+    await own.run("candidate", V9, range(6, 8), own.suite.items[1:2])
+    headers, body = gateway.requests[-1]
+    seed = body.pop("seed")
+    assert 0 <= seed < 2**31
+    assert (headers["X-Ostinato-Slot"], headers["X-Ostinato-Key"]) == ("candidate", "an-admin-key-0123456789")
+    assert "X-Ostinato-Left-Ms" not in headers, "how busy the machine is must not decide a score"
+    assert body == {
+        "model": "smol",
+        "messages": [{"role": "user", "content": "task 1"}, {"role": "assistant", "content": "def"}],
+        "max_tokens": 8,
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "stop": ["\n"],
+        "n": 4,
+        "user": "eval",
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    }
+
+
+async def test_transient_failures_are_tried_again_and_lasting_ones_named(tmp_path, gateway):
+    gateway.failures = [503, 0, 502, 429]
+    assert len(await runner(tmp_path, gateway).run("candidate", V9, range(2))) == 12
+    gateway.failures = [503] * 50
+    with pytest.raises(Unavailable, match=r"slot 'candidate': failed 3 times.*503"):
+        await runner(tmp_path, gateway, "evaluate.runner.attempts=3").run("candidate", V9, range(1))
+    gateway.failures = [401]
+    with pytest.raises(Unauthorized, match=r"must equal serve\.admin_key"):
+        await runner(tmp_path, gateway).run("candidate", V9, range(1))
+    gateway.failures = [400]
+    with pytest.raises(BadRequest, match=r"chat/completions: HTTP 400"):
+        await runner(tmp_path, gateway).run("candidate", V9, range(1))
+
+
+async def test_an_answer_is_well_formed_if_it_says_something_and_ended_by_itself(tmp_path, gateway):
+    gateway.texts = [("1", "stop"), ("1", "length"), ("", "stop"), (None, "stop")]
+    scores = await runner(tmp_path, gateway).run("candidate", V9, range(4))
+    assert [(score.score, score.formed) for score in scores[:4]] == [(1, True), (1, False), (0, False), (0, False)]
