@@ -27,7 +27,6 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.records import Identity, Row, Turn
 from ostinato.core.seams import Cursor, R
 from ostinato.launch.commands.status import show_status
-from ostinato.launch.views import summary
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.release.metrics.config import OutcomeConfig
@@ -35,6 +34,7 @@ from ostinato.release.watch import Outcomes
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
+from ostinato.status import summary
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.renderer import ByteRenderer
 

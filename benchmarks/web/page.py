@@ -32,12 +32,12 @@ from playwright.async_api import async_playwright
 from ostinato.app.storage import Run, open_log, open_run
 from ostinato.config import load
 from ostinato.core.records import Arm, PolicyVersion, ReleaseEvent, Row, Span, Turn
-from ostinato.launch.views.page.factory import RunActs
-from ostinato.launch.views.page.index import open_index
-from ostinato.launch.views.page.run_facts import INDEX, RunFacts
-from ostinato.launch.views.page.worlds.facts import RunWorlds
+from ostinato.launch.views.page import RunActs
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
+from ostinato.status.log_index import open_index
+from ostinato.status.run_facts import INDEX, RunFacts
+from ostinato.status.worlds.run_worlds import RunWorlds
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn

@@ -16,9 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from ostinato.launch.views.page.index import open_index
-from ostinato.launch.views.page.queries import LONGEST_S, IndexQueries
-from ostinato.web.page.sources import TooWide, TurnQuery
+from ostinato.status.index_queries import LONGEST_S, IndexQueries, TooWide, TurnQuery
+from ostinato.status.log_index import open_index
 
 RESULTS = Path(__file__).parents[1] / "results"
 USERS = 5_000

@@ -19,7 +19,7 @@ from tests.fakes.fork_server import FORK_SERVER
 from ostinato.app.storage import Home, open_log
 from ostinato.config import load
 from ostinato.core.records import Delivered, Holdback, Quarantine, Reward, Turn
-from ostinato.launch.placing.address import read_address
+from ostinato.status.gateway_address import read_address
 from ostinato.testing.tiny import tiny_model
 from ostinato_client import sign_user
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.records import Batch, Signal, Turn
-from ostinato.launch.views import summary
 from ostinato.record.codec.kinds import KINDS
+from ostinato.status import summary
 
 LEARNING_S = 600.0
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "running.md"

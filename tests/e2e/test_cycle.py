@@ -10,7 +10,7 @@ from tests.deadlines import WHOLE_PROGRAM_S
 
 from ostinato.app.evaluation import open_releases, open_suite
 from ostinato.app.numerics import trainer_contract
-from ostinato.app.storage import EVALUATION_REF, Run, model_path, open_run
+from ostinato.app.storage import Run, model_path, open_run
 from ostinato.app.trainer import open_learning
 from ostinato.config import Config, load
 from ostinato.core.clock import wall_clock
@@ -36,6 +36,7 @@ from ostinato.launch.workers.heartbeat import Heartbeat
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.train import TrainWorker
 from ostinato.loop import Prover, cycle
+from ostinato.run_directory import EVALUATION_REF
 from ostinato.testing.tiny import tiny_model
 
 BATCH = 8

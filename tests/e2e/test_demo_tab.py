@@ -10,8 +10,8 @@ from ostinato.config import load
 from ostinato.core.records import Reward, Turn
 from ostinato.demo.tab import HELD_OUT
 from ostinato.launch.commands.demo import demo, demo_overrides
+from ostinato.status.run_report import RunReport
 from ostinato.testing.tiny import tiny_model
-from ostinato.web.run_report import RunReport
 
 QUICK = (
     "model.dtype='float32'",

@@ -10,8 +10,8 @@ from ostinato.config import load
 from ostinato.core.conversation import Message, Role
 from ostinato.core.records import Arm, Batch, ReleaseEvent, Turn
 from ostinato.launch.commands.worlds.demo import Plan, demo_worlds, worlds_demo_overrides
+from ostinato.status.run_report import RunReport
 from ostinato.testing.tiny import tiny_model
-from ostinato.web.run_report import RunReport
 from ostinato.worlds.tasks.task import Grading, Split, Task
 from ostinato.worlds.tasks.tasksets import taskset_of
 

@@ -12,10 +12,10 @@ from ostinato.app.storage import home, open_run
 from ostinato.config import load
 from ostinato.core.records import Batch, Signal, Turn
 from ostinato.launch.commands.crew import launch
-from ostinato.launch.views.observe import RunObserver
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import recount
 from ostinato.reward.log_fold import LedgerFollower, snapshot
+from ostinato.status.observed_run import RunObserver
 from ostinato.train import checkpoint
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.keep.fsck import verify

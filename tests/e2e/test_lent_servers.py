@@ -23,9 +23,9 @@ from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.demo import ready
 from ostinato.launch.commands.worlds.train import world_overrides
-from ostinato.launch.views.progress import last_lines
 from ostinato.launch.workers.prepare import prepare
 from ostinato.record.lock import hold
+from ostinato.status.progress_lines import last_lines
 from ostinato.testing.serving import serving
 from ostinato.weights.publish.publisher import VersionPublisher
 

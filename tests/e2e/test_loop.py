@@ -15,8 +15,8 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm, Signal, Turn
 from ostinato.evaluate.acceptance import by_arm
 from ostinato.launch.commands.weights import replay
-from ostinato.launch.views.observe import RunObserver
 from ostinato.reward.accounting import recount
+from ostinato.status.observed_run import RunObserver
 from ostinato.weights.keep.fsck import verify
 
 README = (Path(__file__).parents[2] / "README.md").read_text()

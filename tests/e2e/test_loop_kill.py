@@ -11,8 +11,8 @@ import pytest
 from ostinato.app.storage import home, model_path, open_log, open_run, open_store
 from ostinato.core.records import Signal, Turn
 from ostinato.launch.commands.weights import replay
-from ostinato.launch.views.progress import Lines
 from ostinato.reward.accounting import recount
+from ostinato.status.progress_lines import Lines
 from ostinato.weights.keep.fsck import verify
 
 KILLS = 20

@@ -109,12 +109,15 @@ async def test_hostile_words_run_nothing_and_ask_nobody(server):
     words = "<img src=//evil.example/x onerror=window.broken=9><script>window.broken=9</script><b hx-get=/turns hx-trigger=load>"
     facts = server.world.facts
     turn = replace(A_TURN, text=words, user=words, tenant=words)
-    facts.lines = [a_turn_line(turn, signals=(words,), reason=words)]
+    facts.lines = [a_turn_line(turn, signals=(words,), outcome=words)]
     facts.signals = (replace(facts.signals[1], name=words, comment=words, correction=words),)
     facts.reason = words
     facts.alarm_line = replace(facts.alarm_line, name=words, reason=words)
     facts.run = replace(
-        RUN, alarms=(facts.alarm_line,), held={words: 3}, workers=(a_worker("train", words, trouble=words),)
+        RUN,
+        alarms=(facts.alarm_line,),
+        accounts=replace(RUN.accounts, ingested=7129, held={words: 3}),
+        workers=(a_worker("train", words, trouble=words),),
     )
     async with browsing(server) as (tab, told):
         asked = []

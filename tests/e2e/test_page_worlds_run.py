@@ -14,7 +14,7 @@ from ostinato.app.storage import home, open_log
 from ostinato.config import load
 from ostinato.core.records import Turn
 from ostinato.launch.commands.worlds.train import world_overrides
-from ostinato.launch.placing.address import read_address
+from ostinato.status.gateway_address import read_address
 
 
 @pytest.mark.examination

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from ostinato.launch.views.progress import Lines
+from ostinato.status.progress_lines import Lines
 
 LEARNING_S = 600.0
 

@@ -23,7 +23,6 @@ from ostinato.core.records import Batch, Holdback, PolicyVersion, ReleaseEvent, 
 from ostinato.core.samples import TrainingBatch
 from ostinato.launch.commands.log import forget
 from ostinato.launch.commands.status import show_status
-from ostinato.launch.views import summary
 from ostinato.record.log import SqlLog
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.release.metrics.config import OutcomeConfig
@@ -34,6 +33,7 @@ from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import Inline
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
+from ostinato.status import summary
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 from ostinato.testing.renderer import ByteRenderer

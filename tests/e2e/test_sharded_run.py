@@ -9,8 +9,8 @@ import pytest
 
 from ostinato.app.storage import home, open_run
 from ostinato.core.records import Batch
-from ostinato.launch.views.progress import last_lines
 from ostinato.reward.accounting import recount
+from ostinato.status.progress_lines import last_lines
 
 
 def published(run):

@@ -19,8 +19,8 @@ from tests.fakes.fork_server import FORK_SERVER
 from ostinato.app.storage import Home, open_log, open_store
 from ostinato.config import load
 from ostinato.core.notices import Alarm
-from ostinato.launch.placing.address import read_address
-from ostinato.launch.placing.worker_status import read_board
+from ostinato.status.gateway_address import read_address
+from ostinato.status.worker_status import read_board
 
 PATIENT_S = 600.0
 

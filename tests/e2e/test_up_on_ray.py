@@ -21,9 +21,9 @@ from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm, Batch, Signal, Turn
 from ostinato.launch.commands.scale import write_wish
-from ostinato.launch.placing.worker_status import read_board
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import recount
+from ostinato.status.worker_status import read_board
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")
 

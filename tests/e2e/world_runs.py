@@ -10,9 +10,9 @@ from ostinato.app.storage import Home, home, open_log
 from ostinato.core.records import Arm, Batch, Holdback, Reward, Turn
 from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.worlds.train import CREW
-from ostinato.launch.views.progress import last_lines
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import account, recount
+from ostinato.status.progress_lines import last_lines
 from ostinato.worlds.rollout.groups import EventFile
 
 LIKED = "^[a-z]"

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ostinato.core.weights import WeightArray
-from ostinato.launch.views.page.run_facts import RunFacts
+from ostinato.status.run_facts import RunFacts
 from ostinato.weights.publish.publisher import VersionPublisher
 
 NOW = 1000.0

@@ -11,48 +11,39 @@ from tests.fakes.worlds_page import no_worlds
 from ostinato.core.errors import Conflict
 from ostinato.core.records import Arm, PolicyVersion, Sampling, Signal, Source, Span, Turn
 from ostinato.core.report import BarResult, Comparison, Incumbent
+from ostinato.evaluate.acceptance import Acceptance
+from ostinato.reward.accounting import Accounting
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
-from ostinato.testing.engine import FakeEngine
-from ostinato.testing.log import MemoryLog
-from ostinato.testing.records import a_signal, a_turn
-from ostinato.testing.renderer import ByteRenderer
-from ostinato.web.page.app import Pages
-from ostinato.web.page.release_evidence import (
+from ostinato.status.arms import ArmAcceptance
+from ostinato.status.index_queries import AlarmLine, AlarmList, IndexedTurn, TurnPage
+from ostinato.status.releases import (
     Dealt,
+    GateLook,
     LayerChange,
+    LedgerEvent,
     MeasureLook,
     RateShift,
+    ReleaseDetail,
     ReleaseEvidence,
+    ReleaseLine,
+    ReleaseList,
     SamePrompt,
     TrialLook,
     TrialRules,
     WeightChange,
 )
-from ostinato.web.page.sources import (
-    AlarmDetail,
-    AlarmLine,
-    AlarmList,
-    ArmNow,
-    FollowerNow,
-    GateLook,
-    LearningNow,
-    LedgerEvent,
-    PlaygroundAnswer,
-    PublishedLine,
-    ReleaseDetail,
-    ReleaseLine,
-    ReleaseList,
-    RunNow,
-    StepSeries,
-    SwapLine,
-    TurnDetail,
-    TurnLine,
-    TurnList,
-    WeightsNow,
-    WorkerNow,
-)
-from ostinato.web.run_report import Curve, CurvePoint, Mark
+from ostinato.status.run_facts import AlarmDetail, TurnDetail, TurnLine, TurnList
+from ostinato.status.run_report import Curve, CurvePoint, Mark
+from ostinato.status.run_state import RunNow
+from ostinato.status.training_state import FollowerNow, LearningNow, PublishedLine, StepSeries, SwapLine, WeightsNow
+from ostinato.status.worker_status import WorkerStatus
+from ostinato.testing.engine import FakeEngine
+from ostinato.testing.log import MemoryLog
+from ostinato.testing.records import a_signal, a_turn
+from ostinato.testing.renderer import ByteRenderer
+from ostinato.web.page.app import Pages
+from ostinato.web.page.operator_actions import PlaygroundAnswer
 
 NOW = 1_795_000_000.0
 ADMIN, ACME, BOLT = "admin-0123456789abcdef", "sk-acme-0123456789", "sk-bolt-9876543210"
@@ -196,7 +187,20 @@ def evidence_of(policy, words="Hello, Ann!"):
 
 
 def a_worker(name, doing, since=12.0, **more):
-    return WorkerNow(name=name, condition=more.pop("condition", "running"), doing=doing, since=NOW - since, **more)
+    facts = {
+        "pid": 7,
+        "condition": "running",
+        "trouble": None,
+        "restarts": 0,
+        "reason": None,
+        "reason_at": None,
+        **more,
+    }
+    return WorkerStatus(name=name, doing=doing, doing_since=NOW - since, since=NOW - since, **facts)
+
+
+def an_arm(name, newest, point):
+    return ArmAcceptance(arm=name, newest=newest, point=point, mean=2 * point.acceptance - 1, heard=point.turns)
 
 
 def a_curve(arm, start):
@@ -218,31 +222,31 @@ RUN = RunNow(
     workers=(
         a_worker("serve", "serving on http://127.0.0.1:8321", 5400),
         a_worker("train", "waiting for 144 turns to learn from", 48),
-        a_worker("release", "measuring v18 against v17: draw 2 of 4", 73, restarts=1, last_end="was killed by SIGKILL"),
+        a_worker("release", "measuring v18 against v17: draw 2 of 4", 73, restarts=1, reason="was killed by SIGKILL"),
         a_worker("housekeeping", "waiting for the next round", 300),
     ),
     refs={"live": V17, "control": version(0), "evaluation": V18, "candidate": V18},
     shares={"control": 0.2, "canary": 0.0},
     pace=3.25,
-    served=8412,
-    waiting=214,
-    oldest_wait=NOW - 190,
+    accounts=Accounting(
+        ingested=8412,
+        trained=6912,
+        held={"arm:control": 1042, "finish:abort": 12, "stale": 232},
+        waiting=214,
+        rewarded=7126,
+        oldest_wait=NOW - 190,
+    ),
     batch=144,
-    trained=6912,
-    held={"arm:control": 1042, "finish:abort": 12, "stale": 232},
-    balanced=True,
     signals=7203,
     step=48,
-    step_line={"step": 48, "reward_mean": 0.31},
     last=an_event(),
     arms=(
-        ArmNow(arm="live", version=17, turns=1604, share=0.541, lower=0.516, upper=0.565),
-        ArmNow(arm="control", version=0, turns=396, share=0.233, lower=0.194, upper=0.277),
+        an_arm("live", 17, Acceptance(turns=1604, acceptance=0.541, lower=0.516, upper=0.565)),
+        an_arm("control", 0, Acceptance(turns=396, acceptance=0.233, lower=0.194, upper=0.277)),
     ),
     curves=(a_curve("live", 0.42), a_curve("control", 0.22)),
     marks=(Mark(t=4.2, label="v16"), Mark(t=8.8, label="v17")),
     rated_since=NOW - 900,
-    rated_end=NOW - 30,
     alarms=(),
 )
 
@@ -267,8 +271,9 @@ A_TURN = Turn(
 
 
 def a_turn_line(turn=A_TURN, **changes):
-    facts = {"seq": 50, "signals": ("accepted",), "reward": 1.0, "reason": None, "step": 48, **changes}
-    return TurnLine(turn=turn, **facts)
+    facts = {"seq": 50, "outcome": "trained", "value": 1.0, "step": 48, **changes}
+    signals = facts.pop("signals", ("accepted",))
+    return TurnLine(row=IndexedTurn(id=turn.id, **facts), turn=turn, signals=signals)
 
 
 class WrittenFacts:
@@ -350,15 +355,14 @@ class WrittenFacts:
     async def turns(self, query):
         self.asked.append(query)
         rows = tuple(line for line in self.lines if query.tenant in (None, line.turn.tenant))
-        return TurnList(
-            rows=rows,
+        page = TurnPage(
+            rows=tuple(line.row for line in rows),
             older=40 if len(rows) else None,
             newer=None,
             count=len(rows),
-            unread=0,
-            searchable=True,
-            outcomes=("waiting", "arm:control", "finish:abort", "trained"),
+            outcomes=("arm:control", "finish:abort", "trained"),
         )
+        return TurnList(rows=rows, page=page, unread=0, searchable=True)
 
     async def turn(self, id, tenant):
         line = next((line for line in self.lines if line.turn.id == id and tenant in (None, line.turn.tenant)), None)
@@ -393,9 +397,8 @@ class WrittenFacts:
             steps=48,
             marks=((16.0, "v16"), (17.0, "v17")),
             refused=((12, "all rewards are equal", NOW - 5000),),
-            held=self.run.held,
+            accounts=self.run.accounts,
             batch=144,
-            waiting=214,
         )
 
     async def alarms(self, before):

@@ -8,7 +8,7 @@ from ostinato.config import load
 from ostinato.core.conversation import Message, Role
 from ostinato.core.records import Arm, PolicyVersion, Sampling, Span, Turn
 from ostinato.core.sandbox import SandboxSpec
-from ostinato.launch.views.page.worlds.facts import RunWorlds
+from ostinato.status.worlds.run_worlds import RunWorlds
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
 from ostinato.testing.renderer import ByteRenderer

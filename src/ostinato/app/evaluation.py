@@ -7,7 +7,7 @@ from inspect import signature
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ostinato.app.storage import BEST_EVALUATION_REF, EVALUATION_REF, Run
+from ostinato.app.storage import Run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
@@ -17,6 +17,7 @@ from ostinato.evaluate.gate import check_bars, check_margins, items_in_round
 from ostinato.evaluate.suites import Suite
 from ostinato.release.alarms import note
 from ostinato.reward import functions
+from ostinato.run_directory import BEST_EVALUATION_REF, EVALUATION_REF
 from ostinato.worlds.sandbox import SingleRuns
 
 if TYPE_CHECKING:  # the check of the suite at the start of `up` must not wait for the measuring code

@@ -43,7 +43,7 @@ def client_errors() -> Generator[None]:
 def running_gateway(config: Config) -> str:
     """The URL of the gateway that runs for `run.directory`, as this machine reaches it. Raises NotFound."""
     from ostinato.app.storage import Home
-    from ostinato.launch.placing.address import read_address
+    from ostinato.status.gateway_address import read_address
 
     url = read_address(Home(config.run.directory).address)
     if url is None:

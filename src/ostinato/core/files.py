@@ -92,3 +92,8 @@ def make_private(directory: Path, shut: Callable[[], bool] = lambda: True) -> st
     except OSError as error:
         return f"{who}; it cannot be closed: {error.strerror}"
     return f"other users of this machine could enter {directory} (mode {mode:03o}); it is closed to them now"
+
+
+def older(path: Path) -> Path:
+    """The path of the rotated file. Example: train.jsonl -> train.1.jsonl"""
+    return path.with_suffix(f".1{path.suffix}")

@@ -234,6 +234,11 @@ class Turn:
         """The lowest policy number among the sampled tokens; None when nothing was sampled."""
         return min((span.policy.number for span in self.spans), default=None)
 
+    @property
+    def versions(self) -> tuple[PolicyVersion, ...]:
+        """The policy versions that sampled it, in order of use."""
+        return tuple(dict.fromkeys(span.policy for span in self.spans))
+
     def versions_T(self) -> tuple[PolicyVersion, ...]:
         """The policy version of each sampled token."""
         return tuple(span.policy for span in self.spans for _ in range(span.tokens))

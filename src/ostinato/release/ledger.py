@@ -384,13 +384,22 @@ def _blocked(state: State, event: ReleaseEvent) -> State:
     return replace(state, refused=refused.adding(event.policy.hash), trial=trial, verdict=verdict, proposal=proposal)
 
 
-def _rolled_back(state: State, event: ReleaseEvent) -> State:
-    """`policy` is live again; the versions after it in the chain are refused from now on."""
+def taken_back(state: State, event: ReleaseEvent) -> Set[str]:
+    """The hashes of the versions that a rollback takes back: those after `policy` in the chain, and `previous`; none for other events."""
+    if event.action != "rolled_back":
+        return frozenset()
     chain = state.releases
     cut = chain.index(event.policy) + 1 if event.policy in chain else len(chain)
-    dropped = {release.hash for release in chain[cut:]}
-    if event.previous is not None:
-        dropped.add(event.previous.hash)
+    dropped = {release.hash for release in chain[cut:]} | (
+        {event.previous.hash} if event.previous is not None else set()
+    )
+    return dropped - {event.policy.hash}
+
+
+def _rolled_back(state: State, event: ReleaseEvent) -> State:
+    """`policy` is live again; the versions after it in the chain are refused from now on."""
+    chain, dropped = state.releases, taken_back(state, event)
+    cut = chain.index(event.policy) + 1 if event.policy in chain else len(chain)
     kept = chain[:cut] if event.policy in chain else (*(r for r in chain if r.hash not in dropped), event.policy)
     refused = (state.refused | dropped) - {event.policy.hash}
     proven = tuple(release for release in state.proven if release.hash not in refused) or (event.policy,)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ostinato.web.run_report import Curve, Mark
+from ostinato.status.run_report import Curve, Mark
 
 WIDTH, HEIGHT = 860.0, 360.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 84.0, 34.0, 44.0

@@ -12,12 +12,15 @@ from typing import Any
 from markupsafe import Markup
 
 from ostinato.core.visitors import Visitor
+from ostinato.status.index_queries import AlarmList
+from ostinato.status.releases import ReleaseDetail, ReleaseList
+from ostinato.status.run_report import Calibration, Curve, OutcomeShare, RunReport, Suggesting
+from ostinato.status.run_state import RunNow
+from ostinato.status.training_state import LearningNow, WeightsNow
 from ostinato.web.chart import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, ChartAxis, Scale, bars, frame, lines, svg
 from ostinato.web.page.files import StaticFiles
-from ostinato.web.page.sources import AlarmList, LearningNow, ReleaseDetail, ReleaseList, RunNow, WeightsNow
 from ostinato.web.page.templates import Templates
 from ostinato.web.page.views import learning_shown, now_shown, release_shown, releases_shown, state_of
-from ostinato.web.run_report import Calibration, Curve, OutcomeShare, RunReport, Suggesting
 
 # ---------------------------------------------------------------- calibration
 

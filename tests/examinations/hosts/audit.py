@@ -20,9 +20,9 @@ from ostinato.app.storage import open_run
 from ostinato.config import Config, load
 from ostinato.core.records import Arm, Batch, ReleaseEvent, Reward, Signal, Turn
 from ostinato.evaluate.acceptance import by_arm, live_minus_control
-from ostinato.launch.views.observe import RunObserver
-from ostinato.launch.views.report import last_third
 from ostinato.reward.accounting import recount
+from ostinato.status.observed_run import RunObserver
+from ostinato.status.report_figures import last_third
 
 
 async def rows(log: Any) -> dict[str, Any]:

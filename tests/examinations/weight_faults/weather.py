@@ -22,7 +22,8 @@ from tests.fakes.faults import FaultyDisk, flipped, truncated
 from ostinato.core.errors import NotFound, StorageFull, Unavailable
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import Snapshot
-from ostinato.launch.views.progress import Lines, Progress
+from ostinato.launch.views.progress import Progress
+from ostinato.status.progress_lines import Lines
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.follow.journal import Journal
 from ostinato.weights.publish.publisher import VersionPublisher

@@ -14,11 +14,11 @@ import yaml
 
 from ostinato.core.records import Holdback, PolicyVersion, ReleaseEvent, Reward
 from ostinato.core.weights import Swap
-from ostinato.launch.placing.worker_status import WorkerStatus
 from ostinato.launch.views.numbers import LearningNumbers, RunNumbers
-from ostinato.launch.views.summary import Summary
 from ostinato.release.ledger import State, fold
 from ostinato.serve.metrics import Metrics
+from ostinato.status.summary import Summary
+from ostinato.status.worker_status import WorkerStatus
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.records import a_turn
 

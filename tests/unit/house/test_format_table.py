@@ -5,14 +5,14 @@ from pathlib import Path
 
 from ostinato.app import machine
 from ostinato.corpus import manifest as corpus
-from ostinato.launch.views import summary
-from ostinato.launch.views.page import index as page
 from ostinato.record import backup, folds
 from ostinato.record.postgres import schema as postgres
 from ostinato.record.segments import segment as segments
 from ostinato.release.auto import router
 from ostinato.release.monitors import monitors
 from ostinato.reward import log_fold
+from ostinato.status import log_index as page
+from ostinato.status import summary
 from ostinato.train import checkpoint
 from ostinato.weights.version import manifest as weights
 

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from ostinato.core.errors import BadConfig
-from ostinato.launch.placing.address import bind, handed_down, read_address, remove_address, url_of, write_address
+from ostinato.launch.placing.address import bind, handed_down, remove_address, url_of, write_address
 from ostinato.launch.placing.heartbeat import LISTEN_FD
+from ostinato.status.gateway_address import read_address
 
 URL = "http://127.0.0.1:8321"
 
@@ -29,7 +30,8 @@ def test_it_is_not_believed_once_its_writer_was_killed_nor_if_another_process_ha
     path = tmp_path / "gateway.url"
     program = f"""
 from pathlib import Path
-from ostinato.launch.placing.address import read_address, write_address
+from ostinato.launch.placing.address import write_address
+from ostinato.status.gateway_address import read_address
 write_address(Path({str(path)!r}), {URL!r})
 assert read_address(Path({str(path)!r})) == {URL!r}
 """

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ostinato.app.storage import MARK, Home, open_folds, open_log
+from ostinato.app.storage import Home, open_folds, open_log
 from ostinato.config import Config, load
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound
 from ostinato.core.records import Batch, PolicyVersion, Turn
 from ostinato.launch.commands import up
 from ostinato.launch.commands.backups import backup, rekey, restore
-from ostinato.launch.views import summary
 from ostinato.record.backup import KEYS
 from ostinato.record.lock import hold
+from ostinato.run_directory import MARK
+from ostinato.status import summary
 from ostinato.testing.records import a_turn
 
 V1 = PolicyVersion(number=1, hash="a")

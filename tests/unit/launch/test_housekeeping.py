@@ -14,14 +14,14 @@ from ostinato.core.errors import Corrupt, NotFound, Unavailable
 from ostinato.core.notices import Stamp
 from ostinato.core.records import Batch, Finish, PolicyVersion, ReleaseEvent, Reward, Turn
 from ostinato.core.weights import WeightArray
-from ostinato.launch.views.disk import disk_use
-from ostinato.launch.views.progress import last_lines
-from ostinato.launch.views.summary import FOLD, keep, summarise
 from ostinato.launch.workers import housekeeping
 from ostinato.launch.workers.heartbeat import Heartbeat
 from ostinato.launch.workers.housekeeping import Rounds, remove_leftovers
 from ostinato.launch.workers.worker_main import Life
 from ostinato.reward.log_fold import LedgerFollower
+from ostinato.status.disk import disk_use
+from ostinato.status.progress_lines import last_lines
+from ostinato.status.summary import FOLD, keep, summarise
 from ostinato.testing.records import a_turn
 from ostinato.weights.keep.fsck import verify
 from ostinato.weights.publish.publisher import VersionPublisher

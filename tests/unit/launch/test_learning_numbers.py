@@ -10,9 +10,9 @@ from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
 from ostinato.launch.views import numbers
 from ostinato.launch.views.numbers import LearningNumbers, watch_learning
-from ostinato.launch.views.summary import Summary, catch_up, keep
 from ostinato.record.log import SqlLog
 from ostinato.release.ledger import ReleaseLedger
+from ostinato.status.summary import Summary, catch_up, keep
 from ostinato.testing.log import MemoryFolds
 from ostinato.testing.records import a_turn
 

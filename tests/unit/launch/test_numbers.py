@@ -13,10 +13,10 @@ from tests.deadlines import PATIENT_S
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.launch.placing.worker_status import WorkerStatus
 from ostinato.launch.views import numbers
 from ostinato.launch.views.numbers import RunNumbers, watch_alarms
 from ostinato.record.log import SqlLog
+from ostinato.status.worker_status import WorkerStatus
 
 NOW = 100_000.0
 TRAIN = WorkerStatus(

@@ -9,18 +9,19 @@ import pytest
 from rich.console import Console
 
 from ostinato.core.clock import wall_clock
+from ostinato.core.durations import ago
 from ostinato.core.records import Arm, PolicyVersion
 from ostinato.launch.commands.status import Overview, as_json, overview
 from ostinato.launch.placing.heartbeat import Sign
 from ostinato.launch.placing.process import WorkerProcess
 from ostinato.launch.placing.supervision import Condition, Watched
-from ostinato.launch.placing.worker_status import Board, Shown, WorkerStatus, read_board
-from ostinato.launch.views.screen import ago
-from ostinato.launch.views.summary import LedgerLine, RatedTurn, Served, Summary
+from ostinato.launch.placing.worker_board import Board
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import Proposal, State
 from ostinato.release.pace import Cadence, Pace, RolledBack, Spent, Traffic
 from ostinato.reward.accounting import Accounting, TenantCoverage
+from ostinato.status.summary import LedgerLine, RatedTurn, Served, Summary
+from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 
 NOW = 100_000.0
 TRAIN = WorkerStatus(
@@ -35,7 +36,7 @@ TRAIN = WorkerStatus(
     reason="was killed by SIGKILL; is memory short?",
     reason_at=NOW - 7_300,
 )
-BOARD = Shown(at=NOW - 1, pid=700, ended=None, workers=(TRAIN,))
+BOARD = WorkerBoard(at=NOW - 1, pid=700, ended=None, workers=(TRAIN,))
 RUN = Overview(
     directory="runs/mine",
     url="http://127.0.0.1:8321",

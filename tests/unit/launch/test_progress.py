@@ -2,8 +2,9 @@ import os
 import resource
 
 from ostinato.app.numerics import NumericsMode
-from ostinato.launch.placing.output import older
-from ostinato.launch.views.progress import Lines, Progress, last_lines, numerics_line
+from ostinato.core.files import older
+from ostinato.launch.views.progress import Progress
+from ostinato.status.progress_lines import Lines, last_lines, numerics_line
 
 
 def test_lines_that_a_kill_or_a_full_disk_tore_are_lost_alone(tmp_path):

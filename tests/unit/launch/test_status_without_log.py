@@ -12,7 +12,7 @@ from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import Unavailable
 from ostinato.launch.commands.status import show_status
-from ostinato.launch.placing.worker_status import WorkerStatus
+from ostinato.status.worker_status import WorkerStatus
 
 
 @pytest.mark.parametrize("machine", [False, True])

@@ -10,7 +10,7 @@ from tests.unit.launch.test_overview import RUN, drawn
 from ostinato.config import load
 from ostinato.launch.commands import up as command
 from ostinato.launch.commands.status import as_json
-from ostinato.launch.views.tenants import unproven_users
+from ostinato.status.tenants import unproven_users
 
 ONE = "acme:ka-0123456789abcdef"
 TWO = f'["{ONE}", "bolt:kb-0123456789abcdef"]'

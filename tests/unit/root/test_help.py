@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from cyclopts import CycloptsError
 
-from ostinato.app.storage import SERVED_REFS
 from ostinato.config import load
 from ostinato.launch.commands.plan import load_description
+from ostinato.run_directory import SERVED_REFS
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "transformers", "numba", "scipy", "numpy", "pydantic", "aiohttp", "obstore")

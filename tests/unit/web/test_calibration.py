@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from ostinato.status.run_report import Calibration, RunReport
 from ostinato.web.chart import BOTTOM, HEIGHT, LEFT, TOP, WIDTH
 from ostinato.web.report import LETTER, calibration, render
-from ostinato.web.run_report import Calibration, RunReport
 
 
 def share(mean, n=200):

@@ -8,6 +8,7 @@ from tests.fakes.page_world import A_TURN, ADMIN, RUN, V16, V17, V18, a_line, a_
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.visitors import Visitor
+from ostinato.reward.accounting import Accounting
 from ostinato.web.page import app, charts
 from ostinato.web.page.query_params import own_path
 from ostinato.web.page.release_answers import sentence
@@ -48,7 +49,7 @@ async def test_what_people_wrote_stays_text_on_every_page(payload):
         turn = replace(A_TURN, text=payload, user=payload, tenant=payload, episode=payload, parent=payload)
         shaped = replace(turn, sampled_ids=tuple(payload.encode()), logprobs=(-0.5,) * len(payload.encode()))
         span = replace(A_TURN.spans[0], tokens=len(payload.encode()))
-        facts.lines = [a_turn_line(replace(shaped, spans=(span,)), signals=(payload,), reason=payload)]
+        facts.lines = [a_turn_line(replace(shaped, spans=(span,)), signals=(payload,), outcome=payload)]
         facts.signals = (replace(facts.signals[1], name=payload, comment=payload, correction=payload, id=payload),)
         facts.reason = payload
         facts.actor = payload
@@ -58,8 +59,8 @@ async def test_what_people_wrote_stays_text_on_every_page(payload):
             alarms=(facts.alarm_line,),
             releasing=(payload,),
             unproven=payload,
-            held={payload: 3},
-            workers=(a_worker("train", payload, trouble=payload, last_end=payload),),
+            accounts=replace(RUN.accounts, ingested=7129, held={payload: 3}),
+            workers=(a_worker("train", payload, trouble=payload, reason=payload),),
         )
         rows = tuple(replace(line, reason=payload) for line in facts.releases_found.rows)
         facts.releases_found = replace(facts.releases_found, rows=rows)
@@ -140,11 +141,11 @@ def test_what_is_wrong_is_said_before_what_is_usual():
     assert state_of(RUN) == ("good", "Nothing stands out.")
     assert state_of(alarm) == ("wait", "a: silence (and 1 more)")
     assert state_of(replace(alarm, troubles=("The train worker is down.",))) == ("bad", "The train worker is down.")
-    assert state_of(replace(RUN, balanced=False))[0] == "bad"
+    assert state_of(replace(RUN, accounts=replace(RUN.accounts, ingested=8413)))[0] == "bad"
 
 
 def _alarm(name):
-    from ostinato.web.page.sources import AlarmLine
+    from ostinato.status.index_queries import AlarmLine
 
     return AlarmLine(name=name, reason="silence", at=1.0, standing=True)
 
@@ -166,11 +167,12 @@ def test_figures_are_drawn_from_the_data_and_thinned_openly():
     ]
 
 
+EMPTY = Accounting(ingested=0, trained=0, held={}, waiting=0, rewarded=0)
+
+
 async def test_pages_say_what_must_happen_while_they_are_empty():
     async with page_world() as w:
-        w.facts.run = replace(
-            RUN, refs={}, workers=(), arms=(), curves=(), held={}, last=None, pace=None, oldest_wait=None, served=0
-        )
+        w.facts.run = replace(RUN, refs={}, workers=(), arms=(), curves=(), last=None, pace=None, accounts=EMPTY)
         w.facts.releases_found = replace(w.facts.releases_found, rows=(), counts={}, live=None, previous=None)
         w.facts.lines = []
         assert "No answer has been rated yet" in (await w.get("/")).text

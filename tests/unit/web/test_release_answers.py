@@ -15,9 +15,9 @@ from tests.fakes.page_world import (
     version,
 )
 
+from ostinato.status.releases import Dealt, MeasureLook, ReleaseEvidence
 from ostinato.web.page import charts
 from ostinato.web.page.release_answers import answers, dealt_as_set
-from ostinato.web.page.release_evidence import Dealt, MeasureLook, ReleaseEvidence
 
 
 async def detail(**changes):

@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from ostinato.core.errors import BadConfig
+from ostinato.status.run_report import RunReport
 from ostinato.web.chart import axis
 from ostinato.web.report import render
-from ostinato.web.run_report import RunReport
 
 
 def example(**changes):

@@ -8,8 +8,9 @@ from tests.fakes.page_world import ACME, ADMIN, page_world
 from tests.fakes.worlds_page import ANSWER, SECRET, a_task, finished, journal, steps, worlds_of, write_run
 
 from ostinato.app.storage import Home
+from ostinato.status.worlds.tasks import SolvedCurve, SolvedShare, VersionPoint
+from ostinato.status.worlds.underway import RolloutLine
 from ostinato.testing.log import MemoryLog
-from ostinato.web.page.worlds_sources import RolloutLine, SolvedCurve, SolvedShare, VersionPoint
 from ostinato.web.page.worlds_views import MOST_LINES, diff_lines, state_of, success_chart
 
 ROLLOUT, TASK = "/worlds/rollouts/w3f.0.0.0", "/worlds/tasks/calc-1"

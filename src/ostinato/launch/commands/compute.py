@@ -26,7 +26,7 @@ from ostinato.core.records import Arm, Batch, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.launch.commands.scale import read_wish, write_wish
 from ostinato.launch.placing.supervision import Event
-from ostinato.launch.views.progress import Lines
+from ostinato.status.progress_lines import Lines
 
 # ---------------------------------------------------------------- filling in the ledger
 

@@ -31,14 +31,15 @@ from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenario import Copilot, Scenario, measure_held_out
 from ostinato.launch.commands.tab_scenario import Tab
-from ostinato.launch.views import report as figures
-from ostinato.launch.views.observe import DEMO_MARKER, RunObserver
-from ostinato.launch.views.progress import last_lines, numerics_line
 from ostinato.launch.views.screen import panel
 from ostinato.launch.workers.release import gateway
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import account
-from ostinato.web.run_report import RunReport
+from ostinato.run_directory import DEMO_MARKER
+from ostinato.status import report_figures as figures
+from ostinato.status.observed_run import RunObserver
+from ostinato.status.progress_lines import last_lines, numerics_line
+from ostinato.status.run_report import RunReport
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 
 Name = Literal["copilot", "tab"]

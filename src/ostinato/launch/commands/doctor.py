@@ -23,7 +23,8 @@ from ostinato.config import Config
 from ostinato.core.errors import BadConfig, OstinatoError, StorageFull
 from ostinato.core.memory import in_gib, process_limit
 from ostinato.launch.commands.checks import check_keys, check_model, check_place, check_room
-from ostinato.launch.placing.address import bind, read_address, url_of
+from ostinato.launch.placing.address import bind, url_of
+from ostinato.status.gateway_address import read_address
 
 if TYPE_CHECKING:
     from ostinato.model.speed import SpeedChoice, Speeds

@@ -16,16 +16,17 @@ from ostinato.app.storage import home, open_follower, open_run
 from ostinato.app.suites import open_runner
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
+from ostinato.core.durations import ago
 from ostinato.core.errors import NotFound, Unavailable
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Log
 from ostinato.evaluate.statistics import suite_mean
 from ostinato.launch.commands.log import existing
 from ostinato.launch.commands.weights import find_version
-from ostinato.launch.placing.address import read_address
 from ostinato.launch.views.audit import audited, login
-from ostinato.launch.views.screen import ago, plain
+from ostinato.launch.views.screen import plain
 from ostinato.release.monitors.watcher import accept, acceptable, standing
+from ostinato.status.gateway_address import read_address
 
 
 async def evaluate_slot(config: Config, slot: str, draws: int, console: Console) -> None:

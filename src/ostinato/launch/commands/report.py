@@ -10,10 +10,10 @@ from ostinato.app.storage import open_run
 from ostinato.config import Config
 from ostinato.core.errors import StorageFull
 from ostinato.launch.commands.log import existing
-from ostinato.launch.views.page.page_cli import looking
-from ostinato.web.page.sources import Facts
+from ostinato.launch.views.page import looking
+from ostinato.status.run_facts import RunFacts
+from ostinato.status.run_report import RunReport
 from ostinato.web.report import ReportFacts, render
-from ostinato.web.run_report import RunReport
 
 RELEASES = 20
 """How many of the newest versions are shown with their evidence."""
@@ -33,7 +33,7 @@ async def write_report(config: Config, out: Path, console: Console, demo: RunRep
     console.print(f"report: {out}, {len(page.encode()) / 1e3:.0f} kB", highlight=False)
 
 
-async def recorded(facts: Facts) -> ReportFacts:
+async def recorded(facts: RunFacts) -> ReportFacts:
     """What the page would show now."""
     releases = await facts.releases(None)
     found = [await facts.release(line.policy.hash) for line in releases.rows[:RELEASES]]

@@ -16,7 +16,7 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.files import write_atomic
-from ostinato.launch.placing.worker_status import STALE_S, placed_from_elsewhere, read_board
+from ostinato.status.worker_status import placed_from_elsewhere, read_board
 
 MOST = 1000
 
@@ -27,7 +27,7 @@ def scale_rollouts(config: Config, number: int, console: Console) -> None:
     """
     place = home(config)
     board = read_board(place.workers)
-    if board is None or board.ended is not None or wall_clock() - board.at > STALE_S:
+    if board is None or not board.alive(wall_clock()):
         raise NotFound(f"the run in {place.root} is not up; start it with `ostinato up --on ray`")
     if config.learn.source == "people":
         raise BadRequest(

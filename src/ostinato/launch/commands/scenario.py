@@ -21,10 +21,10 @@ from ostinato.core.report import ItemScore
 from ostinato.demo import tasks as demo_tasks
 from ostinato.demo.users import RequestOutcome, UsersConfig, UserStats, make_users, run_users
 from ostinato.evaluate.statistics import mean_difference, paired_items, suite_mean
-from ostinato.launch.views import report as figures
-from ostinato.launch.views.observe import Observed
 from ostinato.launch.views.screen import recent_acceptance
-from ostinato.web.run_report import Calibration, Curve, HeldOut
+from ostinato.status import report_figures as figures
+from ostinato.status.observed_run import Observed
+from ostinato.status.run_report import Calibration, Curve, HeldOut
 from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 

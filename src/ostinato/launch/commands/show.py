@@ -10,10 +10,11 @@ from ostinato.app.storage import open_run
 from ostinato.config import Config
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.launch.commands.log import existing, named
-from ostinato.launch.views.page.page_cli import looking
+from ostinato.launch.views.page import looking
 from ostinato.launch.views.screen import plain
+from ostinato.status.releases import ReleaseDetail, ReleaseLine
+from ostinato.status.run_facts import RunFacts
 from ostinato.web.page.release_answers import answers
-from ostinato.web.page.sources import Facts, ReleaseDetail, ReleaseLine
 from ostinato.web.page.templates import DASH, count, points
 
 TURNS_S = 5.0
@@ -49,7 +50,7 @@ async def show_release(config: Config, version: str, console: Console) -> None:
             console.print(table)
 
 
-async def find_release(facts: Facts, version: str) -> ReleaseDetail:
+async def find_release(facts: RunFacts, version: str) -> ReleaseDetail:
     """The release named by "live", a number (v12) or the first digits of its root. Raises NotFound, BadRequest."""
     wanted, before = version.strip().lower(), None
     number = wanted.removeprefix("v")
@@ -79,7 +80,7 @@ def _is(line: ReleaseLine, wanted: str, number: str) -> bool:
     return by_root or (number.isdecimal() and line.policy.number == int(number))
 
 
-async def _detail(facts: Facts, root: str) -> ReleaseDetail:
+async def _detail(facts: RunFacts, root: str) -> ReleaseDetail:
     found = await facts.release(root)
     if found is None:
         raise NotFound(f"the ledger has nothing about {root[:16]}", field="version")

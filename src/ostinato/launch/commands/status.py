@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,34 +16,26 @@ from rich.text import Text
 from ostinato.app.storage import Home, open_folds, open_log, open_store
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
+from ostinato.core.durations import ago
 from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.numerics import Contract, same_arithmetic
-from ostinato.core.records import Person
-from ostinato.evaluate.acceptance import share_of
 from ostinato.launch.commands.log import existing
-from ostinato.launch.placing.address import read_address
-from ostinato.launch.placing.worker_status import STALE_S, Shown, WorkerStatus, read_board
-from ostinato.launch.views import summary
 from ostinato.launch.views.contracts import apart, parts
-from ostinato.launch.views.disk import disk_use
-from ostinato.launch.views.observe import DEMO_MARKER
-from ostinato.launch.views.progress import last_lines, numerics_line
-from ostinato.launch.views.release_state import releasing, releasing_json
-from ostinato.launch.views.screen import (
-    ArmRow,
-    ago,
-    arms_table,
-    lent_line,
-    published_line,
-    release_line,
-    step_line,
-    swap_line,
-)
-from ostinato.launch.views.summary import Summary
-from ostinato.launch.views.tenants import unproven_users
+from ostinato.launch.views.screen import arms_table, lent_line, published_line, release_line, step_line, swap_line
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State
-from ostinato.reward.accounting import Accounting, account
+from ostinato.reward.accounting import Accounting
+from ostinato.run_directory import DEMO_MARKER
+from ostinato.status import summary
+from ostinato.status.arms import acceptance_by_arm
+from ostinato.status.disk import disk_use
+from ostinato.status.gateway_address import read_address
+from ostinato.status.progress_lines import last_lines, numerics_line
+from ostinato.status.release_state import releasing, releasing_json
+from ostinato.status.run_state import RunFolds
+from ostinato.status.summary import Summary
+from ostinato.status.tenants import unproven_users
+from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 from ostinato.weights.version.content import VERSIONS
 
 # ---------------------------------------------------------------- accounts
@@ -98,7 +89,7 @@ class Overview:
     url: str | None
     who: str
     now: float
-    board: Shown | None
+    board: WorkerBoard | None
     summary: Summary
     ledger: State
     rules: ReleaseConfig
@@ -133,7 +124,7 @@ def overview(run: Overview) -> list[RenderableType]:
     return [*parts, *_accounts(run), *_disk(run)]
 
 
-def workers(board: Shown | None, now: float) -> list[RenderableType]:
+def workers(board: WorkerBoard | None, now: float) -> list[RenderableType]:
     """A line per worker, or one that says that the supervisor never ran, ended, was killed or hangs."""
     if board is None:
         return [Text("no `ostinato up` has run here", "dim")]
@@ -143,7 +134,7 @@ def workers(board: Shown | None, now: float) -> list[RenderableType]:
         return [
             Text(f"`ostinato up` ended {ago(age)} ago" + ("" if told else f": {board.ended}"), "dim" if told else "red")
         ]
-    if age > STALE_S:
+    if not board.alive(now):
         return [Text(f"`ostinato up` (pid {board.pid}) was killed or hangs: no sign of life for {ago(age)}", "red")]
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     for name in ("worker", "", "activity", "for", "restarts", "last exit"):
@@ -157,28 +148,16 @@ def workers(board: Shown | None, now: float) -> list[RenderableType]:
 def _worker(worker: WorkerStatus, now: float) -> tuple[Text, ...]:
     where = f" on {worker.node}" if worker.node else ""
     condition = Text(f"{worker.condition}{where}", _STYLES.get(worker.condition, ""))
-    doing = worker.doing or "starting" if worker.condition == "running" else ""
     trouble = f"; {worker.trouble}" if worker.trouble else ""
     end = "" if worker.reason is None else f"{worker.reason} ({ago(now - (worker.reason_at or now))} ago)"
-    since = worker.doing_since if worker.condition == "running" else worker.since
     return (
         Text(worker.name),
         condition,
-        Text(f"{doing}{trouble}", "yellow" if trouble else ""),
-        Text(ago(now - since)),
+        Text(f"{worker.activity}{trouble}", "yellow" if trouble else ""),
+        Text(ago(now - worker.activity_since)),
         Text(str(worker.restarts)),
         Text(end),
     )
-
-
-def arm_rows(run: Overview) -> list[ArmRow]:
-    """Acceptance over the newest rated turns, by arm."""
-    accepted: dict[str, list[tuple[Person, bool]]] = defaultdict(list)
-    newest: dict[str, int | None] = {}
-    for each in run.summary.rated:
-        accepted[each.served.arm].append((each.served.person, each.value > 0))
-        newest[each.served.arm] = each.served.number
-    return [ArmRow(arm=arm, point=share_of(of), newest=newest[arm]) for arm, of in accepted.items()]
 
 
 def _arms(run: Overview) -> list[RenderableType]:
@@ -190,7 +169,7 @@ def _arms(run: Overview) -> list[RenderableType]:
     heard = sum(each.heard for each in rated)
     oldest = ago(run.now - rated[0].served.started_at)
     return [
-        arms_table(arm_rows(run), run.who, f"newest {len(rated)}, oldest {oldest} ago"),
+        arms_table(acceptance_by_arm(run.summary.rated), run.who, f"newest {len(rated)}, oldest {oldest} ago"),
         Text(f"feedback on {100 * heard / len(rated):.0f}% of them; signals in total: {names or 'none'}", "dim"),
     ]
 
@@ -240,14 +219,14 @@ def as_json(run: Overview) -> dict[str, Any]:
         "at": run.now,
         "up": board
         and {
-            "alive": board.ended is None and run.now - board.at <= STALE_S,
+            "alive": board.alive(run.now),
             "pid": board.pid,
             "heard_at": board.at,
             "ended": board.ended,
         },
         "workers": [asdict(worker) for worker in board.workers] if board else [],
         "alarms": {name: {"reason": reason, "since": since} for name, (reason, since) in sorted(seen.alarms.items())},
-        "arms": {row.arm: asdict(row.point) | {"newest_version": row.newest} for row in arm_rows(run)},
+        "arms": {row.arm: asdict(row.point) | {"newest_version": row.newest} for row in acceptance_by_arm(seen.rated)},
         "unproven_users": run.unproven or None,
         "steps": seen.step,
         "tokens": seen.tokens,
@@ -276,35 +255,34 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
     """
     place = existing(config)
     try:
-        seen, accounting, ledger = await _read(config)
+        found = await _read(config)
     except Unavailable:
         for part in [] if machine else workers(read_board(place.workers), wall_clock()):
             console.print(part, highlight=False, soft_wrap=True)
         raise
-    shown = await _look(config, place, seen, ledger, accounting)
+    shown = await _look(config, place, found)
     if machine:
         console.print_json(data=as_json(shown), highlight=False)
         return
     for part in overview(shown):
         console.print(part, highlight=False, soft_wrap=True)
-    for line in [*_contracts(seen), *filter(None, [numerics_line(shown.lines["serve"])])]:
+    for line in [*_contracts(found.summary), *filter(None, [numerics_line(shown.lines["serve"])])]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-async def _read(config: Config) -> tuple[summary.Summary, Accounting, State]:
+async def _read(config: Config) -> RunFolds:
     """The summary, the accounting and the release state, computed from the log."""
     folds = open_folds(config)
     with open_log(config) as log:
-        seen, rows = await summary.summarise(log, folds, log.newest())
-        accounting = await account(log, folds, config.reward)
-        ledger = await ReleaseLedger(log, wall_clock).refresh()
+        found = RunFolds(log, folds, config.reward, ReleaseLedger(log, wall_clock))
+        rows = await found.catch_up()
     if rows > _WORTH_KEEPING:
         with contextlib.suppress(StorageFull):
-            await summary.keep(seen, folds)
-    return seen, accounting, ledger
+            await summary.keep(found.summary, folds)
+    return found
 
 
-async def _look(config: Config, place: Home, seen: summary.Summary, ledger: State, accounting: Accounting) -> Overview:
+async def _look(config: Config, place: Home, found: RunFolds) -> Overview:
     every = await open_store(config).refs()
     refs = {name: root for name, root in every.items() if not name.startswith(VERSIONS)}
     held = {
@@ -319,10 +297,10 @@ async def _look(config: Config, place: Home, seen: summary.Summary, ledger: Stat
         who="simulated users" if (place.root / DEMO_MARKER).exists() else "arm",
         now=wall_clock(),
         board=read_board(place.workers),
-        summary=seen,
-        ledger=ledger,
+        summary=found.summary,
+        ledger=found.ledger.state,
         rules=config.release,
-        accounting=accounting,
+        accounting=found.accounts,
         lines={name: last_lines(place.progress(name)) for name in ("train", "serve", "release", "housekeeping")},
         refs=refs,
         disk={name: disk_use(path) for name, path in held.items()},
@@ -331,7 +309,7 @@ async def _look(config: Config, place: Home, seen: summary.Summary, ledger: Stat
     )
 
 
-def _contracts(seen: summary.Summary) -> list[str]:
+def _contracts(seen: Summary) -> list[str]:
     contracts = [(stamped, Contract.from_json(each)) for stamped, each in seen.contracts.items()]
     lines: list[str] = []
     for stamped, contract in contracts:

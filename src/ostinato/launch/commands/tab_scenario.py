@@ -22,11 +22,12 @@ from ostinato.evaluate.statistics import Estimate, Tally, mean_difference, paire
 from ostinato.evaluate.suggestions import ArmChange, Tallies, by_item, by_user, change, ratio
 from ostinato.evaluate.suites import Item
 from ostinato.launch.commands.scenario import HeldOutScores, ScenarioFindings, unseen
-from ostinato.launch.views.observe import Observed
-from ostinato.launch.views.report import BINS, last_third
 from ostinato.launch.views.screen import RECENT_S
 from ostinato.release.guard import total
-from ostinato.web.run_report import CalibratedFamily, Calibration, Curve, CurvePoint, OutcomeShare, Suggesting
+from ostinato.status.arms import WINDOWS
+from ostinato.status.observed_run import Observed
+from ostinato.status.report_figures import last_third
+from ostinato.status.run_report import CalibratedFamily, Calibration, Curve, CurvePoint, OutcomeShare, Suggesting
 
 # ---------------------------------------------------------------- suggestions
 
@@ -36,10 +37,10 @@ def share_curves(seen: Observed, start: float, end: float) -> tuple[tuple[Curve,
 
     A window with fewer than two users of an arm has no point, because it does not show how much users differ.
     """
-    width = (end - start) / BINS
+    width = (end - start) / WINDOWS
     suggested: dict[Arm, list[CurvePoint]] = {}
     accepted: dict[Arm, list[CurvePoint]] = {}
-    for index in range(BINS):
+    for index in range(WINDOWS):
         low = start + index * width
         for arm, tallies in by_user(seen.between(low, low + width)).items():
             for lines, tally in ((suggested, tallies.suggested), (accepted, tallies.accepted)):

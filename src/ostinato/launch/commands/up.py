@@ -17,13 +17,13 @@ from ostinato.launch.commands.compute import check_sharing
 from ostinato.launch.commands.crew import Launched, launch
 from ostinato.launch.placing.heartbeat import SERVING
 from ostinato.launch.placing.supervision import Event
-from ostinato.launch.views.progress import last_lines, numerics_line
-from ostinato.launch.views.tenants import unproven_users
 from ostinato.launch.workers.shutdown import until_stopped
 from ostinato.record.lock import hold
 from ostinato.record.restore import sweep_restorations
 from ostinato.serve.auth import Keyring, client_keys
 from ostinato.serve.quotas import in_force
+from ostinato.status.progress_lines import last_lines, numerics_line
+from ostinato.status.tenants import unproven_users
 
 
 async def up(config: Config, console: Console, on: Literal["here", "ray"] = "here") -> None:

@@ -18,12 +18,13 @@ from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.compute import Sharing, check_sharing
 from ostinato.launch.commands.crew import WORKERS, Launched, limits_of, supervised
 from ostinato.launch.commands.scale import read_wish, write_wish
-from ostinato.launch.placing.address import reachable, read_address, write_address
+from ostinato.launch.placing.address import reachable, write_address
 from ostinato.launch.placing.node_agent import Order
 from ostinato.launch.placing.ray_cluster import RayCluster
 from ostinato.launch.placing.remote_worker import PlacedWorker
 from ostinato.launch.placing.supervision import Event, Supervisor
-from ostinato.launch.placing.worker_status import EVERY_S, board_text
+from ostinato.launch.placing.worker_board import EVERY_S, board_text
+from ostinato.status.gateway_address import read_address
 
 _LOOK_S = 0.5
 _ASKING = ("release", "rollout")  # workers that call the gateway

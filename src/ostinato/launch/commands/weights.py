@@ -29,8 +29,8 @@ from ostinato.app.trainer import open_learning
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadRequest, BadWeights, Corrupt, NoSignal, NotFound
 from ostinato.core.records import Batch, PolicyVersion
-from ostinato.launch.views.progress import Lines
 from ostinato.reward.pipeline import recorded
+from ostinato.status.progress_lines import Lines
 from ostinato.web.weights_page import Row, render, shade
 from ostinato.weights.keep import pins
 from ostinato.weights.keep.fsck import verify

@@ -15,23 +15,14 @@ from pathlib import Path
 from ostinato.core.errors import BadConfig
 from ostinato.core.files import write_atomic
 from ostinato.launch.placing.heartbeat import LISTEN_FD
+from ostinato.status.gateway_address import process_mark
 
 _ANY = {"0.0.0.0", "::", "[::]"}
 
 
 def write_address(path: Path, url: str) -> None:
     """Record that this process serves at `url`. The file is written atomically."""
-    write_atomic(path, f"{url}\n{_mark(os.getpid())}\n", durable=False)
-
-
-def read_address(path: Path, writer: int | None = None) -> str | None:
-    """The gateway's URL; None if the file is missing or damaged, or if the process that wrote it is dead or is not `writer`."""
-    try:
-        url, mark = path.read_text(errors="replace").splitlines()
-        pid = int(mark.split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
-    return url if mark == _mark(pid) and writer in (None, pid) else None
+    write_atomic(path, f"{url}\n{process_mark(os.getpid())}\n", durable=False)
 
 
 def reachable(url: str, node: str) -> str:
@@ -48,22 +39,6 @@ def remove_address(path: Path) -> None:
     """Remove the file: nobody serves there any more."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-
-
-def _mark(pid: int) -> str | None:
-    """Identifies a process by its pid and, where the system reports it, its start time; None if the process is dead."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass
-    try:
-        # the program's name, which may hold anything, ends at the last ")"; then come the state, ..., and as the 22nd field the start
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return f"{pid} 0"
-    return None if fields[0] in "ZX" else f"{pid} {fields[19]}"
 
 
 # ---------------------------------------------------------------- free ports

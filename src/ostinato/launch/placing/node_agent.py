@@ -13,8 +13,9 @@ from ostinato.app.storage import Home
 from ostinato.config import write_private
 from ostinato.core.errors import BadConfig
 from ostinato.core.files import write_atomic
-from ostinato.launch.placing.address import reachable, read_address, write_address
+from ostinato.launch.placing.address import reachable, write_address
 from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
+from ostinato.status.gateway_address import read_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

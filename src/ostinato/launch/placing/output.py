@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from ostinato.core.files import private
+from ostinato.core.files import older, private
 
 OUTPUT = "OSTINATO_OUTPUT"
 """Environment variable that holds the path of a supervised worker's output file."""
@@ -21,11 +21,6 @@ KEPT_BYTES = 16 << 20
 LOOK_S = 1.0
 _PART = 1 << 20
 _LONGEST_LINE = 1 << 16
-
-
-def older(path: Path) -> Path:
-    """The path of the rotated file. Example: train.jsonl -> train.1.jsonl"""
-    return path.with_suffix(f".1{path.suffix}")
 
 
 class Rotation(threading.Thread):

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ostinato.core.clock import wall_clock
-from ostinato.core.files import private
+from ostinato.core.files import older, private
 from ostinato.launch.placing.heartbeat import PARENT, PULSE_FD, Sign, read_sign
-from ostinato.launch.placing.output import OUTPUT, older
+from ostinato.launch.placing.output import OUTPUT
 
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Environment variables of a worker: workers share the cores, and no worker takes them all."""

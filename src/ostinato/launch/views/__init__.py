@@ -1,1 +1,1 @@
-"""Views of a run for people: observed, drawn, reported."""
+"""Views of a run for people: the terminal, the page in the gateway, metrics, the audit trail."""

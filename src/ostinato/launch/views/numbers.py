@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -22,11 +20,11 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.seams import Folds
-from ostinato.evaluate.acceptance import share_of
-from ostinato.launch.placing.worker_status import read_board
-from ostinato.launch.views.summary import FOLD, RATED, RatedTurn, Summary
 from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger, State
+from ostinato.status.arms import acceptance_by_arm
+from ostinato.status.summary import FOLD, RATED, RatedTurn, Summary
+from ostinato.status.worker_status import read_board
 
 _LOOK_S = 5.0
 
@@ -132,17 +130,13 @@ def _people(rated: Iterable[RatedTurn]) -> Iterable[Metric]:
     mean = GaugeMetricFamily("ostinato_reward_mean", f"Mean reward {newest}.", labels=["arm"])
     turns = GaugeMetricFamily("ostinato_rated_turns", "Number of these turns, by arm.", labels=["arm"])
     heard = GaugeMetricFamily("ostinato_heard_turns", "Number of these turns with feedback.", labels=["arm"])
-    by_arm: defaultdict[str, list[RatedTurn]] = defaultdict(list)
-    for each in rated:
-        by_arm[each.served.arm].append(each)
-    for arm, of in sorted(by_arm.items()):
-        point = share_of((each.served.person, each.value > 0) for each in of)
-        share.add_metric([arm], point.acceptance)
-        lower.add_metric([arm], point.lower)
-        upper.add_metric([arm], point.upper)
-        mean.add_metric([arm], fmean(each.value for each in of))
-        turns.add_metric([arm], len(of))
-        heard.add_metric([arm], sum(each.heard for each in of))
+    for row in sorted(acceptance_by_arm(rated), key=lambda row: row.arm):
+        share.add_metric([row.arm], row.point.acceptance)
+        lower.add_metric([row.arm], row.point.lower)
+        upper.add_metric([row.arm], row.point.upper)
+        mean.add_metric([row.arm], row.mean)
+        turns.add_metric([row.arm], row.point.turns)
+        heard.add_metric([row.arm], row.heard)
     return (share, lower, upper, mean, turns, heard)
 
 

@@ -1,35 +1,24 @@
 """The terminal panel shown during a run, drawn from an `Observed`.
 
 Untrusted text, made safe to print on a terminal.
-
-Spans of time for people.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.core.durations import ago
 from ostinato.core.records import Arm
 from ostinato.core.report import headline
-from ostinato.evaluate.acceptance import Acceptance, by_arm
-from ostinato.launch.views.observe import Observed
-
-# ---------------------------------------------------------------- spans of time
-
-
-def ago(seconds: float) -> str:
-    """A time span for people. Example: ``ago(200) == "3 min"``"""
-    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
-
+from ostinato.evaluate.acceptance import Acceptance
+from ostinato.status.arms import ArmAcceptance, acceptance_by_arm
+from ostinato.status.observed_run import Observed
+from ostinato.status.summary import rated_turn
 
 WIDTH = 30
 RECENT_S = 120.0
@@ -45,16 +34,7 @@ def bar(point: Acceptance) -> Text:
     return text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmRow:
-    """One arm on the screen: its acceptance, and the newest policy that answered in it."""
-
-    arm: str
-    point: Acceptance
-    newest: int | None
-
-
-def arms_table(rows: Sequence[ArmRow], who: str, when: str) -> Table:
+def arms_table(rows: Sequence[ArmAcceptance], who: str, when: str) -> Table:
     """Acceptance per arm. `who` is the heading of the arms, `when` says which turns are counted."""
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     for name in (who, f"acceptance, {when}", "", "95%", "turns", "policy"):
@@ -78,11 +58,9 @@ _ORDER = [
 ]
 
 
-def recent_arms(seen: Observed, now: float) -> list[ArmRow]:
+def recent_arms(seen: Observed, now: float) -> list[ArmAcceptance]:
     """The arms over the last two minutes."""
-    recent = seen.between(now - RECENT_S, now + 1.0)
-    newest = {turn.arm: turn.oldest for turn, _ in recent}
-    return [ArmRow(arm=arm.value, point=point, newest=newest[arm]) for arm, point in by_arm(recent).items()]
+    return acceptance_by_arm(rated_turn(*each) for each in seen.between(now - RECENT_S, now + 1.0))
 
 
 def step_line(step: dict[str, Any]) -> str:

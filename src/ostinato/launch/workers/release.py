@@ -17,13 +17,13 @@ from ostinato.app.evaluation import (
 from ostinato.app.storage import Home, Run
 from ostinato.config import Config
 from ostinato.core.errors import OstinatoError
-from ostinato.launch.placing.address import read_address
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.leader import act
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.shutdown import unless
 from ostinato.launch.workers.worker_main import Life
 from ostinato.release.controller import ReleaseController
+from ostinato.status.gateway_address import read_address
 
 _PACE_S = 600.0
 

@@ -25,7 +25,7 @@ from ostinato.launch.placing.address import bind, handed_down, remove_address, w
 from ostinato.launch.placing.heartbeat import SERVING
 from ostinato.launch.views.audit import AuditFile
 from ostinato.launch.views.numbers import LearningNumbers, RunNumbers, watch_alarms, watch_learning
-from ostinato.launch.views.page.factory import RunPage, open_page
+from ostinato.launch.views.page import RunPage, open_page
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.http_server import listen
 from ostinato.launch.workers.prepare import prepare

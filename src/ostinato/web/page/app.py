@@ -28,13 +28,15 @@ from ostinato.core.errors import NotFound, OstinatoError, Unauthorized, Unavaila
 from ostinato.core.fair_queue import InTurn
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor, Visitors
+from ostinato.status.run_facts import RunFacts
+from ostinato.status.run_state import RunNow
+from ostinato.status.threads import Threads
+from ostinato.status.worlds.run_worlds import RunWorlds
 from ostinato.web.page.files import StaticFiles, is_known
+from ostinato.web.page.operator_actions import Acts
 from ostinato.web.page.query_params import form, own_path, root, words
-from ostinato.web.page.sources import Acts, Facts, RunNow
 from ostinato.web.page.templates import Templates, when
-from ostinato.web.page.threads import Threads
 from ostinato.web.page.views import OPEN_TO_TENANTS, Views
-from ostinato.web.page.worlds_sources import WorldFacts
 
 # ---------------------------------------------------------------- live
 
@@ -304,9 +306,9 @@ class Forbidden(OstinatoError):
 class Pages:
     """The page of one run: `routes` for a gateway that knows its visitors, `close` before the gateway ends, and `end` after it."""
 
-    def __init__(self, facts: Facts, worlds: WorldFacts, acts: Acts, clock: Clock, audit: Audit = unaudited) -> None:
+    def __init__(self, facts: RunFacts, worlds: RunWorlds, acts: Acts, clock: Clock, audit: Audit = unaudited) -> None:
         self._threads = Threads()
-        self._views = Views(facts, worlds, self._threads.ask)
+        self._views = Views(facts, worlds, self._threads)
         self._acts = acts
         self._audit = audit
         self._files = StaticFiles()

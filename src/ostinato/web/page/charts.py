@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from ostinato.status.releases import GateLook, LayerChange, RateShift, ReleaseLine, TrialLook, TrialRules, WeightChange
+from ostinato.status.training_state import StepSeries
 from ostinato.web.chart import ChartAxis, Scale, axis
-from ostinato.web.page.release_evidence import LayerChange, RateShift, TrialLook, TrialRules, WeightChange
-from ostinato.web.page.sources import GateLook, ReleaseLine, StepSeries
 from ostinato.web.page.templates import count, points
 from ostinato.web.weights_page import shade
 

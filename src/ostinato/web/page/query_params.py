@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 from starlette.requests import Request
 
 from ostinato.core.errors import BadRequest, OstinatoError, TooLarge
-from ostinato.web.page.sources import TurnQuery
+from ostinato.status.index_queries import TurnQuery
 
 FORM_S = 10.0
 """The longest wait for a form's body, in seconds."""

@@ -5,8 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.core.records import PolicyVersion
-from ostinato.web.page.release_evidence import Dealt, MeasureLook, RateShift, ReleaseEvidence, TrialLook
-from ostinato.web.page.sources import GateLook, ReleaseDetail, ReleaseLine
+from ostinato.status.releases import (
+    Dealt,
+    GateLook,
+    MeasureLook,
+    RateShift,
+    ReleaseDetail,
+    ReleaseEvidence,
+    ReleaseLine,
+    TrialLook,
+)
 from ostinato.web.page.templates import count, points, size
 
 VERDICTS = {"SHIP": "not worse than the margin", "BLOCK": "did not pass", "EXTEND": "undecided"}

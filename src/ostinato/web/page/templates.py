@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from ostinato.core import durations
 from ostinato.core.report import headline
 from ostinato.web.page.files import StaticFiles
 from ostinato.web.page.tokens import shortened
@@ -64,12 +65,7 @@ class Templates:
 
 def ago(seconds: float | None) -> str:
     """A time span for people; a dash if it is not known. Example: ``ago(200) == "3 min"``"""
-    if seconds is None:
-        return DASH
-    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
+    return DASH if seconds is None else durations.ago(seconds)
 
 
 def when(at: float | None) -> Markup:

@@ -6,8 +6,7 @@ import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ostinato.core.records import PolicyVersion, Turn
-from ostinato.web.page.sources import TurnDetail
+from ostinato.status.run_facts import TurnDetail
 
 WINDOW = 2_000
 """Tokens per page."""
@@ -33,7 +32,7 @@ def cells(found: TurnDetail, start: int) -> list[Cell]:
     """The tokens from `start` on, `WINDOW` of them at most."""
     turn = found.line.turn
     by_token = turn.versions_T()
-    places = {policy: number for number, policy in enumerate(versions(turn))}
+    places = {policy: number for number, policy in enumerate(turn.versions)}
     texts = list(spelt(found.sampled, turn.sampled_ids))
     return [
         Cell(
@@ -52,11 +51,6 @@ def cells(found: TurnDetail, start: int) -> list[Cell]:
 def shade(logprob: float) -> int:
     """0 for a token that was nearly certain, 4 for one that came once in a hundred times or less."""
     return sum(logprob < bound for bound in SHADES)
-
-
-def versions(turn: Turn) -> tuple[PolicyVersion, ...]:
-    """The policy versions that made the turn, in order of use."""
-    return tuple(dict.fromkeys(span.policy for span in turn.spans))
 
 
 def spelt(pieces: Iterable[bytes], ids: Sequence[int]) -> Iterable[str]:

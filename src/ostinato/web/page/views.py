@@ -8,25 +8,20 @@ from urllib.parse import urlencode
 
 from ostinato.core.errors import NotFound
 from ostinato.core.visitors import Visitor
+from ostinato.status.index_queries import MOST_COUNTED, TurnQuery
+from ostinato.status.releases import ReleaseDetail, ReleaseList
+from ostinato.status.run_facts import RunFacts, TurnDetail
+from ostinato.status.run_state import RunNow
+from ostinato.status.threads import Threads
+from ostinato.status.training_state import LearningNow
+from ostinato.status.worlds.run_worlds import RunWorlds
 from ostinato.web.chart import lines
 from ostinato.web.page import charts
 from ostinato.web.page.charts import Station
 from ostinato.web.page.query_params import place, turn_query, version
 from ostinato.web.page.release_answers import answers, dealt_as_set, sentence
-from ostinato.web.page.sources import (
-    MOST_COUNTED,
-    Facts,
-    LearningNow,
-    ReleaseDetail,
-    ReleaseList,
-    RunNow,
-    TurnDetail,
-    TurnQuery,
-)
 from ostinato.web.page.templates import DASH, ago, count
-from ostinato.web.page.threads import Ask
-from ostinato.web.page.tokens import cells, prompt_text, versions
-from ostinato.web.page.worlds_sources import WorldFacts
+from ostinato.web.page.tokens import cells, prompt_text
 from ostinato.web.page.worlds_views import WorldViews
 
 Fields = Mapping[str, str]
@@ -49,11 +44,11 @@ OPEN_TO_TENANTS = frozenset({"turns", "turn"})
 
 class Views:
     """Builds the facts that the templates show. Each view takes the visitor and the fields of the address. What takes long is put into
-    words and drawn by `ask`, on a thread of the page.
+    words and drawn on a thread of the page.
     """
 
-    def __init__(self, facts: Facts, worlds: WorldFacts, ask: Ask) -> None:
-        self._facts, self._ask = facts, ask
+    def __init__(self, facts: RunFacts, worlds: RunWorlds, threads: Threads) -> None:
+        self._facts, self._threads = facts, threads
         self.by_name: Mapping[str, Callable[[Visitor, Fields], Awaitable[Shown]]] = {
             "now": self.now,
             "releases": self.releases,
@@ -65,7 +60,7 @@ class Views:
             "alarm": self.alarm,
             "weights": self.weights,
             "playground": self.playground,
-            **WorldViews(worlds, ask).by_name,
+            **WorldViews(worlds, threads).by_name,
         }
 
     async def frame(self, visitor: Visitor) -> Shown:
@@ -77,19 +72,19 @@ class Views:
     async def now(self, visitor: Visitor, fields: Fields) -> Shown:
         """The loop with its figures."""
         found = await self._facts.now()
-        return await self._ask(lambda: now_shown(found))
+        return await self._threads.ask(lambda: now_shown(found))
 
     async def releases(self, visitor: Visitor, fields: Fields) -> Shown:
         """The ledger."""
         found = await self._facts.releases(place(fields, "before"))
-        return await self._ask(lambda: releases_shown(found))
+        return await self._threads.ask(lambda: releases_shown(found))
 
     async def release(self, visitor: Visitor, fields: Fields) -> Shown:
         """One version. Raises NotFound."""
         found = await self._facts.release(version(fields["root"]))
         if found is None:
             raise NotFound(f"The ledger has no version {fields['root'][:16]}.", field="root")
-        return await self._ask(lambda: release_shown(found))
+        return await self._threads.ask(lambda: release_shown(found))
 
     async def turns(self, visitor: Visitor, fields: Fields) -> Shown:
         """The newest turns that match the query."""
@@ -99,8 +94,8 @@ class Views:
             "found": found,
             "query": query,
             "most": MOST_COUNTED,
-            "older": None if found.older is None else address(query, visitor, before=found.older),
-            "newer": None if found.newer is None else address(query, visitor, after=found.newer),
+            "older": None if found.page.older is None else address(query, visitor, before=found.page.older),
+            "newer": None if found.page.newer is None else address(query, visitor, after=found.page.newer),
             "newest": address(query, visitor),
         }
 
@@ -110,12 +105,12 @@ class Views:
         if found is None:
             raise NotFound("There is no such turn.", field="id")
         start = place(fields, "from") or 0
-        return await self._ask(lambda: turn_shown(found, start))
+        return await self._threads.ask(lambda: turn_shown(found, start))
 
     async def learning(self, visitor: Visitor, fields: Fields) -> Shown:
         """Figures over steps."""
         found = await self._facts.learning()
-        return await self._ask(lambda: learning_shown(found))
+        return await self._threads.ask(lambda: learning_shown(found))
 
     async def monitors(self, visitor: Visitor, fields: Fields) -> Shown:
         """The standing alarms and the past ones."""
@@ -153,7 +148,7 @@ def turn_shown(found: TurnDetail, start: int) -> Shown:
         "start": start,
         "total": len(turn.sampled_ids),
         "prompt": prompt_text(found.prompt),
-        "versions": versions(turn),
+        "versions": turn.versions,
         "signals": found.signals[-MOST_SIGNALS:],
     }
 
@@ -161,7 +156,7 @@ def turn_shown(found: TurnDetail, start: int) -> Shown:
 def now_shown(run: RunNow) -> Shown:
     """The loop with its figures, and acceptance over time."""
     stations = stations_of(run)
-    ends = ", ".join(f"{arm.arm} {100 * arm.share:.0f}%" for arm in run.arms)
+    ends = ", ".join(f"{arm.arm} {100 * arm.point.acceptance:.0f}%" for arm in run.arms)
     title = "Share of rated turns that were accepted, per arm"
     return {
         "stations": stations,
@@ -209,7 +204,7 @@ def state_of(run: RunNow) -> tuple[str, str]:
         newest = run.alarms[0]
         more = f" (and {len(run.alarms) - 1} more)" if len(run.alarms) > 1 else ""
         return "wait", f"{newest.name}: {newest.reason}{more}"
-    if not run.balanced:
+    if not run.accounts.balanced:
         return "bad", "The turns are not balanced: some are counted twice, or lost."
     return "good", "Nothing stands out."
 
@@ -218,7 +213,8 @@ def stations_of(run: RunNow) -> list[Station]:
     """The loop's six boxes, from serving to what is live."""
     live, canary, candidate = run.refs.get("live"), run.refs.get("canary"), run.refs.get("candidate")
     pace = DASH if run.pace is None else f"{run.pace:.2g} turns/s"
-    wait = "" if run.oldest_wait is None else f"oldest {ago(run.at - run.oldest_wait)}"
+    accounts = run.accounts
+    wait = "" if accounts.oldest_wait is None else f"oldest {ago(run.at - accounts.oldest_wait)}"
     doing = {worker.name: worker for worker in run.workers}
     bad = {name: "bad" for name, worker in doing.items() if worker.condition == "failed" or worker.trouble}
     judged = run.refs.get("evaluation")
@@ -227,10 +223,15 @@ def stations_of(run: RunNow) -> list[Station]:
     tried = f"canary v{canary.number}" if canary is not None and canary != live else ""
     ready = candidate is not None and candidate != live
     return [
-        Station(name="Serve", figure=pace, note=f"{count(run.served)} turns served", state=bad.get("serve", "good")),
+        Station(
+            name="Serve", figure=pace, note=f"{count(accounts.ingested)} turns served", state=bad.get("serve", "good")
+        ),
         Station(name="Signals", figure=count(run.signals), note="feedback on turns"),
         Station(
-            name="Reward", figure=f"{count(run.waiting)} waiting", note=wait, state="good" if run.balanced else "bad"
+            name="Reward",
+            figure=f"{count(accounts.waiting)} waiting",
+            note=wait,
+            state="good" if accounts.balanced else "bad",
         ),
         Station(
             name="Train",

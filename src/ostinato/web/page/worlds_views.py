@@ -11,20 +11,14 @@ from markupsafe import Markup
 
 from ostinato.core.errors import NotFound
 from ostinato.core.visitors import Visitor
+from ostinato.status.threads import Threads
+from ostinato.status.worlds.run_worlds import RolloutQuery, RunWorlds, WorldsNow
+from ostinato.status.worlds.tasks import SolvedCurve, SolvedShare, VersionPoint
+from ostinato.status.worlds.underway import RolloutLine
 from ostinato.web.chart import Scale, axis
 from ostinato.web.page.charts import release_marks
 from ostinato.web.page.query_params import place, words
 from ostinato.web.page.templates import percent
-from ostinato.web.page.threads import Ask
-from ostinato.web.page.worlds_sources import (
-    RolloutLine,
-    RolloutQuery,
-    SolvedCurve,
-    SolvedShare,
-    VersionPoint,
-    WorldFacts,
-    WorldsNow,
-)
 
 # ---------------------------------------------------------------- drawing
 
@@ -138,8 +132,8 @@ ENDINGS = ("submitted", "turns", "length", "timeout", "broken", "failed")
 class WorldViews:
     """Builds the facts that the templates show, as `web.page.views.Views` does."""
 
-    def __init__(self, facts: WorldFacts, ask: Ask) -> None:
-        self._facts, self._ask = facts, ask
+    def __init__(self, facts: RunWorlds, threads: Threads) -> None:
+        self._facts, self._threads = facts, threads
         self.by_name: Mapping[str, Callable[[Visitor, Fields], Awaitable[Shown]]] = {
             "worlds": self.worlds,
             "rollouts": self.rollouts,
@@ -153,7 +147,7 @@ class WorldViews:
         return {
             "found": found,
             "nothing": _nothing(found),
-            "chart": await self._ask(lambda: success_chart(found.curves, found.marks)),
+            "chart": await self._threads.ask(lambda: success_chart(found.counts.curves, found.marks)),
             "versions_of": versions_of,
             "state_of": state_of,
         }
@@ -188,7 +182,7 @@ class WorldViews:
                 "No rollout with that name is on record: it never began, or its record was dropped as one of the oldest.",
                 field="episode",
             )
-        diffs = await self._ask(
+        diffs = await self._threads.ask(
             lambda: [(each, [] if each.diff is None else diff_lines(each.diff)) for each in found.changes]
         )
         names = [line.episode for line in found.members]

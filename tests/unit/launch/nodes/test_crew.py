@@ -18,9 +18,9 @@ from ostinato.launch.commands.scale import write_wish
 from ostinato.launch.commands.up_on_ray import Crew
 from ostinato.launch.placing import node_agent as keeper_module
 from ostinato.launch.placing import remote_worker
-from ostinato.launch.placing.address import read_address
 from ostinato.launch.placing.supervision import Supervisor
-from ostinato.launch.placing.worker_status import read_board
+from ostinato.status.gateway_address import read_address
+from ostinato.status.worker_status import read_board
 
 KEYS = {
     "api_keys": "acme:sk-0123456789abcdef",

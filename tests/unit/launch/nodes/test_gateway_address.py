@@ -9,8 +9,9 @@ from tests.fakes.nodes import PROGRAM, Nodes, order, supervised, until
 
 from ostinato.launch.placing import node_agent as keeper_module
 from ostinato.launch.placing import remote_worker
-from ostinato.launch.placing.address import reachable, read_address, write_address
+from ostinato.launch.placing.address import reachable, write_address
 from ostinato.launch.placing.remote_worker import PlacedWorker
+from ostinato.status.gateway_address import read_address
 
 EVERYWHERE, REACHED = "http://0.0.0.0:8321", "http://10.0.0.7:8321"
 

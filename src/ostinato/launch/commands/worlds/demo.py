@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.app.roles import open_roles
-from ostinato.app.storage import EVALUATION_REF, home, open_follower, open_log
+from ostinato.app.storage import home, open_follower, open_log
 from ostinato.app.suites import open_runner, open_task_suite
 from ostinato.app.trainer import open_desk
 from ostinato.app.worlds import function_tasks
@@ -31,14 +31,15 @@ from ostinato.launch.commands.demo import check_emptied, empty, served, show, tr
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenario import FINAL_SEED, Copilot
 from ostinato.launch.commands.worlds.train import CREW, follow
-from ostinato.launch.views import from_worlds as figures
-from ostinato.launch.views.from_worlds import Phases, Solved
-from ostinato.launch.views.observe import Observed, RunObserver
-from ostinato.launch.views.progress import last_lines
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import account
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import asker_of
+from ostinato.run_directory import EVALUATION_REF
+from ostinato.status import worlds_figures as figures
+from ostinato.status.observed_run import Observed, RunObserver
+from ostinato.status.progress_lines import last_lines
+from ostinato.status.worlds_figures import Phases, Solved
 from ostinato.worlds.tasks.tasksets import save
 
 PROVING = ("serve", "release")

@@ -22,7 +22,7 @@ from ostinato.config import Config
 from ostinato.core.errors import NotFound, StorageFull
 from ostinato.core.records import Arm, Turn
 from ostinato.launch.commands.log import existing
-from ostinato.launch.views.page.page_cli import Spelling
+from ostinato.launch.views.page import Spelling
 from ostinato.launch.views.screen import plain
 from ostinato.worlds.fidelity.look import look
 from ostinato.worlds.fidelity.observation import Observation, of_turns

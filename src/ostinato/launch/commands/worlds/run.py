@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.app.roles import open_roles
-from ostinato.app.storage import EVALUATION_REF, home, open_follower, open_run, open_store
+from ostinato.app.storage import home, open_follower, open_run, open_store
 from ostinato.app.worlds import check_tasks, note_cheats, note_coverage, open_workshop
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -36,11 +36,12 @@ from ostinato.evaluate.pass_at_k import pass_rates
 from ostinato.launch.commands.checks import check_same_model, check_start
 from ostinato.launch.commands.crew import launch
 from ostinato.launch.commands.weights import find_version
-from ostinato.launch.placing.address import read_address
 from ostinato.launch.views import progress
 from ostinato.launch.views.screen import plain
 from ostinato.launch.workers.shutdown import stop_signals
 from ostinato.record.lock import hold
+from ostinato.run_directory import EVALUATION_REF
+from ostinato.status.gateway_address import read_address
 from ostinato.worlds.rollout.attempt import Measurement, Workshop
 from ostinato.worlds.rollout.finished import CheatWatch, Finished, read_finished
 from ostinato.worlds.rollout.gateway import WorldGateway

@@ -17,9 +17,9 @@ from ostinato.app.worlds import check_steps, open_taskset
 from ostinato.config import Config
 from ostinato.launch.commands.checks import check_same_model, check_start
 from ostinato.launch.commands.crew import Launched, launch
-from ostinato.launch.views.progress import Lines
 from ostinato.launch.workers.shutdown import until_stopped
 from ostinato.record.lock import hold
+from ostinato.status.progress_lines import Lines
 
 # ---------------------------------------------------------------- what a reader sees of training
 

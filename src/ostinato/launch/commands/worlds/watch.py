@@ -14,20 +14,13 @@ from rich.text import Text
 from ostinato.app.storage import home, model_path, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
+from ostinato.core.durations import ago
 from ostinato.core.errors import NotFound
-from ostinato.launch.views.page.worlds.facts import RunWorlds
-from ostinato.launch.views.page.worlds.transcript import Pieces, Readers
-from ostinato.launch.views.screen import ago, plain
-from ostinato.web.page.worlds_sources import (
-    GroupUnderWay,
-    RolloutDetail,
-    RolloutLine,
-    RolloutQuery,
-    RolloutStep,
-    SolvedShare,
-    WorldFacts,
-    WorldsNow,
-)
+from ostinato.launch.views.screen import plain
+from ostinato.status.worlds.run_worlds import RolloutDetail, RolloutQuery, RunWorlds, WorldsNow
+from ostinato.status.worlds.tasks import SolvedShare
+from ostinato.status.worlds.transcript import Pieces, Readers, RolloutStep
+from ostinato.status.worlds.underway import GroupUnderWay, RolloutLine
 
 _LOOK_S = 1.0
 _GROUPS, _NEWEST, _FAMILIES = 8, 12, 15
@@ -57,7 +50,7 @@ async def show_rollout(config: Config, console: Console, *, task: str = "", epis
         await print_rollout(facts, console, task=task, episode=episode)
 
 
-async def print_ended(facts: WorldFacts, seen: int, console: Console) -> int:
+async def print_ended(facts: RunWorlds, seen: int, console: Console) -> int:
     """Print a line for each of the newest rollouts that is numbered above `seen`; returns the highest number."""
     listed = (await facts.rollouts(RolloutQuery())).rows
     for line in reversed([each for each in listed if each.seq > seen]):
@@ -65,7 +58,7 @@ async def print_ended(facts: WorldFacts, seen: int, console: Console) -> int:
     return max([seen, *(each.seq for each in listed)])
 
 
-async def print_rollout(facts: WorldFacts, console: Console, *, task: str = "", episode: str = "") -> None:
+async def print_rollout(facts: RunWorlds, console: Console, *, task: str = "", episode: str = "") -> None:
     """Print one rollout, or the newest of a task: its steps, its changes, its grading. Raises NotFound."""
     if not episode:
         rows = (await facts.rollouts(RolloutQuery(task=task))).rows
@@ -112,7 +105,7 @@ def _no_words(_: int) -> bytes:
 
 def screen(now: WorldsNow, at: float) -> RenderableType:
     """The overview: tasksets, groups under way, success by family, the newest rollouts, cheats."""
-    pacing, groups = now.pacing, now.groups
+    pacing, groups = now.pacing, now.counts.groups
     parts: list[RenderableType] = [
         Text(
             f"taskset {plain(each.name) or 'earlier'} {plain(each.hash[:12])}: {each.rollouts} rollouts on record",
@@ -137,7 +130,7 @@ def screen(now: WorldsNow, at: float) -> RenderableType:
     ]
     parts += [
         Text(f"cheated {count} times: {plain(what)} ({plain(episode)})", "bold red")
-        for what, count, episode in now.cheats
+        for what, count, episode in now.counts.cheats
     ]
     return Group(*parts)
 

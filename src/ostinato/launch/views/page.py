@@ -1,0 +1,287 @@
+"""The page of a run in its gateway: its routes and an operator's actions. Also one look at the same facts from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+
+from ostinato.app.evaluation import open_releases
+from ostinato.app.storage import Run, model_path, open_log
+from ostinato.config import Config
+from ostinato.core.audit import Audit
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import Conflict, NotFound, OstinatoError, Unavailable
+from ostinato.core.records import PolicyVersion
+from ostinato.core.seams import Renderer
+from ostinato.record.rowlog import RowLog
+from ostinato.record.sqlite import connect, driver, remove
+from ostinato.release.controller import ReleaseController
+from ostinato.release.monitors.watcher import accept
+from ostinato.serve.gateway import Page
+from ostinato.status.gateway_address import read_address
+from ostinato.status.run_facts import INDEX, RunFacts
+from ostinato.status.worlds.run_worlds import RunWorlds
+from ostinato.web.page.app import Pages
+from ostinato.web.page.operator_actions import PlaygroundAnswer
+from ostinato.weights.version.content import version_ref
+
+# ---------------------------------------------------------------- operator actions
+
+
+_TIMEOUT = aiohttp.ClientTimeout(total=120)
+
+
+class RunActs:
+    """Acts on one run. Release actions run one at a time, so that of two people who act at once the second gets Conflict."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._moving = asyncio.Lock()
+
+    async def ship(self, root: str, expected_live: str, reason: str, actor: str) -> str:
+        """As `ostinato ship`."""
+        async with self._moving:
+            releases, seen = await self._releases(expected_live)
+            event = await releases.ship(await self._kept(root), reason, actor=actor, expected=seen)
+        return f"{event.policy} is live; it was {event.previous}"
+
+    async def approve(self, root: str, expected_live: str, reason: str, actor: str) -> str:
+        """As `ostinato approve`."""
+        async with self._moving:
+            releases, _ = await self._releases(expected_live)
+            event = await releases.approve(await self._kept(root), reason, actor=actor)
+        return f"{event.policy} is live; it was {event.previous}"
+
+    async def refuse(self, root: str, expected_live: str, reason: str, actor: str) -> str:
+        """As `ostinato refuse`."""
+        async with self._moving:
+            releases, _ = await self._releases(expected_live)
+            event = await releases.refuse(await self._kept(root), reason, actor=actor)
+        return f"{event.policy} never ships by itself; {event.previous} is still live"
+
+    async def roll_back(self, expected_live: str, reason: str, actor: str) -> str:
+        """As `ostinato rollback`."""
+        async with self._moving:
+            releases, seen = await self._releases(expected_live)
+            event = await releases.rollback(None, reason, actor=actor, expected=seen)
+        return f"{event.policy} is live again; it was {event.previous}"
+
+    async def accept(self, alarm: str, id: str, reason: str, actor: str) -> str:
+        """As `ostinato alarms accept`."""
+        row = await accept(self._run.log, alarm, reason, actor, wall_clock(), id)
+        return f"{row.name} ended; it is not raised again for a finding of this size"
+
+    async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[PlaygroundAnswer, ...]:
+        """Ask through the gateway with the run's own key. These turns belong to nobody, and nothing is learned from them."""
+        async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=self._headers()) as session:
+            return tuple(await asyncio.gather(*(self._answer(session, messages, arm) for arm in arms)))
+
+    async def rate(self, turn: str, name: str, correction: str) -> str:
+        """Send a person's signal about a turn. Raises Unavailable."""
+        event: dict[str, Any] = {
+            "id": f"playground-{secrets.token_hex(12)}",
+            "target": turn,
+            "name": name,
+            "value": True,
+            "source": "human",
+        }
+        if correction:
+            event["correction"] = correction
+        async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=self._headers()) as session:
+            found = await self._post(session, "/v1/feedback", event, {})
+        return str(found.get("status", found))
+
+    # ------------------------------------------------------------ inside
+
+    async def _releases(self, expected_live: str) -> tuple[ReleaseController, PolicyVersion]:
+        """A controller for release actions by hand, and the expected live version. Raises Conflict if another one is live."""
+        releases = open_releases(self._run)
+        live = (await releases.ledger.refresh()).live
+        if live is None or live.hash != expected_live:
+            raise Conflict(
+                f"{_named(live)} is live now, which is not what the page showed: nothing was done; load the page again"
+            )
+        return releases, live
+
+    async def _kept(self, root: str) -> PolicyVersion:
+        policy = await self._run.follower.resolve(version_ref(root))
+        if policy is None:
+            raise NotFound(f"{root[:16]} is no longer in the weight store and cannot be shipped", field="root")
+        return policy
+
+    def _headers(self) -> dict[str, str]:
+        return {"X-Ostinato-Key": self._run.home.admin_key()}
+
+    async def _answer(
+        self, session: aiohttp.ClientSession, messages: Sequence[Mapping[str, str]], arm: str
+    ) -> PlaygroundAnswer:
+        body = {
+            "model": self._run.config.model.served_as,
+            "messages": [dict(message) for message in messages],
+            "user": "playground",
+        }
+        try:
+            found = await self._post(session, "/v1/chat/completions", body, {"X-Ostinato-Slot": arm})
+            said = cast("Mapping[str, Any]", found.get("ostinato") or {})
+            spans = cast("Sequence[Sequence[Any]]", said.get("spans") or ())
+            return PlaygroundAnswer(
+                arm=arm,
+                turn=f"{found['id']}:0",
+                version=None if not spans else int(spans[0][0]),
+                text=str(found["choices"][0]["message"]["content"] or ""),
+            )
+        except (Unavailable, KeyError, IndexError, TypeError, ValueError) as error:
+            return PlaygroundAnswer(arm=arm, turn="", version=None, text="", error=str(error))
+
+    async def _post(
+        self, session: aiohttp.ClientSession, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        url = read_address(self._run.home.address)
+        if url is None:
+            raise Unavailable("the gateway has no address yet; try again in a moment")
+        try:
+            async with session.post(url + path, json=body, headers=headers) as reply:
+                found = cast("Mapping[str, Any]", await reply.json(content_type=None))
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise Unavailable(f"the gateway did not answer: {error!r}; try again") from error
+        if reply.status >= 400:
+            raise Unavailable(str(found.get("error", {}).get("message", found)))
+        return found
+
+
+def _named(policy: PolicyVersion | None) -> str:
+    return "nothing" if policy is None else str(policy)
+
+
+# ---------------------------------------------------------------- the page
+
+
+class RunPage:
+    """The page in the serving worker: its routes, the task that keeps its index up to date, and its closing."""
+
+    def __init__(self, run: Run, log: RowLog, audit: Audit) -> None:
+        self._run, self._log, self._audit = run, log, audit
+        self._facts: RunFacts | None = None
+        self._worlds: RunWorlds | None = None
+        self._pages: Pages | None = None
+
+    def routes(self, renderer: Renderer) -> Page:
+        """The routes for a gateway with this renderer. Call it once."""
+        self._facts = RunFacts(self._run, self._log, renderer.token_bytes)
+        self._worlds = RunWorlds(
+            self._run.home,
+            self._run.config,
+            self._log,
+            renderer.token_bytes,
+            readers=renderer.reader,
+            shipped=self._facts.shipped,
+        )
+        self._pages = Pages(self._facts, self._worlds, RunActs(self._run), wall_clock, self._audit)
+        return self._pages.routes
+
+    async def keep(self, stopping: asyncio.Event) -> None:
+        """Keep the index up to date with the log until cancelled. When `stopping` is set, end the viewers' streams and go on."""
+        assert self._facts is not None
+        assert self._pages is not None
+        keeping = asyncio.create_task(self._facts.feed.keep())
+        try:
+            ending = asyncio.create_task(stopping.wait())
+            await asyncio.wait({keeping, ending}, return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            self._pages.close()
+            if keeping.done():
+                keeping.result()
+            await keeping
+        finally:
+            keeping.cancel()
+
+    def close(self) -> None:
+        """Close the index and the threads."""
+        if self._pages is not None:
+            self._pages.end()
+        if self._worlds is not None:
+            self._worlds.close()
+        if self._facts is not None:
+            self._facts.close()
+
+
+@contextlib.contextmanager
+def open_page(run: Run, audit: Audit) -> Generator[RunPage]:
+    """The page of a run, with a log connection of its own. `audit` receives what is done on it."""
+    with open_log(run.config) as log:
+        page = RunPage(run, log, audit)
+        try:
+            yield page
+        finally:
+            page.close()
+
+
+# ---------------------------------------------------------------- one look from the command line
+
+
+PATIENCE_S = 60.0
+"""How long one question may take for somebody who waits at a terminal."""
+
+
+@contextlib.asynccontextmanager
+async def looking(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunFacts]:
+    """A run's facts: all decisions, and as many turns, the newest first, as can be read in `turns_s` seconds.
+
+    Only the gateway writes the page's index. This look copies it and reads into the copy the rows that it lacks.
+    """
+    with tempfile.TemporaryDirectory(prefix="ostinato-") as folder, open_log(run.config) as log:
+        index = Path(folder) / INDEX
+        copy(run.home.folds / INDEX, index)
+        facts = RunFacts(run, log, Spelling(run.config), wall_clock, index=index, patience_s=PATIENCE_S)
+        try:
+            await facts.feed.decided()
+            until = time.monotonic() + turns_s
+            while await facts.feed.step() and time.monotonic() < until:
+                pass
+            yield facts
+        finally:
+            facts.close()
+
+
+def copy(index: Path, to: Path) -> None:
+    """Copy the index as of one moment. If it is missing or unreadable there is no copy, and it is rebuilt from the log."""
+    if not index.exists():
+        return
+    try:
+        with (
+            contextlib.closing(connect(index, write=False)) as source,
+            contextlib.closing(driver.connect(to)) as target,
+        ):
+            source.backup(target)
+    except driver.Error:
+        remove(to)
+
+
+class Spelling:
+    """The bytes of a token, by the tokenizer of the run's model, which is loaded on first use. b"" for all if it cannot be loaded."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._bytes: Callable[[int], bytes] | None = None
+
+    def __call__(self, token: int) -> bytes:
+        if self._bytes is None:
+            self._bytes = self._load()
+        return self._bytes(token)
+
+    def _load(self) -> Callable[[int], bytes]:
+        from ostinato.model.renderer import HFRenderer
+
+        try:
+            return HFRenderer(model_path(self._config)).token_bytes
+        except OstinatoError:
+            return lambda _: b""

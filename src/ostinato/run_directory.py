@@ -1,0 +1,168 @@
+"""A run's directory and stores: the paths of its files, and the log, the folds and the weights once they are open."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostinato.core.errors import BadConfig
+from ostinato.core.files import write_atomic
+from ostinato.record.lock import hold
+
+if TYPE_CHECKING:  # a process that only needs paths, such as the supervisor, must not load the stores' code
+    from ostinato.config import Config
+    from ostinato.core.seams import Folds
+    from ostinato.record.rowlog import RowLog
+    from ostinato.weights.follow.follower import Follower
+    from ostinato.weights.store.interface import KeptStore
+
+DEMO_MARKER = "demo"
+"""A file of this name marks a run made by `ostinato demo`, whose users are programs."""
+MARK = "postgres"
+"""The file in the log's directory that names a log in Postgres."""
+EVALUATION_REF = "evaluation"
+BEST_EVALUATION_REF = "evaluation-best"
+SERVED_REFS = ("live", "control", "canary", "previous", EVALUATION_REF, BEST_EVALUATION_REF)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The paths of a run."""
+
+    root: Path
+
+    @property
+    def log(self) -> Path:
+        """The append-only log: a directory of segments."""
+        return self.root / "log"
+
+    @property
+    def keys(self) -> Path:
+        """The keys that encrypt what people wrote; there only if `record.encrypt` was ever on."""
+        return self.root / "log-keys.db"
+
+    @property
+    def elsewhere(self) -> Path:
+        """Contains the log's name if the log is in Postgres."""
+        return self.log / MARK
+
+    @property
+    def folds(self) -> Path:
+        """State folded from the log. It may be deleted and is then made again."""
+        return self.root / "folds"
+
+    @property
+    def weights(self) -> Path:
+        """The weight store."""
+        return self.root / "weights"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The trainer's checkpoints."""
+        return self.root / "checkpoints"
+
+    @property
+    def address(self) -> Path:
+        """Where the gateway writes the URL that it serves."""
+        return self.root / "gateway.url"
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.root / "config.json"
+
+    @property
+    def name(self) -> str:
+        """The name under which this run publishes: its directory's."""
+        return self.root.resolve().name
+
+    @property
+    def draining(self) -> Path:
+        """The engine's draining servers, one URL per line."""
+        return self.root / "draining"
+
+    @property
+    def rollouts(self) -> Path:
+        """The rollout worker's journal."""
+        return self.root / "rollouts.jsonl"
+
+    @property
+    def finished(self) -> Path:
+        """The rollouts that ended for good, a line each."""
+        return self.root / "finished.jsonl"
+
+    @property
+    def audit(self) -> Path:
+        """Who did what: the acts of operators, sign-ins, wrong keys."""
+        return self.root / "audit.jsonl"
+
+    @property
+    def workers(self) -> Path:
+        """The state of the workers, as `ostinato up` last wrote it."""
+        return self.root / "workers.json"
+
+    @property
+    def scale(self) -> Path:
+        """The requested number of rollout workers while `ostinato up --on ray` runs."""
+        return self.root / "scale.json"
+
+    def worker_log(self, worker: str) -> Path:
+        """A worker's output."""
+        return self.root / "logs" / f"{worker}.log"
+
+    def progress(self, worker: str) -> Path:
+        """The JSON lines that a worker writes for people."""
+        return self.root / f"{worker}.jsonl"
+
+    def admin_key(self) -> str:
+        """The run's own key, made once. It lets the release worker name a weight slot.
+
+        Several processes may ask at once, and any may be killed, so the file is written atomically. A file that a power cut or a person
+        left empty or truncated is replaced. Raises BadConfig for one that everybody can read.
+        """
+        path = self.root / "admin.key"
+        if key := _whole_key(path):
+            return key
+        with hold(self.root, "admin-key", wait_s=10.0):
+            if key := _whole_key(path):  # another process was quicker
+                return key
+            key = secrets.token_urlsafe(_KEY_BYTES)
+            write_atomic(path, key, durable=True)
+        return key
+
+
+_KEY_BYTES = 32
+
+
+def _whole_key(path: Path) -> str | None:
+    """The key in the file, unless there is none or it is damaged."""
+    try:
+        with path.open(errors="replace") as file:
+            mode, key = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read().strip()
+    except FileNotFoundError:
+        return None
+    if not re.fullmatch(r"[A-Za-z0-9_-]{43}", key):
+        return None
+    if mode & 0o007:
+        raise BadConfig(
+            f"everybody may use {path} (mode {mode:03o}), the run's operator key: delete it and a new one is made at the next start, "
+            f"or take that away: chmod 600 {path}"
+        )
+    return key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run's durable stores, opened once per process."""
+
+    config: Config
+    home: Home
+    log: RowLog
+    folds: Folds
+    store: KeptStore
+    follower: Follower

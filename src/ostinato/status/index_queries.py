@@ -1,0 +1,339 @@
+"""Queries on the page's index. Each has a deadline, uses the SQL indexes and returns one page of rows."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ostinato.core.errors import OstinatoError, Unavailable
+from ostinato.core.records import PolicyVersion
+from ostinato.core.seams import Cursor
+from ostinato.record.sqlite import connect, driver, is_busy
+from ostinato.status.log_index import REWARDED, TRAINED, WAITING
+from ostinato.status.releases import LedgerEvent, ReleaseLine, ReleaseList
+
+PAGE_ROWS = 50
+MOST_COUNTED = 10_000
+LONGEST_S = 0.15
+"""How long one question may take before it is given up."""
+_INSTRUCTIONS = 2_000  # of SQLite's virtual machine, between two looks at the clock
+_EVENT = "seq, id, action, number, hash, previous_number, previous_hash, reason, at"
+_VERSION = "seq, number, hash, state, verdict, difference, lower, upper, margin, looks, reason, at"
+_WORD = re.compile(r"[^\W_]+")
+"""Words as the index cuts them. Nothing else reaches FTS5, so that a typed query cannot use its operators."""
+
+
+class TooWide(OstinatoError):
+    """A search that took too long was given up."""
+
+    status = 503
+    code = "too_wide"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnQuery:
+    """Which turns to list. "" and None stand for any. `outcome` is trained, rewarded, waiting, or a reason of a holdback.
+
+    `before` and `after` are places in the log: turns older than `before`, or newer than `after`. A tenant cannot choose `tenant`.
+    """
+
+    tenant: str | None = None
+    user: str = ""
+    arm: str = ""
+    version: int | None = None
+    outcome: str = ""
+    text: str = ""
+    before: Cursor | None = None
+    after: Cursor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmLine:
+    """One change of an alarm. `standing`: it is raised now."""
+
+    name: str
+    reason: str
+    at: float
+    standing: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmList:
+    """The standing alarms, and a page of the alarms raised and cleared before, newest first."""
+
+    standing: tuple[AlarmLine, ...]
+    rows: tuple[AlarmLine, ...]
+    older: Cursor | None
+    coverage: Mapping[str, tuple[float, int, bool]] = field(default_factory=dict[str, tuple[float, int, bool]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexedTurn:
+    """A turn's row in the index. `outcome` is waiting, rewarded, trained, or why it was held back (`reason`)."""
+
+    seq: Cursor
+    id: str
+    outcome: str
+    value: float | None
+    step: int | None
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing is learned from it, or None."""
+        return None if self.outcome in (WAITING, REWARDED, TRAINED) else self.outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPage:
+    """A page of turns, newest first. `count` stops at `MOST_COUNTED` + 1, which is also its value if counting took too long."""
+
+    rows: tuple[IndexedTurn, ...]
+    older: Cursor | None
+    newer: Cursor | None
+    count: int
+    outcomes: tuple[str, ...]
+
+
+class IndexQueries:
+    """Reads the index at `path`. Every method opens its own connection, so that threads may call it concurrently."""
+
+    def __init__(
+        self, path: Path, *, longest_s: float = LONGEST_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path = path
+        self._longest_s = longest_s
+        self._clock = clock
+
+    # ------------------------------------------------------------ turns
+
+    def turns(self, query: TurnQuery) -> TurnPage:
+        """The turns that match a query. Raises TooWide, Unavailable."""
+        where, values = _conditions(query)
+        with self.open() as db:
+            outcomes = tuple(name for (name,) in db.execute("SELECT name FROM outcomes ORDER BY name LIMIT 100"))
+            rows = self._page(db, where, values, query)
+            older = rows[PAGE_ROWS - 1].seq if len(rows) > PAGE_ROWS and query.after is None else None
+            newer = rows[0].seq if rows and query.before is not None else None
+            if query.after is not None:
+                newer = rows[PAGE_ROWS - 1].seq if len(rows) > PAGE_ROWS else None
+                rows = rows[:PAGE_ROWS][::-1]
+                older = rows[-1].seq if rows else None
+            count = self._count(db, where, values)
+        return TurnPage(rows=tuple(rows[:PAGE_ROWS]), older=older, newer=newer, count=count, outcomes=outcomes)
+
+    def turn(self, id: str, tenant: str | None) -> IndexedTurn | None:
+        """One turn's row, if it is this tenant's (None: anybody's)."""
+        with self.open() as db:
+            found = db.execute(
+                "SELECT seq, id, outcome, value, step FROM turns WHERE id = ? AND (?2 IS NULL OR tenant = ?2)",
+                (id, tenant),
+            ).fetchone()
+        return None if found is None else _found(found)
+
+    def signals(self, turns: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
+        """Id and name of each turn's newest hundred signals in log order. `turns`: its tenant, whose signals alone count, by turn."""
+        newest = "SELECT id, name, seq FROM signals WHERE turn = ? AND tenant = ? ORDER BY seq DESC LIMIT 100"
+        with self.open() as db:
+            return {
+                turn: db.execute(f"SELECT id, name FROM ({newest}) ORDER BY seq", (turn, tenant)).fetchall()
+                for turn, tenant in turns.items()
+            }
+
+    def _page(self, db: Any, where: str, values: list[Any], query: TurnQuery) -> list[IndexedTurn]:
+        at = "words.rowid" if where.startswith("words") else "turns.seq"
+        place, order = ("", "DESC")
+        bounds: list[Any] = []
+        if query.after is not None:
+            place, order, bounds = f" AND {at} > ?", "ASC", [query.after]
+        elif query.before is not None:
+            place, bounds = f" AND {at} < ?", [query.before]
+        sql = f"SELECT turns.seq, id, outcome, value, step FROM {where}{place} ORDER BY {at} {order} LIMIT {PAGE_ROWS + 1}"
+        return [_found(row) for row in db.execute(sql, values + bounds)]
+
+    def _count(self, db: Any, where: str, values: list[Any]) -> int:
+        try:
+            sql = f"SELECT count(*) FROM (SELECT 1 FROM {where} LIMIT {MOST_COUNTED + 1})"
+            return int(db.execute(sql, values).fetchone()[0])
+        except driver.OperationalError as error:
+            if "interrupted" not in str(error):
+                raise
+            return MOST_COUNTED + 1
+
+    # ------------------------------------------------------------ the ledger
+
+    def releases(self, before: Cursor | None) -> ReleaseList:
+        """A page of versions, the last decided first."""
+        with self.open() as db:
+            sql = f"SELECT {_VERSION} FROM versions WHERE seq < ? ORDER BY seq DESC LIMIT {PAGE_ROWS + 1}"
+            found = db.execute(sql, ((1 << 62) if before is None else before,)).fetchall()
+            live, previous = self._chain(db)
+            counts = dict(db.execute("SELECT action, count(*) FROM events GROUP BY action"))
+        rows = [_line(row, live) for row in found[:PAGE_ROWS]]
+        older = rows[-1].seq if len(found) > PAGE_ROWS else None
+        return ReleaseList(rows=tuple(rows), older=older, counts=counts, live=live, previous=previous)
+
+    def release(
+        self, root: str
+    ) -> tuple[ReleaseLine, list[LedgerEvent], PolicyVersion | None, PolicyVersion | None] | None:
+        """The one version of this name, its newest hundred events, the live version, and the one that a rollback would restore.
+
+        `root` is live, v12 (the newest of that number: there may be another from before training went back), or a prefix of the hash.
+        """
+        with self.open() as db:
+            live, previous = self._chain(db)
+            root = live.hash if root == "live" and live is not None else root
+            if root.startswith("v"):
+                sql = f"SELECT {_VERSION} FROM versions WHERE number = ? ORDER BY seq DESC LIMIT 1"
+                found = db.execute(sql, (int(root[1:]),)).fetchall()
+            else:
+                sql = f"SELECT {_VERSION} FROM versions WHERE hash >= ? AND hash < ? LIMIT 2"
+                found = db.execute(sql, (root, root + "\U0010ffff")).fetchall()
+            if len(found) != 1:
+                return None
+            line = _line(found[0], live)
+            sql = (
+                f"SELECT {_EVENT} FROM events WHERE hash = ?1 UNION SELECT {_EVENT} FROM events WHERE previous_hash = ?1 AND "
+                "action = 'rolled_back' ORDER BY seq DESC LIMIT 100"
+            )
+            events = [_event(row) for row in db.execute(sql, (line.policy.hash,))]
+        return line, events, live, previous
+
+    def shipped_since(self, number: int) -> LedgerEvent | None:
+        """The first release of a version of this number or above."""
+        with self.open() as db:
+            sql = f"SELECT {_EVENT} FROM events WHERE action = 'shipped' AND number >= ? ORDER BY number, seq LIMIT 1"
+            found = db.execute(sql, (number,)).fetchone()
+        return None if found is None else _event(found)
+
+    def shipped(self, most: int) -> list[LedgerEvent]:
+        """The newest releases and rollbacks, newest first."""
+        with self.open() as db:
+            sql = f"SELECT {_EVENT} FROM events WHERE +action IN ('shipped', 'rolled_back') ORDER BY seq DESC LIMIT ?"
+            return [_event(row) for row in db.execute(sql, (most,))]
+
+    def _chain(self, db: Any) -> tuple[PolicyVersion | None, PolicyVersion | None]:
+        last = db.execute("SELECT number, hash FROM chain ORDER BY place DESC LIMIT 2").fetchall()
+        both = [PolicyVersion(number=number, hash=hash) for number, hash in last]
+        return (both[0] if both else None), (both[1] if len(both) > 1 else None)
+
+    # ------------------------------------------------------------ alarms
+
+    def alarms(self, before: Cursor | None) -> AlarmList:
+        """The standing alarms, and a page of the alarms raised and cleared."""
+        with self.open() as db:
+            last = "SELECT max(seq) FROM alarms GROUP BY name"
+            sql = f"SELECT name, reason, at FROM alarms WHERE seq IN ({last}) AND standing ORDER BY at DESC LIMIT 200"
+            standing = db.execute(sql).fetchall()
+            sql = f"SELECT seq, name, reason, at, standing FROM alarms WHERE seq < ? ORDER BY seq DESC LIMIT {PAGE_ROWS + 1}"
+            rows = db.execute(sql, ((1 << 62) if before is None else before,)).fetchall()
+        lines = tuple(
+            AlarmLine(name=name, reason=why, at=at, standing=bool(up)) for _, name, why, at, up in rows[:PAGE_ROWS]
+        )
+        return AlarmList(
+            standing=tuple(AlarmLine(name=name, reason=reason, at=at, standing=True) for name, reason, at in standing),
+            rows=lines,
+            older=rows[PAGE_ROWS - 1][0] if len(rows) > PAGE_ROWS else None,
+        )
+
+    def alarm(self, name: str) -> tuple[Cursor, bool] | None:
+        """The cursor of an alarm's last row in the log, and whether the alarm stands."""
+        with self.open() as db:
+            sql = "SELECT seq, standing FROM alarms WHERE name = ? ORDER BY seq DESC LIMIT 1"
+            found = db.execute(sql, (name,)).fetchone()
+        return None if found is None else (found[0], bool(found[1]))
+
+    # ------------------------------------------------------------ one question
+
+    @contextlib.contextmanager
+    def open(self) -> Generator[Any]:
+        """A connection whose queries are interrupted at the deadline. Raises TooWide, Unavailable."""
+        until = self._clock() + self._longest_s
+        try:
+            db = connect(self._path, write=False)
+        except driver.Error as error:
+            raise Unavailable(f"the page's index cannot be read now: {error}; try again in a moment") from error
+        try:
+            db.set_progress_handler(lambda: int(self._clock() > until), _INSTRUCTIONS)
+            yield db
+        except driver.Error as error:
+            if "interrupted" in str(error):
+                raise TooWide(
+                    f"this search took longer than {1e3 * self._longest_s:.0f} ms and was stopped: name a user, an arm, a version or "
+                    "an outcome"
+                ) from error
+            why = "is being written" if is_busy(error) else f"cannot be read: {error}"
+            raise Unavailable(f"the page's index {why}; try again in a moment") from error
+        finally:
+            db.close()
+
+
+def match_of(text: str) -> str:
+    """Typed text as an FTS5 query in which every word must occur. "" if there is no word.
+
+    Prefixes of words are not searched for, because FTS5 would collect all matches before it returns the newest.
+    """
+    return " ".join(f'"{word}"' for word in _WORD.findall(text))
+
+
+def _conditions(query: TurnQuery) -> tuple[str, list[Any]]:
+    """The tables and conditions of a query, with the values of its placeholders. The narrowest filter chooses the SQL index."""
+    asked: Mapping[str, Any] = {
+        "user": query.user or None,
+        "version": query.version,
+        "outcome": query.outcome or None,
+        "tenant": query.tenant,
+        "arm": query.arm or None,
+    }
+    chosen = {name: value for name, value in asked.items() if value is not None}
+    parts, values = [f"turns.{name} = ?" for name in chosen], list(chosen.values())
+    tables = f"turns INDEXED BY turns_by_{next(iter(chosen))}" if chosen else "turns"
+    if match := match_of(query.text):
+        tables = (
+            "turns INDEXED BY turns_by_user CROSS JOIN words ON words.rowid = turns.seq"
+            if query.user
+            else "words CROSS JOIN turns ON turns.seq = words.rowid"
+        )
+        parts, values = ["words MATCH ?", *parts], [match, *values]
+    return f"{tables} WHERE {' AND '.join(parts) or 'TRUE'}", values
+
+
+def _found(row: Sequence[Any]) -> IndexedTurn:
+    seq, id, outcome, value, step = row
+    return IndexedTurn(seq=seq, id=id, outcome=outcome, value=value, step=step)
+
+
+def _event(row: Sequence[Any]) -> LedgerEvent:
+    seq, id, action, number, hash, before, before_hash, reason, at = row
+    return LedgerEvent(
+        seq=seq,
+        id=id,
+        action=action,
+        policy=PolicyVersion(number=number, hash=hash),
+        previous=None if before_hash is None else PolicyVersion(number=before, hash=before_hash),
+        reason=reason,
+        at=at,
+    )
+
+
+def _line(row: Sequence[Any], live: PolicyVersion | None) -> ReleaseLine:
+    seq, number, hash, state, verdict, difference, lower, upper, margin, looks, reason, at = row
+    policy = PolicyVersion(number=number, hash=hash)
+    return ReleaseLine(
+        seq=seq,
+        policy=policy,
+        state=state,
+        live=policy == live,
+        verdict=verdict,
+        difference=difference,
+        lower=lower,
+        upper=upper,
+        margin=margin,
+        looks=looks,
+        reason=reason,
+        at=at,
+    )

@@ -1,0 +1,427 @@
+"""The page's index of the log: narrow tables for queries by user, arm, version, outcome and word.
+
+It holds nothing that the log does not, may be deleted at any time, and is then filled again. Answers are in it only as words without their
+order, and only if the log itself is not encrypted, because a forgotten person's words must not remain anywhere.
+
+It is filled in slices that never take more than a share of the time. Turns are read from both ends: new rows first, then the rows below
+those already read, so that the newest turns of an old log can be found at once. Decisions (releases and alarms) are few rows, and are
+read upwards, because their order matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from ostinato.core.errors import OstinatoError
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Batch, Holdback, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
+from ostinato.core.seams import Cursor
+from ostinato.record.rowlog import RowLog
+from ostinato.record.sqlite import connect, create, driver, remove
+from ostinato.release.ledger import State, fold, taken_back
+
+# ---------------------------------------------------------------- the schema
+
+
+FORMAT = 5
+_STATEMENTS = (
+    "CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE turns (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, user TEXT NOT NULL, arm TEXT NOT NULL, "
+    "version INTEGER, at REAL NOT NULL, outcome TEXT NOT NULL, rank INTEGER NOT NULL, value REAL, step INTEGER, dealt INTEGER NOT NULL)",
+    *(
+        f"CREATE INDEX turns_by_{'_'.join(columns)} ON turns ({', '.join(columns)}, seq)"
+        for columns in (("tenant",), ("user",), ("arm",), ("version",), ("outcome",), ("step",))
+    ),
+    "CREATE TABLE loose (turn TEXT PRIMARY KEY, outcome TEXT NOT NULL, rank INTEGER NOT NULL, value REAL, step INTEGER) WITHOUT ROWID",
+    "CREATE TABLE signals (turn TEXT, tenant TEXT, id TEXT, name TEXT, seq INTEGER, PRIMARY KEY (turn, tenant, id)) WITHOUT ROWID",
+    "CREATE INDEX signals_by_seq ON signals (seq)",
+    "CREATE TABLE outcomes (name TEXT PRIMARY KEY) WITHOUT ROWID",
+    "CREATE VIRTUAL TABLE words USING fts5 (text, content='', contentless_delete=1, detail=none)",
+    "CREATE TABLE events (seq INTEGER PRIMARY KEY, id TEXT, action TEXT, number INTEGER, hash TEXT, previous_number INTEGER, "
+    "previous_hash TEXT, reason TEXT, at REAL)",
+    "CREATE INDEX events_by_hash ON events (hash, seq)",
+    "CREATE INDEX events_by_previous ON events (previous_hash, seq)",
+    "CREATE INDEX events_by_action ON events (action, number)",
+    "CREATE TABLE versions (hash TEXT PRIMARY KEY, seq INTEGER NOT NULL, number INTEGER, state TEXT, verdict TEXT, difference REAL, "
+    "lower REAL, upper REAL, margin REAL, looks INTEGER, reason TEXT, at REAL) WITHOUT ROWID",
+    "CREATE INDEX versions_by_seq ON versions (seq)",
+    "CREATE TABLE chain (place INTEGER PRIMARY KEY, hash TEXT, number INTEGER)",
+    "CREATE TABLE alarms (seq INTEGER PRIMARY KEY, name TEXT, reason TEXT, at REAL, standing INTEGER)",
+    "CREATE INDEX alarms_by_name ON alarms (name, seq)",
+    f"PRAGMA user_version={FORMAT}",
+)
+
+
+def open_index(path: Path) -> Any:
+    """A connection that writes. A file that is damaged, or of another version, is rebuilt. Raises OSError, the driver's error."""
+    for _ in range(2):
+        if not path.exists():
+            create(path, _build)
+        connection = connect(path, write=True)
+        # the index can be rebuilt, so speed matters more than safety from a power cut
+        connection.execute("PRAGMA synchronous=OFF")
+        # what is deleted leaves no trace in the file
+        connection.execute("PRAGMA secure_delete=ON")
+        if _is_sound(connection):
+            return connection
+        connection.close()
+        remove(path)
+    raise driver.OperationalError(f"{path} cannot be made")
+
+
+def _build(connection: Any) -> None:
+    for statement in _STATEMENTS:
+        connection.execute(statement)
+
+
+def _is_sound(connection: Any) -> bool:
+    with contextlib.suppress(driver.DatabaseError):
+        return connection.execute("PRAGMA user_version").fetchone() == (FORMAT,)
+    return False
+
+
+# ---------------------------------------------------------------- the index
+
+
+SERVED: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Holdback, Batch})
+DECIDED: frozenset[type] = frozenset({ReleaseEvent, Alarm})
+WAITING, REWARDED, TRAINED = "waiting", "rewarded", "trained"
+_RANK = {Reward: 1, Quarantine: 2, Holdback: 3, Batch: 4}
+_SETTLE = (
+    "outcome = CASE WHEN ?2 >= rank THEN ?1 ELSE outcome END, rank = max(rank, ?2), value = ifnull(?3, value), "
+    "step = ifnull(?4, step)"
+)
+
+Rows = Sequence[tuple[Cursor, Row]]
+
+
+class PageIndex:
+    """Write access to the index, for one writer. Methods block and run one at a time, so call them in a thread; the first opens the file.
+
+    `words`: whether answers may be searched by word. Every method raises OSError and the driver's errors.
+    """
+
+    def __init__(self, path: Path, *, words: bool) -> None:
+        self.path = path
+        self.words = words
+        self._lock = threading.Lock()
+        self._opened: Any = None
+        self.ledger = State()
+        """The release ledger's state after the decisions that the file has. Who opens a file that has some must set it."""
+        self._traces = False  # something was deleted that SQLite's files beside the index may still hold
+
+    @property
+    def _db(self) -> Any:
+        if self._opened is None:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._opened = open_index(self.path)
+            if not self.words:
+                self._opened.execute("INSERT INTO words(words) VALUES ('delete-all')")
+                self._traces = not self._clean()
+        return self._opened
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._close()
+
+    def start_over(self) -> None:
+        """Delete the file, because the log is another one or the file is damaged."""
+        with self._lock:
+            self._close()
+            remove(self.path)
+            self.ledger = State()
+
+    def cursors(self) -> dict[str, int]:
+        """How far the log was read: `decided` upwards; turns between `low` and `high`."""
+        with self._lock:
+            return dict(self._db.execute("SELECT name, value FROM state"))
+
+    def _close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    def write(self, rows: Rows, cursors: Mapping[str, int]) -> None:
+        """Write rows and the new cursors in one transaction."""
+        with self._lock:
+            before = self.ledger
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for seq, row in rows:
+                    self._take(seq, row)
+                self._db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", list(cursors.items()))
+                self._db.execute("COMMIT")
+            except BaseException:
+                self.ledger = before
+                self._db.execute("ROLLBACK")
+                raise
+
+    def drop(self, horizon: Cursor, most: int = 2_000) -> int:
+        """Remove turns that the log may have dropped, at most `most` per call; returns how many."""
+        with self._lock:
+            oldest = self._db.execute("SELECT seq FROM turns WHERE seq <= ? ORDER BY seq LIMIT ?", (horizon, most))
+            places = oldest.fetchall()
+            if places:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._db.executemany("DELETE FROM turns WHERE seq = ?", places)
+                if self.words:
+                    self._db.executemany("DELETE FROM words WHERE rowid = ?", places)
+                self._db.execute("DELETE FROM signals WHERE seq <= ?", places[-1])
+                self._db.execute("COMMIT")
+                self._traces = True
+            if self._traces and len(places) < most:
+                self._traces = not self._clean()
+            return len(places)
+
+    def _clean(self) -> bool:
+        """Leave no trace of deleted rows in the files; False if a reader prevents it. The index of words only marks what is deleted."""
+        if self.words:
+            self._db.execute("INSERT INTO words(words) VALUES ('optimize')")
+        busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not busy
+
+    # ------------------------------------------------------------ rows
+
+    def _take(self, seq: Cursor, row: Row) -> None:
+        match row:
+            case Turn():
+                self._turn(seq, row)
+            case Signal():
+                values = (row.turn, row.tenant, row.id, row.name, seq)
+                self._db.execute("INSERT OR IGNORE INTO signals VALUES (?, ?, ?, ?, ?)", values)
+            case Reward():
+                self._settle([row.turn], REWARDED, Reward, value=row.value)
+            case Quarantine() | Holdback():
+                self._settle([row.turn], row.reason.partition(": ")[0], type(row))
+            case Batch():
+                self._settle(row.turns, TRAINED, Batch, step=row.step)
+            case ReleaseEvent():
+                self._event(seq, row)
+            case Alarm():
+                self._alarm(seq, row)
+            case _:
+                pass
+
+    def _turn(self, seq: Cursor, turn: Turn) -> None:
+        loose = self._db.execute("SELECT outcome, rank, value, step FROM loose WHERE turn = ?", (turn.id,)).fetchone()
+        if loose is not None:
+            self._db.execute("DELETE FROM loose WHERE turn = ?", (turn.id,))
+        outcome = loose or (WAITING, 0, None, None)
+        dealt = int(turn.propensity < 1.0)
+        values = (seq, turn.id, turn.tenant, turn.user, turn.arm.value, turn.oldest, turn.ended_at, *outcome, dealt)
+        self._db.execute("INSERT OR IGNORE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        if self.words and turn.text:
+            self._db.execute("INSERT OR REPLACE INTO words(rowid, text) VALUES (?, ?)", (seq, turn.text))
+
+    def _settle(
+        self, turns: Sequence[str], outcome: str, kind: type, value: float | None = None, step: int | None = None
+    ) -> None:
+        """Record the outcome of turns, some of which may not have been read yet, because reading also goes backwards."""
+        self._db.execute("INSERT OR IGNORE INTO outcomes VALUES (?)", (outcome,))
+        said = (outcome, _RANK[kind], value, step)
+        for turn in turns:
+            if not self._db.execute(f"UPDATE turns SET {_SETTLE} WHERE id = ?5", (*said, turn)).rowcount:
+                insert = "INSERT INTO loose (outcome, rank, value, step, turn) VALUES (?1, ?2, ?3, ?4, ?5)"
+                self._db.execute(f"{insert} ON CONFLICT (turn) DO UPDATE SET {_SETTLE}", (*said, turn))
+
+    def _alarm(self, seq: Cursor, alarm: Alarm) -> None:
+        values = (seq, alarm.name, alarm.reason, alarm.at, int(alarm.state is AlarmState.RAISED))
+        self._db.execute("INSERT OR IGNORE INTO alarms VALUES (?, ?, ?, ?, ?)", values)
+
+    # ------------------------------------------------------------ the ledger
+
+    def _event(self, seq: Cursor, event: ReleaseEvent) -> None:
+        """Write a line of the release ledger. What is live, and what a rollback takes back, is for `release.ledger` to say."""
+        policy, previous = event.policy, event.previous
+        before = (None, None) if previous is None else (previous.number, previous.hash)
+        values = (seq, event.id, event.action, policy.number, policy.hash, *before, event.reason, event.at)
+        done = self._db.execute("INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        if not done.rowcount:  # read before
+            return
+        self._version(seq, event)
+        for hash in taken_back(self.ledger, event):
+            taken = "UPDATE versions SET seq = ?, state = 'rolled_back', reason = ?, at = ? WHERE hash = ?"
+            self._db.execute(taken, (seq, event.reason, event.at, hash))
+        known, self.ledger = self.ledger.releases, fold(self.ledger, event)
+        if self.ledger.releases is not known:
+            newest = [(place, each.hash, each.number) for place, each in enumerate(self.ledger.releases[-2:])]
+            self._db.execute("DELETE FROM chain")
+            self._db.executemany("INSERT INTO chain VALUES (?, ?, ?)", newest)
+
+    def _version(self, seq: Cursor, event: ReleaseEvent) -> None:
+        state = "shipped" if event.action == "rolled_back" else event.action
+        self._db.execute(
+            "INSERT INTO versions (hash, seq, number, state, verdict, looks, reason, at) VALUES (?1, ?2, ?3, ?4, '', 0, ?5, ?6) "
+            "ON CONFLICT (hash) DO UPDATE SET seq = ?2, state = iif(?4 = 'looked', state, ?4), reason = ?5, at = ?6",
+            (event.policy.hash, seq, event.policy.number, state, event.reason, event.at),
+        )
+        report = mapping(event.detail.get("report"))
+        if event.action == "evaluated" and report:
+            figures = [_number(report.get(name)) for name in ("difference", "lower", "upper", "margin")]
+            self._db.execute(
+                "UPDATE versions SET looks = looks + 1, verdict = ?, difference = ?, lower = ?, upper = ?, margin = ? WHERE hash = ?",
+                (str(report.get("verdict", "")), *figures, event.policy.hash),
+            )
+
+
+def is_expected(error: Exception) -> bool:
+    """True for errors that disks and other processes cause; anything else is a bug."""
+    return isinstance(error, OstinatoError | OSError | driver.OperationalError)
+
+
+def is_damaged(error: Exception) -> bool:
+    """True if the file is damaged, so that rebuilding it helps."""
+    return isinstance(error, driver.DatabaseError) and not isinstance(error, driver.OperationalError)
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """A JSON object, {} for anything else."""
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# ---------------------------------------------------------------- feeding the index
+
+
+logger = logging.getLogger(__name__)
+
+SLICE = 1_000
+"""Rows of one transaction."""
+BUSY, IDLE = 0.5, 0.05
+"""Share of the time that the feed may take while the page is watched, and while it is not."""
+_LOOK_S = 1.0
+_AT_ONCE = 128
+"""Lines of the release ledger folded before yielding to the event loop."""
+
+
+class Feed:
+    """Keeps one index up to date with one log. `watched` says whether somebody watches the page."""
+
+    def __init__(self, log: RowLog, index: PageIndex, watched: Callable[[], bool]) -> None:
+        self._log = log
+        self._index = index
+        self._watched = watched
+        self._cursors: dict[str, int] | None = None
+        self.unread_turns = 0
+        self.unread_decisions = 0
+
+    async def keep(self) -> None:
+        """Run until cancelled. A failed step is tried again; a damaged index is rebuilt."""
+        loop, failing = asyncio.get_running_loop(), ""
+        while True:
+            began, more = loop.time(), False
+            try:
+                more = await self.step()
+                failing = ""
+            except Exception as error:
+                if str(error) != failing:
+                    failing = str(error)
+                    logger.warning("the page's index: %s", failing, exc_info=not is_expected(error))
+                self._cursors = None
+                if is_damaged(error):
+                    await self._start_over()
+            spent = loop.time() - began
+            share = BUSY if self._watched() else IDLE
+            await asyncio.sleep(spent * (1 / share - 1) if more else _LOOK_S)
+
+    async def decided(self) -> None:
+        """Read all decisions. Raises the log's and the driver's errors."""
+        newest = await asyncio.to_thread(self._log.newest)
+        at = await self._start(newest)
+        while await self._decisions(at, newest):
+            pass
+        self.unread_decisions = 0
+
+    async def step(self) -> bool:
+        """Read one slice of each kind that is due; True if more is due. Raises the log's and the driver's errors."""
+        newest = await asyncio.to_thread(self._log.newest)
+        at = await self._start(newest)
+        more = await self._decisions(at, newest)
+        more = await self._newer(at, newest) or more
+        if not more:
+            more = await self._older(at)
+        horizon = await self._log.horizon()
+        if horizon:
+            more = await asyncio.to_thread(self._index.drop, horizon) > 0 or more
+        self.unread_decisions = newest - at["decided"]
+        self.unread_turns = newest - at["high"] + max(0, at["low"] - horizon)
+        return more
+
+    async def _start_over(self) -> None:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(self._index.start_over)
+
+    async def _start(self, newest: Cursor) -> dict[str, int]:
+        at = self._cursors
+        if at is None:
+            at = await asyncio.to_thread(self._index.cursors)
+            self._index.ledger = await self._ledger(at.get("decided", 0))
+        if not at or max(at.values()) > newest:  # a log that was restored is another log
+            if at:
+                await self._start_over()
+            at = {"decided": 0, "low": newest, "high": newest}
+        self._cursors = at
+        return at
+
+    async def _ledger(self, decided: Cursor) -> State:
+        """The release ledger's state at a place in the log. Its lines are few, and never dropped."""
+        state = State()
+        async for seq, row in self._log.read(0, {ReleaseEvent}):
+            if seq > decided:
+                break
+            if isinstance(row, ReleaseEvent):
+                state = fold(state, row)
+            if state.events % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return state
+
+    async def _decisions(self, at: dict[str, int], newest: Cursor) -> bool:
+        if at["decided"] >= newest:
+            return False
+        rows, upto = await self._slice(at["decided"], newest, DECIDED)
+        await self._write(at, rows, decided=upto)
+        return upto < newest
+
+    async def _newer(self, at: dict[str, int], newest: Cursor) -> bool:
+        if at["high"] >= newest:
+            return False
+        rows, upto = await self._slice(at["high"], newest, SERVED)
+        await self._write(at, rows, high=upto)
+        return upto < newest
+
+    async def _older(self, at: dict[str, int]) -> bool:
+        low = at["low"]
+        if low <= 0 or low <= await self._log.horizon():
+            return False
+        start = max(0, low - SLICE)
+        rows, upto = await self._slice(start, low, SERVED)
+        assert upto == low  # a slice spans `SLICE` cursors at most, so it holds no more rows
+        await self._write(at, rows, low=start)
+        return start > 0
+
+    async def _slice(
+        self, after: Cursor, end: Cursor, kinds: frozenset[type]
+    ) -> tuple[list[tuple[Cursor, Row]], Cursor]:
+        """At most `SLICE` rows above `after`, and the cursor up to which they are complete."""
+        rows: list[tuple[Cursor, Row]] = []
+        async for seq, row in self._log.read(after, set(kinds)):
+            if seq > end:
+                break
+            rows.append((seq, row))
+            if len(rows) == SLICE:
+                return rows, seq
+        return rows, end
+
+    async def _write(self, at: dict[str, int], rows: list[tuple[Cursor, Row]], **cursors: int) -> None:
+        await asyncio.to_thread(self._index.write, rows, {**at, **cursors})
+        at.update(cursors)

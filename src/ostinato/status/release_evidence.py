@@ -1,0 +1,614 @@
+"""Gathers the evidence for one release from its sources, within bounds. The slow parts are cached for a minute.
+
+Also the details of a ledger line beside its reason: looks of the gate, looks at users, and the rest cut to a readable size. An earlier or
+later version may have written a line: incomplete details are left out and never raise an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+from ostinato.core.errors import Corrupt, NotFound
+from ostinato.core.notices import Alarm
+from ostinato.core.records import Arm, Person, PolicyVersion, ReleaseEvent, Turn
+from ostinato.core.report import BarResult, Comparison, Incumbent
+from ostinato.core.seams import Clock, Cursor
+from ostinato.evaluate.statistics import clustered_difference
+from ostinato.record.rowlog import RowLog
+from ostinato.release.monitors.rates import BUILT_IN, Rate, Shift, measured
+from ostinato.release.monitors.turn_text import take_apart
+from ostinato.release.trial.trial import ArmBalance
+from ostinato.run_directory import Run
+from ostinato.status.index_queries import IndexQueries
+from ostinato.status.log_index import mapping
+from ostinato.status.releases import (
+    Dealt,
+    GateLook,
+    LayerChange,
+    LedgerEvent,
+    MeasureLook,
+    RateShift,
+    ReleaseEvidence,
+    SamePrompt,
+    TrialLook,
+    TrialRules,
+    WeightChange,
+)
+from ostinato.status.threads import Threads
+from ostinato.weights.version.chain import Manifests
+from ostinato.weights.version.compare import TensorChange
+from ostinato.weights.version.manifest import Manifest
+
+# ---------------------------------------------------------------- from lines of the ledger
+
+
+_DEEP, _LONG, _MANY = 6, 400, 60
+_RAW = frozenset({"evidence", "salt"})
+"""Left out: every single score, which only a restarted controller needs, and the salt by which users are dealt to arms."""
+
+
+_FIGURES = ("difference", "lower", "upper", "margin", "power")
+
+
+def gate_looks(events: Iterable[ReleaseEvent]) -> tuple[GateLook, ...]:
+    """The gate's looks, oldest first. An incomplete report, written by an earlier or later version, is left out."""
+    found: list[GateLook] = []
+    for event in events:
+        report = event.detail.get("report")
+        if event.action == "evaluated" and isinstance(report, Mapping) and event.previous is not None:
+            look = _look(event, event.previous, cast("Mapping[str, Any]", report))
+            found += [] if look is None else [look]
+    return tuple(sorted(found, key=lambda look: look.at))
+
+
+def _look(event: ReleaseEvent, against: PolicyVersion, report: Mapping[str, Any]) -> GateLook | None:
+    try:
+        figures = {name: float(report[name]) for name in _FIGURES}
+        return GateLook(
+            at=event.at,
+            against=against,
+            suite=str(report["suite"]),
+            items=int(report["items"]),
+            draws=int(report["draws"]),
+            candidate=float(report["candidate_mean"]),
+            live=float(report["live_mean"]),
+            verdict=str(report["verdict"]),
+            **figures,
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def last_report(events: Iterable[ReleaseEvent]) -> tuple[tuple[Comparison, ...], tuple[BarResult, ...]]:
+    """The comparisons of the gate's newest look, and the quality bars that it judged."""
+    evaluated = [event for event in events if event.action == "evaluated"]
+    if not evaluated:
+        return (), ()
+    report = mapping(max(evaluated, key=lambda event: event.at).detail.get("report"))
+    comparisons = [_comparison(mapping(each)) for each in _list(report.get("comparisons"))]
+    bars = [_bar(mapping(each)) for each in _list(report.get("bars"))]
+    return tuple(each for each in comparisons if each), tuple(each for each in bars if each)
+
+
+def _comparison(told: Mapping[str, Any]) -> Comparison | None:
+    try:
+        policy = PolicyVersion(number=int(told["policy"]["number"]), hash=str(told["policy"]["hash"]))
+        known = {each.name: told[each.name] for each in fields(Comparison) if each.name not in ("policy", "against")}
+        return Comparison(**known, policy=policy, against=Incumbent(told["against"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _bar(told: Mapping[str, Any]) -> BarResult | None:
+    try:
+        return BarResult(**{each.name: told[each.name] for each in fields(BarResult)})
+    except (KeyError, TypeError):
+        return None
+
+
+GOAL = "share of good turns"
+"""The metric of a reading that names none."""
+
+
+def trial_looks(events: Iterable[ReleaseEvent], root: str) -> tuple[TrialLook, ...]:
+    """The looks at users who tried this version, oldest first. A rollback's line is about the version that it took back."""
+    found: list[TrialLook] = []
+    lasting = ""
+    for event in sorted(events, key=lambda event: event.at):
+        reading = mapping(event.detail.get("reading"))
+        about = event.previous if event.action == "rolled_back" else event.policy
+        if not reading or about is None or about.hash != root:
+            continue
+        lasting = event.action if event.action in _LASTING else lasting
+        found.append(_trial_look(event, reading, lasting))
+    return tuple(found)
+
+
+def _trial_look(event: ReleaseEvent, reading: Mapping[str, Any], lasting: str) -> TrialLook:
+    effect = mapping(reading.get("effect"))
+    measured = finite(effect.get("variance")) is not None
+    goal = MeasureLook(
+        name=str(reading.get("metric", GOAL))[:_LONG],
+        role="goal",
+        difference=finite(effect.get("difference")) if measured else None,
+        lower=finite(reading.get("lower")),
+        upper=finite(reading.get("upper")),
+        people=finite(effect.get("people")),
+    )
+    measures = _measures(mapping(reading.get("metrics")))
+    harmed = any(each.role == "guardrail" and each.finding == "worse" for each in measures)
+    return TrialLook(
+        at=event.at,
+        action=event.action,
+        share=finite(event.detail.get("share")),
+        goal=goal,
+        turns=finite(effect.get("turns")) or 0.0,
+        sees=finite(reading.get("sees")),
+        finding="worse" if harmed else _finding(reading, lasting),
+        reason=event.reason,
+        measures=measures,
+    )
+
+
+_LASTING = {"better": "better", "confirmed": "better, confirmed", "faded": "better at first"}
+"""The finding that holds from each ledger action on. Odds alone are not enough: a new version may please for a day."""
+
+
+def _finding(reading: Mapping[str, Any], lasting: str) -> str:
+    """The trial's conclusion. `lasting` is the last action, or "", about the candidate against the version that it replaced."""
+    if not reading.get("enough"):
+        return "too few people"
+    if reading.get("worse"):
+        return "worse"
+    if lasting:
+        return _LASTING[lasting]
+    return "not worse" if reading.get("not_worse") else "undecided"
+
+
+def _measures(told: Mapping[str, Any]) -> tuple[MeasureLook, ...]:
+    found: list[MeasureLook] = []
+    for name, each in list(told.items())[:_MANY]:
+        one = mapping(each)
+        effect = mapping(one.get("effect")) or one
+        found.append(
+            MeasureLook(
+                name=name[:_LONG],
+                role=str(one.get("role", ""))[:_LONG],
+                difference=finite(effect.get("difference", effect.get("estimate"))),
+                lower=finite(one.get("lower")),
+                upper=finite(one.get("upper")),
+                people=finite(effect.get("people", effect.get("n"))),
+                better="lower" if one.get("direction") == "lower" else "higher",
+                finding=_finding(one, "better" if one.get("better") else "") if one else "",
+            )
+        )
+    return tuple(found)
+
+
+def finite(value: object) -> float | None:
+    """A number that can be drawn, or None."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(cast("float", value)) if known else None
+
+
+def _list(value: object) -> Sequence[Any]:
+    return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else ()
+
+
+def carried(event: ReleaseEvent | Alarm) -> Mapping[str, Any]:
+    """A row's details without the raw scores, cut in depth, length and number to what a page can hold."""
+    return {str(name): _cut(value, 1) for name, value in list(event.detail.items())[:_MANY] if name not in _RAW}
+
+
+def _cut(value: Any, depth: int) -> Any:
+    if isinstance(value, Mapping):
+        items = list(cast("Mapping[Any, Any]", value).items())
+        if depth >= _DEEP:
+            return f"{len(items)} entries"
+        kept = {str(name)[:_LONG]: _cut(each, depth + 1) for name, each in items[:_MANY] if name not in _RAW}
+        return kept if len(items) <= _MANY else {**kept, "…": f"{len(items) - _MANY} more"}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        listed = list(cast("Sequence[Any]", value))
+        if depth >= _DEEP:
+            return f"{len(listed)} entries"
+        kept_items = [_cut(each, depth + 1) for each in listed[:_MANY]]
+        return kept_items if len(listed) <= _MANY else [*kept_items, f"… {len(listed) - _MANY} more"]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    return text if len(text) <= _LONG else text[:_LONG] + "…"
+
+
+# ---------------------------------------------------------------- shifts in behaviour
+
+
+ACCEPTED = "accepted"
+_TOGETHER = 0.05
+Tally = dict[Person, tuple[float, int]]
+Rated = Sequence[tuple[str, str, float]]
+"""Tenant, user and reward of turns that have one."""
+
+
+def shifts(
+    before: Iterable[Turn], after: Iterable[Turn], rated_before: Rated, rated_after: Rated, off: Iterable[str] = ()
+) -> tuple[RateShift, ...]:
+    """Each rate with a value for some turn on either side; first the share of rated turns that people accepted.
+
+    The bounds hold for all rates together at 95% (Bonferroni). The operator's own rates are left out, because only the release worker
+    may run their code.
+    """
+    rates = {name: rate for name, rate in BUILT_IN.items() if name not in set(off)}
+    sides = [_tallies(rates.values(), turns) for turns in (before, after)]
+    for side, rated in zip(sides, (rated_before, rated_after), strict=True):
+        side[ACCEPTED] = _accepted(rated)
+    names = [name for name in (ACCEPTED, *rates) if sides[0].get(name) or sides[1].get(name)]
+    confidence = 1.0 - _TOGETHER / max(1, len(names))
+    return tuple(
+        _shift(name, rates.get(name), sides[0].get(name, {}), sides[1].get(name, {}), confidence) for name in names
+    )
+
+
+def _tallies(rates: Iterable[Rate], turns: Iterable[Turn]) -> dict[str, Tally]:
+    found: defaultdict[str, Tally] = defaultdict(dict)
+    watched = tuple(rates)
+    for turn in turns:
+        if turn.redacted:
+            continue
+        values, _ = measured(watched, take_apart(turn))
+        for name, value in values.items():
+            _count(found[name], (turn.tenant, turn.user), value)
+    return dict(found)
+
+
+def _accepted(rated: Rated) -> Tally:
+    tally: Tally = {}
+    for tenant, user, value in rated:
+        _count(tally, (tenant, user), float(value > 0))
+    return tally
+
+
+def _count(tally: Tally, person: Person, value: float) -> None:
+    total, number = tally.get(person, (0.0, 0))
+    tally[person] = (total + value, number + 1)
+
+
+def _shift(name: str, rate: Rate | None, before: Tally, after: Tally, confidence: float) -> RateShift:
+    lower = upper = None
+    if min(len(before), len(after)) >= 2:
+        bounds = clustered_difference(after, before, confidence)
+        lower, upper = bounds.lower, bounds.upper
+    way = None if lower is None or upper is None else Shift.UP if lower > 0 else Shift.DOWN if upper < 0 else None
+    return RateShift(
+        name=name,
+        means="rated turns with a reward above 0" if rate is None else rate.means,
+        before=_mean(before),
+        after=_mean(after),
+        lower=lower,
+        upper=upper,
+        turns_before=_turns(before),
+        turns_after=_turns(after),
+        people=len(before.keys() | after.keys()),
+        harmful=way is not None and way in ({Shift.DOWN} if rate is None else rate.harmful),
+    )
+
+
+def _mean(tally: Mapping[Person, tuple[float, int]]) -> float | None:
+    turns = _turns(tally)
+    return sum(total for total, _ in tally.values()) / turns if turns else None
+
+
+def _turns(tally: Mapping[Person, tuple[float, int]]) -> int:
+    return sum(number for _, number in tally.values())
+
+
+# ---------------------------------------------------------------- sizes of deltas
+
+
+MOST_VERSIONS = 32
+"""Manifests read for one answer, at most."""
+
+
+async def sent_between(manifests: Manifests, since: PolicyVersion, policy: PolicyVersion) -> WeightChange | None:
+    """The deltas that lead from one version to the other; None if the manifests do not connect them within `MOST_VERSIONS`."""
+    try:
+        chain = await _chain(manifests, since, policy)
+    except (NotFound, Corrupt):
+        return None
+    if not chain:
+        return None
+    whole = any(manifest.kind == "full" for manifest in chain)
+    return WeightChange(
+        since=since,
+        versions=len(chain),
+        bytes=sum(manifest.payload_bytes for manifest in chain),
+        full_bytes=chain[0].full_bytes,
+        layers=() if whole else _layers(chain),
+    )
+
+
+async def _chain(manifests: Manifests, since: PolicyVersion, policy: PolicyVersion) -> list[Manifest]:
+    found: list[Manifest] = []
+    _, manifest = await manifests.at(policy.hash)
+    while manifest.root != since.hash:
+        if manifest.parent is None or manifest.number <= since.number or len(found) == MOST_VERSIONS:
+            return []
+        found.append(manifest)
+        _, manifest = await manifests.at(manifest.parent)
+    return found
+
+
+def _layers(chain: list[Manifest]) -> tuple[LayerChange, ...]:
+    took: defaultdict[str, int] = defaultdict(int)
+    for manifest in chain:
+        for tensor in manifest.tensors:
+            took[tensor.name] += sum(chunk.length for chunk in tensor.chunks)
+    found: list[LayerChange] = []
+    for tensor in chain[0].tensors:
+        place = TensorChange(name=tensor.name, elements=tensor.nbytes, changed=took[tensor.name], moved=None)
+        found.append(LayerChange(kind=place.kind, layer=place.layer, share=min(1.0, place.share)))
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- balance of the arms
+
+
+MOST_TURNS = 30_000
+"""At most so many turns of a trial are read: the first ones, which have the most newcomers. The test may stop anywhere."""
+_MOST_ODDS = 700.0  # the logarithm of a number that a float can still hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """From `start` in the log on, `share` of the users get the candidate. `shipped`: it is live, and the others keep the old version."""
+
+    start: Cursor
+    share: float
+    shipped: bool
+
+
+def stretches(events: Iterable[LedgerEvent], rows: Mapping[str, ReleaseEvent], root: str) -> list[Stretch]:
+    """The shares of a version's newest trial, in order; empty if it had no trial."""
+    found: list[Stretch] = []
+    for event in sorted(events, key=lambda event: event.seq):
+        row = rows.get(event.id)
+        share = None if row is None else row.detail.get("share")
+        if event.policy.hash != root or not isinstance(share, int | float):
+            continue
+        if event.action == "canary":
+            found = []
+        found.append(Stretch(start=event.seq, share=float(share), shipped=event.action == "shipped"))
+    return found if found and not found[0].shipped else []
+
+
+def dealt(questions: IndexQueries, parts: Sequence[Stretch], root: str) -> Dealt | None:
+    """The people of a trial; None if there was no trial, nobody came, or its first turns are not in the index yet.
+
+    Raises TooWide, Unavailable.
+    """
+    if not parts:
+        return None
+    with questions.open() as db:
+        low = db.execute("SELECT value FROM state WHERE name = 'low'").fetchone()
+        if low is None or low[0] > parts[0].start:
+            return None
+        end = db.execute(
+            "SELECT min(seq) FROM events WHERE seq > ?1 AND (action IN ('canary', 'rolled_back') OR "
+            "(action = 'shipped' AND hash != ?2) OR (action = 'blocked' AND hash = ?2))",
+            (parts[0].start, root),
+        ).fetchone()[0]
+        # until the candidate's weights are loaded everybody gets live, and nobody is dealt
+        answered = db.execute(
+            "SELECT min(seq) FROM turns WHERE seq > ? AND arm = 'canary'", (parts[0].start,)
+        ).fetchone()[0]
+        since = parts[0].start if parts[0].shipped or answered is None else answered - 1
+        rows = db.execute(
+            "SELECT arm, min(seq), count(*) FROM (SELECT tenant, user, arm, seq FROM turns WHERE seq > ? AND seq < ? AND dealt AND "
+            f"arm IN ('canary', 'live', 'previous') ORDER BY seq LIMIT {MOST_TURNS}) GROUP BY tenant, user",
+            (since, (1 << 62) if end is None else end),
+        ).fetchall()
+    return counted([(arm, seq) for arm, seq, _ in rows], parts, sum(turns for _, _, turns in rows)) if rows else None
+
+
+def counted(newcomers: Sequence[tuple[str, Cursor]], parts: Sequence[Stretch], turns: int) -> Dealt:
+    """Arm and cursor of each person's first turn -> how many people came to each side."""
+    starts = [part.start for part in parts]
+    came: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for arm, seq in newcomers:
+        part = max(0, bisect_right(starts, seq) - 1)
+        theirs = Arm.LIVE if parts[part].shipped else Arm.CANARY
+        came[part][arm != theirs] += 1
+    balance, expected = ArmBalance(), 0.0
+    for part, (candidate, others) in sorted(came.items()):
+        share = parts[part].share
+        balance.add((candidate, others), (share, 1.0 - share))
+        expected += share * (candidate + others)
+    return Dealt(
+        candidate=sum(each[0] for each in came.values()),
+        others=sum(each[1] for each in came.values()),
+        expected=expected,
+        odds=math.exp(min(balance.log_factor(), _MOST_ODDS)),
+        turns=turns,
+        whole=turns < MOST_TURNS,
+    )
+
+
+# ---------------------------------------------------------------- the evidence
+
+
+FRESH_S = 60.0
+"""How long the evidence from turns and weights is cached."""
+TURNS = 200
+"""How many of a version's newest turns are used to judge its behaviour."""
+RATED = 2_000
+ASKED = 80
+"""Turns of the gate that are searched for prompts given to both versions."""
+EXAMPLES = 3
+_MOST_KEPT = 64
+_MADE = frozenset({"evaluated", "canary", "ramped", "looked", "shipped", "better", "confirmed", "faded", "blocked"})
+
+
+class EvidenceReader:
+    """Gathers evidence for one run. `pieces` gives the bytes of a token."""
+
+    def __init__(
+        self,
+        run: Run,
+        log: RowLog,
+        questions: IndexQueries,
+        pieces: Callable[[int], bytes],
+        clock: Clock,
+        threads: Threads,
+    ) -> None:
+        self._threads = threads
+        self._run, self._log, self._questions, self._pieces, self._clock = run, log, questions, pieces, clock
+        self._manifests = Manifests(run.store)
+        self._kept: dict[tuple[str, str], tuple[float, ReleaseEvidence]] = {}
+
+    async def evidence(
+        self, policy: PolicyVersion, events: Sequence[LedgerEvent], rows: Mapping[str, ReleaseEvent]
+    ) -> ReleaseEvidence:
+        """The evidence for and against a version. `rows` are the ledger rows of those `events` that the log still has."""
+        against = compared_with(policy, events)
+        comparisons, bars = last_report(rows.values())
+        slow = ReleaseEvidence() if against is None else await self._slow(policy, against)
+        parts = stretches(events, rows, policy.hash)
+        config = self._run.config.release
+        rules = TrialRules(
+            margin=config.trial.margin,
+            alpha=config.trial.ship_alpha,
+            better_odds=config.trial.better_evidence,
+            void_odds=config.trial.imbalance,
+        )
+        trial = trial_looks(rows.values(), policy.hash)
+        return replace(
+            slow,
+            against=against,
+            comparisons=comparisons,
+            bars=bars,
+            trial=trial,
+            rules=rules if config.canary or trial else None,
+            dealt=await self._threads.ask_index(lambda: dealt(self._questions, parts, policy.hash), None),
+            gate_alpha=self._run.config.evaluate.gate.alpha,
+        )
+
+    # ------------------------------------------------------------ slow parts
+
+    async def _slow(self, policy: PolicyVersion, against: PolicyVersion) -> ReleaseEvidence:
+        key, now = (policy.hash, against.hash), self._clock()
+        kept = self._kept.get(key)
+        if kept is not None and now - kept[0] < FRESH_S:
+            return kept[1]
+        horizon = await self._log.horizon()
+        turns = await self._threads.ask_index(lambda: self._learned(against.number, policy.number, horizon), None)
+        found = ReleaseEvidence(
+            rates=await self._rates(policy, against),
+            steps=policy.number - against.number if policy.number > against.number else None,
+            turns=turns,
+            weights=await sent_between(self._manifests, against, policy),
+            examples=await self._examples(policy, against),
+        )
+        self._kept[key] = (now, found)
+        while len(self._kept) > _MOST_KEPT:
+            self._kept.pop(next(iter(self._kept)))
+        return found
+
+    async def _rates(self, policy: PolicyVersion, against: PolicyVersion) -> tuple[RateShift, ...]:
+        names = await self._threads.ask_index(
+            lambda: [self._users(each.number) for each in (against, policy)], [[], []]
+        )
+        rated = await self._threads.ask_index(
+            lambda: [self._rated(each.number) for each in (against, policy)], [[], []]
+        )
+        before, after = [
+            _made_by(await self._find(each), version) for each, version in zip(names, (against, policy), strict=True)
+        ]
+        off = self._run.config.release.monitors.off
+        return await self._threads.ask(lambda: shifts(before, after, rated[0], rated[1], off))
+
+    async def _examples(self, policy: PolicyVersion, against: PolicyVersion) -> tuple[SamePrompt, ...]:
+        mine, theirs = await self._threads.ask_index(lambda: self._suite(policy.number, against.number), ([], []))
+        after, before = _made_by(await self._find(mine), policy), _made_by(await self._find(theirs), against)
+        return tuple(
+            SamePrompt(
+                prompt=tuple(map(self._pieces, one.prompt_ids)),
+                before=other.text,
+                after=one.text,
+                turn_before=other.id,
+                turn_after=one.id,
+            )
+            for other, one in same_prompts(before, after)
+        )
+
+    # ------------------------------------------------------------ questions to the index
+
+    def _learned(self, since: int, upto: int, horizon: Cursor) -> int | None:
+        """Turns trained on between one version and the other (a version's number is its step). None while older turns are not read."""
+        with self._questions.open() as db:
+            low = db.execute("SELECT value FROM state WHERE name = 'low'").fetchone()
+            if low is None or low[0] > horizon:
+                return None
+            sql = "SELECT count(*) FROM turns WHERE step > ? AND step <= ?"
+            return int(db.execute(sql, (since, upto)).fetchone()[0])
+
+    def _users(self, number: int) -> list[str]:
+        with self._questions.open() as db:
+            sql = (
+                "SELECT id FROM turns INDEXED BY turns_by_version WHERE version = ? AND arm IN ('live', 'canary', 'previous') "
+                f"ORDER BY seq DESC LIMIT {TURNS}"
+            )
+            return [id for (id,) in db.execute(sql, (number,))]
+
+    def _rated(self, number: int) -> list[tuple[str, str, float]]:
+        with self._questions.open() as db:
+            sql = (
+                "SELECT tenant, user, value FROM turns INDEXED BY turns_by_version WHERE version = ? AND value IS NOT NULL AND "
+                f"arm IN ('live', 'canary', 'previous') ORDER BY seq DESC LIMIT {RATED}"
+            )
+            return db.execute(sql, (number,)).fetchall()
+
+    def _suite(self, mine: int, theirs: int) -> tuple[list[str], list[str]]:
+        """The gate's turns of one version, and the other version's from the same look on."""
+        with self._questions.open() as db:
+            sql = f"SELECT seq, id FROM turns WHERE version = ? AND arm = 'eval' ORDER BY seq DESC LIMIT {ASKED}"
+            found = db.execute(sql, (mine,)).fetchall()
+            if not found:
+                return [], []
+            sql = f"SELECT id FROM turns WHERE version = ? AND arm = 'eval' AND seq >= ? ORDER BY seq LIMIT {2 * ASKED}"
+            other = db.execute(sql, (theirs, found[-1][0])).fetchall()
+        return [id for _, id in found], [id for (id,) in other]
+
+    async def _find(self, names: Iterable[str]) -> list[Turn]:
+        identities = [(name,) for name in names]
+        return await self._log.find(Turn, identities) if identities else []
+
+
+def compared_with(policy: PolicyVersion, events: Iterable[LedgerEvent]) -> PolicyVersion | None:
+    """The version that this one was last judged against or replaced; None for the first release."""
+    newest = sorted(events, key=lambda event: -event.seq)
+    found = (event.previous for event in newest if event.policy == policy and event.action in _MADE)
+    return next((each for each in found if each is not None and each != policy), None)
+
+
+def same_prompts(before: Iterable[Turn], after: Iterable[Turn], most: int = EXAMPLES) -> list[tuple[Turn, Turn]]:
+    """Pairs of turns with the same prompt, drawn by the prompt's hash: at random, but the same at every look."""
+    theirs: dict[tuple[int, ...], Turn] = {}
+    for turn in before:
+        theirs.setdefault(tuple(turn.prompt_ids), turn)
+    found: dict[str, tuple[Turn, Turn]] = {}
+    for turn in after:
+        other = theirs.get(tuple(turn.prompt_ids))
+        if other is not None and not (turn.redacted or other.redacted):
+            drawn = hashlib.sha256(repr(tuple(turn.prompt_ids)).encode()).hexdigest()
+            found.setdefault(drawn, (other, turn))
+    return [found[drawn] for drawn in sorted(found)[:most]]
+
+
+def _made_by(turns: Iterable[Turn], policy: PolicyVersion) -> list[Turn]:
+    """Turns that this version alone made. After training went back, one number may name two versions."""
+    return [turn for turn in turns if {span.policy for span in turn.spans} == {policy}]

@@ -1,0 +1,263 @@
+"""A release and the evidence for and against it, as the page, `release show` and the report give it.
+
+Times are Unix seconds, shares and differences lie in [-1, 1], sizes are bytes. Anything that was not measured is None or empty: having no
+look at users differs from a look that found nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ostinato.core.records import PolicyVersion
+from ostinato.core.report import BarResult, Comparison
+from ostinato.core.seams import Cursor
+
+# ---------------------------------------------------------------- evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureLook:
+    """One measure at one look: candidate minus comparator, with the bounds that the trial used; None without feedback.
+
+    The goal of a look is a share, and higher is better. Other measures have units of their own, and `better` says which direction is.
+    `finding` has the values of a look's.
+
+    Example: ``MeasureLook(name="latency", role="guardrail", difference=0.12, lower=-0.1, upper=0.4, people=640.0, better="lower")``
+    """
+
+    name: str
+    role: str
+    difference: float | None
+    lower: float | None
+    upper: float | None
+    people: float | None
+    better: str = "higher"
+    finding: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialLook:
+    """One look at users, as recorded in the ledger. `goal` is the deciding measure, `share` the candidate's share of users from then on.
+
+    `finding` is better, "better, confirmed", "better at first", not worse, worse, undecided, or "too few people".
+
+    Example: ``TrialLook(at=60.0, action="ramped", share=0.25, goal=MeasureLook(...), turns=4210.0, sees=0.031, finding="undecided",
+    reason="a loss of more than 4.1 pp is ruled out", measures=())``
+    """
+
+    at: float
+    action: str
+    share: float | None
+    goal: MeasureLook
+    turns: float
+    sees: float | None
+    finding: str
+    reason: str
+    measures: tuple[MeasureLook, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRules:
+    """The meaning of the trial's bounds: a loss above `margin` ships with a chance of at most `alpha`; better needs odds of `better_odds`.
+
+    Example: ``TrialRules(margin=0.02, alpha=0.05, better_odds=50.0, void_odds=1000.0)``
+    """
+
+    margin: float
+    alpha: float
+    better_odds: float
+    void_odds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """How many people came to each side of a trial; `expected` on the candidate's, under the shares in force when each came.
+
+    `odds` are the odds against the set shares, valid however often they are looked at. `turns` were read; not `whole`: there are more.
+
+    Example: ``Dealt(candidate=2031, others=18012, expected=2004.3, odds=0.02, turns=48000, whole=True)``
+    """
+
+    candidate: int
+    others: int
+    expected: float
+    odds: float
+    turns: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateShift:
+    """One rate over the newest turns of two versions. `lower` and `upper` bound the difference, after minus before, clustered by person.
+
+    They are None if a side has fewer than two people. `harmful` says that a move in this direction is watched as harm.
+
+    Example: ``RateShift(name="question", means="answers that ask instead", before=0.11, after=0.19, lower=0.01, upper=0.15,
+    turns_before=200, turns_after=180, people=41, harmful=True)``
+    """
+
+    name: str
+    means: str
+    before: float | None
+    after: float | None
+    lower: float | None
+    upper: float | None
+    turns_before: int
+    turns_after: int
+    people: int
+    harmful: bool
+
+    @property
+    def moved(self) -> bool:
+        """True if the bounds exclude zero change."""
+        return self.lower is not None and self.upper is not None and (self.lower > 0 or self.upper < 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerChange:
+    """One tensor of one layer. `share` is the size of its deltas relative to its own, an upper bound on how much of it changed.
+
+    Example: ``LayerChange(kind="self_attn.q_proj", layer=3, share=0.0041)``
+    """
+
+    kind: str
+    layer: int | None
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightChange:
+    """The publications between two releases: `versions` deltas of `bytes` together. `layers` is empty if one was a full snapshot.
+
+    Example: ``WeightChange(since=v16, versions=1, bytes=1_240_000, full_bytes=269_000_000, layers=(...))``
+    """
+
+    since: PolicyVersion
+    versions: int
+    bytes: int
+    full_bytes: int
+    layers: tuple[LayerChange, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamePrompt:
+    """Two versions' answers to one prompt of the suite, from the turns that the gate made. `prompt` is the bytes of its tokens."""
+
+    prompt: tuple[bytes, ...]
+    before: str
+    after: str
+    turn_before: str
+    turn_after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseEvidence:
+    """All evidence beside the gate's looks. `against`: the version compared with; `steps`, `turns`: the training since that version.
+
+    `gate_alpha`: the chance that the gate passes a version that is worse than live by the margin.
+    """
+
+    against: PolicyVersion | None = None
+    comparisons: tuple[Comparison, ...] = ()
+    bars: tuple[BarResult, ...] = ()
+    trial: tuple[TrialLook, ...] = ()
+    rules: TrialRules | None = None
+    dealt: Dealt | None = None
+    rates: tuple[RateShift, ...] = ()
+    steps: int | None = None
+    turns: int | None = None
+    weights: WeightChange | None = None
+    examples: tuple[SamePrompt, ...] = ()
+    gate_alpha: float | None = None
+
+
+# ---------------------------------------------------------------- releases
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEvent:
+    """One line of the release ledger. `seq` is its place in the log, `previous` the other version that it is about."""
+
+    seq: Cursor
+    id: str
+    action: str
+    policy: PolicyVersion
+    previous: PolicyVersion | None
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateLook:
+    """One look of the gate at a candidate: the mean difference to `against`, with the bounds that the verdict used.
+
+    Example: ``GateLook(at=60.0, against=v7, suite="held-out", items=100, draws=2, candidate=0.52, live=0.5, difference=0.02,
+    lower=-0.01, upper=0.05, margin=0.1, power=0.9, verdict="SHIP")``
+    """
+
+    at: float
+    against: PolicyVersion
+    suite: str
+    items: int
+    draws: int
+    candidate: float
+    live: float
+    difference: float
+    lower: float
+    upper: float
+    margin: float
+    power: float
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseLine:
+    """One version in the ledger. `state`: its last action except looks. `difference` and its bounds are of the gate's last look."""
+
+    seq: Cursor
+    policy: PolicyVersion
+    state: str
+    live: bool
+    verdict: str
+    difference: float | None
+    lower: float | None
+    upper: float | None
+    margin: float | None
+    looks: int
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseList:
+    """A page of versions, the newest in the ledger first. `older`: where the next page begins. `counts` are by action.
+
+    `unread`: rows of the log that the list does not hold yet.
+    """
+
+    rows: tuple[ReleaseLine, ...]
+    older: Cursor | None
+    counts: Mapping[str, int]
+    live: PolicyVersion | None
+    previous: PolicyVersion | None
+    unread: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseDetail:
+    """One version with its evidence. `events` are newest first, each with the further details of its ledger line.
+
+    `live` is the version that serves users now, `previous` the one that a rollback would restore. `kept`: its weights are in the store.
+    `awaits`: it has passed and waits until somebody approves or refuses it.
+    """
+
+    line: ReleaseLine
+    looks: tuple[GateLook, ...]
+    events: tuple[tuple[LedgerEvent, Mapping[str, Any]], ...]
+    live: PolicyVersion | None
+    previous: PolicyVersion | None
+    kept: bool
+    awaits: bool = False
+    evidence: ReleaseEvidence = field(default_factory=ReleaseEvidence)

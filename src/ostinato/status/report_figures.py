@@ -1,0 +1,167 @@
+"""An observed run -> the report's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ostinato.core.records import Arm, ReleaseEvent
+from ostinato.evaluate.acceptance import Rated, by_arm, live_minus_control
+from ostinato.evaluate.statistics import Estimate
+from ostinato.reward.accounting import Accounting
+from ostinato.status import arms
+from ostinato.status.observed_run import Observed
+from ostinato.status.run_report import Curve, Delta, Gate, HeldOut, Mark, Pause
+from ostinato.status.summary import rated_turn
+
+
+def curves(seen: Observed, start: float, end: float) -> tuple[Curve, ...]:
+    """Acceptance per arm in equal windows from `start` to `end` (Unix seconds)."""
+    return arms.curves((rated_turn(*each) for each in seen.between(start, end)), start, end)
+
+
+def marks(seen: Observed, start: float) -> tuple[Mark, ...]:
+    """Releases and rollbacks."""
+    events = [*seen.shipped(), *(event for event in seen.releases if event.action == "rolled_back")]
+    return tuple(
+        Mark(t=max(0.0, event.at - start) / 60, label=f"v{event.policy.number}", action=event.action)
+        for event in sorted(events, key=lambda event: event.at)
+    )
+
+
+def gates(seen: Observed, start: float) -> tuple[Gate, ...]:
+    """Every look of the gate."""
+    return tuple(_gate(event, start) for event in seen.releases if event.action == "evaluated")
+
+
+def _gate(event: ReleaseEvent, start: float) -> Gate:
+    report = event.detail["report"]
+    numbers = {
+        name: report[name] for name in ("difference", "lower", "upper", "margin", "power", "items", "draws", "verdict")
+    }
+    live = f"v{event.previous.number}" if event.previous else "-"
+    return Gate(t=max(0.0, event.at - start) / 60, candidate=f"v{event.policy.number}", live=live, **numbers)
+
+
+def proven(seen: Observed) -> list[ReleaseEvent]:
+    """Releases that the gate called better than the best before them."""
+    better: dict[str, bool] = {}
+    for event in seen.releases:
+        if event.action == "evaluated":
+            better[event.policy.hash] = bool(event.detail["report"].get("better", False))
+    return [event for event in seen.shipped() if better.get(event.policy.hash, False)]
+
+
+def resolution(seen: Observed) -> float | None:
+    """The suite's smallest total margin, at the spread of the last look; None before the first look, or if it recorded none."""
+    looks = [event.detail["report"] for event in seen.releases if event.action == "evaluated"]
+    return looks[-1].get("smallest_margin") if looks else None
+
+
+def deltas(seen: Observed) -> tuple[Delta, ...]:
+    """The size of each published delta."""
+    return tuple(
+        Delta(version=f"v{line['number']}", bytes=line["bytes"], full_bytes=line["full_bytes"])
+        for line in seen.published
+        if line["form"] == "delta"
+    )
+
+
+def pauses(seen: Observed) -> tuple[Pause, ...]:
+    """Swaps of the live slot, except the first load, for which nobody was waiting."""
+    live = [swap for swap in seen.swaps if swap["slot"] == "live"][1:]
+    return tuple(
+        Pause(version=f"v{swap['number']}", slot="live", seconds=swap["pause_s"], streams=swap["streams"])
+        for swap in live
+    )
+
+
+def held_out(label: str, score: Estimate, items: int) -> HeldOut:
+    """One version's score."""
+    return HeldOut(label=label, mean=score.mean, lower=max(0.0, score.lower), upper=min(1.0, score.upper), items=items)
+
+
+def accounting_rows(found: Accounting) -> tuple[tuple[str, int], ...]:
+    """Where every turn ended."""
+    held = [(f"held back: {reason}", count) for reason, count in found.held.items()]
+    return (("served turns", found.ingested), ("trained on", found.trained), *held, ("still waiting", found.waiting))
+
+
+def acceptance_rows(seen: Observed, start: float, end: float) -> list[tuple[str, str]]:
+    """Acceptance per arm and their difference over the last third of the run: label, value."""
+    last = last_third(seen, start, end)
+    gap = live_minus_control(last)
+    rows = [
+        (f"acceptance, {arm.value} arm, last third", f"{100 * point.acceptance:.1f}% of {point.turns}")
+        for arm, point in sorted(by_arm(last).items(), key=lambda pair: pair[0] is Arm.CONTROL)
+    ]
+    gap_text = f"{100 * gap.mean:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters"
+    return [*rows, ("live minus control, last third", gap_text)]
+
+
+def last_third(seen: Observed, start: float, end: float) -> list[Rated]:
+    """The rated turns of the run's last third, which the demo's result is about."""
+    return seen.between(end - (end - start) / 3, end)
+
+
+def mismatch_rows(seen: Observed) -> list[tuple[str, str]]:
+    """The engine's mode, and the distance between the trainer's log-probabilities and those at sampling time, over all steps: label, value.
+
+    If the engine keeps the trainer's contract, the only group is the tokens sampled with the trainer's own weights. Otherwise all tokens
+    are foreign, and those of them sampled with the trainer's own weights show the effect of the different arithmetic alone.
+    """
+    groups = (
+        ("mismatch_", "trainer against engine, same weights"),
+        ("foreign_", "trainer against a foreign engine"),
+        ("foreign_same_", "of these, same weights"),
+    )
+    rows = [("numerics", ": ".join(filter(None, (line["mode"], line["why"])))) for line in seen.numerics[-1:]]
+    return rows + [(label, line) for prefix, label in groups if (line := _mismatch(seen, prefix))]
+
+
+def _mismatch(seen: Observed, prefix: str) -> str:
+    steps = [step for step in seen.steps if step.get(f"{prefix}tokens")]
+    tokens = sum(step[f"{prefix}tokens"] for step in steps)
+    if not tokens:
+        return ""
+    if not any(step[f"{prefix}differing"] for step in steps):
+        return f"0 of {tokens:.0f} tokens differ"
+    k3, cut = (
+        sum(step[f"{prefix}{name}"] * step[f"{prefix}tokens"] for step in steps) / tokens
+        for name in ("k3", "truncated")
+    )
+    largest = max(step[f"{prefix}max_abs"] for step in steps)
+    return f"k3 {k3:.2g} nats per token over {tokens:.0f}, at most {largest:.2g} apart, {100 * cut:.2g}% of weights cut"
+
+
+def summary(
+    seen: Observed, arms: Sequence[tuple[str, str]], extra: Sequence[tuple[str, str]]
+) -> tuple[tuple[str, str], ...]:
+    """The table that ends the demo: label, value. `arms` are the rows about the arms, as the scenario measures them."""
+    sizes = [delta.full_bytes / max(1, delta.bytes) for delta in deltas(seen)]
+    waits = sorted(pause.seconds for pause in pauses(seen))
+    rows = [
+        (
+            "releases shipped",
+            f"{len(seen.shipped())}, of these proven better than the best before: {len(proven(seen))}",
+        ),
+        ("candidates blocked", str(sum(event.action == "blocked" for event in seen.releases))),
+        ("optimizer steps", str(len(seen.steps))),
+        ("turns, tokens sampled", f"{seen.turns}, {seen.tokens}"),
+    ]
+    if resolved := resolution(seen):
+        rows.append(
+            ("smallest total loss that the gate can rule out", f"{100 * resolved:.1f} pp, at the spread measured last")
+        )
+    rows += mismatch_rows(seen)
+    if sizes:
+        rows.append(
+            (
+                "delta, median and range",
+                f"{sorted(sizes)[len(sizes) // 2]:.0f}x smaller, {min(sizes):.0f}x to {max(sizes):.0f}x",
+            )
+        )
+    if waits:
+        rows.append(
+            ("swap pause, median and longest", f"{1e3 * waits[len(waits) // 2]:.2f} ms, {1e3 * waits[-1]:.2f} ms")
+        )
+    return (*arms, *rows, *extra)

@@ -1,0 +1,229 @@
+"""A run's current state: the workers' board, the log's summary, the reward accounts and the refs, folded once for all viewers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ostinato.core.arm_assignment import Dealing
+from ostinato.core.errors import OstinatoError
+from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.seams import Clock, Cursor, Folds, Log
+from ostinato.record.rowlog import RowLog
+from ostinato.release.ledger import ReleaseLedger
+from ostinato.reward.accounting import Accounting, of_ledger
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.log_fold import LedgerFollower
+from ostinato.run_directory import DEMO_MARKER, SERVED_REFS, Run
+from ostinato.status.arms import ArmAcceptance, acceptance_by_arm, windows
+from ostinato.status.gateway_address import read_address
+from ostinato.status.index_queries import AlarmLine, IndexQueries
+from ostinato.status.progress_lines import last_lines
+from ostinato.status.release_state import releasing
+from ostinato.status.releases import LedgerEvent
+from ostinato.status.run_report import Curve, Mark
+from ostinato.status.summary import Summary, catch_up, summarise
+from ostinato.status.tenants import unproven_users
+from ostinato.status.threads import Threads
+from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
+
+_TOLD_S = 600.0  # for so long after a worker's end the page says why it ended
+REFS = (*SERVED_REFS, Arm.VERIFIED.value, "candidate")
+_FRESH_S = 1.0
+_AWAY_S = 60.0
+"""After so long without a question, the stored folds may be nearer to the end of the log than those in memory."""
+_MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNow:
+    """A run at one moment.
+
+    `troubles` are sentences, the worst first. `refs` are the versions that are served or judged, `shares` the shares of users on
+    the arms beside live. `pace` is turns a second over the last minute, `batch` how many turns a step takes, `step` the newest step.
+    `last` is the newest release or rollback. `rated_since` is when the oldest turn behind `arms` was served. `releasing` are sentences on
+    what waits for approval, and on how many releases the traffic can carry. `unproven` is the warning that users are only declared, "" if
+    none is due.
+    """
+
+    at: float
+    directory: str
+    url: str | None
+    simulated: bool
+    troubles: tuple[str, ...]
+    workers: tuple[WorkerStatus, ...]
+    refs: Mapping[str, PolicyVersion]
+    shares: Mapping[str, float]
+    pace: float | None
+    accounts: Accounting
+    batch: int
+    signals: int
+    step: int
+    last: LedgerEvent | None
+    arms: tuple[ArmAcceptance, ...]
+    curves: tuple[Curve, ...]
+    marks: tuple[Mark, ...]
+    rated_since: float | None
+    alarms: tuple[AlarmLine, ...]
+    releasing: tuple[str, ...] = ()
+    unproven: str = ""
+
+
+class RunFolds:
+    """The folds of a run's log that say how it stands: the summary, the accounts of its turns, the release ledger. Saves nothing."""
+
+    def __init__(self, log: Log, stored: Folds, rewards: RewardConfig, ledger: ReleaseLedger) -> None:
+        self._log, self._stored, self.ledger = log, stored, ledger
+        self._turns = LedgerFollower(log, rewards, stored)
+        self._begun = False
+        self.summary = Summary()
+
+    @property
+    def accounts(self) -> Accounting:
+        """The number of turns in each state."""
+        return of_ledger(self._turns.ledger)
+
+    async def catch_up(self) -> int:
+        """Read the log's new rows, at first those after the stored folds; returns how many the summary took."""
+        if self._begun:
+            rows = await catch_up(self.summary, self._log)
+        else:
+            self.summary, rows = await summarise(self._log, self._stored, await self._log.append())
+            self._begun = True
+        await self._turns.catch_up(saving=False)
+        await self.ledger.refresh()
+        return rows
+
+
+class RunStateReader:
+    """Answers `RunFacts.now` for all viewers together, with at most one look a second."""
+
+    def __init__(self, run: Run, log: RowLog, questions: IndexQueries, clock: Clock, threads: Threads) -> None:
+        self._run, self._log, self._questions, self._clock, self._threads = run, log, questions, clock, threads
+        self._lock = asyncio.Lock()
+        self._ledger = ReleaseLedger(log, clock)
+        self._folds = self._new_folds()
+        self._seen: RunNow | None = None
+        self._asked_at = 0.0
+        self._paces: list[tuple[float, int]] = []
+
+    async def now(self) -> RunNow:
+        """The run's state, at most a second old. Raises the log's errors."""
+        async with self._lock:
+            now = self._clock()
+            if self._seen is None or now - self._seen.at >= _FRESH_S:
+                if now - self._asked_at > _AWAY_S:
+                    self._folds = self._new_folds()
+                    self._paces.clear()
+                self._asked_at = now
+                self._seen = await self._look(now)
+            return self._seen
+
+    async def refs(self) -> dict[str, PolicyVersion]:
+        """The versions that are served or judged. One whose manifest cannot be read is left out."""
+        found: dict[str, PolicyVersion] = {}
+        for ref in REFS:
+            try:
+                policy = await self._run.follower.resolve(ref)
+            except OstinatoError:
+                continue
+            if policy is not None:
+                found[ref] = policy
+        return found
+
+    async def awaits(self, policy: PolicyVersion) -> bool:
+        """True if a version has passed and waits for approval."""
+        proposal = (await self._ledger.refresh()).proposal
+        return proposal is not None and proposal.candidate == policy
+
+    def _shares(self) -> dict[str, float]:
+        """The shares of all users on the arms beside live. Control is dealt first, then verified, then the trial among the others."""
+        control, release = self._run.config.serve.control_share, self._run.config.release
+        dealing = self._ledger.state.dealt(release.verified_share) or Dealing(salt="")
+        verified = (1.0 - control) * dealing.verified
+        left = 1.0 - control - verified
+        trial = {"canary": left * dealing.canary, "previous": left * dealing.previous}
+        return {"control": control, **trial, "verified": verified}
+
+    # ------------------------------------------------------------ one look
+
+    def _new_folds(self) -> RunFolds:
+        return RunFolds(self._log, self._run.folds, self._run.config.reward, self._ledger)
+
+    async def _look(self, now: float) -> RunNow:
+        await self._folds.catch_up()
+        seen, accounts = self._folds.summary, self._folds.accounts
+        home, config = self._run.home, self._run.config
+        board = await self._threads.ask(lambda: read_board(home.workers))
+        paces = await self._threads.ask(lambda: last_lines(home.progress("release")))
+        marks: Sequence[LedgerEvent] = await self._threads.ask_index(lambda: self._questions.shipped(100), [])
+        drawn = windows(seen.rated, marks)
+        return RunNow(
+            at=now,
+            directory=str(config.run.directory),
+            url=read_address(home.address),
+            simulated=(home.root / DEMO_MARKER).exists(),
+            troubles=troubles(board, now),
+            workers=workers(board, now),
+            refs=await self.refs(),
+            shares=self._shares(),
+            pace=self._pace(now, accounts.ingested),
+            accounts=accounts,
+            batch=config.learn.batch,
+            signals=seen.signals,
+            step=seen.step,
+            last=marks[0] if marks else None,
+            arms=tuple(sorted(acceptance_by_arm(seen.rated), key=_place)),
+            curves=drawn.curves,
+            marks=drawn.marks,
+            rated_since=drawn.start,
+            alarms=alarms(seen),
+            unproven=unproven_users(config),
+            releasing=tuple(releasing(self._ledger.state, config.release, paces, now)),
+        )
+
+    def _pace(self, now: float, served: Cursor) -> float | None:
+        """Turns a second since the oldest look within the last minute; None while that look is less than 2 s old."""
+        self._paces = [each for each in self._paces if now - each[0] <= _MINUTE_S]
+        self._paces.append((now, served))
+        began, before = self._paces[0]
+        return (served - before) / (now - began) if now - began >= 2 * _FRESH_S else None
+
+
+def troubles(board: WorkerBoard | None, now: float) -> tuple[str, ...]:
+    """The workers' faults in sentences, the worst first."""
+    if board is None or board.ended is not None:
+        return ("`ostinato up` is not running: a worker that exits is not restarted.",)
+    if not board.alive(now):
+        return (f"`ostinato up` (pid {board.pid}) was killed or hangs: a worker that exits is not restarted.",)
+    down = [
+        f"The {worker.name} worker is down and is not restarted: {worker.reason or 'no reason was given'}."
+        for worker in board.workers
+        if worker.condition == "failed"
+    ]
+    ended = [
+        f"The {worker.name} worker was started again, {worker.restarts} times so far: {worker.reason}."
+        for worker in board.workers
+        if worker.condition != "failed" and worker.restarts and now - (worker.reason_at or 0.0) < _TOLD_S
+    ]
+    troubled = [f"The {worker.name} worker waits: {worker.trouble}." for worker in board.workers if worker.trouble]
+    return (*down, *ended, *troubled)
+
+
+def workers(board: WorkerBoard | None, now: float) -> tuple[WorkerStatus, ...]:
+    """The workers of a running supervisor; empty without one, because their state is then unknown."""
+    return board.workers if board is not None and board.alive(now) else ()
+
+
+def _place(row: ArmAcceptance) -> int:
+    return ARMS.index(row.arm) if row.arm in ARMS else len(ARMS)
+
+
+def alarms(seen: Summary) -> tuple[AlarmLine, ...]:
+    """The standing alarms, the newest first."""
+    found = [AlarmLine(name=name, reason=why, at=at, standing=True) for name, (why, at) in seen.alarms.items()]
+    return tuple(sorted(found, key=lambda alarm: -alarm.at))
+
+
+ARMS = ("live", "canary", "control", "eval")

@@ -1,0 +1,234 @@
+"""The log's summary for people: a stored fold, so that a look at a run reads only new rows.
+
+Its size does not grow with the log: counts, the newest releases, the alarms that stand, and the newest answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ostinato.core.notices import Alarm, AlarmState, Stamp
+from ostinato.core.records import Batch, Holdback, Person, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
+from ostinato.core.seams import Cursor, Folds, Log
+from ostinato.core.staleness import Lineage
+from ostinato.reward.ledger import kind_of
+
+FOLD = "status"
+KINDS: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm})
+RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
+"""How many of the newest are kept: rated turns, turns without a reward yet, releases, contracts."""
+NAMES, OTHERS = 50, "others"
+"""At most `NAMES` names of signals or reasons of holdbacks are counted separately, the rest together: a client may invent any number."""
+
+_FORMAT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A person's turn, as far as a screen shows it. `number` is the policy number of its oldest token."""
+
+    arm: str
+    person: Person
+    started_at: float
+    number: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatedTurn:
+    """A person's turn with its reward. `heard`: somebody reacted; otherwise it is the reward for silence."""
+
+    served: Served
+    value: float
+    heard: bool
+
+
+def rated_turn(turn: Turn, reward: Reward) -> RatedTurn:
+    """A turn and its reward, as far as a screen shows them."""
+    return RatedTurn(served=_of_turn(turn), value=reward.value, heard=bool(reward.signals))
+
+
+def _of_turn(turn: Turn) -> Served:
+    return Served(arm=turn.arm.value, person=turn.person, started_at=turn.started_at, number=turn.oldest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerLine:
+    """One line of the release ledger, as a screen shows it. `actor` is the person who did it, None for the release worker."""
+
+    action: str
+    number: int
+    reason: str
+    at: float
+    actor: str | None = None
+
+
+@dataclass(slots=True)
+class Summary:
+    """The fold's state. `apply` rows in log order; `cursor` is the last row's. `held` counts turns held back, by reason. At the trainer's
+    last return, step `first` began at the weights of policy number `base`.
+    """
+
+    cursor: Cursor = 0
+    tokens: int = 0
+    signals: int = 0
+    step: int = 0
+    first: int = 1
+    base: int = 0
+    names: Counter[str] = field(default_factory=Counter[str])
+    actions: Counter[str] = field(default_factory=Counter[str])
+    held: Counter[str] = field(default_factory=Counter[str])
+    releases: deque[LedgerLine] = field(default_factory=lambda: deque(maxlen=RELEASES))
+    alarms: dict[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
+    contracts: OrderedDict[str, str] = field(default_factory=OrderedDict[str, str])
+    rated: deque[RatedTurn] = field(default_factory=lambda: deque(maxlen=RATED))
+    unrated: OrderedDict[str, Served] = field(default_factory=OrderedDict[str, Served])
+
+    def apply(self, cursor: Cursor, row: Row) -> None:
+        """Take in one row."""
+        self.cursor = cursor
+        match row:
+            case Turn():
+                self._turn(row)
+            case Signal():
+                self.signals += 1
+                _count(self.names, row.name)
+            case Reward():
+                served = self.unrated.pop(row.turn, None)
+                if served is not None:
+                    self.rated.append(RatedTurn(served=served, value=row.value, heard=bool(row.signals)))
+            case Quarantine():
+                self.unrated.pop(row.turn, None)
+            case Holdback():
+                _count(self.held, kind_of(row.reason))
+            case Batch():
+                self.step = row.step
+                if row.base is not None:
+                    self.first, self.base = row.step, row.base.number
+            case _:
+                self._decided(row)
+
+    @property
+    def lineage(self) -> Lineage:
+        """The trainer's last return."""
+        return Lineage(first=self.first, base=self.base)
+
+    def _turn(self, turn: Turn) -> None:
+        self.tokens += sum(span.tokens for span in turn.spans)
+        if turn.arm.people and turn.finish.trainable:
+            self.unrated[turn.id] = _of_turn(turn)
+            if len(self.unrated) > OPEN:
+                self.unrated.popitem(last=False)
+
+    def _decided(self, row: Row) -> None:
+        match row:
+            case ReleaseEvent():
+                self.actions[row.action] += 1
+                actor = row.detail.get("actor")
+                self.releases.append(
+                    LedgerLine(
+                        action=row.action,
+                        number=row.policy.number,
+                        reason=row.reason,
+                        at=row.at,
+                        actor=None if actor is None else str(actor),
+                    )
+                )
+            case Stamp():
+                self.contracts[row.id] = row.contract
+                self.contracts.move_to_end(row.id)
+                if len(self.contracts) > CONTRACTS:
+                    self.contracts.popitem(last=False)
+            case Alarm():
+                if row.state is AlarmState.RAISED:
+                    self.alarms[row.name] = (row.reason, row.at)
+                else:
+                    self.alarms.pop(row.name, None)
+            case _:
+                pass
+
+    def state(self) -> dict[str, Any]:
+        """The state to store, as JSON types."""
+        return {
+            "format": _FORMAT,
+            **{name: getattr(self, name) for name in _NUMBERS},
+            "names": dict(self.names),
+            "actions": dict(self.actions),
+            "held": dict(self.held),
+            "releases": [asdict(each) for each in self.releases],
+            "alarms": {name: list(each) for name, each in self.alarms.items()},
+            "contracts": dict(self.contracts),
+            "rated": [[*_listed(each.served), each.value, each.heard] for each in self.rated],
+            "unrated": {turn: _listed(served) for turn, served in self.unrated.items()},
+        }
+
+    @classmethod
+    def of(cls, cursor: Cursor, state: Mapping[str, Any]) -> Summary:
+        """Restore a summary from `state`. Raises KeyError, TypeError or ValueError for the state of another version."""
+        if state["format"] != _FORMAT:
+            raise ValueError(f"format {state['format']}, not {_FORMAT}")
+        made = cls(cursor=cursor)
+        for name in _NUMBERS:
+            setattr(made, name, int(state[name]))
+        made.names = Counter(state.get("names", {}))
+        made.actions, made.held = Counter(state["actions"]), Counter(state["held"])
+        made.releases.extend(LedgerLine(**each) for each in state["releases"])
+        made.alarms = {name: (str(reason), float(at)) for name, (reason, at) in state["alarms"].items()}
+        made.contracts.update(state["contracts"])
+        made.rated.extend(
+            RatedTurn(served=_served(served), value=float(value), heard=bool(heard))
+            for *served, value, heard in state["rated"]
+        )
+        made.unrated.update({turn: _served(served) for turn, served in state["unrated"].items()})
+        return made
+
+
+_NUMBERS = ("tokens", "signals", "step", "first", "base")
+
+
+def _count(counted: Counter[str], name: str) -> None:
+    counted[name if name in counted or len(counted) < NAMES else OTHERS] += 1
+
+
+def _listed(served: Served) -> list[Any]:
+    return [served.arm, *served.person, served.started_at, served.number]
+
+
+def _served(listed: list[Any]) -> Served:
+    arm, tenant, user, started_at, number = listed
+    return Served(
+        arm=str(arm),
+        person=(str(tenant), str(user)),
+        started_at=float(started_at),
+        number=None if number is None else int(number),
+    )
+
+
+async def summarise(log: Log, folds: Folds, newest: Cursor) -> tuple[Summary, int]:
+    """The log's current summary, continued from the stored one, and how many rows were read for it. Saves nothing.
+
+    `newest` is the log's newest row. A stored summary of a longer log belongs to another log and is ignored.
+    """
+    kept, summary = await folds.load(FOLD), Summary()
+    if kept is not None and kept[0] <= newest:
+        try:
+            summary = Summary.of(*kept)
+        except (KeyError, TypeError, ValueError):  # written by another version: read the whole log instead
+            summary = Summary()
+    return summary, await catch_up(summary, log)
+
+
+async def catch_up(summary: Summary, log: Log) -> int:
+    """Apply the log's new rows; returns how many there were."""
+    count = 0
+    async for cursor, row in log.read(summary.cursor, set(KINDS)):
+        summary.apply(cursor, row)
+        count += 1
+    return count
+
+
+async def keep(summary: Summary, folds: Folds) -> None:
+    """Save the summary, so that the next look starts from it. Raises StorageFull."""
+    await folds.save(FOLD, summary.cursor, summary.state())

@@ -1,0 +1,76 @@
+"""The workers' status, read from the board that the supervisor writes. A board is ignored once it is stale."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostinato.core.clock import wall_clock
+
+STALE_S = 15.0
+"""A board older than this was left by a supervisor that was killed or that hangs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """One worker's state. Times are Unix seconds: `since` is when it entered its `condition`, `doing_since` when it began what it is doing,
+    `reason_at` when it last ended. `node`: the machine that it runs on; empty for the supervisor's.
+
+    Example: ``WorkerStatus(name="train", pid=711, condition="running", since=10.0, doing="taking step 12", doing_since=12.5,
+    trouble=None, restarts=1, reason="was killed by SIGKILL", reason_at=9.0)``
+    """
+
+    name: str
+    pid: int
+    condition: str
+    since: float
+    doing: str
+    doing_since: float
+    trouble: str | None
+    restarts: int
+    reason: str | None
+    reason_at: float | None
+    node: str = ""
+
+    @property
+    def activity(self) -> str:
+        """What it is doing; "" unless it runs."""
+        return (self.doing or "starting") if self.condition == "running" else ""
+
+    @property
+    def activity_since(self) -> float:
+        """When it began its activity, or entered its condition."""
+        return self.doing_since if self.condition == "running" else self.since
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerBoard:
+    """A board as read from its file. `ended`: why `up` ended, None while it runs; `at`: when it was written."""
+
+    at: float
+    pid: int
+    ended: str | None
+    workers: tuple[WorkerStatus, ...]
+
+    def alive(self, now: float) -> bool:
+        """True if its supervisor runs: it did not end, was not killed, and does not hang."""
+        return self.ended is None and now - self.at <= STALE_S
+
+
+def read_board(path: Path) -> WorkerBoard | None:
+    """The last board; None if there is none or it is damaged."""
+    try:
+        found = json.loads(path.read_text(errors="replace"))
+        workers = tuple(WorkerStatus(**each) for each in found["workers"])
+        return WorkerBoard(at=float(found["at"]), pid=int(found["pid"]), ended=found["ended"], workers=workers)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def placed_from_elsewhere(board: Path, scale: Path) -> bool:
+    """True on a node of a run whose `ostinato up --on ray` is on another machine: the board was copied here, but not the `scale` file."""
+    shown = read_board(board)
+    if shown is None or not shown.alive(wall_clock()):
+        return False
+    return any(worker.node for worker in shown.workers) and not scale.exists()
