@@ -378,7 +378,7 @@ async def test_a_model_that_cannot_be_loaded_ends_it_at_once(tmp_path, up, quick
 
 REFUSED = [
     ("model.source=/no/such/model", "model.source '/no/such/model': no such directory"),
-    ("evaluate.suite=/no/such/suite.jsonl", "suite file /no/such/suite.jsonl cannot be read"),
+    ("evaluate.suite=/no/such/suite.jsonl", "there is no task file /no/such/suite.jsonl; check evaluate.suite"),
     ("evaluate.suite={bad}", "suite item 'a': no grader 'vibes'; there are python_tests and pattern"),
     ("evaluate.suite={worse}", "suite item 'a': pattern '(' is not a regular expression"),
     ("run.directory={file}/run", "is a file; name another place"),
