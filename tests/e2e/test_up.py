@@ -379,8 +379,8 @@ async def test_a_model_that_cannot_be_loaded_ends_it_at_once(tmp_path, up, quick
 REFUSED = [
     ("model.source=/no/such/model", "model.source '/no/such/model': no such directory"),
     ("evaluate.suite=/no/such/suite.jsonl", "there is no task file /no/such/suite.jsonl; check evaluate.suite"),
-    ("evaluate.suite={bad}", "suite item 'a': no grader 'vibes'; there are python_tests and pattern"),
-    ("evaluate.suite={worse}", "suite item 'a': pattern '(' is not a regular expression"),
+    ("evaluate.suite={bad}", "there is no grader 'vibes'; there are function, pattern"),
+    ("evaluate.suite={worse}", "task 'a': pattern '(' is not a regular expression"),
     ("run.directory={file}/run", "is a file; name another place"),
     ("listen.port={port}", "another program listens there; set listen.host and listen.port"),
     ("listen.host=0.0.0.0", "serve.api_keys is empty"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import example, given, settings
@@ -12,6 +13,7 @@ from ostinato.record.log import SqlLog
 from ostinato.release.ledger import State, fold
 from ostinato.status.index_queries import IndexQueries
 from ostinato.status.log_index import Feed, PageIndex
+from ostinato.testing.records import a_turn
 
 ACTIONS = ["published", "evaluated", "looked", "canary", "ramped", "shipped", "blocked", "rolled_back"]
 PREVIOUS_BELOW = [
@@ -62,3 +64,24 @@ def told(states, before, after, row):
         for policy in states:
             if policy.hash in gone and policy != row.policy:
                 states[policy] = "rolled_back"
+
+
+async def test_a_line_whose_details_are_odd_changes_nothing_and_hides_no_other(tmp_path):
+    odd = [
+        replace(event(0, "evaluated", POLICIES[1], POLICIES[0]), detail={"report": None}),
+        replace(event(1, "canary", POLICIES[1], POLICIES[0]), detail={"share": 0.1}),
+        replace(event(2, "canary", POLICIES[1], POLICIES[0]), detail={"share": None, "salt": "s"}),
+        replace(event(3, "shipped", POLICIES[1], POLICIES[0]), detail={"share": "much"}),
+    ]
+    with contextlib.closing(SqlLog.open(tmp_path / "log")) as log:
+        for row in [*odd, event(4, "shipped", POLICIES[0], None), a_turn("t:0")]:
+            await log.append(row)
+        index = PageIndex(tmp_path / "page.sqlite", words=False)
+        feed = Feed(log, index, lambda: True)
+        await feed.decided()
+        while await feed.step():
+            pass
+        queries = IndexQueries(index.path, longest_s=5.0)
+        assert queries.releases(None).live == POLICIES[0]
+        assert index._db.execute("SELECT id FROM turns").fetchall() == [("t:0",)]
+        index.close()

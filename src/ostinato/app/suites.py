@@ -7,6 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,31 @@ from typing import Any
 from blake3 import blake3
 
 from ostinato.app.storage import home
-from ostinato.app.worlds import check_tasks, open_harnesses, runs_code, workshop_behind, world_gateway
+from ostinato.app.worlds import (
+    GRADERS,
+    GRADERS_IN_BOXES,
+    check_tasks,
+    open_answer_grading,
+    open_grading,
+    open_harnesses,
+    runs_code,
+    workshop_behind,
+    world_gateway,
+)
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.records import PolicyVersion
+from ostinato.core.seams import Backend
 from ostinato.demo import tasks as demo_tasks
-from ostinato.evaluate.runner import ScoredTry, SuiteRunner
+from ostinato.evaluate.runner import Attempted, SuiteRunner
 from ostinato.evaluate.suites import Item, Suite
-from ostinato.worlds.grading.grade import Grade
+from ostinato.worlds.grading.grade import Grader
+from ostinato.worlds.grading.own import own_graders
 from ostinato.worlds.harness.harnesses import answered
 from ostinato.worlds.harness.rollout import Ended, Harness, Rollout
 from ostinato.worlds.rollout.attempt import Workshop
 from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.tasks.rows import ANSWER_S, GRADING_S
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load, parse
 
@@ -77,19 +91,25 @@ def _read(file: str, config: Config) -> Taskset:
     if file in shipped:
         name, items = shipped[file]()
         text = "".join(json.dumps(item) + "\n" for item in items)
-        return parse(name, text, Path(), answer_s=answer_s, grading_s=grading_s)
+        found = parse(name, text, Path(), answer_s=answer_s, grading_s=grading_s)
+        return replace(found, hash=parse(name, text, Path()).hash)
     path = Path(file).expanduser()
     if not path.is_file():
         raise BadConfig(f"there is no task file {file}; check evaluate.suite (a relative path begins at {Path.cwd()})")
-    found = load(path.resolve(), answer_s=answer_s, grading_s=grading_s)  # a mounted file may be a link
-    return replace(found, name=path.stem)
+    path, name = path.resolve(), path.stem  # a mounted file may be a link
+    found = load(path, answer_s=answer_s, grading_s=grading_s)
+    # how long a request or a grading may take decides nothing of what is asked, so the hash is that at the usual times
+    usual = found if (answer_s, grading_s) == (ANSWER_S, GRADING_S) else load(path)
+    return replace(found, name=name, hash=usual.hash)
 
 
 def _hash(taskset: Taskset, tasks: Sequence[Task], config: Config) -> str:
     harnesses = open_harnesses(config)
     used = sorted({harnesses[task.harness].hash for task in tasks})
     asked = sorted({str(config.worlds.temperature) for task in tasks if task.temperature is None})
-    return blake3("\0".join([taskset.hash, str(len(tasks)), *asked, *used]).encode()).hexdigest()
+    own = own_graders(config.worlds.graders, GRADERS)
+    graders = sorted({own[task.grading.grader].identity for task in tasks if task.grading.grader in own})
+    return blake3("\0".join([taskset.hash, str(len(tasks)), *asked, *used, *graders]).encode()).hexdigest()
 
 
 def _demo_items() -> tuple[str, list[dict[str, Any]]]:
@@ -123,25 +143,29 @@ class HeldOutTasks:
     def answers_per_call(self, item: Item) -> int:
         return self._answers_per_call if self._tasks[item.id].harness == ONE_ANSWER else 1
 
-    async def tries(self, item: Item, seed: int, count: int) -> list[ScoredTry]:
+    async def tries(self, item: Item, seed: int, count: int) -> list[Attempted]:
         task = self._tasks[item.id]
         harness = self._shop.harnesses[task.harness]
         if task.harness == ONE_ANSWER:
             return await self._answers(task, harness, seed, count)
         return [await self._rollout(task, harness, seed + number) for number in range(count)]
 
-    async def _answers(self, task: Task, harness: Harness, seed: int, count: int) -> list[ScoredTry]:
+    async def _answers(self, task: Task, harness: Harness, seed: int, count: int) -> list[Attempted]:
         began = time.monotonic()
         found = await self._gateway.sample(task, n=count, seed=seed, user=EVAL_USER, harness=harness.hash)
         seconds = time.monotonic() - began
-        tries: list[ScoredTry] = []
-        for choice in found.choices:
-            rollout = answered(task, harness, choice.message, choice.finish)
-            formed = bool(choice.message.text) and choice.finish == "stop"
-            tries.append(_scored(await self._shop.grade(task, rollout), formed, found.policies, seconds))
-        return tries
+        return [
+            self._attempted(
+                task,
+                answered(task, harness, choice.message, choice.finish),
+                bool(choice.message.text) and choice.finish == "stop",
+                found.policies,
+                seconds,
+            )
+            for choice in found.choices
+        ]
 
-    async def _rollout(self, task: Task, harness: Harness, seed: int) -> ScoredTry:
+    async def _rollout(self, task: Task, harness: Harness, seed: int) -> Attempted:
         self._number += 1
         began = time.monotonic()
         model = self._gateway.model(
@@ -157,13 +181,17 @@ class HeldOutTasks:
         if rollout.ended is Ended.FAILED:
             why = rollout.detail.get("why", "it did not begin")
             raise BadRequest(f"task {task.id!r} cannot be tried: {why}; mend it or take it out of the task file")
-        grade = await self._shop.grade(task, rollout)
-        return _scored(grade, rollout.ended is Ended.SUBMITTED, tuple(sorted(model.policies)), seconds)
+        formed = rollout.ended is Ended.SUBMITTED
+        return self._attempted(task, rollout, formed, tuple(sorted(model.policies)), seconds)
 
+    def _attempted(
+        self, task: Task, rollout: Rollout, formed: bool, policies: tuple[PolicyVersion, ...], seconds: float
+    ) -> Attempted:
+        async def score() -> float:
+            grade = await self._shop.grade(task, rollout)
+            return 0.0 if grade.cheated else grade.value
 
-def _scored(grade: Grade, formed: bool, policies: Sequence[PolicyVersion], seconds: float) -> ScoredTry:
-    score = 0.0 if grade.cheated else grade.value
-    return ScoredTry(score=score, formed=formed, policies=tuple(policies), seconds=seconds)
+        return Attempted(formed=formed, policies=policies, seconds=seconds, grade=score)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,10 +205,17 @@ class HeldOutWorld:
     url: str
     tasks: Taskset
 
+    def _grading(self) -> AbstractAsyncContextManager[tuple[Backend | None, Grader]]:
+        """Answers alone need no backend and no judge: their tests run in this machine's namespaces, whatever `sandbox.backend` is."""
+        only_answers = all(task.harness == ONE_ANSWER for task in self.tasks.tasks)
+        if only_answers and {task.grading.grader for task in self.tasks.tasks}.isdisjoint(GRADERS_IN_BOXES):
+            return open_answer_grading(self.config)
+        return open_grading(self.config, proving=True)
+
     @contextlib.asynccontextmanager
     async def open(self, slot: str) -> AsyncGenerator[HeldOutTasks]:
         gateway = world_gateway(self.config, home(self.config), self.url, self.tasks, slot)
-        async with workshop_behind(self.config, gateway, proving=True) as shop:
+        async with workshop_behind(self.config, gateway, grading=self._grading()) as shop:
             yield HeldOutTasks(self.tasks, shop, gateway, self.config.evaluate.runner.samples_per_request)
 
 

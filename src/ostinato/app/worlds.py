@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,9 @@ logger = logging.getLogger(__name__)
 
 GRADERS = ("function", "pattern", "pytest", "python_tests", "suggestion", "harbor")
 """The names that tasks and suites may use."""
+
+GRADERS_IN_BOXES = ("function", "pytest", "harbor")
+"""Those that need a backend of sandboxes."""
 
 _GRADERS_OF_TEXT = ("pattern", "suggestion")
 """Those that run nothing."""
@@ -136,8 +140,16 @@ async def open_grading(
         yield boxes, open_graders(boxes, runs, python, effort=effort, judge=judge, own=own)
 
 
+@contextlib.asynccontextmanager
+async def open_answer_grading(config: Config) -> AsyncGenerator[tuple[None, Grader]]:
+    """A grader of single answers: none of `GRADERS_IN_BOXES`, and their tests run in this machine's namespaces."""
+    with contextlib.closing(SingleRuns(config.sandbox)) as runs:
+        own = own_graders(config.worlds.graders, GRADERS)
+        yield None, open_graders(None, runs, python_inside(), own=own)
+
+
 def open_graders(
-    backend: Backend,
+    backend: Backend | None,
     runs: Runs,
     python: str,
     *,
@@ -149,7 +161,7 @@ def open_graders(
     """Grades any task by the grader that it names, one of `GRADERS` or of `own`.
 
     Args:
-        backend: where function and repository tasks are graded.
+        backend: where function and repository tasks are graded; None: there are no such tasks.
         runs: where completions are graded.
         python: the path of an interpreter inside of a sandbox of `backend`.
         effort: the price of effort; None: nothing.
@@ -157,11 +169,13 @@ def open_graders(
         alarm: told of outcomes reached by cheating; None: a warning in this process's log.
         own: the operator's own graders by name.
     """
-    apart = Apart(backend=backend, python=python)
-    graders: dict[str, Grader] = {"function": FunctionGrader(apart), "pytest": PytestGrader(apart)}
-    if judge is not None:
-        graders = {name: JudgedGrader(grader, judge) for name, grader in graders.items()}
-    graders["harbor"] = HarborGrader(backend)
+    graders: dict[str, Grader] = {}
+    if backend is not None:
+        apart = Apart(backend=backend, python=python)
+        graders |= {"function": FunctionGrader(apart), "pytest": PytestGrader(apart)}
+        if judge is not None:
+            graders = {name: JudgedGrader(grader, judge) for name, grader in graders.items()}
+        graders["harbor"] = HarborGrader(backend)
     graders["python_tests"] = CompletionGrader(runs)
     graders["pattern"] = PatternGrader()
     graders["suggestion"] = SuggestionGrader()
@@ -203,6 +217,8 @@ def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
     for task in tasks:
         if task.harness not in known:
             raise BadConfig(f"task {task.id!r}: {no_harness(task.harness)}")
+        if is_agent(task.harness) and task.top_p < 1.0:
+            raise BadConfig(f"task {task.id!r}, field 'top_p': an agent's calls are sampled whole; leave it out")
         check_grading(task, own)
 
 
@@ -296,11 +312,16 @@ def world_gateway(config: Config, place: Home, url: str, tasks: Taskset, slot: s
 
 
 @contextlib.asynccontextmanager
-async def workshop_behind(config: Config, gateway: WorldGateway, *, proving: bool = False) -> AsyncGenerator[Workshop]:
-    """A workshop whose models are behind `gateway`, which it opens and closes. `proving`: as `open_grading` has it."""
+async def workshop_behind(
+    config: Config,
+    gateway: WorldGateway,
+    *,
+    grading: AbstractAsyncContextManager[tuple[Backend | None, Grader]] | None = None,
+) -> AsyncGenerator[Workshop]:
+    """A workshop whose models are behind `gateway`, which it opens and closes. `grading`: `open_grading`'s unless given."""
     async with contextlib.AsyncExitStack() as leaving:
         await leaving.enter_async_context(gateway)
-        boxes, grader = await leaving.enter_async_context(open_grading(config, proving=proving))
+        boxes, grader = await leaving.enter_async_context(grading or open_grading(config))
         yield Workshop(harnesses=open_harnesses(config), backend=boxes, grader=grader, gateway=gateway)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
@@ -24,6 +26,8 @@ def find_function(key: str, name: str) -> Callable[..., Any]:
     if match is None:
         raise BadConfig(f"{key} {name!r} must have the form 'module:function'")
     module_name, function_name = match.groups()
+    if os.getcwd() not in sys.path:  # workers have it there, a console script does not
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

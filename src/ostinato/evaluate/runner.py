@@ -31,17 +31,17 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredTry:
-    """One try at an item: `score` in [0, 1], `formed` if it said something and ended by itself, every version that made a token of it, and
-    the seconds that it took, without its grading.
+class Attempted:
+    """One try at an item: `formed` if it said something and ended by itself, every version that made a token of it, the seconds that it
+    took, and `grade`, which gives its score in [0, 1] and raises Unavailable if a retry may succeed.
 
-    Example: ``ScoredTry(score=1.0, formed=True, policies=(v9,), seconds=0.4)``
+    Example: ``Attempted(formed=True, policies=(v9,), seconds=0.4, grade=grade)``
     """
 
-    score: float
     formed: bool
     policies: tuple[PolicyVersion, ...]
     seconds: float
+    grade: Callable[[], Awaitable[float]]
 
 
 class TaskSlot(Protocol):
@@ -55,7 +55,7 @@ class TaskSlot(Protocol):
         """How many tries at the item one call gives: 1 for a whole rollout."""
         ...
 
-    async def tries(self, item: Item, seed: int, count: int) -> Sequence[ScoredTry]:
+    async def tries(self, item: Item, seed: int, count: int) -> Sequence[Attempted]:
         """`count` tries from one seed. Raises Unavailable if a retry may succeed."""
         ...
 
@@ -135,9 +135,9 @@ class SuiteRunner:
         seed: int,
         graded: list[ItemScore],
     ) -> None:
-        places = asyncio.Semaphore(self._config.concurrency)
+        places, grading = (asyncio.Semaphore(self._config.concurrency) for _ in range(2))
 
-        async def tried(item: Item, block: _Block) -> Sequence[ScoredTry]:
+        async def tried(item: Item, block: _Block) -> Sequence[Attempted]:
             # the call's number goes into the hash, since a rollout's later calls count up from its first seed
             call_seed = item_seed(self.suite, item, self._config.seed, seed + block.number)
             found = await tasks.tries(item, call_seed, block.tries)
@@ -149,11 +149,15 @@ class SuiteRunner:
             return found
 
         async def one(item: Item, block: _Block) -> None:
+            what = f"item {item.id!r} in slot {slot!r}"
             async with places:
-                what = f"item {item.id!r} in slot {slot!r}"
                 found = await patiently(self._config, what, lambda: tried(item, block))
-            wanted = found[-len(block.draws) :]
-            graded.extend(_score(item, draw, each) for draw, each in zip(block.draws, wanted, strict=True))
+            for draw, each in zip(block.draws, found[-len(block.draws) :], strict=True):
+                async with (
+                    grading
+                ):  # a grade that fails is asked for again; other answers would favour those that can be graded
+                    score = await patiently(self._config, f"grading {what}", each.grade, hint="look at its grader")
+                graded.append(_scored(item, draw, each, score))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -173,10 +177,10 @@ def _blocks(draws: range, size: int) -> list[_Block]:
     return blocks
 
 
-def _score(item: Item, draw: int, tried: ScoredTry) -> ItemScore:
-    if not (math.isfinite(tried.score) and 0.0 <= tried.score <= 1.0):
-        raise Corrupt(f"a grader gave item {item.id!r} the score {tried.score}; it must lie in [0, 1]")
-    return ItemScore(item=item.id, draw=draw, score=tried.score, formed=tried.formed, seconds=tried.seconds)
+def _scored(item: Item, draw: int, tried: Attempted, score: float) -> ItemScore:
+    if not (math.isfinite(score) and 0.0 <= score <= 1.0):
+        raise Corrupt(f"a grader gave item {item.id!r} the score {score}; it must lie in [0, 1]")
+    return ItemScore(item=item.id, draw=draw, score=score, formed=tried.formed, seconds=tried.seconds)
 
 
 def _first(errors: BaseExceptionGroup[OstinatoError]) -> OstinatoError:
@@ -206,8 +210,13 @@ def _check_version(slot: str, policy: PolicyVersion, found: PolicyVersion | None
         raise Conflict(f"slot {slot!r} has moved on to {found} while {policy} was evaluated")
 
 
-async def patiently(config: RunnerConfig, what: str, ask: Callable[[], Awaitable[_T]]) -> _T:
-    """Call `ask` until it succeeds; other failures and waiting for a version have separate budgets. Raises Unavailable."""
+async def patiently(
+    config: RunnerConfig,
+    what: str,
+    ask: Callable[[], Awaitable[_T]],
+    hint: str = "is `ostinato serve` running?",
+) -> _T:
+    """Call `ask` until it succeeds; other failures and waiting for a version have separate budgets. Raises Unavailable with the hint."""
     policy = RetryPolicy(pause_s=config.retry_pause_s, longest_s=_LONGEST_PAUSE_S, jitter=0.25)
     rng = random.Random()
     failing = Backoff(replace(policy, attempts=config.attempts), rng=rng)
@@ -223,7 +232,6 @@ async def patiently(config: RunnerConfig, what: str, ask: Callable[[], Awaitable
             pause = failing.failed(error)
             if pause is None:
                 raise Unavailable(
-                    f"{what}: failed {failing.failures} times, last with {type(error).__name__}: {error}; "
-                    "is `ostinato serve` running?"
+                    f"{what}: failed {failing.failures} times, last with {type(error).__name__}: {error}; {hint}"
                 ) from error
         await asyncio.sleep(pause)

@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from ostinato.core.errors import OstinatoError
 from ostinato.core.notices import Alarm, AlarmState
@@ -28,6 +28,8 @@ from ostinato.release.ledger import State, fold, taken_back
 
 # ---------------------------------------------------------------- the schema
 
+
+_T = TypeVar("_T")
 
 FORMAT = 5
 _STATEMENTS = (
@@ -246,10 +248,10 @@ class PageIndex:
         if not done.rowcount:  # read before
             return
         self._version(seq, event)
-        for hash in taken_back(self.ledger, event):
+        for hash in _tolerant(lambda: taken_back(self.ledger, event), ()):
             taken = "UPDATE versions SET seq = ?, state = 'rolled_back', reason = ?, at = ? WHERE hash = ?"
             self._db.execute(taken, (seq, event.reason, event.at, hash))
-        known, self.ledger = self.ledger.releases, fold(self.ledger, event)
+        known, self.ledger = self.ledger.releases, _folded(self.ledger, event)
         if self.ledger.releases is not known:
             newest = [(place, each.hash, each.number) for place, each in enumerate(self.ledger.releases[-2:])]
             self._db.execute("DELETE FROM chain")
@@ -269,6 +271,20 @@ class PageIndex:
                 "UPDATE versions SET looks = looks + 1, verdict = ?, difference = ?, lower = ?, upper = ?, margin = ? WHERE hash = ?",
                 (str(report.get("verdict", "")), *figures, event.policy.hash),
             )
+
+
+def _folded(state: State, event: ReleaseEvent) -> State:
+    """The ledger after one more line. One whose details have not the promised form changes nothing: it stops the release worker, and the
+    page must show why.
+    """
+    return _tolerant(lambda: fold(state, event), state)
+
+
+def _tolerant(read: Callable[[], _T], otherwise: _T) -> _T:
+    try:
+        return read()
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return otherwise
 
 
 def is_expected(error: Exception) -> bool:
@@ -380,7 +396,7 @@ class Feed:
             if seq > decided:
                 break
             if isinstance(row, ReleaseEvent):
-                state = fold(state, row)
+                state = _folded(state, row)
             if state.events % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         return state

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from ostinato.app.evaluation import check_suite, open_evaluation, open_suites
 from ostinato.app.suites import open_runner, open_task_suite
-from ostinato.app.worlds import GRADERS, open_graders
+from ostinato.app.worlds import GRADERS, GRADERS_IN_BOXES, open_graders
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, BadRequest, Unauthorized, Unavailable
 from ostinato.core.records import PolicyVersion
@@ -118,8 +118,32 @@ def test_a_bar_of_two_things_is_refused(tmp_path):
 
 
 def test_tasks_may_name_the_graders_that_there_are():
-    known = open_graders(None, None, "python3")._graders
+    known = open_graders(object(), None, "python3")._graders
     assert sorted(known) == sorted(GRADERS)
+    assert sorted(open_graders(None, None, "python3")._graders) == sorted({*GRADERS} - {*GRADERS_IN_BOXES})
+
+
+def test_the_hash_is_of_what_is_asked_and_graded_and_not_of_how_long_that_may_take(tmp_path, monkeypatch):
+    for name, value in (("one", 1.0), ("two", 0.0)):
+        (tmp_path / f"graders_{name}.py").write_text(f"def own(task, rollout):\n    return {value}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    item = {"id": "a", "family": "f", "messages": [{"role": "user", "content": "x"}], "grader": "own"}
+    (tmp_path / "own.jsonl").write_text(json.dumps(item) + "\n")
+
+    def hash_with(*more):
+        return open_task_suite(str(tmp_path / "own.jsonl"), settings(tmp_path, *more)).suite.hash
+
+    one = "worlds.graders.own='graders_one:own'"
+    assert hash_with(one) == hash_with(
+        one, "evaluate.runner.request_timeout_s=9", "evaluate.grade_timeout_s=9", "worlds.temperature=0.5"
+    )
+    assert hash_with(one) != hash_with("worlds.graders.own='graders_two:own'")
+
+
+def test_what_an_agent_would_not_be_sampled_with_is_refused(tmp_path):
+    file = write(tmp_path / "letters.jsonl", harness="agent", top_p=0.9)
+    with pytest.raises(BadConfig, match=r"field 'top_p': an agent's calls are sampled whole"):
+        open_task_suite(str(file), settings(tmp_path, "worlds.harness.agent.command=['a']"))
 
 
 def test_a_mounted_suite_may_be_a_link_and_one_that_is_not_there_is_named(tmp_path):
@@ -153,9 +177,12 @@ class Gateway:
     """Choice i of a request with seed s answers a number made of s and i; `failures` are statuses that come first, 0 a torn connection."""
 
     def __init__(self):
-        self.requests, self.failures, self.texts = [], [], None
+        self.requests, self.failures, self.texts, self.loading = [], [], None, 0
 
     async def report(self, request):
+        if self.loading:
+            self.loading -= 1
+            return web.json_response({"status": "loading", "model": "smol", "slots": {}}, status=503)
         slots = {"candidate": {"number": V9.number, "hash": V9.hash}}
         return web.json_response({"status": "ready", "model": "smol", "slots": slots})
 
@@ -245,6 +272,20 @@ async def test_transient_failures_are_tried_again_and_lasting_ones_named(tmp_pat
     gateway.failures = [400]
     with pytest.raises(BadRequest, match=r"chat/completions: HTTP 400"):
         await runner(tmp_path, gateway).run("candidate", V9, range(1))
+
+
+async def test_answers_alone_need_no_backend_and_no_judge(tmp_path, gateway):
+    axis = "{name='tone', asks='Is it kind?', options={no=0.0, yes=1.0}, weight=0.1}"
+    judge = f"worlds.judge={{url='https://judge', model='m', key_env='NO_SUCH_KEY', axes=[{axis}]}}"
+    for more in ("sandbox.backend='gvisor'", "sandbox.backend='e2b'", judge):
+        assert len(await runner(tmp_path, gateway, more).run("candidate", V9, range(1))) == 6
+
+
+async def test_a_gateway_that_is_loading_is_waited_for(tmp_path, gateway):
+    gateway.loading = 3
+    own = runner(tmp_path, gateway, "evaluate.runner.attempts=1")
+    assert len(await own.run("candidate", V9, range(1))) == 6
+    assert gateway.loading == 0
 
 
 async def test_an_answer_is_well_formed_if_it_says_something_and_ended_by_itself(tmp_path, gateway):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -12,7 +13,7 @@ from ostinato.core.report import Incumbent, Incumbents, Verdict
 from ostinato.evaluate.config import BarConfig, GateConfig, RunnerConfig
 from ostinato.evaluate.evaluation import Evaluation
 from ostinato.evaluate.gate import seed_of
-from ostinato.evaluate.runner import ScoredTry, SuiteRunner, item_seed
+from ostinato.evaluate.runner import Attempted, SuiteRunner, item_seed
 from ostinato.evaluate.suites import Item, Suite
 
 V7, V9, V11 = (PolicyVersion(number=n, hash=h) for n, h in ((7, "aa"), (9, "bb"), (11, "cc")))
@@ -36,11 +37,17 @@ class World:
     """
 
     def __init__(
-        self, score=lambda slot, seed, index: float(answer_to(seed, index) % 2), size=1, trouble=(), before=()
+        self,
+        score=lambda slot, seed, index: float(answer_to(seed, index) % 2),
+        size=1,
+        trouble=(),
+        before=(),
+        ungraded=(),
     ):
         self.score, self.size, self.trouble, self.before = score, size, list(trouble), list(before)
         self.slots = {"candidate": [V9], "live": [V7]}
         self.calls, self.opened, self.now, self.most = [], 0, 0, 0
+        self.grades, self.ungraded = 0, list(ungraded)
 
     @asynccontextmanager
     async def open(self, slot):
@@ -64,6 +71,12 @@ class Slot:
     def answers_per_call(self, item):
         return self.world.size
 
+    async def graded(self, seed, number):
+        self.world.grades += 1
+        if self.world.ungraded:
+            raise self.world.ungraded.pop()
+        return self.world.score(self.name, seed, number)
+
     async def tries(self, item, seed, count):
         world = self.world
         world.now += 1
@@ -77,7 +90,7 @@ class Slot:
             made = versions.pop(0) if len(versions) > 1 else versions[0]
             policies = made if isinstance(made, tuple) else (made,)
             return [
-                ScoredTry(score=world.score(self.name, seed, n), formed=seed % 5 > 0, policies=policies, seconds=0.25)
+                Attempted(formed=seed % 5 > 0, policies=policies, seconds=0.25, grade=partial(self.graded, seed, n))
                 for n in range(count)
             ]
         finally:
@@ -166,6 +179,22 @@ async def test_what_is_away_is_tried_again_and_what_cannot_be_is_told():
     for error in (BadConfig("no reference"), BadRequest("too long"), Unauthorized("no key")):
         with pytest.raises(type(error), match=str(error)):
             await runner(World(trouble=[error])).run("candidate", V9, range(1))
+
+
+async def test_a_grade_that_fails_is_asked_for_again_and_no_other_answer_is():
+    world = World(size=4, ungraded=[Unavailable("no sandbox"), Unavailable("no sandbox")])
+    found = await runner(world).run("candidate", V9, range(6, 8), SUITE.items[:2])
+    assert len(found) == 4
+    assert len(world.calls) == 2
+    assert world.grades == 4 + 2, "only the draws that are asked for are graded"
+    world = World(ungraded=[Unavailable("no words")] * 99)
+    with pytest.raises(Unavailable, match=r"grading item 'i\d+'.*failed 2 times.*no words; look at its grader"):
+        await runner(world, attempts=2).run("candidate", V9, range(1))
+    assert len(world.calls) <= 6
+    world = World(ungraded=[Unavailable("no words")] * 99)
+    world.slots["candidate"] = [V9, V7]
+    with pytest.raises(Unavailable, match="to serve v9@bb; it serves v7@aa"):
+        await runner(world, slot_timeout_s=0.05).run("candidate", V9, range(1), SUITE.items[:2])
 
 
 @pytest.mark.parametrize("score", [float("nan"), 1.5, -0.1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from ostinato.worlds.harness.gateway import GRACE_S, LEFT, EpisodeModel, PassedA
 from ostinato.worlds.tasks.task import Task
 
 CHAT = "/v1/chat/completions"
+_LOADING = 503
+_MOST_BYTES = 64 * 2**20
 _REFUSALS = (400, 413, 422)
 _PASSED = (*_REFUSALS, 429)  # an agent that sends too many requests must not be able to end its rollout as torn
 """HTTP statuses that a retry would get again."""
@@ -116,7 +119,7 @@ class WorldGateway:
 
     async def served(self) -> PolicyVersion | None:
         """The policy version in the slot; None if there is none. Raises Unavailable, BadRequest, Unauthorized, Corrupt."""
-        health = read_health(await self.call("GET", "/health"))
+        health = read_health(await self.call("GET", "/health", accepted=(_LOADING,)))
         self._model = health.model
         return health.slots.get(self._slot)
 
@@ -130,19 +133,30 @@ class WorldGateway:
             raise Unavailable(f"the gateway has no weights in the slot {self._slot!r} yet")
         return self._model
 
-    async def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
-        """One call's answer. Raises Unavailable if another try may succeed, BadRequest if none will."""
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        *,
+        accepted: Sequence[int] = (),
+    ) -> Any:
+        """One call's answer. Raises Unavailable if another try may succeed, BadRequest if none will.
+
+        `accepted`: statuses beside 2xx whose body is an answer.
+        """
         if self._session is None:
             raise RuntimeError("enter the gateway first")
         try:
             timeout = self._timeout(headers or {})
             asked = self._session.request(method, self._url + path, json=body, headers=headers, timeout=timeout)
             async with asked as response:
-                answer = await response.json(content_type=None)
+                answer = json.loads(await _bounded(response))
                 status, told = response.status, response.headers
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{method} {path}: {type(error).__name__}: {error}") from error
-        if status < 300:
+        if status < 300 or (status in accepted and isinstance(answer, dict) and "slots" in answer):
             return answer
         said = f"{method} {path}: HTTP {status}: {answer}"
         if status in _REFUSALS:
@@ -173,6 +187,16 @@ class WorldGateway:
         """The timeout of a call with these headers. It is later than the deadline stated there, which the gateway itself enforces."""
         left = headers.get(LEFT, "")
         return aiohttp.ClientTimeout(total=int(left) / 1000 + 2 * GRACE_S if left.isdecimal() else self._timeout_s)
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    """A response's body. Raises ValueError if it is longer than any gateway sends."""
+    found = bytearray()
+    async for part in response.content.iter_any():
+        found += part
+        if len(found) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES} bytes; is it an Ostinato gateway?")
+    return bytes(found)
 
 
 async def _parts(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:

@@ -224,6 +224,15 @@ class SuiteRow(BaseModel):
     grader: str = Field(min_length=1, max_length=64, description="Name of the function that scores the answer.")
 
     @model_validator(mode="after")
+    def _check_fields(self) -> SuiteRow:
+        if astray := sorted({*(self.model_extra or {})} & {*TaskRow.model_fields}):
+            raise ValueError(
+                f"{', '.join(astray)}: of a whole task, whose grader stands in 'grading'; an item's 'sampling' has max_tokens, "
+                "temperature, top_p and stop"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_end(self) -> SuiteRow:
         if self.continue_final_message != (self.messages[-1].role == "assistant"):
             raise ValueError(

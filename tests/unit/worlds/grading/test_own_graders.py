@@ -2,15 +2,18 @@
 
 import asyncio
 import sys
+import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ostinato.app.worlds import GRADERS, check_tasks, open_graders, runs_code
 from ostinato.config import load
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.worlds.grading import own
 from ostinato.worlds.grading.grade import Grade, last_answer
 from ostinato.worlds.grading.own import OwnGrader, own_graders
 from ostinato.worlds.harness.rollout import Ended, Rollout
@@ -41,13 +44,21 @@ async def patient(task, rollout):
 
 
 def graded(function, task=TASK):
-    return OwnGrader("worlds.graders.brevity", function).grade(task, ROLLOUT)
+    return OwnGrader("worlds.graders.brevity", "yours:brevity", function).grade(task, ROLLOUT)
 
 
 async def test_a_function_gives_a_number_or_a_grade_plain_or_async():
     assert await graded(brevity) == Grade(value=1.0)
     assert await graded(lambda task, rollout: 0.25) == Grade(value=0.25)
     assert await graded(patient) == Grade(value=0.5, why="half")
+    for value in (np.float32(1.0), np.bool_(True), 1.0 + 1e-15, True):
+        assert (await graded(lambda task, rollout, value=value: value)).value == 1.0
+
+    class Callable:
+        async def __call__(self, task, rollout):
+            return 0.5
+
+    assert (await graded(Callable())).value == 0.5
 
 
 @pytest.mark.parametrize("value", [None, "1", 1.5, -0.1, float("nan"), Grade(value=2.0)])
@@ -60,9 +71,41 @@ async def test_what_it_raises_is_no_grade():
     async def broken(task, rollout):
         raise ValueError("no words")
 
-    for function in (lambda task, rollout: task.grading.data["absent"], broken):
-        with pytest.raises(Unavailable, match=r"task 't': the grader of worlds\.graders\.brevity raised"):
-            await graded(function)
+    def timed_out(task, rollout):
+        raise TimeoutError("its own")
+
+    functions = {
+        "KeyError": lambda task, rollout: task.grading.data["absent"],
+        "ValueError: no words": broken,
+        "TimeoutError: its own": timed_out,
+        "StopIteration": lambda task, rollout: next(iter(())),
+        "SystemExit: 3": lambda task, rollout: sys.exit(3),
+    }
+    patient_task = replace(TASK, grading=replace(TASK.grading, timeout_s=600.0))
+    for told, function in functions.items():
+        with pytest.raises(Unavailable, match=rf"task 't': the grader of worlds\.graders\.brevity raised.*{told}"):
+            await graded(function, patient_task)
+
+
+async def test_so_many_calls_that_do_not_end_are_the_last(monkeypatch):
+    monkeypatch.setattr(own, "_MOST_STUCK", 2)
+    over = threading.Event()
+    quick = replace(TASK, grading=replace(TASK.grading, timeout_s=0.01))
+    grader = OwnGrader("worlds.graders.brevity", "yours:brevity", lambda task, rollout: over.wait(600.0))
+    for told in ("gave no grade", "gave no grade", "has 2 calls that do not end"):
+        with pytest.raises(Unavailable, match=told):
+            await grader.grade(quick, ROLLOUT)
+    over.set()
+    while grader._stuck:
+        await asyncio.sleep(0.001)
+    assert (await grader.grade(TASK, ROLLOUT)).value == 1.0
+
+
+def test_its_identity_is_its_name_and_its_source():
+    one, same, other = (OwnGrader("k", "yours:f", function) for function in (brevity, brevity, patient))
+    assert one.identity == same.identity != other.identity
+    assert one.identity.startswith("yours:f@")
+    assert OwnGrader("k", "math:sqrt", len).identity.startswith("math:sqrt@")
 
 
 async def test_one_that_never_ends_holds_up_no_other_and_is_given_up():
