@@ -2,12 +2,13 @@
 # ruff: noqa: RUF001  # DeepSeek delimits with characters that look like others
 
 import json
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.core.conversation import Tool
+from ostinato.core.records import MAX_PARSED_CALLS
 from ostinato.model.answer_formats import format_for
 from ostinato.model.answer_reader import Reader
 
@@ -172,6 +173,26 @@ def test_each_call_that_was_returned_has_its_place_and_malformed_ones_were_retur
     assert all(0 <= start < end <= len(sampled) for start, end in places)
     text = "".join(text for kind, text in pieces if kind != "call")
     assert all(sampled[call.start : call.end].strip() in text for call in calls if not call.name)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["whole", "malformed"]), st.integers(1, 400)), max_size=4),
+    st.booleans(),
+    CUTS,
+)
+@settings(deadline=None, max_examples=60)
+def test_of_many_calls_the_first_are_noted_in_order(runs, is_cut, cuts):
+    """And all are returned, however many."""
+    template, head, tail = FAMILIES["hermes"]
+    written = {"whole": head + "{}" + tail, "malformed": "<tool_call>{</tool_call>"}
+    kinds = [kind for kind, count in runs for _ in range(count)] + ["whole"] * 3
+    sampled = "".join(written[kind] for kind in kinds) + ("<tool_call>{" if is_cut else "")
+    pieces, calls = read(template, sampled, cuts)
+    names = ["edit" if kind == "whole" else "" for kind in kinds] + [""] * is_cut
+    assert [call.name for call in calls] == names[:MAX_PARSED_CALLS]
+    places = [0, *accumulate(len(written[kind]) for kind in kinds)]
+    assert [call.start for call in calls] == places[: len(names)][:MAX_PARSED_CALLS]
+    assert sum(kind == "call" for kind, _ in pieces) == kinds.count("whole")
 
 
 @given(soups())

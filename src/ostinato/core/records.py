@@ -151,12 +151,17 @@ class Pick:
     cost: float | None = None
 
 
+MAX_PARSED_CALLS = 256
+"""How many calls of one answer are stored: its first, malformed ones included."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCall:
     """A tool call that the gateway parsed in a turn's text, or a malformed attempt at one, which the client was sent as text.
 
     `name` is the tool's, "" for a malformed attempt. The characters from `start` to `end` of the text are the call with its delimiters,
-    arguments included; several calls may share them, in formats that write a list.
+    arguments included; several calls may share them, in formats that write a list. Of one answer the first 256 are kept
+    (`MAX_PARSED_CALLS`).
 
     Example: ``ParsedCall(name="bash", start=6, end=81)``
     """
@@ -189,8 +194,8 @@ class Turn:
     without experts. `group` names the rollouts of one task, None for a turn that is compared only with its baseline.
     `verified`: the tenant proved that `user` made the request; otherwise `user` is only the caller's claim.
     `purpose`: what the call was for. `branch`: why it does not simply continue the turn before. `harness`: the hash of the calling
-    program, as reported by itself; "" if it reported none. `calls`: the tool calls that the gateway parsed in `text`, in its order; None if
-    that is not known, as for a redacted turn and for one that was stored before calls were.
+    program, as reported by itself; "" if it reported none. `calls`: the first 256 tool calls that the gateway parsed in `text`, in
+    its order, malformed ones included; None if that is not known, as for a redacted turn and for one that was stored before calls were.
     """
 
     id: str

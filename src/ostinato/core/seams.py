@@ -205,8 +205,11 @@ class AnswerReader(Protocol):
         """True while the text of a call is fed: its beginning was read, and its end was not."""
         ...
 
-    def parsed_calls(self) -> list[ParsedCall]:
-        """The calls in the text fed so far, at their places in it, with malformed ones; one that is not complete counts as malformed."""
+    def parsed_calls(self, *, unfinished: bool = True) -> list[ParsedCall]:
+        """The first `MAX_PARSED_CALLS` calls in the text fed so far, at their places in it, with malformed ones.
+
+        One that is not complete counts as malformed, or is left out if `unfinished` is false.
+        """
         ...
 
 

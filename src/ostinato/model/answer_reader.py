@@ -11,7 +11,7 @@ from transformers.utils.chat_parsing.content_parsers import process_field
 from transformers.utils.chat_parsing.response_templates import ResponseTemplateField
 
 from ostinato.core.conversation import Piece, Tool, ToolCall, call_id
-from ostinato.core.records import ParsedCall
+from ostinato.core.records import MAX_PARSED_CALLS, ParsedCall
 from ostinato.model.answer_formats import AFTER_CALLS, Format
 
 # ---------------------------------------------------------------- values
@@ -141,8 +141,9 @@ class Reader:
     def in_call(self) -> bool:
         return self._field in self._format.calls
 
-    def parsed_calls(self) -> list[ParsedCall]:
-        return [*self._found, *(self._malformed(self._fed) if self.in_call() else ())]
+    def parsed_calls(self, *, unfinished: bool = True) -> list[ParsedCall]:
+        last = self._malformed(self._fed) if unfinished and self.in_call() else []
+        return [*self._found, *last][:MAX_PARSED_CALLS]
 
     # ------------------------------------------------------------ regions
 
@@ -196,10 +197,13 @@ class Reader:
         """Note the beginnings of calls in the buffer's text before `upto`, if it is outside of regions: no region begins with them."""
         for mark in self._marks if self._field is None else ():
             at = self._buffer.find(mark, 0, upto)
-            while at >= 0:
+            while at >= 0 and len(self._found) < MAX_PARSED_CALLS:
                 start = self._fed - len(self._buffer) + at
-                self._found.append(ParsedCall(name="", start=start, end=start + len(mark)))
+                self._note([ParsedCall(name="", start=start, end=start + len(mark))])
                 at = self._buffer.find(mark, at + len(mark), upto)
+
+    def _note(self, calls: list[ParsedCall]) -> None:
+        self._found += calls[: MAX_PARSED_CALLS - len(self._found)]
 
     def _take(self, text: str) -> Iterator[Piece]:
         """Take text of the open region, or text outside regions."""
@@ -219,10 +223,10 @@ class Reader:
         calls = self._parsed(field)
         end = self._fed - len(self._buffer)
         if calls is None:
-            self._found += self._malformed(end)
+            self._note(self._malformed(end))
             yield from self._shown("".join(self._raw) + delimiter)
             return
-        self._found += [ParsedCall(name=call.name, start=self._begun, end=end) for call in calls]
+        self._note([ParsedCall(name=call.name, start=self._begun, end=end) for call in calls])
         self._space, self._skips = "", True
         for call in calls:
             yield Piece(call=call)

@@ -8,6 +8,7 @@ import pytest
 
 from ostinato.core.conversation import Tool, call_id
 from ostinato.core.errors import BadConfig
+from ostinato.core.records import MAX_PARSED_CALLS, ParsedCall
 from ostinato.model.answer_formats import HERMES, format_for
 from ostinato.model.answer_reader import Reader
 
@@ -231,6 +232,18 @@ def test_half_a_surrogate_pair_stays_an_escape():
 def test_without_tools_a_call_is_text():
     written = "Look: " + hermes(("read", {"path": "a"}))
     assert read(HERMES, [*written], tools=()) == (written, "", [])
+
+
+@pytest.mark.parametrize("name", ["qwen coder", "kimi"])
+def test_of_a_mark_that_is_repeated_the_first_are_noted(name):
+    format = format_of(name)
+    (mark,) = format.marks
+    reader = Reader(format, tools=TOOLS, turn="chatcmpl-3f:0")
+    for _ in range(4):
+        reader.feed(mark * 1_000)
+    reader.finish()
+    places = range(0, MAX_PARSED_CALLS * len(mark), len(mark))
+    assert reader.parsed_calls() == [ParsedCall(name="", start=at, end=at + len(mark)) for at in places]
 
 
 def test_a_json_format_keeps_the_types_that_the_model_wrote():

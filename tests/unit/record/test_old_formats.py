@@ -5,6 +5,7 @@ such versions.
 """
 
 import tarfile
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
 from ostinato.record.restore import restore
+from ostinato.record.segments import segment as segment_file
 from ostinato.record.segments.directory import LogDirectory
+from ostinato.record.segments.segment import Segment
 from ostinato.testing.records import a_turn
 
 CONFIG = RecordConfig(encrypt="user", retain_days=1.0, segment_rows=12)  # type: ignore[arg-type]
@@ -100,6 +103,33 @@ async def test_who_reads_it_while_another_appends_knows_what_calls_the_new_turns
         reads._reader._segments.newest()
         await writes.append(a_turn("n:0", user="ann"), called)
         assert [row for _, row in await collect(reads, newest)] == [a_turn("n:0", user="ann"), called]
+
+
+@pytest.mark.parametrize("asks_while_open", [True, False])
+async def test_who_opened_it_empty_knows_the_calls_of_what_was_written_and_sealed_since(
+    old: Path, version: int, asks_while_open: bool
+):
+    directory = LogDirectory(old / "log")
+    path = directory.segment(firsts(old / "log")[-1])
+    with closing(Segment(path, None)) as reader, closing(Segment(path, None, write=True)) as writer:
+        assert (reader.version, reader.seal(), reader.newest()) == (version, None, reader.first - 1)
+        assert not (asks_while_open and reader.knows_calls)
+        writer.db.execute("BEGIN IMMEDIATE")
+        writer.upgrade()
+        writer.db.execute("INSERT INTO seal VALUES (1, ?, 1.0, '[]', x'')", (writer.first,))
+        writer.db.execute("COMMIT")
+        assert reader.seal() is not None  # asked for first, as a reader does that comes to the segment's end
+        assert (reader.knows_calls, reader.version) == (True, 3)
+
+
+async def test_a_sealed_segment_of_an_older_format_is_asked_for_it_once(
+    old: Path, version: int, monkeypatch: pytest.MonkeyPatch
+):
+    with closing(Segment(LogDirectory(old / "log").segment(firsts(old / "log")[0]), None)) as sealed:
+        asked = list[Path]()
+        monkeypatch.setattr(segment_file, "check_format", lambda _, path: asked.append(path) or version)
+        assert [sealed.knows_calls for _ in range(3)] == [False] * 3
+        assert asked == [sealed.path]
 
 
 async def test_it_is_backed_up_and_restored_with_the_same_rows(old: Path, version: int, tmp_path: Path):

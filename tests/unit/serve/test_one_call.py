@@ -7,7 +7,7 @@ from tests.unit.serve.gateway_world import events, world
 
 from ostinato.core.conversation import Conversation, Message, Role, Tool
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Branch, Finish
+from ostinato.core.records import MAX_PARSED_CALLS, Branch, Finish
 from ostinato.model.answer_formats import HERMES, format_for
 from ostinato.model.answer_reader import Reader
 from ostinato.serve.calls.conversations import AnswerParser
@@ -205,6 +205,15 @@ def test_where_an_answer_is_over_does_not_depend_on_how_its_text_arrives(size):
     assert (reading.over, message.text, len(message.calls)) == (True, "Both.", 1)
     (made,) = reading.parsed_calls()
     assert TWO[made.start : made.end] == call("a.py")
+
+
+def test_where_a_second_call_begins_behind_as_many_as_are_stored_none_of_them_is_lost():
+    tools = [Tool(name="read")]
+    reading = AnswerParser(Reader(HERMES, tools=tools, turn="t:0"), one_call=True)
+    broken = "<tool_call>{</tool_call>" * (MAX_PARSED_CALLS - 1)
+    reading.take(broken + call("a.py") + "<tool_call>{", last=False)
+    assert reading.over
+    assert [made.name for made in reading.parsed_calls()] == [""] * (MAX_PARSED_CALLS - 1) + ["read"]
 
 
 ARGUMENTS = '{"path": "a.py"}'

@@ -93,8 +93,8 @@ def add_segment(connection: Connection, first: Cursor, made_at: float) -> None:
 def ready_schema(connection: Connection, server: LogServer, made_at: float, first: Cursor = 1) -> str:
     """Create the log's tables and its first segment unless they exist; returns the name that the log got when it was created.
 
-    Tables of an older version are migrated. Any number of processes may do this at once. Raises BadConfig for a schema that belongs to
-    another program or is newer.
+    Tables of an older version are migrated, which only their owner may do. Any number of processes may do this at once. Raises BadConfig
+    for a schema that belongs to another program or is newer, and for a missing right.
     """
     found = _layout(connection, server)
     if found is None or found[0] in _FROM:
@@ -109,6 +109,11 @@ def ready_schema(connection: Connection, server: LogServer, made_at: float, firs
                         connection.execute(statement)  # pyright: ignore[reportArgumentType,reportCallIssue]
                     found = (found[0] + 1, found[1])
         except psycopg.errors.InsufficientPrivilege as error:
+            if found is not None:
+                raise BadConfig(
+                    f"{server.name} has layout {found[0]} and cannot be brought to {LAYOUT}: {error}; start once as the tables' owner, "
+                    "or let an administrator run ALTER TABLE ... OWNER TO the user of record.url for each of its tables"
+                ) from error
             raise BadConfig(
                 f"{server.name} cannot be made: {error}; let the database's owner run CREATE SCHEMA {server.namespace} "
                 "AUTHORIZATION the user of record.url"

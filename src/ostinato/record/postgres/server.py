@@ -203,6 +203,11 @@ class LogServer:
             return TooLarge(f"a row is larger than {self.name} can hold: {said}; send less at once")
         if code == "42501":
             return BadConfig(f"{self.name} refuses us: {said}; grant the user of record.url its schema")
+        if code == "55P03":
+            return Unavailable(
+                f"the log at {self.name} could not be used: {said}; another session (a pg_dump, say) holds a table or the log's lock: "
+                "see pg_stat_activity, and try again once it has ended"
+            )
         return Unavailable(
             f"the log at {self.name} could not be used: {said}; see whether its server runs and try again"
         )

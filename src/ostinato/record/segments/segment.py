@@ -162,9 +162,8 @@ class Segment(PackedRows):
 
     @property
     def knows_calls(self) -> bool:
-        if (
-            not self.is_current and self.seal() is None
-        ):  # an empty segment gets the format of new ones before its first row
+        # an empty segment gets the format of new ones before its first row; `seal` reads the version when it first sees one
+        if not self.is_current and self.seal() is None:
             self.version = check_format(self.db, self.path)
         return self.version >= 3
 
@@ -176,6 +175,8 @@ class Segment(PackedRows):
         """The segment's seal; None while it is open."""
         if self._seal is None:
             found = self.db.execute("SELECT last, at, kinds FROM seal").fetchone()
+            if found and not self.is_current:  # another process may have upgraded it before it filled and sealed it
+                self.version = check_format(self.db, self.path)
             self._seal = found and Seal(found[0], found[1], frozenset(json.loads(found[2])))
         return self._seal
 

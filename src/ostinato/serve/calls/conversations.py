@@ -69,12 +69,10 @@ class AnswerParser:
         return told
 
     def parsed_calls(self) -> tuple[ParsedCall, ...]:
-        """The calls told so far, at their places in the text, and the malformed ones, which were told as text."""
+        """The calls told so far, at their places in the text, and the malformed ones, which were told as text; the first 256."""
         if self._reader is None:
             return ()
-        calls = self._reader.parsed_calls()
-        if self.over and self._reader.in_call():  # the second call has begun
-            calls.pop()
+        calls = self._reader.parsed_calls(unfinished=not self.over)  # if it is over, a second call may have begun
         untold = [place for place, call in enumerate(calls) if call.name][len(self._calls) :]
         return tuple(calls[: untold[0]] if untold else calls)
 

@@ -207,6 +207,40 @@ async def test_a_log_of_the_version_before_is_brought_up_to_this_one(in_postgres
         pass
 
 
+async def test_tables_of_the_version_before_are_changed_by_their_owner_alone(in_postgres, postgres_server):
+    config = in_postgres()
+    with PostgresLog.open(config) as log:
+        await log.append(TURN)
+    sql(config, "ALTER TABLE segments DROP COLUMN layout")
+    sql(config, "UPDATE log SET layout = 2")
+    with psycopg.connect(postgres_server.url, autocommit=True) as owner:
+        owner.execute("CREATE ROLE tenant LOGIN")
+    sql(config, f"GRANT ALL ON SCHEMA {config.namespace} TO tenant")
+    sql(config, f"GRANT ALL ON ALL TABLES IN SCHEMA {config.namespace} TO tenant")
+    tenant = config.model_copy(update={"url": config.url.replace(f"//{postgres_server.owner}@", "//tenant@")})
+    remedy = r"layout 2 and cannot .*must be owner.*start once as the tables' owner, or .*ALTER TABLE \.\.\. OWNER TO"
+    with pytest.raises(BadConfig, match=remedy):
+        PostgresLog.open(tenant)
+    assert sql(config, "SELECT layout FROM log") == [(2,)]
+    sql(config, "ALTER TABLE segments OWNER TO tenant")
+    with PostgresLog.open(tenant) as log:
+        assert await read(log) == [(1, replace(TURN, calls=None))]
+    assert sql(config, "SELECT layout FROM log") == [(LAYOUT,)]
+
+
+async def test_tables_of_the_version_before_that_another_session_holds_are_changed_once_it_has_ended(in_postgres):
+    config = in_postgres(append_s=2)
+    PostgresLog.open(config).close()
+    sql(config, "ALTER TABLE segments DROP COLUMN layout")
+    sql(config, "UPDATE log SET layout = 2")
+    with LogServer.of(in_postgres(append_s=60)).dial() as holder, holder.transaction():
+        holder.execute("LOCK TABLE segments IN ACCESS SHARE MODE")  # as pg_dump does
+        with pytest.raises(Unavailable, match=r"lock timeout.*another session \(a pg_dump, say\) holds a table"):
+            PostgresLog.open(config)
+    with PostgresLog.open(config) as log:
+        assert await log.append(TURN) == 1
+
+
 @pytest.mark.parametrize("rows", [1, 0])
 async def test_of_turns_from_before_calls_were_stored_it_is_not_known_which_they_made(in_postgres, rows):
     """Older rows stay in their segment; the version that stores calls begins another, or takes over one without rows."""
