@@ -140,9 +140,9 @@ class TurnText:
     """The input of a rate: the recorded turn, and its parsed text.
 
     `prose` are the lines of text outside code and calls; `calls` are the well-formed tool calls, `edits` those that change a file, and
-    `broken_calls` counts the malformed ones that begin in the part that is read; if `knows_calls` is false, they are not known and stand in
-    the prose; `code` are the lines of all code, those that edits write included; `patched` are the files that a diff in the text names.
-    `has_edit`: it offers or makes a change. `prompt` is the prompt's text, if the watcher can decode it.
+    `broken_calls` counts the malformed ones; if `knows_calls` is false, they are not known and stand in the prose; `code` are the lines of
+    all code, those that edits write included; `patched` are the files that a diff in the text names. `has_edit`: it offers or makes a
+    change. `prompt` is the prompt's text, if the watcher can decode it.
 
     Example: ``take_apart(turn).prose == ("Here it is:", "Anything else?")``
     """
@@ -178,7 +178,7 @@ def take_apart(turn: Turn, prompt: str | None = None) -> TurnText:
         blocks=tuple(blocks),
         calls=tuple(calls),
         edits=edits,
-        broken_calls=sum(not call.name and call.start < LONGEST for call in parsed),
+        broken_calls=sum(not call.name for call in parsed),
         knows_calls=turn.calls is not None,
         code=(*code, *(line for call in edits for line in lines_of(call.written))),
         patched=tuple(_patched(lines)),

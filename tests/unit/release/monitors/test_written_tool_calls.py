@@ -84,16 +84,9 @@ def test_what_is_no_call_is_text(text, family):
 
 def test_calls_far_behind_are_counted_and_their_arguments_are_not_read():
     call = '<tool_call>{"name": "edit", "arguments": {"path": "a"}}</tool_call>'
-    seen = take_apart(answered("<tool_call></tool_call>" + "x" * (LONGEST - 43) + call + call))
+    seen = take_apart(answered("x" * (LONGEST - 20) + call + call + "<tool_call>"))
     assert [(call.name, call.arguments) for call in seen.calls] == [("edit", {}), ("edit", {})]
-    assert (seen.broken_calls, seen.text[LONGEST - 20 :]) == (1, call[:20])
-
-
-@pytest.mark.parametrize(("start", "broken"), [(LONGEST - 1, 1), (LONGEST, 0), (LONGEST + 1, 0)])
-def test_a_broken_call_counts_if_it_begins_in_the_part_that_is_read(start, broken):
-    turn = answered("x" * start + "<tool_call>")
-    assert [call.start for call in turn.calls] == [start]
-    assert take_apart(turn).broken_calls == broken
+    assert (seen.broken_calls, seen.prose) == (1, ("x" * (LONGEST - 20),))
 
 
 @given(
