@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import socket
 import stat
 import subprocess
 import sys
 import threading
+import time
 import tomllib
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
@@ -16,7 +19,15 @@ import pytest
 import yaml
 
 from ostinato_client.connect import command, settings_files
-from ostinato_client.connect.agent_settings import AGENTS, Surroundings, check_env, merged_json, with_block, yaml_keys
+from ostinato_client.connect.agent_settings import (
+    AGENTS,
+    Surroundings,
+    _once,
+    check_env,
+    merged_json,
+    with_block,
+    yaml_keys,
+)
 from ostinato_client.connect.command import Options, check_capture, connect, main, undo
 from ostinato_client.connect.errors import BadConfig, Conflict, NotFound, Unauthorized, Unavailable
 from ostinato_client.connect.settings_files import diff
@@ -548,6 +559,11 @@ def test_no_key_is_ever_shown(at, name):
         "  - anthropic=sk-SECRET12345",
         '"CUSTOM_HEADERS": "x-a: SECRET12345\\nx-b: SECRET12345"',
         "x: SECRET12345abcdefghijklmnop",
+        "my.own-api_key_of-this.tool = SECRET12345",
+        '"password": "SECRET12345 SECRET12345 and no end',
+        "password: 'SECRET12345 SECRET12345 and no end",
+        "redis://:SECRET12345@example.org/",
+        "url: https://ann:b:SECRET12345@example.org/",
     ],
 )
 def test_what_looks_like_a_secret_is_hidden(line):
@@ -566,6 +582,40 @@ def test_what_looks_like_a_secret_is_hidden(line):
 )
 def test_what_is_none_is_shown(line):
     assert hidden(line, None) == line
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "key",
+        "a",
+        "a1",
+        "key-",
+        "key ",
+        "key:",
+        'key:"',
+        "key='",
+        'key:\\"',
+        "auth: bearer ",
+        "://",
+        "://a:",
+        ":",
+        "sk-",
+        "\\",
+    ],
+)
+@pytest.mark.parametrize("start", ["", "key", 'key="', "x://"])
+def test_masking_takes_time_in_proportion_to_the_line(start, piece):
+    def seconds(length):
+        line, took = start + piece * (length // len(piece)), []
+        for _ in range(3):
+            begun = time.thread_time()
+            hidden(line, None)
+            took.append(time.thread_time() - begun)
+        return min(took)
+
+    short = seconds(5_000)
+    assert seconds(40_000) < 24 * short + 0.05, "8 times as long; 64 times, if it took the square"
 
 
 def test_a_key_is_known_by_its_end():
@@ -750,6 +800,52 @@ def test_a_refusal_comes_with_a_way_out(gateway, at, status, error, words):
     assert str(refused.value).isprintable()
 
 
+@pytest.mark.parametrize("piece", ["key", "a", "key: 'a ", f"{KEY} ", "\x1b "])
+def test_of_a_long_refusal_only_the_start_is_searched(gateway, at, monkeypatch, piece):
+    searched = []
+    monkeypatch.setattr(command, "hidden", lambda text, key: searched.append(text) or hidden(text, key))
+    gateway.status, gateway.body = 400, {"error": {"message": piece * (100_000 // len(piece))}}
+    with pytest.raises(BadConfig, match="answered 400: ") as refused:
+        ask(gateway, at, key=KEY)
+    assert [len(text) <= 1_000 for text in searched] == [True]
+    assert len(str(refused.value)) < 500
+    assert KEY[:12] not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        '"private_key": "' + "SECRET/ " * 300 + '" is refused',
+        "token=" + "SECRET/" * 140 + " sk-SECRET" + "SECRET" * 20,
+        "https://ann:" + "SECRET/" * 200 + "@example.org",
+        f"no such thing {'x' * 975} {KEY} SECRET{'SECRET' * 20}",
+    ],
+)
+def test_where_a_refusal_is_cut_no_secret_shows(gateway, at, message):
+    gateway.status, gateway.body = 400, {"error": {"message": message}}
+    with pytest.raises(BadConfig, match="answered 400: ") as refused:
+        ask(gateway, at, key=KEY)
+    assert "SECRET/S" not in str(refused.value)
+    assert "sk-S" not in str(refused.value)
+    assert KEY[:8] not in str(refused.value)
+
+
+def test_a_status_line_that_is_none_is_masked_and_cut(at):
+    with server_of(b"key: SECRET12345 " * 3_000 + b"\r\n\r\n") as url, pytest.raises(Unavailable) as refused:
+        check_capture("chat", Options(url=url), at, Terminal(StringIO()))
+    assert "cannot be reached (BadStatusLine: " in str(refused.value)
+    assert "SECRET" not in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+def test_a_version_of_too_many_digits_is_none(gateway, at):
+    gateway.headers["x-ostinato-policy"] = "9" * 18
+    assert f"v{'9' * 18} " in ask(gateway, at)
+    for version in ("9" * 19, "9" * 5_000, "-1", "1.0"):
+        gateway.headers["x-ostinato-policy"] = version
+        assert "none of this run's" in ask(gateway, at)
+
+
 def test_an_answer_of_another_server_is_not_taken_for_a_capture(gateway, at):
     gateway.headers = {}
     with pytest.raises(BadConfig, match="captured no turn"):
@@ -779,6 +875,71 @@ def test_an_answer_that_is_late_long_or_cut_off_is_one_line(gateway, at, monkeyp
     with pytest.raises(Unavailable, match=r"no answer within 0\.05 s"):
         ask(gateway, at)
     waiting.set()
+
+
+@contextmanager
+def server_of(start, piece=b"", left=None):
+    """A server of one call that answers with `start`, then with a piece every 10 ms; sets `left` once its client is gone."""
+
+    def serve():
+        talk, _ = listening.accept()
+        with talk:
+            talk.recv(65_536)
+            try:
+                talk.sendall(start)
+                for _ in range(3_000 if piece else 0):  # half a minute
+                    time.sleep(0.01)
+                    talk.sendall(piece)
+            except OSError:
+                left.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread.join(60)
+
+
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (b"", b"H"),
+        (b"HTTP/1.1 200 OK\r\nx-a: ", b"a"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 99999\r\n\r\n", b" "),
+        (b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n", b" "),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;", b"a"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"x-a: b\r\n"),
+    ],
+    ids=["status-line", "header", "100-continue", "body", "body-to-the-end", "chunk-size", "trailers"],
+)
+def test_a_server_that_sends_slowly_is_left_in_time(at, monkeypatch, start, piece):
+    monkeypatch.setattr(command, "_LOOK_S", 0.3)
+    left = threading.Event()
+    with server_of(start, piece, left) as url, pytest.raises(Unavailable, match=r"no answer within 0\.3 s"):
+        check_capture("chat", Options(url=url), at, Terminal(StringIO()))
+    assert left.is_set(), "the connection was shut"
+
+
+class Counted(str):
+    """A name that counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_a_name_that_is_there_twice_is_found_in_one_pass(monkeypatch):
+    monkeypatch.setattr(Counted, "compared", 0)
+    names = [f"name-{number}" for number in range(5_000)]
+    with pytest.raises(ValueError, match="'name-4999' is there twice"):
+        _once([(Counted(name), None) for name in [*names, names[-1]]])
+    assert Counted.compared < 5_000
+    assert _once([("a", 1), ("b", 2)]) == {"a": 1, "b": 2}
 
 
 # ------------------------------------------------------------ the program

@@ -87,10 +87,11 @@ def _object(text: str) -> Json:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> Json:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for name in found if sum(name == each for each, _ in pairs) > 1)
-        raise ValueError(f"{twice!r} is there twice")
+    found: Json = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} is there twice")
+        found[name] = value
     return found
 
 

@@ -12,8 +12,11 @@ import os
 import re
 import socket
 import sys
-import time
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late  # the built-in one only since Python 3.11
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -41,6 +44,8 @@ from ostinato_client.connect.terminal import Terminal, hidden, masked, plain
 
 _MOST_BYTES = 1024 * 1024
 _MOST_CHARS = 300  # of an error's text
+_MOST_MASKED = 1_000  # characters of a server's text that are searched for secrets
+_MOST_DIGITS = 18  # of a version: int() refuses thousands of them
 _LOOK_S = 15.0
 _CALL_S = 180.0  # enough for a model that is still loading on a slow machine
 _TOKENS = 16
@@ -100,7 +105,7 @@ def call(url: str, key: str | None, model: str, dialect: Dialect) -> Captured:
         turn=plain(turn),
         request=plain(headers.get("request-id", "")),
         arm=plain(headers.get("x-ostinato-arm", "")),
-        version=int(version) if version.isdecimal() else None,
+        version=int(version) if version.isdecimal() and len(version) <= _MOST_DIGITS else None,
         root=plain(headers.get("x-ostinato-weights", "")),
         prompt_tokens=_count(usage, "prompt_tokens", "input_tokens"),
         answer_tokens=_count(usage, "completion_tokens", "output_tokens"),
@@ -120,7 +125,7 @@ def _ask(
     except socket.timeout as error:
         raise Unavailable(f"{url} gave no answer within {timeout_s:g} s; look at `ostinato status`") from error
     except (http.client.HTTPException, OSError, ValueError) as error:
-        why = f"{type(error).__name__}: {plain(hidden(str(error), key))}"
+        why = f"{type(error).__name__}: {_shown(str(error), key)}"
         raise Unavailable(
             f"{url} cannot be reached ({why}); start it with `ostinato up`, or name another with --url"
         ) from error
@@ -138,41 +143,97 @@ def _ask(
 def _request(
     url: str, key: str | None, body: Json | None, timeout_s: float
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
-    """Status, headers and body. Raises HTTPException, OSError, ValueError."""
-    ends, parts = time.monotonic() + timeout_s, urlsplit(url)
+    """Status, headers and body within `timeout_s` in all. Raises HTTPException, OSError (socket.timeout if it is late), ValueError."""
+    parts = urlsplit(url)
     headers = {"anthropic-version": "2023-06-01"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
     if data is not None:
         headers["Content-Type"] = "application/json"
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+    where = quote(parts.path, safe="/%:@!$&'()*+,;=~")
+    exchange = _Exchange(connection, "GET" if data is None else "POST", where, data, headers)
+    # a socket's timeout starts again with each byte, so a server that sends slowly is left from outside
+    threading.Thread(target=exchange.run, name="ostinato-connect-request", daemon=True).start()
     try:
-        where = quote(parts.path, safe="/%:@!$&'()*+,;=~")
-        connection.request("GET" if data is None else "POST", where, body=data, headers=headers)
-        response = connection.getresponse()
-        raw = b""
-        while piece := response.read1(65_536):  # a server that sends slowly must not hold us beyond the time
-            raw += piece
-            if len(raw) > _MOST_BYTES:
-                raise ValueError(f"more than {_MOST_BYTES} bytes")
-            if time.monotonic() > ends:
-                raise socket.timeout
-        if response.length:
-            raise http.client.IncompleteRead(raw)
-        return response.status, response.headers, raw
+        return exchange.answer.result(timeout_s)
+    except Late as error:
+        raise socket.timeout from error
     finally:
-        connection.close()
+        exchange.stop()
+
+
+class _Exchange:
+    """One request and its response, on a thread that can be left."""
+
+    def __init__(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        where: str,
+        data: bytes | None,
+        headers: Mapping[str, str],
+    ) -> None:
+        self.answer: Future[tuple[int, http.client.HTTPMessage, bytes]] = Future()
+        self._connection, self._asked = connection, (method, where, data, headers)
+        self._socket: socket.socket | None = None
+        self._stopped = False
+
+    def run(self) -> None:
+        """Set `answer`, to a result or an exception."""
+        try:
+            self.answer.set_result(self._read())
+        except Exception as error:  # noqa: BLE001 (the thread that waits raises it)
+            self.answer.set_exception(error)
+
+    def stop(self) -> None:
+        """Shut the socket, so that a thread that still reads ends."""
+        self._stopped = True
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _read(self) -> tuple[int, http.client.HTTPMessage, bytes]:
+        connection = self._connection
+        try:
+            connection.connect()
+            self._socket = connection.sock  # the connection forgets it if the server will close
+            if self._stopped:
+                raise socket.timeout
+            method, where, data, headers = self._asked
+            connection.request(method, where, body=data, headers=headers)
+            with connection.getresponse() as response:
+                raw = b""
+                while piece := response.read1(65_536):
+                    raw += piece
+                    if len(raw) > _MOST_BYTES:
+                        raise ValueError(f"more than {_MOST_BYTES} bytes")
+                if response.length:
+                    raise http.client.IncompleteRead(raw)
+                return response.status, response.headers, raw
+        finally:
+            connection.close()
 
 
 def _refusal(where: str, status: int, raw: bytes, key: str | None) -> BadConfig | Unauthorized | Unavailable:
     try:
-        said = json.loads(raw)["error"]["message"]
+        said = str(json.loads(raw)["error"]["message"])
     except (ValueError, KeyError, TypeError, RecursionError):
         said = raw.decode(errors="replace")
-    words = plain(hidden(" ".join(str(said).split()), key))[:_MOST_CHARS]
+    words = _shown(said, key)
     kind = Unauthorized if status == 401 else Unavailable if status >= 500 or status == 429 else BadConfig
     remedy = _REMEDIES.get(status, "the gateway's output says why" if status >= 500 else "look at --url")
     return kind(f"{where} answered {status}: {words}; {remedy}")
+
+
+def _shown(said: str, key: str | None) -> str:
+    """The start of a server's text on one line, with secrets masked. However long the text is, little of it is searched."""
+    text = " ".join(said.split())
+    if key:
+        text = text.replace(key, masked(key))
+    if len(text) > _MOST_MASKED:
+        text = text[:_MOST_MASKED].rpartition(" ")[0]  # whole words: half a secret does not look like one
+    return plain(hidden(text, key))[:_MOST_CHARS] or "…"
 
 
 # ---------------------------------------------------------------- the command

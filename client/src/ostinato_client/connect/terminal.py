@@ -72,13 +72,14 @@ def plain(text: str) -> str:
 
 _LEAST = 12  # the shortest key, in characters, of which the last four may be shown
 _NAMES = "key|token|secret|passw|auth|credential|cookie|bearer|header"
+# a line's masking takes time in proportion to its length: what may begin anywhere is bounded
 _NAMED = re.compile(
-    rf"""(['"]?[\w.-]*(?:{_NAMES})[\w.-]*['"]?\s*[:=]\s*)("(?:\\.|[^"\\])*"|'[^']*'|(?:bearer|basic)\s+[^\s'"]+|[^\s,'"{{\[][^\s,]*)""",
+    rf"""((?:{_NAMES})[\w.-]{{0,64}}['"]?\s*[:=]\s*)("(?:\\.|[^"\\])*"|'[^']*'|"[^"…]*\Z|'[^'…]*\Z|(?:bearer|basic)\s+[^\s'"]+|[^\s,'"{{\[][^\s,]*)""",
     re.IGNORECASE,
 )
 _BARE = re.compile(
     r"(?<![\w-])(?:(?:sk|pk|rk|ghp|gho|github_pat|glpat|xox[a-z]|hf)[-_]|AKIA)[A-Za-z0-9_-]{8,}"
-    r"|(?<=bearer )[^\s\"']+|(?<=://)[^\s/@\"']+:[^\s/@\"']+(?=@)|(?<![\w-])(?=\w*\d)(?=\w*[A-Za-z])\w{24,}(?![\w-])",
+    r"|(?<=bearer )[^\s\"']+|(?<=://)[^\s/@:\"']*:[^\s/@\"']+(?=@)|(?<![\w-])(?=\w*\d)(?=\w*[A-Za-z])\w{24,}(?![\w-])",
     re.IGNORECASE,
 )
 _NO_SECRET = re.compile(r"""['"]?(?:true|false|null|[\d.]+|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|)['"]?,?""")

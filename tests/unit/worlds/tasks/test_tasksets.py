@@ -10,6 +10,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.sandbox import SandboxSpec
 from ostinato.worlds.tasks import tasksets
 from ostinato.worlds.tasks.places import check_inside, read_tree
+from ostinato.worlds.tasks.rows import _unrepeated
 from ostinato.worlds.tasks.tasksets import load, save, taskset_of
 
 LINE = {
@@ -92,6 +93,26 @@ def test_what_is_no_task_is_named_with_its_line(tmp_path, line, said):
     with pytest.raises(BadConfig, match=r"line 1") as caught:
         load(written(tmp_path / "bad.jsonl", line))
     assert said in str(caught.value)
+
+
+class Counted(str):
+    """A key that counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_a_key_that_stands_twice_is_found_in_one_pass(monkeypatch):
+    monkeypatch.setattr(Counted, "compared", 0)
+    keys = [f"key-{number}" for number in range(5_000)]
+    with pytest.raises(ValueError, match="'key-4999' stands twice"):
+        _unrepeated([(Counted(key), None) for key in [*keys, keys[-1]]])
+    assert Counted.compared < 5_000
 
 
 PATHS = [
