@@ -12,7 +12,7 @@ class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
         default="namespaces",
         description="What isolates the code of simulated worlds from this machine: Linux namespaces; gVisor, with a "
         "kernel of its own (needs runsc; slower); or E2B, virtual machines elsewhere (needs ostinato[e2b] and a key "
-        "in the variable E2B_API_KEY). Answers to suites, the demo's code and `ostinato worlds build` always run in "
+        "in the variable E2B_API_KEY). Suites of single answers, the demo's code and `ostinato worlds build` always run in "
         "namespaces.",
     )
     template: str = Field(
