@@ -283,6 +283,15 @@ async def test_a_program_in_the_way_of_a_fork_is_named(backend, box):
     assert (await sh(box, "cat a.txt")).stdout == b"one"
 
 
+async def test_a_fork_waits_for_a_program_that_is_ending(backend, box):
+    if not await forks_or_refuses(backend, box):
+        return
+    await sh(box, "sleep 0.3 &")
+    (fork,) = await box.fork(1)
+    assert (await sh(fork, "cat a.txt")).stdout == b"one"
+    await fork.stop()
+
+
 async def test_a_stopped_sandbox_says_so(box):
     await box.stop()
     await box.stop()

@@ -402,11 +402,11 @@ def test_what_is_wrong_is_told_in_one_line_before_anything_is_started(tmp_path, 
         for setting, told in REFUSED:
             words = [*quick_settings(tmp_path), setting.format(**names)]
             program = (
-                "import sys, time; begun = time.process_time()\n"
+                "import sys\n"
                 "from ostinato.cli import main\n"
                 "try: main()\n"
                 "finally:\n"
-                "  print('cpu', time.process_time() - begun, [m for m in ('torch', 'transformers', 'numba') if m in sys.modules])"
+                "  print([m for m in ('torch', 'transformers', 'numba') if m in sys.modules])"
             )
             done = subprocess.run(
                 [sys.executable, "-c", program, "up", *(word for each in words for word in ("--set", each))],
@@ -419,9 +419,7 @@ def test_what_is_wrong_is_told_in_one_line_before_anything_is_started(tmp_path, 
             assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
             assert done.stderr.startswith("error "), done.stderr
             assert told in done.stderr
-            _, seconds, loaded = done.stdout.split(maxsplit=2)
-            assert loaded.strip() == "[]", "nothing heavy was loaded to find that out"
-            assert float(seconds) < 5
+            assert done.stdout.strip() == "[]", "nothing heavy was loaded to find that out"
     assert not list((tmp_path / "run").glob("*.url"))
     assert not (tmp_path / "run" / "logs").exists()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.growth import grows_with_its_input
 
 from ostinato_client.connect import command, settings_files
 from ostinato_client.connect.agent_settings import (
@@ -606,16 +607,10 @@ def test_what_is_none_is_shown(line):
 )
 @pytest.mark.parametrize("start", ["", "key", 'key="', "x://"])
 def test_masking_takes_time_in_proportion_to_the_line(start, piece):
-    def seconds(length):
-        line, took = start + piece * (length // len(piece)), []
-        for _ in range(3):
-            begun = time.thread_time()
-            hidden(line, None)
-            took.append(time.thread_time() - begun)
-        return min(took)
+    def line(length):
+        return start + piece * (length // len(piece))
 
-    short = seconds(5_000)
-    assert seconds(40_000) < 24 * short + 0.05, "8 times as long; 64 times, if it took the square"
+    assert grows_with_its_input(lambda text: hidden(text, None), line(5_000), line(40_000))
 
 
 def test_a_key_is_known_by_its_end():

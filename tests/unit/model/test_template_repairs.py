@@ -1,10 +1,9 @@
 """Conversations of any order of roles, in templates that take only some: every text arrives in the prompt, or the message is refused."""
 
-import time
-
 import pytest
 from tests.fakes.chat_templates import STYLES, Style, styled_model
 from tests.fakes.conversations import READ, assistant, call, result, system, talk, user
+from tests.growth import grows_with_its_input
 
 from ostinato.core.conversation import ToolCall
 from ostinato.core.errors import BadRequest
@@ -213,11 +212,10 @@ def test_thoughts_in_an_answer_may_be_left_out(tmp_path):
 
 def test_looking_for_the_texts_costs_little(renderers):
     renderer = renderers["plain"]
-    long = talk(
-        *(message for i in range(300) for message in (user(f"{i} " + "word " * 60), assistant(f"{i} ok"))), user("x")
-    )
-    begun = time.process_time()
-    written = renderer._template.asking(long)
-    took = time.process_time() - begun
-    assert written.count("word") == 300 * 60
-    assert took < 1.0
+
+    def turns(count):
+        asked = ((user(f"{i} " + "word " * 60), assistant(f"{i} ok")) for i in range(count))
+        return talk(*(message for pair in asked for message in pair), user("x"))
+
+    assert renderer._template.asking(turns(320)).count("word") == 320 * 60
+    assert grows_with_its_input(renderer._template.asking, turns(40), turns(320))

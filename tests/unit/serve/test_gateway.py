@@ -1,6 +1,5 @@
 import asyncio
 import json
-import time
 from dataclasses import replace
 
 import pytest
@@ -355,11 +354,9 @@ async def test_bad_input_gets_a_clear_answer():
             ),
         ]
         for data, status, text in cases:
-            began = time.process_time()
             got, _, body = await w.post(path, data=data)
             assert got == status, (data[:40], body)
             assert text in body["error"]["message"], body
-            assert time.process_time() - began < 0.5  # of processor time, client included
         got, _, body = await w.post(path, ASK | {"model": "gpt"})
         assert (got, body["error"]["code"]) == (404, "model_not_found")
         got, _, body = await w.post(path, ASK, headers={"content-type": "text/plain"})

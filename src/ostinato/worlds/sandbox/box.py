@@ -89,6 +89,7 @@ class Pipe:
 
 
 _GRACE_S = 20.0  # beyond a program's longest deadline, before the box itself is taken for dead
+_FREEZE_TRIES, _FREEZE_AGAIN_S = 40, 0.05
 _KINDS = (ChangeKind.WRITTEN, ChangeKind.DELETED, ChangeKind.LINK, ChangeKind.OTHER)
 
 
@@ -259,6 +260,11 @@ class Box:
         mounts: list[tuple[int, ...]] = []
         async with self._changing:
             answer = await self._asked(Operation.FREEZE)
+            for _ in range(_FREEZE_TRIES):
+                if answer.code != errno.EBUSY:
+                    break
+                await asyncio.sleep(_FREEZE_AGAIN_S)  # a program that was killed holds its directory until it has ended
+                answer = await self._asked(Operation.FREEZE)
             if answer.code == errno.EBUSY:
                 raise Unavailable(
                     "a program that runs in the sandbox stands in the working directory: end it before the fork"

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.contract.test_log import BATCH, EVENT, SIGNAL, TURN, read
+from tests.deadlines import PATIENT_S
 from tests.fakes.distant_postgres import DistantPostgres
 from tests.unit.record.postgres.test_leases import expire
 
@@ -93,7 +94,7 @@ async def test_patience_ends(in_postgres, far):
         with far.silent():
             answer, seconds = await timed(log.append(BATCH))
         assert isinstance(answer, Unavailable)
-        assert 2 <= seconds < 6
+        assert 2 <= seconds < PATIENT_S
 
 
 async def test_who_lost_its_lease_while_it_waited_is_told(in_postgres, far):
