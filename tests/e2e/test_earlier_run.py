@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.conftest import Run, ready
+from tests.oracles.turn_accounting import recount
 
 from ostinato.app.storage import home, open_run
 from ostinato.config import load
 from ostinato.core.records import Batch, Signal, Turn
 from ostinato.launch.commands.crew import launch
 from ostinato.record.lock import hold
-from ostinato.reward.accounting import recount
 from ostinato.reward.log_fold import LedgerFollower, snapshot
 from ostinato.status.observed_run import RunObserver
 from ostinato.train import checkpoint

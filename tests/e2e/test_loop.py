@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from tests.devices import TORCH
+from tests.oracles.turn_accounting import recount
 
 from ostinato.app.storage import home, model_path, open_run
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm, Signal, Turn
 from ostinato.evaluate.acceptance import by_arm
 from ostinato.launch.commands.weights import replay
-from ostinato.reward.accounting import recount
 from ostinato.status.observed_run import RunObserver
 from ostinato.weights.keep.fsck import verify
 

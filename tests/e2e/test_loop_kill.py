@@ -7,11 +7,11 @@ import signal
 from collections import Counter
 
 import pytest
+from tests.oracles.turn_accounting import recount
 
 from ostinato.app.storage import home, model_path, open_log, open_run, open_store
 from ostinato.core.records import Signal, Turn
 from ostinato.launch.commands.weights import replay
-from ostinato.reward.accounting import recount
 from ostinato.status.progress_lines import Lines
 from ostinato.weights.keep.fsck import verify
 

@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 from tests.contract.test_log import read
+from tests.oracles.turn_accounting import recount
 
 from ostinato.core.records import PolicyVersion, Reward, Signal, Turn
 from ostinato.record.postgres.log import PostgresLog
-from ostinato.reward.accounting import recount
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import asker_of

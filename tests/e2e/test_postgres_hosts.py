@@ -5,10 +5,10 @@ import os
 import signal
 
 import pytest
+from tests.oracles.turn_accounting import recount
 
 from ostinato.app.storage import home, open_run
 from ostinato.core.records import Batch, Signal, Turn
-from ostinato.reward.accounting import recount
 
 
 async def steps(log):

@@ -2,10 +2,11 @@
 
 import asyncio
 
+from tests.oracles.turn_accounting import recount
+
 from ostinato.app.storage import home, open_run
 from ostinato.core.records import Batch, ReleaseEvent, Signal, Turn
 from ostinato.record.postgres.log import PostgresLog
-from ostinato.reward.accounting import recount
 
 
 async def test_people_teach_a_model_whose_log_lies_in_postgres(tmp_path, in_postgres, running, simulated_users):

@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 from rich.console import Console
+from tests.oracles.turn_accounting import recount
 
 from ostinato.app.evaluation import note_suite
 from ostinato.app.retention import needed
@@ -27,7 +28,7 @@ from ostinato.record.log import SqlLog
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.watch import Outcomes
-from ostinato.reward.accounting import Accounting, account, recount
+from ostinato.reward.accounting import Accounting, account
 from ostinato.reward.functions import copilot
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.runners import Inline

@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 from tests.fakes.fork_server import FORK_SERVER
+from tests.oracles.turn_accounting import recount
 
 from ostinato.app.storage import open_run
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Batch, Holdback, Quarantine, Reward, Row
-from ostinato.reward.accounting import account, recount
+from ostinato.reward.accounting import account
 
 FATES = """
 import os

@@ -6,10 +6,10 @@ import signal
 
 import psutil
 import pytest
+from tests.oracles.turn_accounting import recount
 
 from ostinato.app.storage import home, open_run
 from ostinato.core.records import Batch
-from ostinato.reward.accounting import recount
 from ostinato.status.progress_lines import last_lines
 
 

@@ -15,6 +15,7 @@ import urllib.request
 import aiohttp
 import pytest
 from tests.e2e.world_runs import write_tasks
+from tests.oracles.turn_accounting import recount
 
 from ostinato.app.storage import home, open_run
 from ostinato.config import load
@@ -22,7 +23,6 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm, Batch, Signal, Turn
 from ostinato.launch.commands.scale import write_wish
 from ostinato.record.lock import hold
-from ostinato.reward.accounting import recount
 from ostinato.status.worker_status import read_board
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ostinato[ray]'")

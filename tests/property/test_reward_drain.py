@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.oracles.turn_accounting import recount
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Arm, Finish, NoReward, Pending, PolicyVersion, Reward, Sampling, Signal, Span, Turn
-from ostinato.reward.accounting import account, recount
+from ostinato.reward.accounting import account
 from ostinato.reward.config import CoverageConfig, RewardConfig
 from ostinato.reward.functions import copilot
 from ostinato.reward.pipeline import RewardDesk

@@ -1,16 +1,13 @@
-"""Counts the turns by state in two ways: from the desk's own fold, and anew from every row."""
+"""Counts the turns by state, from the desk's own fold."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ostinato.core.records import Batch, Holdback, Quarantine, Reward, Turn
 from ostinato.core.seams import Folds, Log
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger import TurnLedger, kind_of
-from ostinato.reward.ledger_entries import needs_reward
+from ostinato.reward.ledger import TurnLedger
 from ostinato.reward.log_fold import LedgerFollower
 
 
@@ -57,15 +54,14 @@ class Accounting:
     forgotten: int = 0
     alarms: tuple[str, ...] = ()
     coverage: Mapping[str, TenantCoverage] = field(default_factory=dict[str, TenantCoverage])
-    contradictions: tuple[str, ...] = ()
 
     @property
     def balanced(self) -> bool:
-        """True if every turn is counted once and no row contradicts another.
+        """True if every turn is counted once.
 
         Not detected: turns that wait forever (see `waiting` and `oldest_wait`), and a turn that was logged under two ids.
         """
-        return self.ingested == self.trained + sum(self.held.values()) + self.waiting and not self.contradictions
+        return self.ingested == self.trained + sum(self.held.values()) + self.waiting
 
 
 async def account(log: Log, folds: Folds | None = None, config: RewardConfig | None = None) -> Accounting:
@@ -104,51 +100,4 @@ def of_ledger(ledger: TurnLedger) -> Accounting:
             tenant: TenantCoverage(usual=each.usual, turns=each.turns, alarm=alarms.silenced(tenant))
             for tenant, each in alarms.coverages.items()
         },
-    )
-
-
-async def recount(log: Log) -> Accounting:
-    """Counts every row anew, with sets of ids and independently of how the desk decides. For tests: it holds every id in memory.
-
-    `contradictions` names turns that were trained on twice, trained on and held back, trained on without a reward, both rewarded
-    and quarantined, or rewarded although they get no reward; and turns with an outcome or reward that are not in the log.
-    """
-    served: dict[str, tuple[bool, float]] = {}
-    trained: list[str] = []
-    held: dict[str, str] = {}
-    rewarded: list[str] = []
-    quarantined: dict[str, str] = {}
-    async for _, row in log.read(await log.horizon(), {Turn, Batch, Holdback, Reward, Quarantine}):
-        match row:
-            case Turn():
-                served[row.id] = (needs_reward(row), row.ended_at)
-            case Batch():
-                trained.extend(row.turns)
-            case Holdback():
-                held[row.turn] = kind_of(row.reason)
-            case Reward():
-                rewarded.append(row.turn)
-            case Quarantine():
-                quarantined[row.turn] = kind_of(row.reason)
-            case _:
-                pass
-    taken = set(trained)
-    waiting = [turn for turn in served if turn not in held and turn not in taken]
-    wrong = {
-        "trained on twice": [turn for turn, times in Counter(trained).items() if times > 1],
-        "trained on and held back": sorted(held.keys() & taken),
-        "trained on without a reward": sorted(taken - set(rewarded)),
-        "rewarded and quarantined": sorted(quarantined.keys() & set(rewarded)),
-        "rewarded although it gets none": [turn for turn in rewarded if turn in served and not served[turn][0]],
-        "not in the log": sorted((held.keys() | taken | set(rewarded)) - served.keys()),
-    }
-    return Accounting(
-        ingested=len(served),
-        trained=len(trained),
-        held=dict(sorted(Counter(held.values()).items())),
-        waiting=len(waiting),
-        rewarded=len(rewarded),
-        quarantined=dict(sorted(Counter(quarantined.values()).items())),
-        oldest_wait=min((served[turn][1] for turn in waiting), default=None),
-        contradictions=tuple(f"{turn} is {what}" for what, turns in wrong.items() for turn in turns),
     )

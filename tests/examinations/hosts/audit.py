@@ -15,12 +15,12 @@ from typing import Any
 
 import aiohttp
 from tests.examinations.hosts.settings import ADMIN_KEY
+from tests.oracles.turn_accounting import recount
 
 from ostinato.app.storage import open_run
 from ostinato.config import Config, load
 from ostinato.core.records import Arm, Batch, ReleaseEvent, Reward, Signal, Turn
 from ostinato.evaluate.acceptance import by_arm, live_minus_control
-from ostinato.reward.accounting import recount
 from ostinato.status.observed_run import RunObserver
 from ostinato.status.report_figures import last_third
 

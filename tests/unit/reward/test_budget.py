@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 from tests.deadlines import PATIENT_S
+from tests.oracles.turn_accounting import recount
 
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Turn
-from ostinato.reward.accounting import recount
 from ostinato.reward.batching import costs
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger_entries import Matured, TurnFacts

@@ -4,9 +4,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from tests.oracles.turn_accounting import recount
 
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Span
-from ostinato.reward.accounting import recount
 from ostinato.reward.batching import dealt, ready_parts
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger_entries import Matured, TurnFacts

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from tests.oracles.turn_accounting import recount
 
 from ostinato.core.records import Holdback, Quarantine, Reward
-from ostinato.reward.accounting import account, recount
+from ostinato.reward.accounting import account
 from ostinato.reward.functions import agent
 from ostinato.testing.records import a_delivery, a_signal
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from tests.oracles.turn_accounting import recount
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Arm, Batch, Holdback, Pending, PolicyVersion, Reward
-from ostinato.reward.accounting import recount
 from ostinato.reward.config import RewardConfig
 from ostinato.testing.records import a_delivery, a_signal
 

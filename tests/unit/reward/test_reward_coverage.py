@@ -5,10 +5,11 @@ import random
 from dataclasses import replace
 
 import pytest
+from tests.oracles.turn_accounting import recount
 
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Holdback, PolicyVersion, Quarantine, Reward
-from ostinato.reward.accounting import account, recount
+from ostinato.reward.accounting import account
 from ostinato.reward.alarms import Coverage
 from ostinato.reward.config import CoverageConfig, RewardConfig
 from ostinato.reward.ledger import TurnLedger

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.oracles.turn_accounting import recount
 
 from ostinato.core.errors import Conflict, NoSignal, StorageFull
 from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Reward, Sampling, Span, Turn
 from ostinato.core.samples import Sample
-from ostinato.reward.accounting import account, recount
+from ostinato.reward.accounting import account
 from ostinato.reward.baseline import context_of
 from ostinato.reward.config import RewardConfig
 from ostinato.testing.log import MemoryLog

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.oracles.turn_accounting import recount
 
 from ostinato.core.errors import Corrupt, NoSignal, StorageFull
 from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantine, Reward, Turn
 from ostinato.record.folds import FileFolds
-from ostinato.reward.accounting import account, recount
+from ostinato.reward.accounting import account
 from ostinato.reward.config import BaselineConfig, RewardConfig
 from ostinato.reward.log_fold import needed_above, snapshot
 from ostinato.testing.log import MemoryFolds, MemoryLog

@@ -4,11 +4,12 @@ import sys
 from dataclasses import replace
 
 import pytest
+from tests.oracles.turn_accounting import recount
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Finish, Holdback, NoReward, Pending, PolicyVersion, Quarantine, Reward
-from ostinato.reward.accounting import account, recount
+from ostinato.reward.accounting import account
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.pipeline import RewardDesk
 from ostinato.reward.protocol import Failure, Unloadable

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from tests.oracles.turn_accounting import recount
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantine, Reward, Signal, Source, Span
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
 from ostinato.record.folds import FileFolds
-from ostinato.reward.accounting import account, recount
+from ostinato.reward.accounting import account
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger_entries import Taught
 from ostinato.testing.records import a_delivery, a_signal, a_turn

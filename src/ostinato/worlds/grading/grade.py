@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import regex
+
 from ostinato.core.conversation import Role
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task
 
@@ -52,22 +54,33 @@ def last_answer(rollout: Rollout) -> str:
     return said[-1] if said else ""
 
 
-def read_pattern(task: Task) -> re.Pattern[str]:
+def read_pattern(task: Task) -> regex.Pattern[str]:
     """The task's pattern, compiled. Raises BadConfig."""
     pattern = task.grading.data.get("pattern")
     if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN:
         raise BadConfig(f"task {task.id!r}: grader 'pattern' needs a string 'pattern' of 1 to {MAX_PATTERN} characters")
     try:
-        return re.compile(pattern)
-    except re.error as error:
+        return regex.compile(pattern)
+    except regex.error as error:
         raise BadConfig(f"task {task.id!r}: pattern {pattern!r} is not a regular expression: {error}") from error
 
 
 class PatternGrader:
-    """Implements `Grader`: 1 if `grading.data["pattern"]`, a regular expression, is found in the last message's first 20,000 characters."""
+    """Implements `Grader`: 1 if `grading.data["pattern"]`, a regular expression, is found in the last message's first 20,000 characters.
+
+    The search runs on a thread, without the interpreter's lock, for `grading.timeout_s` at most; then it is Unavailable.
+    """
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        return Grade(value=float(read_pattern(task).search(last_answer(rollout)[:MAX_TEXT]) is not None))
+        search, longest = read_pattern(task).search, task.grading.timeout_s
+        try:
+            found = await asyncio.to_thread(search, last_answer(rollout)[:MAX_TEXT], concurrent=True, timeout=longest)
+        except TimeoutError as error:
+            raise Unavailable(
+                f"task {task.id!r}: the pattern searched an answer for {longest:g} s (grading.timeout_s); "
+                "write it without nested repetitions"
+            ) from error
+        return Grade(value=float(found is not None))
 
 
 def read_suggestion(task: Task) -> tuple[str, str, float]:

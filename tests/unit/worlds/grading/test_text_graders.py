@@ -1,9 +1,11 @@
 """The graders of text: a pattern in the last message, and a suggestion that may be silent."""
 
+import asyncio
+
 import pytest
 
 from ostinato.core.conversation import Message, Role
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.worlds.grading.grade import PatternGrader, SuggestionGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
@@ -40,6 +42,23 @@ async def test_a_task_without_a_usable_pattern_cannot_be_graded(data, told):
 async def test_only_the_beginning_of_an_answer_is_searched():
     assert (await PatternGrader().grade(task(pattern="y"), rollout("n" * 19_999 + "y"))).value == 1.0
     assert (await PatternGrader().grade(task(pattern="y"), rollout("n" * 20_000 + "y"))).value == 0.0
+
+
+async def test_a_pattern_that_never_ends_ends_with_its_time_and_holds_nobody_up():
+    data = {"pattern": "^(a|aa)+(b|c)+$"}
+    endless = Task(id="t", family="f", messages=(), grading=Grading(grader="pattern", data=data, timeout_s=0.5))
+    seen = []
+
+    async def neighbour():
+        while True:
+            await asyncio.sleep(0.01)
+            seen.append(1)
+
+    beside = asyncio.create_task(neighbour())
+    with pytest.raises(Unavailable, match=r"task 't': .*0\.5 s \(grading\.timeout_s\)"):
+        await PatternGrader().grade(endless, rollout("a" * 5_000))
+    beside.cancel()
+    assert len(seen) > 1
 
 
 # ---------------------------------------------------------------- suggestions

@@ -9,12 +9,12 @@ from collections import Counter, defaultdict
 import pytest
 from tests.fakes.certificates import Authority
 from tests.fakes.gateways import world_gateway
+from tests.oracles.turn_accounting import recount
 from tests.unit.worlds.rollout.test_rollout_worker import Coin, Steps, tasks
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Reward, Signal, Turn
 from ostinato.core.verdicts import GRADED
-from ostinato.reward.accounting import recount
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import copilot
 from ostinato.reward.ledger_entries import Taught

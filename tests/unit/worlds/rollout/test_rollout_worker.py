@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 from tests.deadlines import PATIENT_S
+from tests.oracles.turn_accounting import recount
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Corrupt, NoSignal, StorageFull, Unavailable
 from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Reward, Turn
-from ostinato.reward.accounting import recount
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import copilot
 from ostinato.reward.ledger_entries import Taught
