@@ -1,111 +1,157 @@
-"""The value of a baseline: E[A^2] of rewards minus baseline on a simulated population, before normalisation.
+"""The value of a baseline: the noise of the gradient that is left with it, on simulated populations of users.
 
-Users differ in taste, prompts in length, and some prompts are asked by many users. Rewards are 1 (accepted) or 0, so that
-the batch mean's E[A^2] is the variance p(1 - p). "oracle" knows each turn's true probability; nothing can do better.
-The population's spread is chosen so that the oracle's figure is about three quarters of the batch mean's. The table only shows
-how much of that possible gain our baseline achieves.
+A turn's gradient is its advantage times the gradient of its answer's log-probability, whose square grows with the answer's length. So the
+noise is the sum of tokens^2 (reward - baseline)^2, and E[A^2], which counts every answer alike, stands beside it. Both are printed
+as shares of what the batch mean leaves. Rewards are 1 (accepted) or 0; users differ in taste, prompts in what they are worth.
+
+In the worlds `shared` (half of the prompts asked by many), `repeated` (all of them, by a policy that improves from 25 to 50%), `unique`
+(none) and `drifting` (users whose taste changes) rejected answers are about twice as long as accepted ones; in `short` half as long; in
+`alike` length tells nothing. "user mean" shrinks each user's mean towards the overall mean. "accepted" knows each turn's true
+probability: no baseline has a lower E[A^2], but it is not the one with the least noise.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from benchmarks.contender import RESULTS
 
-from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
-from ostinato.reward.baseline import Baseline, context_of
+from ostinato.reward.baseline import Baseline, BaselineInputs
+from ostinato.reward.config import BaselineConfig
 
-USERS, POPULAR, BATCH, BATCHES, WARM = 200, 150, 144, 60, 10
-RESULT = RESULTS / "baseline.json"
+BATCH, BATCHES, WARM = 144, 60, 10
+
+
+@dataclass(frozen=True)
+class World:
+    """A simulated population.
+
+    `repeats`: the share of prompts that are asked again; `quirk`: how much prompts differ, in logits; `drift`: how fast tastes change
+    per turn of a user; `first`, `last`: the policy's logit in the first and the last batch; `rejected`: log of a rejected answer's
+    tokens beyond an accepted one's.
+    """
+
+    users: int = 200
+    prompts: int = 150
+    repeats: float = 0.5
+    quirk: float = 0.5
+    drift: float = 0.0
+    first: float = 0.9
+    last: float = 0.9
+    rejected: float = 0.8
+
+
+WORLDS = {
+    "shared": World(),
+    "repeated": World(users=40, prompts=60, repeats=1.0, quirk=1.0, first=-1.1, last=0.0),
+    "unique": World(repeats=0.0),
+    "drifting": World(users=40, repeats=0.0, drift=0.02),
+    "short": World(rejected=-0.8),
+    "alike": World(rejected=0.0),
+}
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """One simulated turn, its simulated user's reward, and the probability that it would be liked."""
+    """One simulated turn: what a baseline may know of it, its answer's tokens, its reward, and the chance that it would be accepted."""
 
-    turn: Turn
+    inputs: BaselineInputs
+    tokens: int
     reward: float
-    probability: float
+    chance: float
 
 
-def population(seed: int, batches: int = BATCHES) -> list[list[Simulated]]:
-    """Batches of turns by simulated users with their own tastes, who ask popular and unique prompts of different lengths."""
+def population(world: World, seed: int, batches: int = BATCHES) -> list[list[Simulated]]:
+    """Batches of turns by simulated users."""
     rng = np.random.default_rng(seed)
-    taste_U = rng.normal(0.0, 0.8, USERS)
-    activity_U = rng.dirichlet(np.full(USERS, 2.0))
-    popular = [tuple(rng.integers(0, 256, int(length)).tolist()) for length in rng.lognormal(5.0, 0.9, POPULAR)]
-    quirk_P = rng.normal(0.0, 0.5, POPULAR)
-    policy = PolicyVersion(number=0, hash="00")
+    taste_U = rng.normal(0.0, 0.8, world.users)
+    activity_U = rng.dirichlet(np.full(world.users, 2.0))
+    length_P, quirk_P = rng.lognormal(5.0, 0.9, world.prompts), rng.normal(0.0, world.quirk, world.prompts)
     made: list[list[Simulated]] = []
     for batch in range(batches):
-        made.append([])
+        level = world.first + (world.last - world.first) * batch / batches
+        turns: list[Simulated] = []
         for i in range(BATCH):
-            user = int(rng.choice(USERS, p=activity_U))
-            which = int(rng.integers(POPULAR))
-            if rng.random() < 0.5:
-                prompt, quirk = popular[which], float(quirk_P[which])
-            else:
-                prompt, quirk = tuple(rng.integers(0, 256, int(rng.lognormal(5.0, 0.9))).tolist()), rng.normal(0.0, 0.5)
-            score = 0.9 + taste_U[user] + quirk - 1.2 * (math.log1p(len(prompt)) - 5.0)
-            probability = 1.0 / (1.0 + math.exp(-score))
-            turn = Turn(
-                id=f"{batch}-{i}:0",
-                episode=f"{batch}-{i}",
-                parent=None,
-                user=f"u{user}",
-                tenant="simulated",
-                arm=Arm.LIVE,
-                propensity=1.0,
-                prompt_ids=prompt,
-                sampled_ids=(1,),
-                logprobs=(-0.5,),
-                spans=(Span(policy=policy, tokens=1),),
-                sampling=Sampling(max_tokens=1),
-                finish=Finish.STOP,
-                text="x",
-                started_at=float(3600 * batch + i),
-                ended_at=float(3600 * batch + i + 1),
+            user, which = int(rng.choice(world.users, p=activity_U)), int(rng.integers(world.prompts))
+            taste_U[user] = (1.0 - world.drift) * taste_U[user] + rng.normal(0.0, 0.8 * math.sqrt(2.0 * world.drift))
+            prompt, length, quirk = f"p{which}", length_P[which], quirk_P[which]
+            if rng.random() >= world.repeats:
+                prompt, length, quirk = f"{batch}-{i}", rng.lognormal(5.0, 0.9), rng.normal(0.0, world.quirk)
+            chance = 1.0 / (1.0 + math.exp(-(level + taste_U[user] + quirk)))
+            accepted = bool(rng.random() < chance)
+            inputs = BaselineInputs(
+                person=("simulated", f"u{user}"), prompt=prompt, length=int(length), started_at=3600.0 * batch + i
             )
-            made[-1].append(Simulated(turn, float(rng.random() < probability), probability))
+            tokens = max(1, int(rng.lognormal(2.5 + world.rejected * (0.5 - accepted), 0.7)))
+            turns.append(Simulated(inputs, tokens, float(accepted), chance))
+        made.append(turns)
     return made
 
 
-def measure(batches: list[list[Simulated]]) -> dict[str, float]:
-    """E[A^2] per baseline over all batches but the first WARM. "ours" and "user mean" predict a batch before they see its rewards."""
-    ours = Baseline()
-    sums: dict[str, float] = {}
-    counts: dict[str, float] = {}
-    squares: dict[str, list[float]] = {"none": [], "batch mean": [], "user mean": [], "ours": [], "oracle": []}
+class UserMean:
+    """Each user's mean reward, shrunk by ten turns at the overall mean."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+
+    def predict(self, inputs: BaselineInputs) -> float:
+        """The user's shrunk mean."""
+        overall = sum(total for total, _ in self._of.values()) / max(1, sum(count for _, count in self._of.values()))
+        total, count = self._of.get(inputs.person[1], (0.0, 0))
+        return (total + 10 * overall) / (count + 10)
+
+    def observe(self, inputs: BaselineInputs, value: float, tokens: int) -> None:
+        """Count one reward."""
+        total, count = self._of[inputs.person[1]]
+        self._of[inputs.person[1]] = (total + value, count + 1)
+
+
+def measure(batches: list[list[Simulated]], config: BaselineConfig | None = None) -> dict[str, tuple[float, float]]:
+    """Gradient noise and E[A^2] of each baseline, as shares of the batch mean's, over all batches but the first WARM. Those that learn
+    predict a batch before they see its rewards.
+    """
+    config = config or BaselineConfig()
+    learners: dict[str, Baseline | UserMean] = {
+        "user mean": UserMean(),
+        "every turn alike": Baseline(config.model_copy(update={"length_exponent": 0.0})),
+        "ours": Baseline(config),
+    }
+    left: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for index, batch in enumerate(batches):
         mean = sum(each.reward for each in batch) / len(batch)
-        overall = sum(sums.values()) / max(1.0, sum(counts.values()))
+        for each in batch if index >= WARM else ():
+            guesses = {"batch mean": mean, "accepted": each.chance}
+            guesses |= {name: learner.predict(each.inputs) for name, learner in learners.items()}
+            for name, guess in guesses.items():
+                square = (each.reward - guess) ** 2
+                left[name].append((each.tokens**2 * square, square))
         for each in batch:
-            user = each.turn.user
-            user_mean = (sums.get(user, 0.0) + 10 * overall) / (counts.get(user, 0.0) + 10)
-            guesses = (0.0, mean, user_mean, ours.predict(context_of(each.turn)), each.probability)
-            if index >= WARM:
-                for values, guess in zip(squares.values(), guesses, strict=True):
-                    values.append((each.reward - guess) ** 2)
-        for each in batch:
-            ours.observe(context_of(each.turn), each.reward)
-            sums[each.turn.user] = sums.get(each.turn.user, 0.0) + each.reward
-            counts[each.turn.user] = counts.get(each.turn.user, 0.0) + 1.0
-    return {name: float(np.mean(values)) for name, values in squares.items()}
+            for learner in learners.values():
+                learner.observe(each.inputs, each.reward, each.tokens)
+    sums = {name: np.sum(values, axis=0) for name, values in left.items()}
+    return {name: tuple((value / sums["batch mean"]).tolist()) for name, value in sums.items()}
 
 
 def main() -> None:
-    seeds = range(3)
-    runs = [measure(population(seed)) for seed in seeds]
-    means = {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
-    print(f"{'baseline':<12}{'E[A^2]':>8}{'vs batch mean':>16}")
-    for name, value in means.items():
-        print(f"{name:<12}{value:>8.3f}{value / means['batch mean']:>15.2f}x")
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(
-        json.dumps({"metric": "E[A^2]", "seeds": len(seeds), "mean": means, "runs": runs}, indent=2) + "\n"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS / "baseline.json")
+    args = parser.parse_args()
+    found: dict[str, dict[str, list[float]]] = {}
+    print(f"{'world':<12}{'baseline':<20}{'gradient noise':>16}{'E[A^2]':>10}")
+    for name, world in WORLDS.items():
+        runs = [measure(population(world, seed)) for seed in range(args.seeds)]
+        found[name] = {kind: np.mean([run[kind] for run in runs], axis=0).tolist() for kind in runs[0]}
+        for kind, (noise, square) in found[name].items():
+            print(f"{name:<12}{kind:<20}{noise:>15.3f}x{square:>9.3f}x")
+    args.out.write_text(
+        json.dumps({"columns": ["gradient noise", "E[A^2]"], "seeds": args.seeds, "worlds": found}, indent=2) + "\n"
     )
 
 

@@ -17,6 +17,7 @@ from ostinato.reward.config import BaselineConfig, Users
 DAY = 86_400.0
 FEATURES = 6
 LARGEST = 1e100  # the largest reward that is learned from: its square is still a finite number
+LONGEST = 4.0  # times the mean number of tokens: no answer counts as longer, so that a single one does not decide
 
 Floats = NDArray[np.float64]
 
@@ -54,15 +55,16 @@ def context_of(turn: Turn, users: Users = "declared") -> BaselineInputs:
 
 
 class Deviations:
-    """The deviation of each key's rewards from the overall mean at their time, shrunk: sum(r - overall) / (n + k).
+    """The deviation of each key's rewards from what was expected at their time, shrunk: sum(w (r - expected)) / (sum(w) + k).
 
     A key is a tenant and one of its users or prompts, so nothing is learned about one tenant from another's turns. Added to the
-    overall mean the deviation is the shrunk mean (sum(r) + k * overall) / (n + k), and it stays right when all rewards rise
-    because the policy learns.
+    overall mean the deviation is a shrunk mean, and it stays right when all rewards rise because the policy learns. Both sums are
+    multiplied by `forget` with each turn of the key, since people change, and so does what the policy makes of a prompt.
     """
 
-    def __init__(self, shrinkage: float, max_keys: int) -> None:
+    def __init__(self, shrinkage: float, forget: float, max_keys: int) -> None:
         self._shrinkage = shrinkage
+        self._forget = forget
         self._max_keys = max_keys
         self._sums: dict[tuple[str, str], tuple[float, float]] = {}
 
@@ -71,10 +73,10 @@ class Deviations:
         total, count = self._sums.get(key, (0.0, 0.0))
         return total / (count + self._shrinkage)
 
-    def add(self, key: tuple[str, str], difference: float) -> None:
+    def add(self, key: tuple[str, str], difference: float, weight: float) -> None:
         """Count one observation; beyond `max_keys` the least recently seen key is dropped."""
         total, count = self._sums.pop(key, (0.0, 0.0))
-        self._sums[key] = (total + difference, count + 1.0)
+        self._sums[key] = (self._forget * total + weight * difference, self._forget * count + weight)
         if len(self._sums) > self._max_keys:
             del self._sums[next(iter(self._sums))]
 
@@ -88,23 +90,30 @@ class Deviations:
 
 
 class Baseline:
-    r"""b(x, user): an online ridge regression on cheap features of the prompt, pulled towards the user's shrunk mean.
+    r"""b(x, user): an online weighted ridge regression on cheap features of the prompt, pulled towards user's and prompt's shrunk means.
 
     Features x: 1, log prompt length, the user's and the prompt's shrunk deviation, hour of the day (two). Nothing that was sampled
     enters: a baseline may depend on the state, not on the action. The weights solve (ridge * I + S) w = s + ridge * w0 with
-    S = sum g^age x x\ :sup:`T` and s = sum g^age x r, g = `forget`: recursive least squares with exponential forgetting (Haykin,
-    Adaptive Filter Theory, ch. 10). w0 makes the prediction the overall mean plus the user's deviation, so that little evidence
-    gives the user's shrunk mean, and none gives 0.
+    S = sum g^age h x x\ :sup:`T` and s = sum g^age h x r, g = `forget`: recursive least squares with exponential forgetting (Haykin,
+    Adaptive Filter Theory, ch. 10). w0 makes the prediction the overall mean plus the user's and the prompt's deviation, each of which is
+    what the other does not explain; no evidence gives 0.
+
+    h weights the evidence. The variance of the gradient sum_t (r - b) grad log pi is least at b(x) = E[r |grad log pi|^2 | x] /
+    E[|grad log pi|^2 | x] and not at E[r | x] (Weaver and Tao, UAI 2001; Greensmith, Bartlett and Baxter, JMLR 5, 2004), and the gradient
+    grows with the answer's tokens: h = (tokens / mean tokens) ** `length_exponent`. The tokens are those of past answers, so that b stays
+    a function of the state and the gradient unbiased.
 
     Deterministic: the same observations in the same order give the same predictions, also across `snapshot` and `restore`.
     """
 
     def __init__(self, config: BaselineConfig | None = None) -> None:
-        self._config = config or BaselineConfig()
-        self._users = Deviations(self._config.shrinkage, self._config.max_keys)
-        self._prompts = Deviations(self._config.shrinkage, self._config.max_keys)
+        self._config = config = config or BaselineConfig()
+        self._users = Deviations(config.shrinkage, config.forget_key, config.max_keys)
+        self._prompts = Deviations(config.shrinkage, config.forget_key, config.max_keys)
         self._total = 0.0
         self._count = 0.0
+        self._tokens = 0.0
+        self._turns = 0.0
         self._moments_FF: Floats = np.zeros((FEATURES, FEATURES))
         self._targets_F: Floats = np.zeros(FEATURES)
         self._weights_F: Floats | None = None
@@ -113,25 +122,36 @@ class Baseline:
         """The return expected in this context. Call for a whole batch before observing any of it."""
         return float(self._features(context) @ self._solved())
 
-    def observe(self, context: BaselineInputs, value: float) -> None:
-        """Learn from the return of one turn. Its absolute value is clipped at `LARGEST`."""
+    def observe(self, context: BaselineInputs, value: float, tokens: int) -> None:
+        """Learn from the return of one turn of that many sampled tokens. The return's absolute value is clipped at `LARGEST`."""
         value = min(LARGEST, max(-LARGEST, value))
         features_F = self._features(context)
-        forget = self._config.forget
-        self._moments_FF = forget * self._moments_FF + np.outer(features_F, features_F)
-        self._targets_F = forget * self._targets_F + features_F * value
+        forget, weight = self._config.forget, self._weight(tokens)
+        self._moments_FF = forget * self._moments_FF + weight * np.outer(features_F, features_F)
+        self._targets_F = forget * self._targets_F + weight * features_F * value
         self._weights_F = None
-        self._total = forget * self._total + value
-        self._count = forget * self._count + 1.0
+        self._total = forget * self._total + weight * value
+        self._count = forget * self._count + weight
         difference = value - self._total / self._count
-        self._users.add(context.person, difference)
-        self._prompts.add((context.person[0], context.prompt), difference)
+        prompt = (context.person[0], context.prompt)
+        of_user, of_prompt = self._users.get(context.person), self._prompts.get(prompt)
+        self._users.add(context.person, difference - of_prompt, weight)
+        self._prompts.add(prompt, difference - of_user, weight)
+
+    def _weight(self, tokens: int) -> float:
+        """Count an answer's tokens, and give the weight of what is learned from it."""
+        forget, length = self._config.forget, max(1, tokens)
+        self._tokens = forget * self._tokens + length
+        self._turns = forget * self._turns + 1.0
+        return min(LONGEST, length * self._turns / self._tokens) ** self._config.length_exponent
 
     def snapshot(self) -> dict[str, Any]:
         """Everything learned, as JSON's types."""
         return {
             "total": self._total,
             "count": self._count,
+            "tokens": self._tokens,
+            "turns": self._turns,
             "moments": self._moments_FF.tolist(),
             "targets": self._targets_F.tolist(),
             "users": self._users.snapshot(),
@@ -142,6 +162,8 @@ class Baseline:
         """The inverse of `snapshot`."""
         self._total = float(snapshot["total"])
         self._count = float(snapshot["count"])
+        self._tokens = float(snapshot["tokens"])
+        self._turns = float(snapshot["turns"])
         self._moments_FF = np.array(snapshot["moments"], dtype=np.float64)
         self._targets_F = np.array(snapshot["targets"], dtype=np.float64)
         self._weights_F = None
@@ -159,7 +181,7 @@ class Baseline:
         if self._weights_F is None:
             ridge = self._config.ridge
             overall = self._total / self._count if self._count else 0.0
-            towards_F = self._targets_F + ridge * np.array([overall, 0.0, 1.0, 0.0, 0.0, 0.0])
+            towards_F = self._targets_F + ridge * np.array([overall, 0.0, 1.0, 1.0, 0.0, 0.0])
             penalised_FF = self._moments_FF + ridge * np.eye(FEATURES)
             self._weights_F = np.linalg.solve(penalised_FF, towards_F).astype(np.float64, copy=False)
         return self._weights_F

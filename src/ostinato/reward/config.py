@@ -28,13 +28,30 @@ class BaselineConfig(BaseModel, frozen=True, extra="forbid"):
         default=10.0, gt=0, description="Pseudo-count of turns at the overall mean in each user's and prompt's mean."
     )
     ridge: float = Field(
-        default=10.0, gt=0, description="Ridge penalty, which pulls the regression's weights towards 0."
+        default=1.0,
+        gt=0,
+        description="Ridge penalty, which pulls the regression towards the overall mean plus the user's and the "
+        "prompt's deviation.",
+    )
+    length_exponent: float = Field(
+        default=1.5,
+        ge=0,
+        le=2,
+        description="A turn's evidence counts in proportion to its sampled tokens to this power, since the gradient "
+        "of a long answer is large; 0: every turn counts alike.",
     )
     forget: float = Field(
         default=0.999,
         gt=0,
         le=1,
         description="Weight that older evidence keeps per observed turn, as the policy changes.",
+    )
+    forget_key: float = Field(
+        default=0.98,
+        gt=0,
+        le=1,
+        description="Weight that older evidence about a user, or a prompt, keeps per observed turn of theirs, as they "
+        "change.",
     )
     max_keys: int = Field(
         default=100_000,

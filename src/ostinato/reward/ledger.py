@@ -12,7 +12,7 @@ as the config allows.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -48,41 +48,47 @@ from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 class Teaching:
     """Teaches the baseline in the order of the log.
 
-    Turns that were held back together because their rewards did not differ teach it too: they show the level of rewards. A baseline
-    that saw only batches with contrast would expect too little once all turns are praised, and measure the next batch against that.
+    Turns with a reward that were held back teach it too: stale ones, and those that found no batch, say what to expect as well as those
+    that were trained on, and where a trainer is slow they are most of what people say. Turns whose rewards did not differ show the level
+    of rewards: a baseline that saw only batches with contrast would expect too little once all turns are praised.
+
+    Nobody is taught by what an action led to before that action has been learned from: a turn that was held back while an earlier one of
+    its episode is undecided does not teach. `undecided` gives, by unit, the place in the log of the first such turn.
     """
 
-    def __init__(self, baseline: Baseline, discount: float) -> None:
+    def __init__(self, baseline: Baseline, discount: float, undecided: Callable[[], Mapping[Unit, Cursor]]) -> None:
         self._baseline = baseline
         self._discount = discount
-        self._flat: list[Matured] = []
-        self._flat_name: tuple[float, str] | None = None  # the time and reason that its rows share
+        self._undecided = undecided
+        self._held: list[Matured] = []
+        self._held_at: float | None = None  # the time that their rows share
 
     def batch(self, entries: Sequence[Matured]) -> None:
         """Learn from the turns of a batch, oldest first."""
         self.catch_up()
         self._observe(entries)
 
-    def flat(self, row: Holdback, entry: Matured) -> None:
+    def held(self, row: Holdback, entry: Matured) -> None:
         """Add one of the turns that were held back together."""
-        if self._flat_name != (row.at, row.reason):
+        if self._held_at != row.at:
             self.catch_up()
-            self._flat_name = (row.at, row.reason)
-        self._flat.append(entry)
+            self._held_at = row.at
+        self._held.append(entry)
 
     def catch_up(self) -> None:
         """Learn from the turns that were held back last. Call before using the baseline."""
-        entries, self._flat, self._flat_name = self._flat, [], None
-        self._observe(entries)
+        entries, self._held, self._held_at = self._held, [], None
+        first = self._undecided() if entries else {}
+        self._observe([entry for entry in entries if entry.facts.seq <= first.get(entry.facts.unit, entry.facts.seq)])
 
     def snapshot(self) -> dict[str, Any]:
         """The turns that the baseline has not learned from yet, as JSON's types."""
-        return {"flat": matured_turns.dump_python(self._flat, mode="json"), "name": self._flat_name}
+        return {"held": matured_turns.dump_python(self._held, mode="json"), "at": self._held_at}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`."""
-        self._flat = matured_turns.validate_python(state["flat"])
-        self._flat_name = None if state["name"] is None else (float(state["name"][0]), str(state["name"][1]))
+        self._held = matured_turns.validate_python(state["held"])
+        self._held_at = None if state["at"] is None else float(state["at"])
 
     def _observe(self, entries: Sequence[Matured]) -> None:
         episodes: dict[tuple[str, str], list[Matured]] = defaultdict(list)
@@ -94,7 +100,7 @@ class Teaching:
             for entry, value in zip(members, returns([member.value for member in members], self._discount), strict=True)
         }
         for entry in entries:
-            self._baseline.observe(entry.facts.context, reached[entry.facts.id])
+            self._baseline.observe(entry.facts.context, reached[entry.facts.id], entry.facts.sampled)
 
 
 # ---------------------------------------------------------------- settled turns
@@ -148,6 +154,7 @@ KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch
 NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT = "no_signal", "too_few", "too_long", "untaken", "flat"
 WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT})  # holdbacks of whole units
 STALE = "stale"
+TEACHING = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, STALE})  # why turns are held back that teach the baseline
 UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which nobody can have said anything
 GROUPS = 10_000  # groups with an outcome that are remembered, so that none is split
 LATE_GROUP = "late_group"
@@ -178,7 +185,7 @@ class TurnLedger:
         self.start = start
         self._gold, self._arms = gold, arms
         self.baseline = Baseline(config.baseline)
-        self.teaching = Teaching(self.baseline, config.discount)
+        self.teaching = Teaching(self.baseline, config.discount, self._undecided)
         self.recent = RecentShares(config.user_steps)
         self.lineage = Lineage()
         self.last_step = 0
@@ -222,6 +229,14 @@ class TurnLedger:
     def first_open(self, unit: Unit) -> Cursor | None:
         """The place in the log of a unit's first turn that waits for its reward and may be learned from; None if none does."""
         return next(iter(self._open_in.get(unit, ())), None)
+
+    def _undecided(self) -> dict[Unit, Cursor]:
+        """By unit, the place in the log of the first turn that may yet be learned from."""
+        first = {unit: min(places) for unit, places in self._open_in.items()}
+        for entry in self.matured.values():
+            unit, place = entry.facts.unit, entry.facts.seq
+            first[unit] = min(place, first.get(unit, place))
+        return first
 
     def watch(self, facts: TurnFacts) -> None:
         """Count an open turn into its unit."""
@@ -365,8 +380,8 @@ class TurnLedger:
             self.settled.put(row.turn, matured.facts.tenant, Fate.HELD)
             if kind_of(row.reason) in WHOLE or (matured.facts.world and row.reason != GONE):
                 self._close_group(matured.facts)
-            if kind_of(row.reason) == NO_SIGNAL and not matured.facts.world:
-                self.teaching.flat(row, matured)
+            if row.reason.partition(":")[0] in TEACHING and not matured.facts.world:
+                self.teaching.held(row, matured)
 
     def _batch(self, batch: Batch) -> None:
         self.orphans.advance(batch.at)

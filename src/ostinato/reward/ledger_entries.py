@@ -130,6 +130,11 @@ class TurnFacts:
         )
 
     @property
+    def sampled(self) -> int:
+        """The number of its sampled tokens."""
+        return self.tokens - self.context.length
+
+    @property
     def unit(self) -> Unit:
         """The unit that goes into a batch with this turn."""
         if self.group is None:

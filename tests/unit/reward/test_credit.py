@@ -96,7 +96,7 @@ def test_one_finite_reward_of_any_size_gives_finite_credit(huge: float):
     assert advantages[0] == pytest.approx(math.copysign(math.sqrt(2), huge))
     baseline = Baseline()
     for turn in turns_of(["a", "b"] * 20):
-        baseline.observe(context_of(turn), huge)
+        baseline.observe(context_of(turn), huge, 5)
         assert math.isfinite(baseline.predict(context_of(turn)))
 
 

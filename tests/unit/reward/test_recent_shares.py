@@ -182,7 +182,7 @@ def test_caps_do_not_turn_what_is_learned(users, accepted, sign):
         if step >= 40:
             steps.append(np.mean([found[id][0] * (0.5 if suggests else -0.5) for id, suggests in suggested.items()]))
         for turn in turns:
-            baseline.observe(context_of(turn), rewards[turn.id])
+            baseline.observe(context_of(turn), rewards[turn.id], len(turn.sampled_ids))
         masses = masses_of([(turn.person, turn.episode) for turn in turns])
         scales = scales_of(masses, recent, config)
         recent.observe(masses, scales)

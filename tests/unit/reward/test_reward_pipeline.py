@@ -247,6 +247,41 @@ async def test_a_batch_that_teaches_nothing_teaches_the_baseline(log, now, open_
     assert -bad > 1.2 * good, "where all else is praised, a rejection says more than praise"
 
 
+async def test_turns_that_came_too_late_for_a_batch_teach_the_baseline(log, now, open_desk, turn):
+    config = RewardConfig(max_staleness=2, user_cap=1.0)
+    desk = open_desk(log, config=config)
+    for start in (0, 20):
+        now.at += 99.0
+        late = [turn(start + i, ended_at=now.at - 40, **made_by(i % 3)) for i in range(12)]
+        await log.append(*late, a_delivery(*late), *[a_signal(t, at=now.at - 35) for t in late])
+        await desk.poll()
+        assert await desk.ready(5, 1) == []
+    assert {why.partition(":")[0] for why in log.reasons(Holdback).values()} == {"stale"}
+    ledger, restarted = desk._reading.ledger, open_desk(log, config=config)
+    await restarted.poll()
+    for each in (ledger, restarted._reading.ledger):
+        each.teaching.catch_up()
+        assert each.baseline.predict(context_of(a_turn("new:0", user="new"))) > 0.3
+    assert restarted._reading.ledger.baseline.snapshot() == ledger.baseline.snapshot()
+
+
+@pytest.mark.parametrize("waits", ["for its reward", "for a batch"])
+async def test_what_an_undecided_turn_led_to_does_not_teach_the_baseline(log, now, open_desk, turn, waits):
+    """The second turn of an episode is stale, and its first, made by newer weights after the trainer went back, may yet be trained on."""
+    first = turn(0, episode="long", ended_at=90.0 if waits == "for its reward" else 10.0, **made_by(5))
+    second = turn(1, episode="long", id="t0:1", parent="t0:0", ended_at=10.0, **made_by(0))
+    alone = turn(2, ended_at=10.0, **made_by(0))
+    await log.append(first, second, alone, a_delivery(first, second, alone), a_signal(second), a_signal(alone))
+    now.at = 95.0
+    desk = open_desk(log, config=RewardConfig(max_staleness=2, user_cap=1.0))
+    await desk.poll()
+    await desk.ready(5, 2)
+    assert log.reasons(Holdback) == {second.id: "stale:5", alone.id: "stale:5"}
+    ledger = desk._reading.ledger
+    ledger.teaching.catch_up()
+    assert [row[1] for row in ledger.baseline.snapshot()["users"]] == [alone.user]
+
+
 async def test_a_full_log_loses_nothing_and_the_desk_goes_on_when_there_is_room(log, now, open_desk, turn):
     await fill(log, turn, 4)
     now.at = 41.0

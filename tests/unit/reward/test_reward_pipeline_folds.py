@@ -183,7 +183,7 @@ def of_another_shape(text: str) -> dict[str, dict]:
     damaged("no open turns", lambda state: state["ledger"].pop("open"))
     damaged("turns that are a number", lambda state: state["ledger"].update(matured=7))
     damaged("a turn of another shape", lambda state: state["ledger"].update(open=[{"facts": {}}]))
-    damaged("a cut name", lambda state: state["ledger"]["teaching"].update(name=[]))
+    damaged("a time that is a list", lambda state: state["ledger"]["teaching"].update(at=[]))
     damaged("alarms that are a list", lambda state: state["ledger"]["alarms"].update(known=[]))
     damaged("a date that is a word", lambda state: state["ledger"].update(time="noon"))
     return found
