@@ -7,9 +7,9 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from ostinato.compute.config import ComputeConfig
@@ -38,6 +38,10 @@ class RunConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
 
+AUTO_TURNS = 144
+"""People's turns in a step at least, with `learn.batch = "auto"`."""
+
+
 class ListenConfig(BaseModel, frozen=True, extra="forbid"):
     """Where the gateway listens."""
 
@@ -55,10 +59,12 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
         description="Which turns are learned from: people's, those of rollouts in simulated worlds (see `worlds`), or "
         "both in one step. Other turns get a reward and are held back.",
     )
-    batch: int = Field(
-        default=144,
-        ge=1,
-        description="People's turns per optimizer step; fewer only where no more fit into `reward.batch_tokens`.",
+    batch: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto",
+        description="People's turns per optimizer step; fewer only where no more fit into `reward.batch_tokens`. "
+        "'auto': all that are ready and fit, 144 at least. A step then waits until that is its even share of the turns "
+        "whose rewards are not known yet, since each step makes them staler; and its learning rate grows with the root of its turns, to "
+        "twice as much at most.",
     )
     publish_every: int = Field(default=2, ge=1, description="Steps between two published candidates.")
     checkpoint_every: int = Field(
@@ -82,6 +88,19 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
     poll_s: float = Field(
         default=0.5, gt=0, description="Seconds between looks at the log while too few turns are ready."
     )
+
+    @field_validator("batch", mode="before")
+    @classmethod
+    def _check_batch(cls, given: Any) -> Any:
+        """One message in place of one for each of the two types. Raises ValueError."""
+        if given != "auto" and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+            raise ValueError("set 'auto' or a number of turns, 1 or more")
+        return given
+
+    @property
+    def least_turns(self) -> int:
+        """People's turns that a step takes at least, if no more would exceed `reward.batch_tokens`."""
+        return AUTO_TURNS if self.batch == "auto" else self.batch
 
 
 class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ostinato.app.machine import Measured, cores, measured, places
 from ostinato.app.storage import model_path
@@ -240,12 +240,15 @@ def trainer_backend(config: Config) -> ComputeBackend:
 
 
 def training(config: Config) -> TrainConfig:
-    """The trainer's settings with `compute` resolved: "auto" is the engine's. Raises BadConfig."""
+    """The trainer's settings with `compute` and `learn.batch` resolved: "auto" is the engine's. Raises BadConfig."""
     import torch
 
-    if config.train.compute != "auto":
-        return config.train
-    return config.train.model_copy(update={"compute": "bf16" if compute(config) == torch.bfloat16 else "fp32"})
+    settings: dict[str, Any] = {}
+    if config.train.compute == "auto":
+        settings["compute"] = "bf16" if compute(config) == torch.bfloat16 else "fp32"
+    if config.learn.batch == "auto" and config.train.base_turns is None:
+        settings["base_turns"] = config.learn.least_turns
+    return config.train.model_copy(update=settings)
 
 
 def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: str | None = None) -> Contract:

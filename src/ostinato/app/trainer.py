@@ -68,9 +68,13 @@ def open_desk(
 
 
 def taught_by(config: Config) -> Taught:
-    """Whose turns the trainer learns from."""
+    """Whose turns the trainer learns from. Beside groups of rollouts, which wait for nobody's reward, a step takes a batch of people's."""
     source = config.learn.source
-    return Taught(people=source != "worlds", groups=0 if source == "people" else config.worlds.groups)
+    return Taught(
+        people=source != "worlds",
+        groups=0 if source == "people" else config.worlds.groups,
+        every=source == "people" and config.learn.batch == "auto",
+    )
 
 
 def open_learning(
@@ -99,7 +103,7 @@ def open_learning(
     async def anchor() -> PolicyVersion | None:
         return await follower.resolve("control") or await follower.resolve("base")
 
-    source = DeskSource(desk, released.refresh, size=config.learn.batch, poll_s=config.learn.poll_s)
+    source = DeskSource(desk, released.refresh, size=config.learn.least_turns, poll_s=config.learn.poll_s)
     publisher = VersionPublisher(run.store, settings, (lambda own: Together(own, lines)) if lines else None)
     candidates = Candidates(
         publisher,

@@ -35,6 +35,8 @@ class Accounting:
     been trained on, `foreign` were about another tenant's turn, `moot` about a turn that gets no reward, `excess` exceeded the
     limit per turn; `orphans` wait for a turn that is not in the log, `forgotten` waited in vain.
 
+    `used`: of people's last turns that could teach, the share that was trained on; None while too few were decided.
+
     Example: ``Accounting(ingested=5, trained=2, held={"arm:control": 1, "finish:abort": 1}, waiting=1, rewarded=4)``
     """
 
@@ -53,6 +55,7 @@ class Accounting:
     orphans: int = 0
     forgotten: int = 0
     alarms: tuple[str, ...] = ()
+    used: float | None = None
     coverage: Mapping[str, TenantCoverage] = field(default_factory=dict[str, TenantCoverage])
 
     @property
@@ -96,6 +99,7 @@ def of_ledger(ledger: TurnLedger) -> Accounting:
         orphans=ledger.orphans.count,
         forgotten=ledger.orphans.expired + ledger.orphans.dropped,
         alarms=tuple(alarms.standing()),
+        used=alarms.use.share(ledger.learnable),
         coverage={
             tenant: TenantCoverage(usual=each.usual, turns=each.turns, alarm=alarms.silenced(tenant))
             for tenant, each in alarms.coverages.items()

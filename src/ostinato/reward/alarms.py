@@ -1,4 +1,5 @@
-"""Which of the desk's alarms stand, as the log says, and which have to be raised or cleared.
+"""Which of the desk's alarms stand, as the log says, and which have to be raised or cleared: the reward function fails, feedback does not
+arrive, or most turns that could teach are not trained on.
 
 How much feedback is usual, and whether there is too little of it for silence to mean anything. Each tenant's turns are observed in the
 order in which their rewards were decided, each with feedback or without. The usual share of turns with feedback is an exponentially
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from ostinato.core.notices import Alarm, AlarmState
@@ -102,10 +103,56 @@ class Coverage:
         return math.log(nothing / usual) if heard else math.log((1.0 - nothing) / (1.0 - usual))
 
 
+# ---------------------------------------------------------------- use
+
+
+LEAST_DECIDED = 100.0  # turns that a share of use must rest on
+TOO_FEW_USED, ENOUGH_USED = 0.5, 0.6  # shares below which the alarm is raised, and above which it is cleared
+REMEDIES: Mapping[str, str] = {
+    "stale": "the trainer was too many steps further: set learn.batch = 'auto', raise reward.batch_tokens or ship more often",
+    "greedy": "clients ask for temperature 0, which explores nothing: override it in serve.sampling",
+    "cold": "clients ask for a temperature below reward.min_temperature: override it in serve.sampling",
+    "top_p": "clients ask for a top_p below 1: override it in serve.sampling",
+    "too_few": "too few turns came for a batch: lower learn.batch",
+    "untaken": "the trainer waited for the gate: ship more often",
+    "too_long": "they have too many tokens: raise reward.batch_tokens",
+}
+"""Why people's turns that could have taught are not trained on, and what to do about it."""
+
+
+@dataclass(slots=True)
+class TrainedShare:
+    """What became of people's last turns that could teach: weighted counts by outcome, "trained" or a key of `REMEDIES`."""
+
+    counts: dict[str, float] = field(default_factory=dict[str, float])
+
+    def see(self, outcome: str) -> None:
+        """Count one turn."""
+        self.counts = {name: (1.0 - 1.0 / MEMORY) * count for name, count in self.counts.items()}
+        self.counts[outcome] = self.counts.get(outcome, 0.0) + 1.0
+
+    def share(self, waiting: int = 0) -> float | None:
+        """The share that was trained on; None while that cannot be said: too few turns were decided, or, before the first batch, more
+        wait for it.
+        """
+        decided = sum(self.counts.values())
+        trained = self.counts.get("trained", 0.0)
+        return None if decided < LEAST_DECIDED or (not trained and waiting >= decided) else trained / decided
+
+    def reason(self) -> str:
+        """The share in words, with the commonest reasons for losses and the first one's remedy."""
+        decided = sum(self.counts.values())
+        lost = sorted((name for name in self.counts if name != "trained"), key=lambda name: -self.counts[name])
+        causes = ", ".join(f"{100 * self.counts[name] / decided:.0f}% {name}" for name in lost[:3])
+        trained = 100 * self.counts.get("trained", 0.0) / decided
+        return f"{trained:.0f}% of the last turns that could teach were trained on ({causes}): {REMEDIES[lost[0]]}"
+
+
 # ---------------------------------------------------------------- alarms
 
 
 FUNCTION = "reward_function"
+UNUSED = "unused"
 COVERAGE = "coverage:"
 FAILURES = ("reward_failed", "reward_hung", "reward_nonsense")
 ALL_CLEAR = 20  # rewards in a row after which a reward function that failed counts as sound
@@ -131,6 +178,7 @@ class Alarms:
         self._failure = ""  # the last failure since the alarm's last row
         self._sound = 0  # rewards in a row since then
         self.coverages: dict[str, Coverage] = {}
+        self.use = TrainedShare()
 
     def standing(self) -> list[str]:
         """The names of the alarms that stand."""
@@ -156,17 +204,17 @@ class Alarms:
 
     def apply(self, row: Alarm) -> None:
         """Take in a row about one of the desk's alarms; other alarms are ignored."""
-        if row.name != FUNCTION and not row.name.startswith(COVERAGE):
+        if row.name not in (FUNCTION, UNUSED) and not row.name.startswith(COVERAGE):
             return
         known = self._known.setdefault(row.name, _Alarm())
         known.standing, known.rows = row.state is AlarmState.RAISED, known.rows + 1
         if row.name == FUNCTION:
             self._failure, self._sound = "", 0
-        else:
+        elif row.name != UNUSED:
             self.coverages.setdefault(row.name.removeprefix(COVERAGE), Coverage()).settle()
 
-    def due(self, at: float) -> Iterator[Alarm]:
-        """The rows that have to be written now."""
+    def due(self, at: float, waiting: int = 0) -> Iterator[Alarm]:
+        """The rows that have to be written now. `waiting`: people's turns that may yet be trained on."""
         standing = self._known.get(FUNCTION, _Alarm()).standing
         if self._failure and not standing:
             yield self.row(FUNCTION, AlarmState.RAISED, self._failure, at)
@@ -174,6 +222,11 @@ class Alarms:
             yield self.row(FUNCTION, AlarmState.CLEARED, f"{self._sound} rewards in a row", at)
         for tenant in self.coverages:
             yield from self._coverage(tenant, at)
+        used, known = self.use.share(waiting), self._known.get(UNUSED, _Alarm()).standing
+        if used is not None and not known and used < TOO_FEW_USED:
+            yield self.row(UNUSED, AlarmState.RAISED, self.use.reason(), at, {"counts": dict(self.use.counts)})
+        elif used is not None and known and used > ENOUGH_USED:
+            yield self.row(UNUSED, AlarmState.CLEARED, f"{100 * used:.0f}% of the last turns were trained on", at)
 
     def row(
         self, name: str, state: AlarmState, reason: str, at: float, detail: Mapping[str, Any] | None = None
@@ -187,6 +240,7 @@ class Alarms:
         return {
             "known": {name: [alarm.standing, alarm.rows] for name, alarm in self._known.items()},
             "coverages": {tenant: coverage.to_json() for tenant, coverage in self.coverages.items()},
+            "use": self.use.counts,
             "failure": self._failure,
             "sound": self._sound,
         }
@@ -195,6 +249,7 @@ class Alarms:
         """The inverse of `snapshot`."""
         self._known = {name: _Alarm(*pair) for name, pair in state["known"].items()}
         self.coverages = {tenant: Coverage.from_json(each) for tenant, each in state["coverages"].items()}
+        self.use = TrainedShare({str(name): float(count) for name, count in state["use"].items()})
         self._failure, self._sound = str(state["failure"]), int(state["sound"])
 
     def _coverage(self, tenant: str, at: float) -> Iterator[Alarm]:

@@ -102,8 +102,9 @@ def ready_parts(
     return ready
 
 
-def dealt(parts: Iterable[LearnablePart], *, size: int, config: RewardConfig) -> list[Matured]:
+def dealt(parts: Sequence[LearnablePart], *, size: int, config: RewardConfig, every: bool = False) -> list[Matured]:
     """At least `size` turns in whole parts, in the order of the log; fewer if no more fit into `batch_tokens`; none if too few are there.
+    `every`: not `size` turns but all that fit.
 
     Where people are served faster than the trainer learns, a queue would make every batch stale; so the newest parts are taken.
 
@@ -116,14 +117,15 @@ def dealt(parts: Iterable[LearnablePart], *, size: int, config: RewardConfig) ->
     queues: dict[str, deque[LearnablePart]] = defaultdict(deque)
     for part in sorted(parts, key=lambda part: part.newest, reverse=True):
         queues[part.tenant].append(part)
-    share = _Share(size, config.batch_tokens)
+    most = max(size, sum(len(part.entries) for part in parts)) if every else size
+    share = _Share(most, config.batch_tokens)
     if len(queues) > 1:
-        most = config.tenant_cap
-        queues = {name: deque(sorted(queue, key=lambda part: share.of(part) > most)) for name, queue in queues.items()}
+        cap = config.tenant_cap
+        queues = {name: deque(sorted(queue, key=lambda part: share.of(part) > cap)) for name, queue in queues.items()}
     nexts = [share.after(queue[0]) for queue in queues.values()]
     heapify(nexts)
     taken, left, cut = list[Matured](), config.batch_tokens, False
-    while nexts and len(taken) < size:
+    while nexts and len(taken) < most:
         _, _, tenant = heappop(nexts)
         part = queues[tenant].popleft()
         if part.tokens <= left:

@@ -139,7 +139,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         "they are trained on, which applies the KL to them.",
     )
     episode_wait_s: float = Field(
-        default=7200.0,
+        default=3600.0,
         ge=0,
         description="Seconds after a decided turn's end until it is learned from even if its episode goes on.",
     )

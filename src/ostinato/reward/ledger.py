@@ -24,7 +24,7 @@ from ostinato.core.records import Arm, Batch, Delivered, Holdback, Quarantine, R
 from ostinato.core.seams import Cursor
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import CLOSED
-from ostinato.reward.alarms import FAILURES, Alarms
+from ostinato.reward.alarms import FAILURES, REMEDIES, Alarms
 from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import returns
@@ -230,6 +230,12 @@ class TurnLedger:
         """The place in the log of a unit's first turn that waits for its reward and may be learned from; None if none does."""
         return next(iter(self._open_in.get(unit, ())), None)
 
+    @property
+    def learnable(self) -> int:
+        """The number of people's turns that may yet be trained on."""
+        open_ = sum(len(places) for unit, places in self._open_in.items() if unit[0] != "world")
+        return open_ + sum(not entry.facts.world for entry in self.matured.values())
+
     def _undecided(self) -> dict[Unit, Cursor]:
         """By unit, the place in the log of the first turn that may yet be learned from."""
         first = {unit: min(places) for unit, places in self._open_in.items()}
@@ -376,6 +382,9 @@ class TurnLedger:
         if matured is None and due is None:
             return  # about a turn from before this fold
         self.held[kind_of(row.reason)] += 1
+        decided = matured or entry
+        if decided is not None and not decided.facts.world and (cause := row.reason.partition(":")[0]) in REMEDIES:
+            self.alarms.use.see(cause)
         if matured is not None:
             self.settled.put(row.turn, matured.facts.tenant, Fate.HELD)
             if kind_of(row.reason) in WHOLE or (matured.facts.world and row.reason != GONE):
@@ -393,6 +402,8 @@ class TurnLedger:
         self.recent.observe(masses, scales_of(masses, self.recent, self.config))
         for entry in taught:
             self.counts["trained"] += 1
+            if not entry.facts.world:
+                self.alarms.use.see("trained")
             self.to_hold.pop(entry.facts.id, None)
             self.settled.put(entry.facts.id, entry.facts.tenant, Fate.TRAINED)
             self._close_group(entry.facts)

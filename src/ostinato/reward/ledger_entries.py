@@ -39,11 +39,14 @@ def nobody(tenant: str, user: str) -> bool:
 class Taught:
     """Whose turns are learned from: people's, and in each step `groups` groups of a simulated world's rollouts (0: none).
 
+    `every`: a step takes all of people's turns that are ready, and waits until that is its even share of those that are not ready.
+
     Example: ``Taught(people=False, groups=8)``
     """
 
     people: bool = True
     groups: int = 0
+    every: bool = False
 
     @property
     def arms(self) -> frozenset[Arm]:

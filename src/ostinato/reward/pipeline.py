@@ -78,7 +78,7 @@ class RewardDesk:
         folds: where the desk's state is saved between starts; None: the log is read from its first row.
         numerics: the id of the only contract whose turns may be trained on; None: any.
         gold: the people whose turns are never trained on.
-        taught: whether people's turns are trained on, and how many groups of rollouts go into a step.
+        taught: whether people's turns are trained on, a batch of them or all, and how many groups of rollouts go into a step.
 
     Example::
 
@@ -223,7 +223,7 @@ class RewardDesk:
         """Write the outcomes and alarms that follow from what was read."""
         ledger = self._reading.ledger
         held = [Holdback(turn=turn, reason=reason, at=now) for turn, reason in ledger.to_hold.items()]
-        await self._write([*held, *ledger.alarms.due(now)])
+        await self._write([*held, *ledger.alarms.due(now, ledger.learnable)])
 
     async def _alarm_unloadable(self, why: str, now: float) -> None:
         alarms = self._reading.ledger.alarms
@@ -267,16 +267,22 @@ class RewardDesk:
                 for entry in part.entries
             ]
         )
-        entries = self._deal([part for part in parts if part.newest not in useless], size)
+        entries = self._deal([part for part in parts if part.newest not in useless], size, lineage, steps)
+        if entries is None:
+            return []
         if not entries:
             await self._give_up(TOO_FEW, f"no batch of {size}")
         return entries
 
-    def _deal(self, parts: Sequence[LearnablePart], size: int) -> list[Matured]:
+    def _deal(self, parts: Sequence[LearnablePart], size: int, lineage: Lineage, steps: int) -> list[Matured] | None:
         """People's turns, if there are enough of them, and groups of rollouts: as many as a step takes, or fewer if people's turns
-        are taken too.
+        are taken too. None if a step should wait for others.
         """
-        served = dealt([part for part in parts if not part.world], size=size, config=self._config)
+        people = [part for part in parts if not part.world]
+        served = dealt(people, size=size, config=self._config, every=self._taught.every)
+        whole = len(served) == sum(len(part.entries) for part in people)  # what does not fit will be stale anyhow
+        if self._taught.every and whole and served and len(served) < self._even_share(served, lineage, steps):
+            return None
         first = {entry.facts.id for entry in served}
         used = sum(part.tokens for part in parts if part.entries[0].facts.id in first)
         left = self._config.batch_tokens - used
@@ -284,6 +290,22 @@ class RewardDesk:
             [part for part in parts if part.world], groups=self._taught.groups, tokens=left, fewer=bool(served)
         )
         return sorted([*served, *simulated], key=lambda entry: entry.facts.seq)
+
+    def _even_share(self, served: Sequence[Matured], lineage: Lineage, steps: int) -> float:
+        """A step's even share of people's turns that may be learned from, beside these: one that k more steps can take before it is too
+        stale counts 1 / k. 0 where every step makes all of them too stale, and waiting gains nothing.
+        """
+        ledger, most = self._reading.ledger, self._config.max_staleness
+        if most == 0:
+            return 0.0
+        taken = {entry.facts.id for entry in served}
+        waiting = (entry.facts for entry in (*ledger.open.values(), *ledger.matured.values()))
+        lags = (
+            lineage.lag(steps, facts.oldest)
+            for facts in waiting
+            if facts.hold is None and not facts.world and facts.oldest is not None and facts.id not in taken
+        )
+        return sum(1.0 / (most - lag + 1) for lag in lags if lag <= most)
 
     async def _give_up(self, kind: str, why: str, taken: Container[Unit] = ()) -> None:
         """Hold back the turns that have waited too long to be learned from, except for the units that a batch would take."""

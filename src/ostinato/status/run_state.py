@@ -170,7 +170,7 @@ class RunStateReader:
             shares=self._shares(),
             pace=self._pace(now, accounts.ingested),
             accounts=accounts,
-            batch=config.learn.batch,
+            batch=config.learn.least_turns,
             signals=seen.signals,
             step=seen.step,
             last=marks[0] if marks else None,

@@ -13,6 +13,13 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     learning_rate: float = Field(
         default=2e-5, gt=0, description="AdamW's step size after the warm-up, for a fully trusted batch."
     )
+    base_turns: int | None = Field(
+        default=None,
+        ge=1,
+        description="Turns in a step that `learning_rate` is meant for: with k times as many it is sqrt(k) times as "
+        "large, but no more than twice. null: the same for every step, or the least number of turns where steps take all that are "
+        "ready.",
+    )
     warmup_steps: int = Field(
         default=2,
         ge=0,

@@ -212,7 +212,7 @@ class PolicyTrainer:
             self._masters.clear_grads()
             self._experts.settle()
             raise
-        self._update(metrics)
+        self._update(metrics, len(usable))
         laps.end("optimizer")
         weights = self._masters.publish()
         laps.end("publish")
@@ -285,9 +285,11 @@ class PolicyTrainer:
         under = reader(references.fetch, self._masters, forward)
         return consult(work, references, under, step=self.step_count, config=self.config)
 
-    def _update(self, metrics: dict[str, float]) -> None:
+    def _update(self, metrics: dict[str, float], turns: int) -> None:
         warmup = min(1.0, (self.step_count + 1) / max(1, self.config.warmup_steps))
-        metrics["learning_rate"] = self.config.learning_rate * warmup * metrics["trust"]
+        metrics["learning_rate"] = (
+            self.config.learning_rate * warmup * metrics["trust"] * batch_factor(turns, self.config)
+        )
         scale = metrics["clip_scale"] * metrics["mask_scale"]
         self._masters.update(learning_rate=metrics["learning_rate"], scale=scale)
         self.step_count += 1
@@ -351,6 +353,19 @@ class PolicyTrainer:
     def present(self) -> Learned:
         """The present weights as a publishable result without metrics."""
         return Learned(step=self.step_count, policy_number=self.step_count, weights=self._masters.publish(), metrics={})
+
+
+def batch_factor(turns: int, config: TrainConfig) -> float:
+    """How many times `learning_rate` suits a step of that many turns: sqrt(turns / base_turns), from 1 to 2.
+
+    With k times the batch Adam keeps its course with sqrt(k) times the step size while noise dominates the gradient (Malladi et al.,
+    NeurIPS 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms"). Beyond a few times that it does not, hence the bound.
+
+    Example: ``batch_factor(288, TrainConfig(base_turns=144))`` is sqrt(2).
+    """
+    if config.base_turns is None:
+        return 1.0
+    return min(2.0, max(1.0, math.sqrt(turns / config.base_turns)))
 
 
 def _arithmetic(config: TrainConfig) -> torch.dtype:

@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from ostinato.config import Config, keys, load, origins
+from ostinato.config import Config, LearnConfig, keys, load, origins
 from ostinato.core.errors import NotFound
 from ostinato.launch.commands.config import list_keys, listed
 
@@ -29,7 +29,7 @@ def test_every_key_is_listed_with_a_meaning_and_a_type_for_people():
         assert "<" not in key.kind.replace("< ", "").replace("<= ", ""), key
         assert key.value == key.default
     kinds = {key.name: key.kind for key in found}
-    assert kinds["learn.batch"] == "int >= 1"
+    assert kinds["learn.batch"] == "int or 'auto'"
     assert kinds["model.numerics"] == "'auto' or 'exact' or 'fast'"
     assert kinds["serve.api_keys"] == "list of secret"
     assert kinds["serve.admin_key"] == "secret or null"
@@ -69,11 +69,11 @@ def test_as_json_it_can_be_read_by_programs():
     assert {key["name"] for key in found} == {f"learn.{name}" for name in type(Config().learn).model_fields}
     assert next(key for key in found if key["name"] == "learn.batch") == {
         "name": "learn.batch",
-        "kind": "int >= 1",
-        "default": 144,
-        "value": 144,
+        "kind": "int or 'auto'",
+        "default": "auto",
+        "value": "auto",
         "origin": "",
-        "meaning": "People's turns per optimizer step; fewer only where no more fit into `reward.batch_tokens`.",
+        "meaning": LearnConfig.model_fields["batch"].description,
     }
 
 

@@ -1,5 +1,6 @@
 """The desk: every turn gets one outcome, batches are recorded before they are used, a restart decides alike."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 from tests.oracles.turn_accounting import recount
 
 from ostinato.core.errors import Conflict, NoSignal, StorageFull
+from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Reward, Sampling, Span, Turn
 from ostinato.core.samples import Sample
 from ostinato.reward.accounting import account
@@ -263,6 +265,37 @@ async def test_turns_that_came_too_late_for_a_batch_teach_the_baseline(log, now,
         each.teaching.catch_up()
         assert each.baseline.predict(context_of(a_turn("new:0", user="new"))) > 0.3
     assert restarted._reading.ledger.baseline.snapshot() == ledger.baseline.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "told"),
+    [
+        ({"temperature": 0.0}, r"0% of .* \(100% greedy\): clients ask for temperature 0, .* serve.sampling"),
+        ({"top_p": 0.9}, r"0% of .* \(100% top_p\): clients ask for a top_p below 1: override it in serve.sampling"),
+    ],
+)
+async def test_turns_of_which_none_can_teach_raise_an_alarm_until_they_can(log, now, open_desk, turn, sampling, told):
+    desk = open_desk(log)
+    turns = [turn(i, sampling=Sampling(max_tokens=8, **sampling)) for i in range(120)]
+    for some in (turns[:90], turns[90:]):
+        assert log.of(Alarm) == []
+        await log.append(*some)
+        await desk.poll()
+        await desk.poll()
+    (alarm,) = log.of(Alarm)
+    assert (alarm.name, alarm.state) == ("unused", AlarmState.RAISED)
+    assert re.match(told, alarm.reason)
+    assert (await account(log)).used == 0.0
+    now.at = 99.0
+    for start in range(200, 500, 60):
+        teaching = [turn(start + i, ended_at=40.0) for i in range(60)]
+        await log.append(*teaching, a_delivery(*teaching), *[a_signal(each) for each in teaching[::2]])
+        await desk.batch(desk.last_step + 1, 60, V0)
+    await desk.poll()
+    restarted = open_desk(log)
+    await restarted.poll()
+    assert [each.state for each in log.of(Alarm)] == [AlarmState.RAISED, AlarmState.CLEARED]
+    assert (await account(log)).used > 0.6
 
 
 @pytest.mark.parametrize("waits", ["for its reward", "for a batch"])

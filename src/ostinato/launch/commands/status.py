@@ -54,6 +54,8 @@ def accounts(found: Accounting, now: float) -> list[str]:
         f"another tenant's turns, {found.moot} about turns without a reward, {found.excess} over the limit, {found.forgotten} about "
         f"unknown turns ({found.orphans} still waiting for theirs)",
     ]
+    if found.used is not None:
+        lines.append(f"learned from: {100 * found.used:.0f}% of the last turns that could teach")
     lines += [
         f"usual feedback of {tenant}: on {100 * each.usual:.0f}% of turns ({each.turns} turns){', SILENT NOW' if each.alarm else ''}"
         for tenant, each in sorted(found.coverage.items())

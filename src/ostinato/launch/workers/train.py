@@ -67,7 +67,7 @@ class TrainWorker:
         self._shared = shared_checkpoints(run)
         pulse.trouble = lambda: learning.stored.trouble or (self._shared and self._shared.trouble)
         self._settings = run.config.learn
-        turns, groups = f"{self._settings.batch} turns", f"{run.config.worlds.groups} groups of rollouts"
+        turns, groups = f"{self._settings.least_turns} turns", f"{run.config.worlds.groups} groups of rollouts"
         self._what = {"people": turns, "worlds": groups, "both": f"{turns} or {groups}"}[self._settings.source]
 
     async def resume(self) -> None:
