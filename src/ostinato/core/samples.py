@@ -26,9 +26,8 @@ class Episode:
 class Sample:
     """A turn with its credit, ready for the trainer.
 
-    `advantages` has one entry per sampled token. `weight` is the turn's share of its episode: the weights of an episode's turns in a
-    batch sum to 1, so that an episode of twenty turns counts once and not twenty times. `summed`: all tokens of the episode enter the
-    loss's sum in full, however many turns they are in; the episode still counts once in the normaliser.
+    `advantages` has one entry per sampled token. `weight` is the turn's part of the loss's normaliser: a batch's weights sum to its number
+    of episodes. `summed`: the turn's tokens enter the loss's sum in full all the same.
 
     Example: ``Sample(turn=turn, reward=0.75, advantages=(0.9,) * len(turn.sampled_ids), weight=0.5)``
     """

@@ -171,7 +171,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.1,
         gt=0,
         le=1,
-        description="Largest share of a batch that one user may have, each episode counting equally, or 2 / users if "
+        description="Largest share of a batch that one user may have, each turn counting equally, or 2 / users if "
         "that is more: one or two users are not capped.",
     )
     user_steps: int = Field(
@@ -184,7 +184,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.5,
         gt=0,
         le=1,
-        description="Largest share of a batch that one tenant may have, each episode counting equally; or, if more, 2 "
+        description="Largest share of a batch that one tenant may have, each turn counting equally; or, if more, 2 "
         "/ tenants (one or two are not capped) or what the others' users cannot fill under `user_cap`. Tenants with "
         "turns to learn from fill a batch in turn.",
     )

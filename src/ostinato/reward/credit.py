@@ -21,7 +21,7 @@ The mean includes the episode itself, so that the expected gradient is (n - 1) /
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -48,17 +48,6 @@ def by_episode(turns: Iterable[Turn]) -> list[Episode]:
     ]
 
 
-def parts_of_episodes(turns: Sequence[Turn]) -> list[float]:
-    """The weight of each turn in a batch of these: an episode's weights sum to 1, so that twenty turns count no more than one.
-
-    The price: where the policy decides how many turns there are, a turn of a bad long episode is penalised less than one of a short one.
-
-    Example: two turns of one episode and one of another: ``[0.5, 0.5, 1.0]``
-    """
-    sizes = Counter((turn.tenant, turn.episode) for turn in turns)
-    return [1.0 / sizes[turn.tenant, turn.episode] for turn in turns]
-
-
 def returns(rewards: Sequence[float], discount: float) -> list[float]:
     """The return of each turn of an episode: its own reward plus the discounted later ones. G_t = r_t + discount * G_t+1.
 
@@ -80,8 +69,8 @@ LEAST_RMS = 1e-8
 class SingleRollout:
     """Implements `core.seams.Credit`. All of a turn's tokens get the same advantage.
 
-    A reward reaches the earlier turns of its episode, discounted; the reward of a turn outside the batch reaches none. The RMS
-    is over episodes, whose turns share one weight, and so are the capped shares: a person's mass is the weight of their episodes. It is
+    A reward reaches the earlier turns of its episode, discounted; the reward of a turn outside the batch reaches none. All turns weigh the
+    same (`turn_weights`), in the RMS and in the capped shares: a person's mass is the weight of their turns. It is
     not the size of their advantages, which differs between good and bad turns: a cap that cut one kind more would bias what is learned.
     `recent` says how much each person may have, given their share of the last steps.
 
@@ -107,13 +96,12 @@ class SingleRollout:
         """
         turns = [turn for episode in episodes for turn in episode.turns]
         _refuse_without_contrast([rewards[turn.id] for turn in turns])
-        weights_N = np.array(parts_of_episodes(turns))
         residuals_N, unit = self._residuals(episodes, rewards)
-        rms = math.sqrt(float(weights_N @ residuals_N**2) / len(episodes))
+        rms = math.sqrt(float(np.mean(residuals_N**2)))
         if rms < LEAST_RMS / unit:
             raise NoSignal(f"the baseline explains every reward: the residuals' RMS is below {LEAST_RMS:g}")
         advantages_N = residuals_N / rms
-        weights = masses_of([(counted_as(turn, self._config.users), turn.episode) for turn in turns])
+        weights = masses_of([(counted_as(turn, self._config.users), turn.episode) for turn in turns], even=True)
         scales = scales_of(weights, self._recent, self._config)
         return {
             turn.id: (float(advantage) * scales.get(counted_as(turn, self._config.users), 1.0),) * len(turn.sampled_ids)

@@ -398,7 +398,7 @@ class TurnLedger:
         taught = [entry for entry in taken if entry is not None]
         people = [entry for entry in taught if not entry.facts.world]
         self.teaching.batch(people)
-        masses = masses_of([(entry.facts.context.person, entry.facts.episode) for entry in people])
+        masses = masses_of([(entry.facts.context.person, entry.facts.episode) for entry in people], even=batch.even)
         self.recent.observe(masses, scales_of(masses, self.recent, self.config))
         for entry in taught:
             self.counts["trained"] += 1

@@ -24,11 +24,12 @@ from ostinato.core.staleness import Lineage
 from ostinato.reward.alarms import FUNCTION
 from ostinato.reward.batching import LearnablePart, dealt, gathered, longest_part, ready_parts, waited_in_vain
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import ByOrigin, GroupRelative, SingleRollout, by_episode, of_world, parts_of_episodes
+from ostinato.reward.credit import ByOrigin, GroupRelative, SingleRollout, by_episode, of_world
 from ostinato.reward.ledger import FLAT, NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
+from ostinato.reward.recent_shares import turn_weights
 from ostinato.reward.scheduler import Deciding
 
 # ---------------------------------------------------------------- recorded batches
@@ -54,11 +55,23 @@ def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward
     if missing:
         raise Corrupt(f"batch {batch.step} names turn {missing[0]}, which the log does not hold; restore the log")
     ordered = [known[turn_id] for turn_id in batch.turns]
+    weights = iter(turn_weights([_episode(turn) for turn in ordered if not of_world(turn)], even=batch.even))
+    in_worlds = iter(turn_weights([_episode(turn) for turn in ordered if of_world(turn)], even=False))
     samples = (
-        Sample(turn=turn, reward=values[turn.id], advantages=advantages, weight=weight, summed=of_world(turn))
-        for turn, advantages, weight in zip(ordered, batch.credits, parts_of_episodes(ordered), strict=True)
+        Sample(
+            turn=turn,
+            reward=values[turn.id],
+            advantages=advantages,
+            weight=next(in_worlds if of_world(turn) else weights),
+            summed=of_world(turn),
+        )
+        for turn, advantages in zip(ordered, batch.credits, strict=True)
     )
     return TrainingBatch(row=batch, samples=tuple(samples))
+
+
+def _episode(turn: Turn) -> tuple[str, str]:
+    return turn.tenant, turn.episode
 
 
 # ---------------------------------------------------------------- the desk
@@ -354,6 +367,7 @@ class RewardDesk:
             reference=reference,
             at=self._clock(),
             base=base,
+            even=True,
         )
         await self._write([batch])
         if ledger.last_batch != batch:

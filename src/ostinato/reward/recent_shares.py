@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from ostinato.core.records import Person
@@ -127,7 +127,7 @@ class RecentShares:
         return self._shares.get(person, 0.0)
 
     def observe(self, masses: Mapping[Person, float], scales: Mapping[Person, float] | None = None) -> None:
-        """Take in a step: each person's number of episodes, and the factor by which each was cut (`scales_of`; None: nobody was cut)."""
+        """Take in a step: each person's mass (`masses_of`), and the factor by which each was cut (`scales_of`; None: nobody was cut)."""
         total = math.fsum(masses.values())
         if total <= 0.0 or not self._memory:
             return
@@ -202,15 +202,30 @@ def equal_share(masses: Mapping[Person, float]) -> float:
     return math.fsum(mass * mass for mass in masses.values()) / whole**2 if whole else math.inf
 
 
-def masses_of(turns: Sequence[tuple[Person, str]]) -> dict[Person, float]:
-    """By person, the weight of their turns in a batch: 1 per episode, shared by its turns. Takes each turn's person and episode.
+def turn_weights(episodes: Sequence[Hashable], *, even: bool) -> list[float]:
+    """The weight of each turn in a batch, given its episode; they sum to the number of episodes. `even`: all are equal. Otherwise an
+    episode's turns share 1.
 
-    Example: ``masses_of([(ann, "e1"), (ann, "e1"), (ann, "e2"), (bob, "e3")]) == {ann: 2.0, bob: 1.0}``
+    With a share of 1 / T, where the policy decides how many turns T there are, each turn of a failure is penalised less the longer it is,
+    and the policy learns to fail slowly: sum_t A_t grad log pi(y_t) / T is the gradient of no expected return.
+
+    Example: ``turn_weights(["e1", "e1", "e2"], even=True) == [2 / 3] * 3``, and ``[0.5, 0.5, 1.0]`` otherwise
     """
-    sizes = Counter((person[0], episode) for person, episode in turns)
+    sizes = Counter(episodes)
+    if even:
+        return [len(sizes) / len(episodes) for _ in episodes]
+    return [1.0 / sizes[episode] for episode in episodes]
+
+
+def masses_of(turns: Sequence[tuple[Person, str]], *, even: bool) -> dict[Person, float]:
+    """By person, the weight of their turns in a batch. Takes each turn's person and episode; see `turn_weights`.
+
+    Example: ``masses_of([(ann, "e1"), (ann, "e1"), (ann, "e2"), (bob, "e3")], even=True) == {ann: 2.25, bob: 0.75}``
+    """
     masses: dict[Person, float] = {}
-    for person, episode in turns:
-        masses[person] = masses.get(person, 0.0) + 1.0 / sizes[person[0], episode]
+    weights = turn_weights([(person[0], episode) for person, episode in turns], even=even)
+    for (person, _), weight in zip(turns, weights, strict=True):
+        masses[person] = masses.get(person, 0.0) + weight
     return masses
 
 

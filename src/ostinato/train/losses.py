@@ -70,10 +70,10 @@ def policy_loss(
         A_t = a_t - \sum_j \beta_j \sum_{s \ge t} (\log \pi(y_s) - \log \pi_j(y_s))
 
     w and A carry no gradient. mu is the policy that sampled the token (`behaviour_M`), a each token's advantage (`advantages_M`), s
-    its turn's share of its episode (`shares_M`; 1 if None, and 1 for an episode of a group, whose length must not matter), and
+    its turn's weight (`shares_M`; 1 if None: see `Sample.factor`), and
     `penalties` are the pi_j with their beta_j. `normaliser` is
     Z = episodes of the whole batch x the token budget of a turn: a constant, so a long wrong answer costs as much per token as a
-    short one, and an episode of many turns as much as an episode of one. Tokens outside `keep_M` get weight 0; the caller leaves their
+    short one. Tokens outside `keep_M` get weight 0; the caller leaves their
     turns out of Z too, or the others would count for less.
 
     The sum over s >= t ends with the turn. The text after a turn was said by others, may be in another batch, held back or masked, and

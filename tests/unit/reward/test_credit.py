@@ -10,7 +10,8 @@ from ostinato.core.errors import NoSignal
 from ostinato.core.records import Turn
 from ostinato.reward.baseline import Baseline, context_of
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import SingleRollout, by_episode, parts_of_episodes, returns
+from ostinato.reward.credit import SingleRollout, by_episode, returns
+from ostinato.reward.recent_shares import turn_weights
 from ostinato.testing.records import a_turn
 
 
@@ -134,33 +135,68 @@ def test_the_default_discount_lets_a_reward_be_felt_ten_turns_back_and_bounds_wh
     assert returns([1.0] * 1000, gamma)[0] < 10.0 + 1e-9
 
 
-def test_an_episode_of_twenty_turns_counts_as_one():
+def test_all_turns_weigh_the_same_and_in_earlier_batches_those_of_an_episode_shared_one():
     long, short = episode_of([1.0] * 20, "long"), [episode_of([0], f"s{i}")[0] for i in range(3)]
-    assert parts_of_episodes(long + short) == [1 / 20] * 20 + [1.0] * 3
+    episodes = [turn.episode for turn in long + short]
+    assert turn_weights(episodes, even=True) == [4 / 23] * 23
+    assert turn_weights(episodes, even=False) == [1 / 20] * 20 + [1.0] * 3
+    assert turn_weights([], even=True) == turn_weights([], even=False) == []
     single = SingleRollout(RewardConfig(discount=0.0, user_cap=1.0, tenant_cap=1.0), Baseline())
     rewards = {turn.id: 1.0 for turn in long} | {turn.id: -1.0 for turn in short}
     found = single(by_episode(long + short), rewards)
-    # four episodes with residuals of one size: an RMS over turns or over episodes is 1 either way ...
     assert {round(abs(values[0]), 12) for values in found.values()} == {1.0}
-    # ... and where they differ it is the episode that counts: mean square (1 * 2^2 + 3 * 1) / 4, not (20 * 2^2 + 3) / 23
     rewards |= {turn.id: 2.0 for turn in long}
-    assert single(by_episode(long + short), rewards)["s0" + "0:0"][0] == pytest.approx(-1 / math.sqrt(7 / 4))
+    assert single(by_episode(long + short), rewards)["s0" + "0:0"][0] == pytest.approx(
+        -1 / math.sqrt((20 * 2**2 + 3) / 23)
+    )
 
 
-def test_a_person_is_capped_by_the_weight_of_their_episodes_not_by_turns():
-    long, others = episode_of([1.0] * 20, "long"), turns_of([f"u{i}" for i in range(9)])
-    single = SingleRollout(RewardConfig(discount=0.0, user_cap=0.2, tenant_cap=1.0), Baseline())
+def test_a_person_is_capped_by_the_weight_of_their_turns():
+    long, others = episode_of([1.0] * 20, "long"), turns_of([f"u{i}" for i in range(20)])
+    single = SingleRollout(RewardConfig(discount=0.0, user_cap=0.2, tenant_cap=1.0, user_steps=0), Baseline())
     turns = [replace(turn, sampled_ids=(7,)) for turn in long] + others
     rewards = {turn.id: 1.0 for turn in long} | {turn.id: -1.0 for turn in others}
     found = single(by_episode(turns), rewards)
-    assert {abs(values[0]) for values in found.values()} == {1.0}, "one episode of ten is within a fifth"
+    assert {round(abs(found[turn.id][0]), 12) for turn in others} == {1.0}
+    assert [found[turn.id][0] for turn in long] == pytest.approx([0.25] * 20), (
+        "twenty turns, and a fifth of what is left is five"
+    )
+
+
+def slope_of_dragging(weights_of) -> float:
+    """The mean of d loss / d logit of 'go on' in episodes that half of the time are failures; those go on to their eighth turn, or end at
+    their second, as a fair coin has it. No episode is worth more for being long.
+    """
+    rng, turns, went_on, rewards = np.random.default_rng(0), [], {}, {}
+    for number in range(400):
+        fails, drags = rng.random() < 0.5, rng.random() < 0.5
+        length = 8 if fails and drags else 2
+        members = episode_of([0.0] * length, f"e{number}-")
+        rewards |= {turn.id: 0.0 if fails else 1.0 for turn in members}
+        went_on |= {turn.id: 0.0 for turn in members}
+        if fails:
+            went_on[members[1].id] = 0.5 if drags else -0.5
+        turns += members
+    single = SingleRollout(RewardConfig(discount=0.0, user_cap=1.0, tenant_cap=1.0, user_steps=0), Baseline())
+    # a baseline that knows the episode's kind on average: what is left is the choice's own worth
+    found = single(by_episode(turns), {id: value - 0.5 for id, value in rewards.items()})
+    weights = weights_of([turn.episode for turn in turns])
+    return sum(
+        weight * found[turn.id][0] * went_on[turn.id] for turn, weight in zip(turns, weights, strict=True)
+    ) / sum(map(abs, went_on.values()))
+
+
+def test_failing_slowly_is_not_rewarded():
+    shared = slope_of_dragging(lambda episodes: turn_weights(episodes, even=False))
+    even = slope_of_dragging(lambda episodes: turn_weights(episodes, even=True))
+    assert shared > 0.1, "each turn of a long failure was penalised less"
+    assert abs(even) < 0.05
 
 
 def test_episodes_of_one_name_with_two_tenants_are_two_episodes():
     ann, bob = a_turn("a:0"), a_turn("b:0")
     both = [replace(ann, episode="e", tenant="acme"), replace(bob, episode="e", tenant="rival")]
     assert [(each.tenant, each.id) for each in by_episode(both)] == [("acme", "e"), ("rival", "e")]
-    assert parts_of_episodes(both) == [1.0, 1.0]
 
 
 # ---------------------------------------------------------------- caps

@@ -54,7 +54,7 @@ async def test_an_episodes_last_reward_reaches_its_earlier_turns(log, turn, sour
     assert made.row == log.of(Batch)[0], "on record before the trainer sees it"
 
 
-async def test_an_episode_of_twenty_turns_weighs_no_more_than_one_of_one(log, turn, source):
+async def test_a_turn_weighs_the_same_whatever_its_episodes_length(log, turn, source):
     """What a step is made of, weight x |advantage| x tokens, with the same praise for every turn."""
     for i in range(20):
         long = turn(i, episode="long", user="long")
@@ -65,8 +65,9 @@ async def test_an_episode_of_twenty_turns_weighs_no_more_than_one_of_one(log, tu
     mass = {"long": 0.0, "short": 0.0}
     for sample in made.samples:
         mass[sample.turn.episode] += sample.weight * abs(sample.advantages[0]) * len(sample.turn.sampled_ids)
+    assert made.row.even
     assert sum(sample.weight for sample in made.samples) == pytest.approx(2.0)
-    assert mass["long"] / mass["short"] == pytest.approx(0.75 / 0.25), "as one praised turn against one rejected"
+    assert mass["long"] / mass["short"] == pytest.approx(20 * 0.75 / 0.25), "twenty praised turns against one rejected"
 
 
 async def test_a_group_comes_in_one_batch_though_fewer_would_do(log, now, turn, source):

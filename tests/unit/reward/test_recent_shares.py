@@ -160,7 +160,9 @@ def test_a_saving_gives_the_same_answers_and_what_is_gone_is_forgotten():
 
 def test_an_episode_counts_once():
     ann, bob = person("ann"), person("bob")
-    assert masses_of([(ann, "e1"), (ann, "e1"), (ann, "e2"), (bob, "e3")]) == {ann: 2.0, bob: 1.0}
+    turns = [(ann, "e1"), (ann, "e1"), (ann, "e2"), (bob, "e3")]
+    assert masses_of(turns, even=False) == {ann: 2.0, bob: 1.0}
+    assert masses_of(turns, even=True) == {ann: 2.25, bob: 0.75}
 
 
 @pytest.mark.parametrize("users", [50, 500])
@@ -183,7 +185,7 @@ def test_caps_do_not_turn_what_is_learned(users, accepted, sign):
             steps.append(np.mean([found[id][0] * (0.5 if suggests else -0.5) for id, suggests in suggested.items()]))
         for turn in turns:
             baseline.observe(context_of(turn), rewards[turn.id], len(turn.sampled_ids))
-        masses = masses_of([(turn.person, turn.episode) for turn in turns])
+        masses = masses_of([(turn.person, turn.episode) for turn in turns], even=True)
         scales = scales_of(masses, recent, config)
         recent.observe(masses, scales)
     assert sign * np.mean(steps) > 2.0 * np.std(steps) / len(steps) ** 0.5

@@ -231,7 +231,7 @@ SMALL = (
     Kind("rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto")),
     Kind("quarantines", Quarantine, ("turn",), ("turn", "reason", "at", "upto")),
     Kind("holdbacks", Holdback, ("turn",), ("turn", "reason", "at")),
-    Kind("batches", Batch, ("step",), ("step", "turns", "credits", "reference", "at", "base"), for_ever=True),
+    Kind("batches", Batch, ("step",), ("step", "turns", "credits", "reference", "at", "base", "even"), for_ever=True),
     Kind(
         "releases",
         ReleaseEvent,

@@ -1,7 +1,8 @@
 """Who teaches most: each person's and each tenant's share of what the last optimizer steps learned.
 
 The caps of `reward.credit` bound the share of one batch; they do not show a person who is near the cap in batch after batch. What a
-batch learns from a person is the sum over their turns of |advantage| over tokens, an episode's turns sharing one weight, as in the caps.
+batch learns from a person is the sum over their turns of |advantage| over tokens, weighted as in the loss and the caps: all turns alike,
+or, in batches of earlier versions, an episode's turns sharing one weight.
 
 Rewards and batches name turns, while monitors are about people: `TurnOwners` says whose turn it was.
 """
@@ -192,7 +193,7 @@ def _masses(row: Batch, owners: TurnOwners) -> dict[str, tuple[Person | None, fl
         if owner is None:
             masses[turn] = None, mass
         else:
-            masses[turn] = owner.person, mass / sizes[owner.person[0], owner.episode]
+            masses[turn] = owner.person, mass if row.even else mass / sizes[owner.person[0], owner.episode]
     return masses
 
 

@@ -22,7 +22,7 @@ class Steps:
     def __init__(self, watch=None, crowd=100):
         self.watch, self.owners, self.crowd, self.step = watch or InfluenceWatch(CONFIG), TurnOwners(100_000), crowd, 0
 
-    def take(self, count, more=0, tenant="default", episode=None):
+    def take(self, count, more=0, tenant="default", episode=None, even=True):
         told = []
         for _ in range(count):
             self.step += 1
@@ -32,13 +32,18 @@ class Steps:
                 turn = replace(a_turn(id, user=name), tenant=tenant if name == "keen" else "default")
                 self.owners.see(turn if episode is None or name != "keen" else replace(turn, episode=episode))
             batch = Batch(
-                step=self.step, turns=ids, credits=((0.5, -0.5),) * len(ids), reference=V0, at=float(self.step)
+                step=self.step,
+                turns=ids,
+                credits=((0.5, -0.5),) * len(ids),
+                reference=V0,
+                at=float(self.step),
+                even=even,
             )
             told += self.watch.batch(batch, self.owners)
         return told
 
 
-def test_a_share_is_that_of_absolute_advantage_an_episode_counts_once_and_the_unknown_count_to_the_whole():
+def test_a_share_is_that_of_absolute_advantage_weighted_as_in_the_loss_and_the_unknown_count_to_the_whole():
     owners, watch = TurnOwners(10), InfluenceWatch(MonitorsConfig(influence_steps=1))
     for name, user, episode in (("a", "ann", "e1"), ("b", "ann", "e1"), ("c", "bob", "e2")):
         owners.see(replace(a_turn(name, user=user), episode=episode))
@@ -49,6 +54,8 @@ def test_a_share_is_that_of_absolute_advantage_an_episode_counts_once_and_the_un
     assert steps == 1
     assert by_name == pytest.approx({"7 default ann": 2 / 3, "7 default bob": 1 / 6})
     assert watch.snapshot()["shares"][BY_TENANT][1] == pytest.approx({"default": 5 / 6})
+    list(watch.batch(replace(batch, step=2, even=True), owners))
+    assert watch.snapshot()["shares"][BY_PERSON][1] == pytest.approx({"7 default ann": 4 / 5, "7 default bob": 1 / 10})
 
 
 def test_one_person_in_batch_after_batch_raises_an_alarm_that_names_turns_and_nobody():
@@ -71,8 +78,10 @@ def test_a_single_batch_is_no_news_and_a_small_crowd_no_attack():
     assert small.take(20, more=4) == [], "four of fourteen, where four equal shares are four of eleven"
 
 
-def test_one_long_talk_counts_as_one():
-    assert Steps().take(10, more=40, episode="one talk") == []
+def test_one_long_talk_counts_by_its_turns_and_in_earlier_batches_as_one():
+    assert Steps().take(10, more=40, episode="one talk", even=False) == []
+    (raised,) = Steps().take(10, more=40, episode="one talk")
+    assert raised.name == BY_PERSON
 
 
 def test_one_tenant_that_teaches_most_is_told_where_there_are_many():
