@@ -4,11 +4,12 @@ import pytest
 from tests.examinations.processors.run import NO_FMA, differing, score, scored
 
 from ostinato.model import linear
+from ostinato.model.kernels.processor import cpu_features
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_moe import tiny_moe
 
 TOKENS = 150
-CASES = ((tiny_model, "bfloat16"), (tiny_moe, "float32"))
+DENSE, _ = CASES = ((tiny_model, "bfloat16"), (tiny_moe, "float32"))
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +27,25 @@ def test_an_engine_here_and_a_trainer_without_fused_multiply_adds_agree_to_the_l
     assert len(here) == len(there) == TOKENS - 1
     assert len(set(here.tolist())) > 100
     assert differing(here, there) == 0
+
+
+AVX2 = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
+AVX512 = {
+    "NUMBA_CPU_NAME": "skylake-avx512",
+    "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512dq,+avx512vl",
+}
+
+
+@pytest.mark.parametrize("switches", [NO_FMA, AVX2, AVX512], ids=["no FMA", "AVX2", "AVX-512 without VNNI"])
+def test_an_engine_in_eight_bits_gives_the_same_bits_on_every_cpu(tmp_path, monkeypatch, switches):
+    needs = {feature.removeprefix("+") for feature in switches.get("NUMBA_CPU_FEATURES", "").split(",") if feature}
+    if not needs <= cpu_features():
+        pytest.skip(f"this CPU lacks {', '.join(sorted(needs - cpu_features()))}")
+    monkeypatch.setattr(linear, "_order", None)
+    make, dtype = DENSE
+    path = make(tmp_path / "model")
+    here = score(path, dtype, TOKENS, engine=True, int8=True)
+    (there,) = scored([(path, dtype)], TOKENS, switches, engine=True, int8=True)
+    assert len(set(here.tolist())) > 100
+    assert differing(here, there) == 0
+    assert differing(here, score(path, dtype, TOKENS, engine=True)) > 100, "eight bits are not the model's own numbers"

@@ -1,22 +1,26 @@
 """Numbers as whole numbers of few levels: how far off they may be, and that all between the two roundings is exact."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 from torch import nn
 
-from ostinato.engine.embedded.forms.int8 import Int8Linear, quantised
-from ostinato.model.integers import LIBRARIES, Integers, find, is_exact
-from ostinato.model.kernels.quantize import from_sums, rotate, to_levels
+from ostinato.engine.embedded.forms.int8 import Int8Linear
+from ostinato.model.integers import find, int8_words, quantised, sums
+from ostinato.model.kernels.int8_product import INT8, integer_sums, possible_instructions
+from ostinato.model.kernels.quantize import rotate, to_levels
+from ostinato.model.kernels.vector import PANEL
 from ostinato.model.paged import array
 
 torch.set_num_threads(1)
 F32 = np.float32
 SEEDS = st.integers(0, 2**32 - 1)
 WIDTHS = st.sampled_from([16, 24, 33, 64, 96, 100])
-pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 
 
 def numbers(seed, rows, columns):
@@ -40,48 +44,59 @@ def turned(x):
     return (wide.reshape(len(wide), -1, size) @ signs).reshape(wide.shape), size, rounded
 
 
-def levels_of(x, most):
-    levels, scales = np.empty(x.shape, F32), np.empty(len(x), F32)
-    to_levels(array(x), F32(most), F32(0), levels, scales)
-    return levels, scales
+def levels_of(x):
+    raised, scales = np.empty(x.shape, np.uint8), np.empty(len(x), F32)
+    to_levels(array(x), raised, scales)
+    return raised.astype(F32) - 128, scales
 
 
-@given(seed=SEEDS, width=WIDTHS, most=st.sampled_from([63, 127]))
+@given(seed=SEEDS, width=WIDTHS)
 @settings(max_examples=60)
-def test_a_row_is_within_half_a_level_and_its_largest_is_kept(seed, width, most):
+def test_a_row_is_within_half_a_level_and_its_largest_is_kept(seed, width):
     x = numbers(seed, 5, width)
-    levels, scales = levels_of(x, most)
+    levels, scales = levels_of(x)
     wide, _, rounded = turned(x)
-    assert (levels == np.rint(levels)).all()
-    assert (np.abs(levels).max(1) == most).all()
+    assert (np.abs(levels).max(1) == 127).all()
     off = np.abs(wide - levels * scales[:, None].astype(np.float64))
     assert (off <= scales[:, None] * (0.5 + 1e-4) + rounded).all()
-    alone = [levels_of(x[n : n + 1], most) for n in range(5)]
+    alone = [levels_of(x[n : n + 1]) for n in range(5)]
     assert all((row[0][0] == levels[n]).all() and row[1][0] == scales[n] for n, row in enumerate(alone))
 
 
-def test_the_same_levels_in_bytes_and_of_bf16():
-    x = numbers(3, 4, 40)
-    levels, scales = levels_of(x, 63)
-    raised, again = np.empty(x.shape, np.uint8), np.empty(4, F32)
-    to_levels(array(x), F32(63), F32(64), raised, again)
-    assert (raised.astype(int) - 64 == levels).all()
-    assert (again == scales).all()
-    half = x.bfloat16()
-    assert all((one == two).all() for one, two in zip(levels_of(half, 63), levels_of(half.float(), 63), strict=True))
+@given(seed=SEEDS, width=WIDTHS)
+@settings(max_examples=40)
+def test_a_level_is_the_number_in_scales_rounded_to_even(seed, width):
+    x = numbers(seed, 4, width)
+    rotated = np.empty(x.shape, F32)
+    rotate(array(x), rotated)
+    largest = np.abs(rotated).max(1, keepdims=True)
+    levels, scales = levels_of(x)
+    assert (levels == np.rint(rotated * (F32(127) / largest))).all()
+    assert (scales == largest[:, 0] / F32(127)).all()
+    room = np.full((4, width + 7), 9, np.uint8)
+    to_levels(array(x), room, scales)
+    assert (room[:, width:] == 9).all(), "it wrote beyond the row"
+
+
+def test_the_same_levels_of_bf16():
+    half = numbers(3, 4, 40).bfloat16()
+    assert all((one == two).all() for one, two in zip(levels_of(half), levels_of(half.float()), strict=True))
 
 
 def test_nothing_that_is_no_number_gets_lost():
     x = numbers(1, 6, 33)
     x[0], x[1, 7], x[2, 32], x[3, 4] = 0, torch.nan, torch.inf, -torch.inf
     x[4] = 1e-38
-    _, scales = levels_of(x, 127)
+    _, scales = levels_of(x)
     assert np.isnan(scales[1:4]).all()
     assert (scales[[0, 4]] == 0).all()
-    sums, out = np.ones((6, 33), F32), np.empty((6, 33), F32)
-    from_sums(sums, scales, np.ones((1, 33), F32), np.empty((1, 0), F32), out)
-    assert np.isnan(out[1:4]).all()
+    layer = nn.Linear(33, 33, bias=False)
+    with torch.inference_mode():
+        out = Int8Linear([layer], found(33))(x)
+        alone = Int8Linear([layer], found(33))(x[5:])
+    assert torch.isnan(out[1:4]).all()
     assert (out[[0, 4]] == 0).all()
+    assert torch.equal(out[5:], alone)
 
 
 @given(seed=SEEDS, inputs=WIDTHS)
@@ -120,7 +135,7 @@ def test_a_channel_that_stands_out_costs_the_others_less():
     want = x @ layer.weight.detach().t()
     with torch.inference_mode():
         got = Int8Linear([layer], found(576))(x)
-    levels = x.abs().amax(1, keepdim=True) / found(576).most
+    levels = x.abs().amax(1, keepdim=True) / 127
     unrotated = (x / levels).round() * levels @ layer.weight.detach().t()
     assert float((got - want).square().mean()) < float((unrotated - want).square().mean()) / 4
 
@@ -135,7 +150,7 @@ def test_a_layer_is_whole_numbers_between_two_roundings(seed, inputs, rows, bias
     x = numbers(seed + 1, rows, inputs)
     with torch.inference_mode():
         got = Int8Linear([layer], integers)(x).numpy()
-    levels, scales = levels_of(x, integers.most)
+    levels, scales = levels_of(x)
     weights, outs = quantised(layer.weight)
     sums = levels.astype(np.int64) @ weights.numpy().astype(np.int64).T
     bias = layer.bias.detach().numpy() if biased else F32(0)
@@ -149,21 +164,65 @@ def test_a_layer_is_whole_numbers_between_two_roundings(seed, inputs, rows, bias
     assert (np.abs(got - exact) <= bound * 1.001 + np.abs(exact) * 1e-5 + np.abs(bias) * 1e-6).all()
 
 
-KNOWN = {}
+@cache
+def found(inputs):
+    return find([inputs])
 
 
-def found(inputs) -> Integers:
-    if inputs not in KNOWN:
-        KNOWN[inputs] = find([inputs])
-    return KNOWN[inputs]
+# ---------------------------------------------------------------- exact sums
 
 
-@pytest.mark.parametrize("most", [63, 127])
-def test_whatever_sums_exactly_gives_the_same_bits(most):
-    exact = [library for library in LIBRARIES if is_exact(library, most, 96)]
-    if len(exact) < 2:
-        pytest.skip(f"one library or none sums exactly here with {most} levels to either side: {exact}")
-    layer, x = nn.Linear(96, 40), numbers(5, 17, 96)
-    with torch.inference_mode():
-        one, two = (Int8Linear([layer], Integers(library=library, most=most))(x) for library in exact)
-    assert torch.equal(one, two)
+@cache
+def kernel(rows, vectors, instructions):
+    """`integer_sums`, callable from here."""
+    compiled = integer_sums(rows, vectors, instructions)
+
+    @njit
+    def run(x, weight, out):
+        compiled(x.ctypes.data, x.strides[0], weight.ctypes.data, len(weight), out.ctypes.data)
+
+    return run
+
+
+def integers_of(seed, shape, low, high):
+    """Random ones, those of the first row the largest, of the second the smallest, of the third in turns."""
+    drawn = np.random.default_rng(seed).integers(low, high, shape, endpoint=True)
+    rows = drawn.reshape(shape[0], -1)
+    rows[:1], rows[1:2], rows[2:3, ::2], rows[2:3, 1::2] = high, low, low, high
+    return drawn
+
+
+@pytest.mark.parametrize("instructions", possible_instructions())
+@given(seed=SEEDS, rows=st.sampled_from([1, 4, 12]), vectors=st.sampled_from([1, 2]), words=st.integers(1, 100))
+@settings(max_examples=30, deadline=None)
+def test_sums_are_exact_by_every_instruction_that_this_cpu_has(instructions, seed, rows, vectors, words):
+    """For all bytes, -128 too, which no level is."""
+    inputs = 16 * words
+    levels = integers_of(seed, (rows, inputs), 0, 255)
+    weights = integers_of(seed + 1, (PANEL, inputs), -128, 127)
+    x = levels.astype(np.uint8)
+    laid_out = np.ascontiguousarray(weights.astype(np.int8).view(np.int32).T)
+    out = np.full((rows, PANEL), 7, np.int32)
+    kernel(rows, vectors, instructions)(x, laid_out, out)
+    assert np.array_equal(out[:, : 16 * vectors], (levels @ weights.T)[:, : 16 * vectors])
+    assert (out[:, 16 * vectors :] == 7).all(), "it wrote beyond its vectors"
+
+
+@given(seed=SEEDS, rows=st.integers(1, 40), inputs=st.integers(1, 400), outputs=st.integers(1, 70))
+@settings(max_examples=40)
+def test_sums_are_exact_at_any_number_of_rows_inputs_and_outputs(seed, rows, inputs, outputs):
+    levels, weights = integers_of(seed, (rows, inputs), -127, 127), integers_of(seed + 1, (outputs, inputs), -127, 127)
+    words = int8_words(torch.from_numpy(weights).to(torch.int8), torch.ones(outputs))
+    got = sums(torch.from_numpy(levels), words, INT8)
+    assert np.array_equal(got[:, :outputs].numpy(), (levels @ weights.T).astype(F32))
+    assert (got[:, outputs:] == 0).all()
+
+
+def test_sums_wrap_around_in_between_and_are_exact_at_the_end():
+    """With the offset of 128 they leave 32 bits."""
+    inputs = 131_072
+    levels, weights = np.full((1, inputs), 127), np.full((2, inputs), 127)
+    weights[1] = -127
+    words = int8_words(torch.from_numpy(weights).to(torch.int8), torch.ones(2))
+    got = sums(torch.from_numpy(levels), words, INT8)
+    assert got[0, :2].tolist() == [F32(127 * 127 * inputs), F32(-127 * 127 * inputs)]

@@ -1,173 +1,134 @@
-"""Exactly summed 8-bit integer matrix products by one of torch's libraries: finds the library that is exact here, and its levels.
+"""Weights as 8-bit integers: rounding, their layout for `kernels.int8_product`, and the check that sums of products are exact here.
 
-A CPU without instructions for it multiplies bytes in pairs whose sums saturate at 16 bits (vpmaddubsw): two products of 255 and 127
-overflow silently. So every library is compared with exact integer arithmetic, with the largest numbers too, and gets fewer levels,
-or is not used, if one sum differs. Exact sums are the same with every library.
+Sums of whole numbers have one value, by whichever instructions; that this process computes it is tried, with the largest numbers too.
 """
 
 from __future__ import annotations
 
-import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ostinato.core.errors import BadConfig
-from ostinato.model.cpu import capabilities
+from ostinato.model.cpu import split
+from ostinato.model.kernels.int8_product import (
+    INT8,
+    INT8_BLOCK,
+    INT8_TILES,
+    MOST_INPUTS,
+    OFFSET,
+    int8_panel_products,
+)
+from ostinato.model.kernels.processor import tiles_allowed
+from ostinato.model.kernels.product import lay_out
+from ostinato.model.kernels.quantize import LEVELS, block, rotate
+from ostinato.model.kernels.vector import PANEL
+from ostinato.model.linear import Panels, interleaved
+from ostinato.model.paged import array
 
-WEIGHT_LEVELS = 127
-_LEVELS = (127, 63)  # of activations, to either side of zero: eight bits, and seven
-_ROWS = (1, 5, 64)
-_OUTPUTS = 1024  # of a trial; more columns are computed like these
-
-
-class Matrix(ABC):
-    """An integer weight [outputs, inputs], laid out for one library."""
-
-    @abstractmethod
-    def sums(self, levels_ND: Tensor, most: int) -> Tensor:
-        """[N, outputs] in fp32: the sums of products, rounded once if above 2^24."""
-
-    @staticmethod
-    @abstractmethod
-    def room(rows: int, inputs: int, most: int) -> tuple[Tensor, int]:
-        """A buffer for levels, with at least `rows` rows, and the offset that is added to each level."""
-
-
-class FbgemmMatrix(Matrix):
-    """FBGEMM: the fastest at few rows, and on CPUs without byte instructions. It takes levels as floats."""
-
-    def __init__(self, weight_OI: Tensor) -> None:
-        ones, nothing = torch.ones(len(weight_OI), dtype=torch.float64), torch.zeros(len(weight_OI), dtype=torch.long)
-        make: Any = torch._make_per_channel_quantized_tensor  # pyright: ignore[reportPrivateUsage]
-        quantised: Tensor = make(weight_OI, ones, nothing, 0)
-        before = torch.backends.quantized.engine
-        if before not in ("fbgemm", "x86"):
-            raise RuntimeError("torch's quantised engine is another one")
-        self._packed: Any = torch.ops.quantized.linear_prepack(quantised, None)
-
-    def sums(self, levels_ND: Tensor, most: int) -> Tensor:
-        """See `Matrix`."""
-        call: Any = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-        return call(levels_ND, 1.0, most + 1, self._packed)
-
-    @staticmethod
-    def room(rows: int, inputs: int, most: int) -> tuple[Tensor, int]:
-        """See `Matrix`."""
-        del most
-        return torch.empty(rows, inputs, dtype=torch.float32), 0  # another thread may change torch's default meanwhile
-
-
-class OnednnMatrix(Matrix):
-    """oneDNN: the fastest with VNNI or AMX."""
-
-    def __init__(self, weight_OI: Tensor) -> None:
-        self._packed: Tensor = torch.ops.onednn.qlinear_prepack(weight_OI, None)
-        self._ones = torch.ones(len(weight_OI), dtype=torch.float32)
-        self._nothing = torch.zeros(len(weight_OI), dtype=torch.long)
-
-    def sums(self, levels_ND: Tensor, most: int) -> Tensor:
-        """See `Matrix`."""
-        call: Any = torch.ops.onednn.qlinear_pointwise.default
-        return call(
-            levels_ND, 1.0, most + 1, self._packed, self._ones, self._nothing, None, 1.0, 0, torch.float32, "none", [], ""
-        )  # fmt: skip
-
-    @staticmethod
-    def room(rows: int, inputs: int, most: int) -> tuple[Tensor, int]:
-        """See `Matrix`. oneDNN caches code for each row count, so only few row counts are used."""
-        padded = padded_rows(rows)
-        levels = torch.empty(padded, inputs, dtype=torch.uint8)
-        levels[rows:] = most + 1
-        return levels, most + 1
-
-
-LIBRARIES: dict[str, Callable[[Tensor], Matrix]] = {"fbgemm": FbgemmMatrix, "onednn": OnednnMatrix}
+_ROWS = (1, 5, 64)  # of a trial
+_OUTPUTS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Integers:
-    """This process's integer arithmetic. `most`: the largest level of an activation; `library`: a name in `LIBRARIES`.
+    """This process's integer products. `how`: the kernels' argument, INT8 or INT8_TILES.
 
-    Example: ``Integers(library="fbgemm", most=63)``
+    Example: ``Integers(how=INT8)``
     """
 
-    library: str
-    most: int
+    how: int
 
     @property
     def name(self) -> str:
-        """The name in a numerics contract. It leaves the library out, because exact sums have one value."""
-        return f"int8 weights by output, activations of {2 * self.most + 1} levels by row, both rotated"
+        """The name in a numerics contract. It leaves the instructions out, because exact sums have one value."""
+        return f"int8 weights by output, activations of {2 * LEVELS + 1} levels by row, both rotated"
 
-    def matrix(self, weight_OI: Tensor) -> Matrix:
-        """Lay out an int8 weight [outputs, inputs]."""
-        return LIBRARIES[self.library](weight_OI)
+
+def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """Levels [O, I] in int8, in [-127, 127], and scales [O] in fp32: level x scale is within half a scale of the rotated weight.
+
+    The scales are divided by the rotation's block size, as its products are that many times too large.
+    """
+    weight = torch.empty(weight_OI.shape, dtype=torch.float32)
+    rotate(array(weight_OI.contiguous()), weight.numpy())
+    scales_O = weight.abs().amax(1) / LEVELS
+    factors_O = torch.where(scales_O > 0, scales_O, 1.0).reciprocal()
+    levels_OI = (weight * factors_O[:, None]).round_().clamp_(-LEVELS, LEVELS).to(torch.int8)
+    return levels_OI, scales_O / block(weight.shape[1])
+
+
+def in_int8_panels(integers: Integers, weight: Tensor, beside: Tensor | None = None) -> Panels:
+    """A bf16 or fp32 weight [N, K] rounded to 8-bit integers and in panels; `beside` as in `in_panels`."""
+    whole = interleaved(weight, beside)
+    levels_NK, scales_N = quantised(whole)
+    return Panels(int8_words(levels_NK, scales_N), weight.shape[1], len(whole), weight.dtype, integers.how)
+
+
+def int8_words(levels_NK: Tensor, scales_N: Tensor) -> Tensor:
+    """Panels of 32-bit words: an output's offset and scale, and its levels, four in a word, filled up with zeros."""
+    outputs, inputs = levels_NK.shape
+    offsets_N = (-OFFSET * levels_NK.sum(1, dtype=torch.int64)).to(torch.int32)
+    head = [each.view(torch.int8).view(outputs, 4) for each in (offsets_N, scales_N.float().contiguous())]
+    rows = torch.cat([*head, F.pad(levels_NK, (0, -inputs % INT8_BLOCK))], 1)
+    words = torch.empty(-(-outputs // PANEL), rows.shape[1] // 4, PANEL, dtype=torch.int32)
+    address, out = rows.data_ptr(), array(words)
+    split(len(words), lambda a, b: lay_out(address, outputs, a, b, out))
+    return words
 
 
 def find(widths: Iterable[int]) -> Integers:
-    """The arithmetic that is exact for every number of inputs in `widths`: as many levels as possible, then the faster library.
+    """This process's fastest integer products, tried with every number of inputs in `widths`.
 
-    Raises BadConfig if there is none.
+    Raises BadConfig if their sums are not exact, or if there are more inputs than 32 bits hold the sums of.
     """
     widths = sorted(set(widths))
-    for most in _LEVELS:
-        for library in _order():
-            if all(is_exact(library, most, inputs) for inputs in widths):
-                return Integers(library=library, most=most)
+    if widths and widths[-1] > MOST_INPUTS:
+        raise BadConfig(
+            f"engine.products = 'int8' sums products in 32 bits, which hold {MOST_INPUTS:,} inputs, and a layer of this model has "
+            f"{widths[-1]:,}: set engine.products = 'plain'"
+        )
+    for how in (INT8_TILES, INT8) if tiles_allowed() else (INT8,):
+        if all(is_exact(how, inputs) for inputs in widths):
+            return Integers(how=how)
     raise BadConfig(
-        f"engine.products = 'int8' cannot be used on this machine: neither {' nor '.join(LIBRARIES)} sums products of bytes "
-        "exactly here; set engine.products = 'plain'"
+        "engine.products = 'int8' cannot be used on this machine: its sums of products of bytes are not exact here; set "
+        "engine.products = 'plain'"
     )
 
 
-def has_instructions() -> bool:
-    """Whether this CPU multiplies bytes into sums of 32 bits itself (VNNI, AMX, Arm's i8mm)."""
-    flags = capabilities()
-    return any(flags.get(name) for name in ("avx512_vnni", "avx_vnni", "avx2_vnni", "amx_int8", "i8mm"))
-
-
-def _order() -> tuple[str, ...]:
-    return ("onednn", "fbgemm") if has_instructions() else ("fbgemm", "onednn")
-
-
 @torch.inference_mode()
-def is_exact(library: str, most: int, inputs: int) -> bool:
-    """Whether a library's sums equal exact integer sums, for random levels and for the largest ones."""
-    weight = _drawn(_OUTPUTS, inputs, WEIGHT_LEVELS, seed=inputs)
-    try:
-        with warnings.catch_warnings():
-            # torch announces once that it will change how such tensors are made
-            warnings.simplefilter("ignore", UserWarning)
-            matrix = LIBRARIES[library](weight.to(torch.int8))
-        for rows in _ROWS:
-            levels = _drawn(rows, inputs, most, seed=rows)
-            room, zero = matrix.room(rows, inputs, most)
-            room[:rows] = (levels + zero).to(room.dtype)
-            want = (levels.double() @ weight.double().t()).float()
-            if not torch.equal(matrix.sums(room, most)[:rows], want):
-                return False
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return False  # this torch was built without the library, or the library does not support this CPU
+def is_exact(how: int, inputs: int) -> bool:
+    """Whether the sums equal exact integer sums, for random levels and for the largest ones."""
+    weight = _drawn(_OUTPUTS, inputs, seed=inputs)
+    words = int8_words(weight.to(torch.int8), torch.ones(_OUTPUTS))
+    for rows in _ROWS:
+        levels = _drawn(rows, inputs, seed=rows)
+        want = (levels.double() @ weight.double().t()).float()  # whole numbers below 2^53 are exact in it
+        if not torch.equal(sums(levels, words, how), want):
+            return False
     return True
 
 
-def _drawn(rows: int, columns: int, most: int, *, seed: int) -> Tensor:
-    """Random integers up to `most`; one row is the largest everywhere, and another row, if there are three, the smallest."""
-    drawn = torch.randint(-most, most + 1, (rows, columns), generator=torch.Generator().manual_seed(seed))
+def sums(levels_MK: Tensor, words: Tensor, how: int) -> Tensor:
+    """The products of levels of activations and all panels of a weight: [M, PANEL x panels] in fp32."""
+    rows, inputs = levels_MK.shape
+    whole = -(-inputs // INT8_BLOCK) * INT8_BLOCK
+    raised = (F.pad(levels_MK, (0, whole - inputs)) + OFFSET).to(torch.uint8).numpy()
+    ones = np.ones(rows, np.float32)
+    out = np.empty((len(words), rows, PANEL), np.float32)
+    for panel in range(len(words)):
+        int8_panel_products(raised, ones, 0, rows, whole, words[panel].data_ptr(), how, out[panel])
+    return torch.from_numpy(out).movedim(0, 1).reshape(rows, -1)
+
+
+def _drawn(rows: int, columns: int, *, seed: int) -> Tensor:
+    """Random levels; one row is the largest everywhere, and another row, if there are three, the smallest."""
+    drawn = torch.randint(-LEVELS, LEVELS + 1, (rows, columns), generator=torch.Generator().manual_seed(seed))
     for row, sign in zip(range(0, rows, 2), (1, -1), strict=False):
-        drawn[row] = sign * most
+        drawn[row] = sign * LEVELS
     return drawn
-
-
-def padded_rows(rows: int) -> int:
-    """The row count that is computed for `rows` rows.
-
-    oneDNN keeps code and buffers for each row count it has seen: some 0.5 MB each, in all up to half a gigabyte.
-    """
-    step = 1 if rows <= 32 else 4 if rows <= 128 else 16 if rows <= 512 else 64
-    return -(-rows // step) * step

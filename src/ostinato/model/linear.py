@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from ostinato.core.errors import BadConfig
 from ostinato.model.cpu import capabilities, split, together
 from ostinato.model.kernels.decoder import project
+from ostinato.model.kernels.int8_product import INT8, INT8_BLOCK
 from ostinato.model.kernels.pairs import HAS_PAIRS
 from ostinato.model.kernels.processor import tiles_allowed
 from ostinato.model.kernels.product import BLOCK, FUSED, PAIRS, TILES, lay_out
@@ -67,14 +68,14 @@ def order_in_use() -> Order:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A weight [outputs, inputs] in the kernels' layout."""
+    """A weight [outputs, inputs] in the kernels' layout. `dtype`: of the rows that are multiplied by it, and of their products."""
 
     words: Tensor
     inputs: int
     outputs: int
     dtype: torch.dtype
     how: int
-    """The kernels' argument `how`: the order that was in use when the weight was laid out."""
+    """The kernels' argument `how`: the order that was in use when the weight was laid out, or that it holds 8-bit integers."""
 
     @property
     def address(self) -> int:
@@ -84,11 +85,7 @@ class Panels:
 
 def in_panels(weight: Tensor, beside: Tensor | None = None) -> Panels:
     """A weight [N, K] in bf16 or fp32 in panels; with `beside`, of the same shape, half of each panel's outputs are from `beside`."""
-    outputs, inputs = weight.shape
-    weight = weight.detach()
-    if beside is not None:
-        both = [each.view(-1, PANEL // 2, inputs) for each in (weight, beside.detach())]
-        weight = torch.stack(both, 1).view(2 * outputs, inputs)
+    inputs, weight = weight.shape[1], interleaved(weight, beside)
     if inputs % BLOCK:
         weight = F.pad(weight, (0, -inputs % BLOCK))
     weight = weight.contiguous()
@@ -97,6 +94,14 @@ def in_panels(weight: Tensor, beside: Tensor | None = None) -> Panels:
     out = array(words)
     split(len(words), lambda a, b: lay_out(address, rows, a, b, out))
     return Panels(words, inputs, rows, weight.dtype, how_multiplied(weight.dtype))
+
+
+def interleaved(weight: Tensor, beside: Tensor | None) -> Tensor:
+    """A weight [N, K] in panels' order of outputs: with `beside`, of the same shape, half of each panel's are from `beside`."""
+    if beside is None:
+        return weight.detach()
+    both = [each.detach().view(-1, PANEL // 2, weight.shape[1]) for each in (weight, beside)]
+    return torch.stack(both, 1).view(2 * len(weight), weight.shape[1])
 
 
 def multiply(x: Tensor, panels: Panels, bias: Tensor | None = None) -> Tensor:
@@ -113,11 +118,20 @@ def multiply(x: Tensor, panels: Panels, bias: Tensor | None = None) -> Tensor:
     x_MK = x.reshape(-1, panels.inputs).contiguous()
     out = x.new_empty(*x.shape[:-1], panels.outputs)
     if len(x_MK):
-        counters, how = np.zeros((1, COLUMNS), np.int64), panels.how
+        counters, how = np.zeros((2, COLUMNS), np.int64), panels.how
+        levels = room_for_levels(len(x_MK) if how >= INT8 else 0, panels.inputs)
         biases = _NO_BIAS[panels.dtype] if bias is None else array(bias.detach().clone())[None]
         xs, outs = array(x_MK), array(out.view(-1, panels.outputs))
-        together(lambda: project(counters, xs, panels.address, how, biases, outs))  # which keeps the panels alive
+        together(
+            lambda: project(counters, xs, levels, panels.address, how, biases, outs)
+        )  # which keeps the panels alive
     return out
+
+
+def room_for_levels(rows: int, inputs: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Where kernels put the 8-bit levels of so many rows, and their scales."""
+    blocks = -(-inputs // INT8_BLOCK) | 1  # an odd number of cache lines, so that rows do not compete for the same ones
+    return np.empty((rows, blocks * INT8_BLOCK), np.uint8), np.empty(rows, np.float32)
 
 
 def how_multiplied(dtype: torch.dtype) -> int:

@@ -1,7 +1,8 @@
 """Do kernels compiled for unlike processors give the same log-probabilities to the last bit?
 
 Each class is a process whose compilers and libraries are held to fewer instructions than this CPU has. It samples or scores the same tokens
-under the same weights: in the engine's form token by token with a cache of blocks, and in one pass under autograd as the trainer does.
+under the same weights: in the engine's form token by token with a cache of blocks, and in one pass under autograd as the trainer does. The
+engine's form in 8-bit integers gives other bits, and those the same in each class.
 `python -m tests.examinations.processors.run` writes results/processors.json.
 """
 
@@ -68,7 +69,7 @@ def possible() -> list[Processor]:
 
 
 def scored(
-    cases: list[tuple[Path, str]], tokens: int, switches: dict[str, str], engine: bool = False
+    cases: list[tuple[Path, str]], tokens: int, switches: dict[str, str], engine: bool = False, int8: bool = False
 ) -> list[np.ndarray]:
     """The log-probabilities of random tokens, all but the first of each text, from one process of their own under these switches.
 
@@ -77,28 +78,33 @@ def scored(
     with tempfile.TemporaryDirectory() as scratch:
         words = [sys.executable, "-m", __name__ if __name__ != "__main__" else __spec__.name, "--tokens", str(tokens)]
         words += [word for model, dtype in cases for word in ("--score", str(model), dtype)]
-        words += ["--out", scratch, *(["--engine"] if engine else [])]
+        words += ["--out", scratch, *(["--engine"] if engine else []), *(["--int8"] if int8 else [])]
         subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"} | switches, check=True)
         return [np.load(Path(scratch) / f"{number}.npy") for number in range(len(cases))]
 
 
-def score(model_path: Path, dtype: str, tokens: int, *, engine: bool) -> np.ndarray:
-    """The same in this process. `engine`: in the engine's form, in cuts as streams make them; else in one pass under autograd."""
+def score(model_path: Path, dtype: str, tokens: int, *, engine: bool, int8: bool = False) -> np.ndarray:
+    """The same in this process. `engine`: in the engine's form, in cuts as streams make them; else in one pass under autograd.
+
+    `int8`: the engine's form in 8-bit integers.
+    """
     import torch
 
     from ostinato.engine.embedded.form import prepack
     from ostinato.model.attention import hidden, logits
     from ostinato.model.exactness import BlockMemory, SequencePiece, vocabulary_of
+    from ostinato.model.integers import find
     from ostinato.model.linear import use_order
     from ostinato.model.load import load_model
     from ostinato.model.logprobs import RowSoftmax
+    from ostinato.model.selftest import shapes_of
 
     use_order("blocks")
     torch.set_num_threads(1)
     model = load_model(model_path, getattr(torch, dtype), train=not engine)
     ids = torch.from_numpy(np.random.default_rng(7).integers(0, vocabulary_of(model), tokens))
     if engine:
-        prepack(model)
+        prepack(model, find(shape.inputs for shape in shapes_of(model.base_model)) if int8 else None)
     parts: list[np.ndarray] = []
     for text in ids.split(TEXT):
         memory, cuts = BlockMemory(1, len(text)), [*range(0, len(text), _CUT if engine else TEXT), len(text)]
@@ -139,12 +145,14 @@ def main() -> None:
     parser.add_argument("--score", nargs=2, action="append", metavar=("MODEL", "DTYPE"), help=own)
     parser.add_argument("--tokens", type=int, default=10 * TEXT)
     parser.add_argument("--engine", action="store_true")
+    parser.add_argument("--int8", action="store_true")
     parser.add_argument("--only", action="append", choices=MODELS, help="this model; may be repeated")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.score:
         for number, (model, dtype) in enumerate(args.score):
-            np.save(args.out / f"{number}.npy", score(Path(model), dtype, args.tokens, engine=args.engine))
+            found = score(Path(model), dtype, args.tokens, engine=args.engine, int8=args.int8)
+            np.save(args.out / f"{number}.npy", found)
         return
     rows: list[dict[str, Any]] = []
     left_out = [each.name for each in PROCESSORS if each not in possible()]
@@ -159,15 +167,18 @@ def main() -> None:
 
 def _compared(name: str, path: Path, dtype: str, tokens: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    want: np.ndarray | None = None
+    want: dict[bool, np.ndarray] = {}  # in 8-bit integers, and not
+    forms = {"trainer": (False, False), "engine": (True, False), "engine, int8": (True, True)}
+    if name == MIXTURE:
+        del forms["engine, int8"]
     for processor in possible():
         some = min(tokens, processor.most or tokens) if name == DEFAULT else tokens
-        for engine in (False, True):
+        for form, (engine, int8) in forms.items():
             began = time.perf_counter()
-            (found,) = scored([(path, dtype)], some, processor.switches, engine)
-            want = found if want is None else want
-            row = {"model": name, "dtype": dtype, "processor": processor.name, "as": "engine" if engine else "trainer"}
-            rows.append(row | {"compared": len(found), "differing": differing(found, want[: len(found)])})
+            (found,) = scored([(path, dtype)], some, processor.switches, engine, int8)
+            same = want.setdefault(int8, found)
+            row = {"model": name, "dtype": dtype, "processor": processor.name, "as": form}
+            rows.append(row | {"compared": len(found), "differing": differing(found, same[: len(found)])})
             print(*rows[-1].values(), f"{time.perf_counter() - began:.0f} s", sep="  ", flush=True)
     return rows
 

@@ -207,7 +207,7 @@ def test_whole_numbers_are_a_contract_of_their_own(source):
     assert differences(engine_contract(config), trainer_contract(config)) == ("quantisation",)
     found = numerics.integers(config)
     assert engine_contract(config).quantisation == found.name
-    assert str(2 * found.most + 1) in found.name
+    assert "255 levels" in found.name
     assert numerics.integers(load(None, [source])) is None
 
 

@@ -1,5 +1,8 @@
 """The engine's form in whole numbers: what is rounded and what is not, who may use it, and what a swap does to it."""
 
+import ctypes
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -8,14 +11,20 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.generation import Generate
 from ostinato.core.records import Sampling
 from ostinato.engine.embedded.form import prepack, times_as_fast
+from ostinato.engine.embedded.forms import int8
+from ostinato.engine.embedded.forms.condensed import condense, is_condensed
 from ostinato.engine.embedded.forms.fused import FusedLayer, fuse
 from ostinato.engine.embedded.forms.int8 import Int8Linear, quantise
 from ostinato.model import integers as arithmetic
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden, logits
-from ostinato.model.integers import Integers, Matrix, find
+from ostinato.model.cpu import team
+from ostinato.model.integers import Integers, find
+from ostinato.model.kernels.int8_product import INT8, INT8_TILES, MOST_INPUTS
+from ostinato.model.kernels.vector import PANEL
 from ostinato.model.linear import replace_by_panels
 from ostinato.model.load import load_model
+from ostinato.model.paged import WholeAttend
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
 from ostinato.testing.tiny_moe import tiny_moe
@@ -30,38 +39,44 @@ def integers():
 
 
 @torch.inference_mode()
-def states(model, count=50):
+def states(model, count=50, attend=CausalAttend):
     ids = torch.arange(count)
-    return hidden(model, ids, ids, CausalAttend([count]))
+    return hidden(model, ids, ids, attend([count]))
 
 
-class Saturating(Matrix):
+def saturating(levels_MK, scales_M, first, rows, inputs, panel, how, sums_MX):
     """Sums of neighbours' products are cut off at 16 bits, as vpmaddubsw does with bytes from 0 to 255 and from -128 to 127."""
-
-    def __init__(self, weight_OI):
-        self._weight = weight_OI.int()
-
-    def sums(self, levels_ND, most):
-        raised = (levels_ND + most + 1).int()
-        pairs = (raised[:, None] * self._weight[None]).unflatten(-1, (-1, 2)).sum(-1).clamp(-(1 << 15), (1 << 15) - 1)
-        return (pairs.sum(-1) - (most + 1) * self._weight.sum(1)).float()
-
-    @staticmethod
-    def room(rows, inputs, most):
-        return torch.empty(rows, inputs), 0
+    words = np.frombuffer((ctypes.c_int32 * ((2 + inputs // 4) * PANEL)).from_address(panel), np.int32)
+    words = words.reshape(-1, PANEL)
+    weights = np.ascontiguousarray(words[2:].T).view(np.int8).astype(int)
+    levels = levels_MK[first : first + rows, :inputs].astype(int)
+    pairs = (levels[:, None] * weights[None]).reshape(rows, PANEL, -1, 2).sum(-1).clip(-(1 << 15), (1 << 15) - 1)
+    sums_MX[:rows] = pairs.sum(-1) + words[0]
 
 
-class Wrong(Saturating):
-    def sums(self, levels_ND, most):
-        return super().sums(levels_ND, most) + 1
-
-
-def test_a_product_that_saturates_gets_fewer_levels_and_one_that_is_wrong_is_refused(monkeypatch):
-    monkeypatch.setattr(arithmetic, "LIBRARIES", {"fbgemm": Saturating, "onednn": Wrong})
-    assert find([64]) == Integers(library="fbgemm", most=63)
-    monkeypatch.setattr(arithmetic, "LIBRARIES", {"fbgemm": Wrong, "onednn": Wrong})
+@pytest.mark.parametrize("tiles", [False, True])
+def test_a_product_that_saturates_is_refused(monkeypatch, tiles):
+    assert arithmetic.is_exact(INT8, 64)
+    monkeypatch.setattr(arithmetic, "tiles_allowed", lambda: tiles)
+    monkeypatch.setattr(arithmetic, "int8_panel_products", saturating)
     with pytest.raises(BadConfig, match=r"engine\.products = 'int8' cannot be used .* set engine\.products = 'plain'"):
         find([64])
+
+
+def test_tiles_are_used_if_their_sums_are_exact(monkeypatch):
+    exact = {INT8: True, INT8_TILES: True}
+    monkeypatch.setattr(arithmetic, "tiles_allowed", lambda: True)
+    monkeypatch.setattr(arithmetic, "is_exact", lambda how, inputs: exact[how])
+    assert find([64]) == Integers(how=INT8_TILES)
+    assert Integers(how=INT8_TILES).name == Integers(how=INT8).name
+    exact[INT8_TILES] = False
+    assert find([64]) == Integers(how=INT8)
+
+
+def test_more_inputs_than_a_sum_can_hold_are_refused():
+    assert 127 * 127 * MOST_INPUTS < 1 << 31
+    with pytest.raises(BadConfig, match=r"hold 132,104 inputs, .* 132,105: set engine\.products = 'plain'"):
+        find([64, MOST_INPUTS + 1])
 
 
 def test_the_decoder_is_rounded_and_the_head_is_not(tmp_path, integers):
@@ -69,8 +84,8 @@ def test_the_decoder_is_rounded_and_the_head_is_not(tmp_path, integers):
     plain = states(model)
     head = model.get_output_embeddings()
     assert quantise(model, integers) == 2 * 7
-    assert all(isinstance(layer, FusedLayer) for layer in model.base_model.layers)
-    assert sum(isinstance(part, Int8Linear) for part in model.modules()) == 2 * 4
+    assert is_condensed(model)
+    assert [isinstance(part, nn.Linear) for part in model.modules()].count(True) == 1
     assert model.get_output_embeddings() is head
     rounded = states(model)
     assert not torch.equal(rounded, plain)
@@ -80,6 +95,41 @@ def test_the_decoder_is_rounded_and_the_head_is_not(tmp_path, integers):
     assert replace_by_panels(model) == 1, "what is left is laid out, with the bits that it had"
     with torch.inference_mode():
         assert torch.equal(logits(model, rounded), before)
+
+
+@pytest.fixture
+def layer_by_layer(monkeypatch):
+    monkeypatch.setattr(int8, "condense", lambda model, lay_out: 0)
+
+
+@pytest.mark.usefixtures("layer_by_layer")
+def test_without_the_form_of_one_call_the_layers_are_fused(tmp_path, integers):
+    model = load_model(tiny_model(tmp_path / "tiny"), torch.float32)
+    assert quantise(model, integers) == 2 * 7
+    assert all(isinstance(layer, FusedLayer) for layer in model.base_model.layers)
+    assert sum(isinstance(part, Int8Linear) for part in model.modules()) == 2 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_one_call_gives_the_bits_of_one_layer_after_another(tmp_path, integers, monkeypatch, kind, dtype):
+    """At any number of tokens and threads."""
+    path = tiny_of(tmp_path / "m", SUPPORTED[kind]())
+    one = load_model(path, dtype)
+    if not condense(load_model(path, dtype)):
+        pytest.skip("this architecture has no form of one call")
+    assert quantise(one, integers)
+    assert is_condensed(one)
+    monkeypatch.setattr(int8, "condense", lambda model, lay_out: 0)
+    each = load_model(path, dtype)
+    quantise(each, integers)
+    assert any(isinstance(part, Int8Linear) for part in each.modules())
+    for count in (1, 7, 50):
+        want = states(each, count)
+        for threads in (1, 2):
+            with team(threads):
+                assert torch.equal(states(one, count), want), (count, threads)
+                assert torch.equal(states(one, count, WholeAttend), want), "with attention in the same call"
 
 
 def test_the_head_can_be_rounded_too(tmp_path, integers):
@@ -128,15 +178,13 @@ def test_every_supported_architecture_is_rounded_whole_or_refused(tmp_path, inte
     assert not torch.equal(states(plain), states(rounded))
 
 
-@pytest.mark.parametrize("library", arithmetic.LIBRARIES)
-def test_another_threads_default_dtype_changes_nothing(library):
+def test_another_threads_default_dtype_changes_nothing(integers):
     """Who builds the next version beside the decoding sets it for the whole process."""
     layer, x = nn.Linear(64, 48), torch.randn(3, 64)
-    chosen = Integers(library=library, most=63)
-    expected = Int8Linear([layer], chosen)(x)
+    expected = Int8Linear([layer], integers)(x)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        assert torch.equal(Int8Linear([layer], chosen)(x), expected)
+        assert torch.equal(Int8Linear([layer], integers)(x), expected)
     finally:
         torch.set_default_dtype(torch.float32)
 

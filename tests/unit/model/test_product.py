@@ -221,6 +221,16 @@ class TileUnit:
 
         return dot
 
+    def dot_bytes(self, total, left, right):
+        def dot():
+            rows = self.rows[left]
+            x = self.tiles[left, :rows].astype(int)
+            fours = self.tiles[right].view(np.int8).reshape(16, 16, 4).astype(int)  # four of inputs, output, which
+            before = self.tiles[total].view(np.int32)[:rows]
+            self.tiles[total].view(np.int32)[:rows] = before + x @ fours.transpose(1, 0, 2).reshape(16, 64).T
+
+        return dot
+
 
 def memory(address, size):
     import ctypes
@@ -236,7 +246,8 @@ def in_software(unit):
     """The kernel's own code, over operations in software."""
     names = {f"_load{i}": unit.load(i) for i in (4, 5, 6, 7)} | {f"_store{i}": unit.store(i) for i in range(4)}
     names |= {f"_zero{i}": lambda i=i: unit.zero(i) for i in range(4)}
-    names |= {f"_dot{a}{b}{c}": unit.dot(a, b, c) for a, b, c in ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7))}
+    for a, b, c in ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7)):
+        names |= {f"_dot{a}{b}{c}": unit.dot(a, b, c), f"_bytes{a}{b}{c}": unit.dot_bytes(a, b, c)}
     names |= {"_configure": unit.configure, "_release": unit.release, "_fetch": lambda address: None}
     names |= {"_shape": tiles._shape.py_func}
     return FunctionType(tiles.by_tiles.__code__, vars(tiles) | names)
@@ -248,10 +259,23 @@ def test_the_tile_kernel_gives_the_bits_of_the_definition(rows):
     weight, x = drawn(PANEL, 96, torch.bfloat16, 1), drawn(rows, 96, torch.bfloat16, rows)
     panels, sums = in_panels(weight), np.full((rows + 1, PANEL), 7, np.float32)
     words, unit = x.view(torch.int16).numpy(), TileUnit()
-    in_software(unit)(words.ctypes.data, words.strides[0], rows, panels.address, 96 // BLOCK, sums)
+    in_software(unit)(words.ctypes.data, words.strides[0], rows, panels.address, 96 // BLOCK, sums, False)
     assert np.array_equal(sums[:rows], by_definition(x.float().numpy(), weight.float().numpy()))
     assert (sums[rows] == 7).all(), "it wrote beyond its rows"
     assert unit.released == 1, "tiles that are not released are saved at every switch of threads"
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 32, 33, 49])
+def test_the_tile_kernel_sums_bytes_exactly(rows):
+    draw = np.random.default_rng(rows)
+    x, weight = draw.integers(0, 256, (rows, 128)), draw.integers(-128, 128, (PANEL, 128))
+    levels, unit = x.astype(np.uint8), TileUnit()
+    words = np.ascontiguousarray(weight.astype(np.int8).view(np.int32).T)
+    sums = np.full((rows + 1, PANEL), 7, np.int32)
+    in_software(unit)(levels.ctypes.data, levels.strides[0], rows, words.ctypes.data, 2, sums, True)
+    assert np.array_equal(sums[:rows], x @ weight.T)
+    assert (sums[rows] == 7).all(), "it wrote beyond its rows"
+    assert unit.released == 1
 
 
 @pytest.mark.skipif(not page.tiles_allowed(), reason="this CPU has no tiles (AMX), or the system does not allow them")

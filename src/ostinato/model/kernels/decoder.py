@@ -1,7 +1,7 @@
 # pyright: basic, reportCallIssue=false
 """All decoder layers of a model in one call, on any number of threads: x + attention(norm(x)), then x + mlp(norm(x)).
 
-A layer has nine phases, in each of which threads take pieces of work (`turns`). The operations of a piece, and their order, are stated
+A layer has eleven phases, in each of which threads take pieces of work (`turns`). The operations of a piece, and their order, are stated
 in the modules of the kernels that it calls, and each number is rounded to bf16 where the library's layers round it, so the division of
 work changes no bit.
 """
@@ -17,13 +17,15 @@ from numba.np.numpy_support import carray
 from ostinato.model.kernels.arithmetic import inlined, load, store
 from ostinato.model.kernels.attention import attend_head, room
 from ostinato.model.kernels.gate import sigmoid16
+from ostinato.model.kernels.int8_product import HEADER, INT8, INT8_BLOCK, int8_panel_products
 from ostinato.model.kernels.norm import rms_norm
 from ostinato.model.kernels.product import BLOCK, CHUNK, lined_up, panel_sums
+from ostinato.model.kernels.quantize import to_levels
 from ostinato.model.kernels.rotary import rotate
 from ostinato.model.kernels.thread_barrier import await_all, claim, finished
 from ostinato.model.kernels.vector import PANEL, WIDE, add16, div16, load16, mul16, pointer, round16, store16
 
-PHASES = 9  # of a layer: norm, qkv, rotation, cache, attention, out, norm, gate and up, down
+PHASES = 11  # of a layer: norm, qkv, rotation, cache, attention, levels, out, norm, gate and up, levels, down
 ATTENTION = 4  # the phase that needs the cache
 _TOKENS = 4  # of a piece of work in phases other than products
 _MOST_ROWS, _LEAST_ROWS = 192, 48  # of a product's piece; multiples of the rows at once of every kernel
@@ -96,8 +98,11 @@ def _give_gated(sums_MX, rows, out_MF, m, f):
 
 
 @njit(nogil=True, cache=True)
-def _multiply(turn, piece, x_MK, weight, how, bias_LN, layer, out_MN, kind, space):
-    """Compute one panel for one group of rows. `kind`: 0 writes the products, 1 adds them to the present values, 2 gates them."""
+def _multiply(turn, piece, x_MK, levels, weight, how, bias_LN, layer, out_MN, kind, space):
+    """Compute one panel for one group of rows. `kind`: 0 writes the products, 1 adds them to the present values, 2 gates them.
+
+    For integer products (`how`) the rows' levels and scales are in `levels` already.
+    """
     rows_in_line, sums_MX, wide, place = space
     inputs, halves = filled_up(x_MK.shape[1]), x_MK.itemsize == 2
     panels = _parts(out_MN.shape[1], WIDE if kind == 2 else PANEL)
@@ -105,28 +110,52 @@ def _multiply(turn, piece, x_MK, weight, how, bias_LN, layer, out_MN, kind, spac
     size = _rows_of_piece(inputs)
     m = group * size
     rows = min(size, x_MK.shape[0] - m)
-    if place[0] != turn or place[1] != group:
-        line = rows_in_line.reshape(-1)[: rows * inputs].reshape(rows, inputs)
-        place[2], place[3] = lined_up(x_MK, m, rows, inputs, how, line)
-        place[0], place[1] = turn, group
-    at = weight + panel * PANEL * inputs * x_MK.itemsize
-    panel_sums(place[2], place[3], rows, at, inputs, how, halves, sums_MX, wide)
+    if how >= INT8:
+        whole = _parts(x_MK.shape[1], INT8_BLOCK) * INT8_BLOCK
+        at = weight + panel * PANEL * (whole + 4 * HEADER)
+        int8_panel_products(levels[0], levels[1], m, rows, whole, at, how, sums_MX)
+    else:
+        if place[0] != turn or place[1] != group:
+            line = rows_in_line.reshape(-1)[: rows * inputs].reshape(rows, inputs)
+            place[2], place[3] = lined_up(x_MK, m, rows, inputs, how, line)
+            place[0], place[1] = turn, group
+        at = weight + panel * PANEL * inputs * x_MK.itemsize
+        panel_sums(place[2], place[3], rows, at, inputs, how, halves, sums_MX, wide)
     if kind == 2:
         _give_gated(sums_MX, rows, out_MN, m, panel * WIDE)
     else:
         _give_rows(sums_MX, rows, bias_LN, layer, out_MN, m, panel * PANEL, kind == 1)
 
 
+@inlined
+def _quantise(x_MK, piece, levels):
+    """Compute the levels and scales of a piece's rows."""
+    a, b = piece * _TOKENS, min((piece + 1) * _TOKENS, x_MK.shape[0])
+    to_levels(x_MK[a:b], levels[0][a:b], levels[1][a:b])
+
+
 @njit(nogil=True, cache=True)
-def project(counters, x_MK, weight, how, bias_LN, out_MN):
-    """Fill out_MN [M, N] with the products of rows and a weight in panels, plus a bias [1, N] or [1, 0] for none, all of one dtype."""
+def project(counters, x_MK, levels, weight, how, bias_LN, out_MN):
+    """Fill out_MN [M, N] with the products of rows and a weight in panels, plus a bias [1, N] or [1, 0] for none, all of one dtype.
+
+    `counters` has two rows; `levels` is room for the rows' levels and scales, as in `decoder`.
+    """
     space = workspace(x_MK.shape[0], x_MK.shape[1])
+    if how >= INT8:
+        pieces = _parts(x_MK.shape[0], _TOKENS)
+        while True:
+            piece = claim(counters, 1)
+            if piece >= pieces:
+                break
+            _quantise(x_MK, piece, levels)
+            finished(counters, 1)
+        await_all(counters, 1, pieces)
     pieces = _product_pieces(x_MK.shape[0], x_MK.shape[1], _parts(out_MN.shape[1], PANEL))
     while True:
         piece = claim(counters, 0)
         if piece >= pieces:
             break
-        _multiply(0, piece, x_MK, weight, how, bias_LN, 0, out_MN, 0, space)
+        _multiply(0, piece, x_MK, levels, weight, how, bias_LN, 0, out_MN, 0, space)
         finished(counters, 0)
     await_all(counters, 0, pieces)
 
@@ -150,14 +179,16 @@ def _keep(k_NX, qkv_NW, places_3P, first, last, keys, values):
 
 
 @inlined
-def _pieces(part, rows, inputs, panels, heads, places):
+def _pieces(part, rows, inputs, panels, heads, places, how):
     """The number of pieces of work in a phase; a product has `inputs` and `panels`."""
-    if part == 1 or part == 5 or part == 7 or part == 8:
+    if part == 1 or part == 6 or part == 8 or part == 10:
         return _product_pieces(rows, inputs, panels)
     if part == 3:
         return _parts(places, _TOKENS)
     if part == 4:
         return _parts(heads, _parts(heads, _HEADS)) if heads > 0 else 0
+    if (part == 5 or part == 9) and how < INT8:
+        return 0
     return _parts(rows, _TOKENS)
 
 
@@ -182,15 +213,17 @@ def _attend(dim, block, share, piece, layer, cache, state, place):
 def _compute(dim, block, part, layer, turn, piece, model, cache, state, space):
     """Compute a piece of any other phase."""
     weights, how, bias_qkv, bias_out, none, norms, norm_eps, of_queries, of_keys, head_eps = model
-    x, normed, qkv, q, k, seen, gated, _, cos, sin = state
+    x, normed, qkv, q, k, seen, gated, _, cos, sin, levels = state
     rows, kv = len(x), k.shape[1] // dim
     heads = q.shape[1] * dim
     a, b = piece * _TOKENS, min((piece + 1) * _TOKENS, rows)
-    if part == 0 or part == 6:
-        at = 2 * layer + part // 6
+    if part == 0 or part == 7:
+        at = 2 * layer + part // 7
         rms_norm(x[a:b], norms[at : at + 1], norm_eps[at], normed[a:b], np.empty(0, np.float32))
+        if how >= INT8:
+            _quantise(normed, piece, levels)
     elif part == 1:
-        _multiply(turn, piece, normed, weights[layer, 0], how, bias_qkv, layer, qkv, 0, space)
+        _multiply(turn, piece, normed, levels, weights[layer, 0], how, bias_qkv, layer, qkv, 0, space)
     elif part == 2:
         flat_q, at = q.reshape(rows, heads), slice(layer, layer + 1)
         rotate(qkv[a:b], 0, q.shape[1], cos[a:b], sin[a:b], of_queries[at], head_eps[0], flat_q[a:b])
@@ -201,11 +234,15 @@ def _compute(dim, block, part, layer, turn, piece, model, cache, state, space):
         values = carray(pointer(caches[layer, 1], q), (blocks, kv, block, dim))
         _keep(k, qkv, places, a, min((piece + 1) * _TOKENS, places.shape[1]), keys, values)
     elif part == 5:
-        _multiply(turn, piece, seen.reshape(rows, heads), weights[layer, 1], how, bias_out, layer, x, 1, space)
-    elif part == 7:
-        _multiply(turn, piece, normed, weights[layer, 2], how, none, layer, gated, 2, space)
+        _quantise(seen.reshape(rows, heads), piece, levels)
+    elif part == 6:
+        _multiply(turn, piece, seen.reshape(rows, heads), levels, weights[layer, 1], how, bias_out, layer, x, 1, space)
+    elif part == 8:
+        _multiply(turn, piece, normed, levels, weights[layer, 2], how, none, layer, gated, 2, space)
+    elif part == 9:
+        _quantise(gated, piece, levels)
     else:
-        _multiply(turn, piece, gated, weights[layer, 3], how, none, layer, x, 1, space)
+        _multiply(turn, piece, gated, levels, weights[layer, 3], how, none, layer, x, 1, space)
 
 
 @lru_cache
@@ -215,13 +252,14 @@ def decoder(dim, block, share):
     ``run(first, last, counters, model, cache, state)`` computes phases [first, last), with `PHASES` per layer; one more phase, after the
     last layer's, is the final norm. `counters` belong to the call, with a row for each of its phases. Tuples of arrays:
 
-    - `model`: addresses of the four weights [L, 4] in panels, and how they are multiplied (`product`); biases of qkv [L, W] and out
-      [L, D], or [L, 0], and none [L, 0]; norms [2 L + 1, D] and their epsilons; the heads' norms [L, dim] or [L, 0] of queries and
-      keys and their epsilons [2].
+    - `model`: addresses of the four weights [L, 4] in panels, and how they are multiplied (`product`, `int8_product`); biases of qkv
+      [L, W] and out [L, D], or [L, 0], and none [L, 0]; norms [2 L + 1, D] and their epsilons; the heads' norms [L, dim] or [L, 0] of
+      queries and keys and their epsilons [2].
     - `cache`: addresses of each layer's keys and values [L, 2], blocks; places [3, P]; tiles, positions, where, table as in
       `attention`; scales and windows [L]; the longest sequence.
     - `state`: x [N, D], which is changed; buffers for normed [N, D], qkv [N, W], q [N, H, dim], k [N, KV dim], the output of
-      attention [N, H, dim], the gated [N, F] and log-sums [N, H]; cosines and sines [N, dim].
+      attention [N, H, dim], the gated [N, F] and log-sums [N, H]; cosines and sines [N, dim]; for integer products room for levels
+      [N, S] (uint8, S the most inputs of a product filled up to `INT8_BLOCK`) and scales [N], else two empty arrays.
     """
 
     @njit(nogil=True, cache=True, error_model="numpy")
@@ -232,11 +270,12 @@ def decoder(dim, block, share):
         space = workspace(len(x), max(width, inner, seen))
         place = room(dim, block, share, cache[9])
         across = _parts(width, PANEL)
-        panels = (0, _parts(qkv.shape[1], PANEL), 0, 0, 0, across, 0, inner // WIDE, across)
-        inputs = (1, width, 1, 1, 1, seen, 1, width, inner)
+        panels = (0, _parts(qkv.shape[1], PANEL), 0, 0, 0, 0, across, 0, inner // WIDE, 0, across)
+        inputs = (1, width, 1, 1, 1, 1, seen, 1, width, 1, inner)
+        how = model[1]
         for phase in range(first, last):
             layer, part, turn = phase // PHASES, phase % PHASES, phase - first
-            pieces = _pieces(part, len(x), inputs[part], panels[part], heads, places)
+            pieces = _pieces(part, len(x), inputs[part], panels[part], heads, places, how)
             while True:
                 piece = claim(counters, turn)
                 if piece >= pieces:

@@ -28,6 +28,6 @@ def cpu_features() -> frozenset[str]:
 @lru_cache
 def tiles_allowed() -> bool:
     """Whether this process may use the CPU's tiles (AMX): Linux gives them on request, which holds for all threads started later."""
-    if not {"amx-tile", "amx-bf16"} <= cpu_features() or platform.system() != "Linux":
+    if not {"amx-tile", "amx-bf16", "amx-int8"} <= cpu_features() or platform.system() != "Linux":
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0

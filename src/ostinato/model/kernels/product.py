@@ -322,7 +322,7 @@ def panel_sums(x, step, rows, weight, inputs, how, halves, sums_MX, wide):
     [CHUNK * BLOCK, PANEL] of the thread's own.
     """
     if how == TILES:
-        tile_sums(x, step, rows, weight, inputs // BLOCK, sums_MX)
+        tile_sums(x, step, rows, weight, inputs // BLOCK, sums_MX, False)
     elif how == PAIRS:
         pair_sums(x, step, rows, weight, inputs // 2, sums_MX)
     else:

@@ -1,8 +1,8 @@
 # pyright: basic, reportCallIssue=false
-"""Quantisation of rows to a scale and integer levels, after a Hadamard rotation, and dequantisation of the sums of their products.
+"""Quantisation of rows to a scale and 8-bit integer levels, after a Hadamard rotation.
 
-A row is first rotated. For a rotated row x with a = max |x_d|: the scale is a / most, level d is x_d (most / a)
-rounded to nearest, ties to even, so that |level| <= most. A row that is almost zero has scale 0 and levels 0. A row with a NaN or an
+A row is first rotated. For a rotated row x with a = max |x_d|: the scale is a / 127, level d is x_d (127 / a)
+rounded to nearest, ties to even, so that |level| <= 127. A row that is almost zero has scale 0 and levels 0. A row with a NaN or an
 infinity has the scale NaN, so all results from it are NaN.
 
 The rotation leaves no channel much larger than the others when a row gets one scale. A row times H, and a weight's rows times H: since H
@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ostinato.model.kernels.arithmetic import ROUND, load, store
+from ostinato.model.kernels.arithmetic import ROUND, bits_of, load
 from ostinato.model.kernels.vector import (
     WIDE,
     add16,
@@ -26,6 +26,7 @@ from ostinato.model.kernels.vector import (
     max16,
     mul16,
     store16,
+    store_bytes16,
     sub16,
     sum16,
     top16,
@@ -77,15 +78,17 @@ def rotate(x_ND, y_ND):
 # pyright: basic, reportCallIssue=false
 
 
+LEVELS = 127  # to either side of zero
+_MOST = np.float32(LEVELS)
 _LEAST = np.float32(1e-30)  # below it the reciprocal of a row's largest number would overflow
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def to_levels(x_ND, most, zero, levels_ND, scales_N):
-    """Fill levels_ND, float32 or uint8, with level + zero, and scales_N. `most` and `zero` are float32."""
+def to_levels(x_ND, levels_ND, scales_N):
+    """Fill the first columns of levels_ND (uint8) with level + 128, and scales_N."""
     rows, dim = x_ND.shape
     whole = dim // WIDE * WIDE
-    nothing = all16(np.float32(0.0))
+    nothing, shift = all16(np.float32(0.0)), all16(ROUND)
     rotated = np.empty((1, dim), np.float32)
     for n in range(rows):
         rotate_row(x_ND, n, rotated)
@@ -101,29 +104,9 @@ def to_levels(x_ND, most, zero, levels_ND, scales_N):
         if largest < _LEAST:
             scales_N[n], factor = stray, np.float32(0.0)
         else:
-            scales_N[n], factor = largest / most + stray, most / largest
-        for d in range(dim):
-            levels_ND[n, d] = ((rotated[0, d] * factor + ROUND) - ROUND) + zero
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def from_sums(sums_NO, scales_N, weights_1O, biases_1O, out_NO):
-    """Fill out_NO with sum (row's scale x output's scale), rounded to the dtype, plus the bias unless biases_1O is [1, 0].
-
-    `out_NO` may be `sums_NO`.
-    """
-    rows, width = out_NO.shape
-    whole = width // WIDE * WIDE
-    biased = biases_1O.shape[1] > 0
-    for n in range(rows):
-        scale = all16(scales_N[n])
-        for o in range(0, whole, WIDE):
-            y = mul16(load16(sums_NO, n, o), mul16(scale, load16(weights_1O, 0, o)))
-            if biased:
-                y = add16(y, load16(biases_1O, 0, o))
-            store16(out_NO, n, o, y)
-        for o in range(whole, width):
-            y = sums_NO[n, o] * (scales_N[n] * weights_1O[0, o])
-            if biased:
-                y += biases_1O[0, o]
-            out_NO[n, o] = store(out_NO[n, o], y)
+            scales_N[n], factor = largest / _MOST + stray, _MOST / largest
+        # adding ROUND leaves the rounded level in the low bits
+        for d in range(0, whole, WIDE):
+            store_bytes16(levels_ND, n, d, add16(mul16(load16(rotated, 0, d), all16(factor)), shift))
+        for d in range(whole, dim):
+            levels_ND[n, d] = np.uint8((bits_of(rotated[0, d] * factor + ROUND) + np.uint32(128)) & np.uint32(255))

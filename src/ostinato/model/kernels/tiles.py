@@ -1,8 +1,11 @@
 # pyright: basic, reportCallIssue=false
 """Matrix products in bf16 with the CPU's tiles (Intel AMX), in the order of additions of `kernels.product`, which is `tdpbf16ps`'s own.
 
-A weight tile is 16 pairs of inputs by 16 outputs: 16 rows of 64 bytes, 128 bytes apart, of a panel. Up to 32 rows are computed at once,
-by two tiles of rows and two of outputs; a tile of fewer rows costs less, so the last rows have a configuration of their own.
+The same of 8-bit integers, whose sums are exact (`kernels.int8_product`).
+
+A weight tile is 16 pairs of inputs, or fours of bytes, by 16 outputs: 16 rows of 64 bytes, 128 bytes apart, of a panel. Up to 32 rows
+are computed at once, by two tiles of rows and two of outputs; a tile of fewer rows costs less, so the last rows have a configuration of
+their own.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from numba.extending import intrinsic
 from ostinato.model.kernels.processor import cpu_features
 from ostinato.model.kernels.vector import PANEL
 
-HAS_TILES = {"amx-tile", "amx-bf16"} <= cpu_features()
+HAS_TILES = {"amx-tile", "amx-bf16", "amx-int8"} <= cpu_features()
 """Whether the kernel is compiled; the system must also allow it (`processor.tiles_allowed`)."""
 _BYTE, _WORD, _LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _TILE = 16  # rows
@@ -86,9 +89,9 @@ _configure, _release = _operation("ldtilecfg", address=True), _operation("tilere
 _zero0, _zero1, _zero2, _zero3 = (_operation("tilezero", tile) for tile in range(4))
 _load4, _load5, _load6, _load7 = (_operation("tileloadd64", tile, address=True, step=True) for tile in range(4, 8))
 _store0, _store1, _store2, _store3 = (_operation("tilestored64", tile, address=True, step=True) for tile in range(4))
-_dot046, _dot147, _dot256, _dot357 = (
-    _operation("tdpbf16ps", *tiles) for tiles in ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7))
-)
+_PRODUCTS = ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7))
+_dot046, _dot147, _dot256, _dot357 = (_operation("tdpbf16ps", *tiles) for tiles in _PRODUCTS)
+_bytes046, _bytes147, _bytes256, _bytes357 = (_operation("tdpbusd", *tiles) for tiles in _PRODUCTS)
 
 
 @njit(nogil=True, cache=True)
@@ -104,8 +107,11 @@ def _shape(config, rows):
     config[50] = config[51] = config[53] = lower
 
 
-def by_tiles(x, step, rows, weight, blocks, sums_MX):
-    """Fill the first rows of sums_MX with the products of bf16 rows at addresses x + i * step and the panel at `weight`."""
+def by_tiles(x, step, rows, weight, blocks, sums_MX, int8):
+    """Fill the first rows of sums_MX with the products of rows at addresses x + i * step and the panel at `weight`.
+
+    Rows and panel are bf16. If `int8`, they are unsigned and signed bytes, and the sums 32-bit integers in the place of floats.
+    """
     config = np.empty(64, np.uint8)
     shaped = 0
     for m in range(0, rows, 2 * _TILE):
@@ -129,12 +135,20 @@ def by_tiles(x, step, rows, weight, blocks, sums_MX):
             _load4(upper + block * 64, step)
             _load6(at, _ROW)
             _load7(at + 64, _ROW)
-            _dot046()
-            _dot147()
+            if int8:
+                _bytes046()
+                _bytes147()
+            else:
+                _dot046()
+                _dot147()
             if count > _TILE:
                 _load5(lower + block * 64, step)
-                _dot256()
-                _dot357()
+                if int8:
+                    _bytes256()
+                    _bytes357()
+                else:
+                    _dot256()
+                    _dot357()
         _store0(out, _ROW)
         _store1(out + 64, _ROW)
         if count > _TILE:
@@ -144,7 +158,7 @@ def by_tiles(x, step, rows, weight, blocks, sums_MX):
 
 
 @njit(nogil=True, cache=True)
-def _absent(x, step, rows, weight, blocks, sums_MX):
+def _absent(x, step, rows, weight, blocks, sums_MX, int8):
     """In place of `by_tiles` where its instructions cannot be compiled; nobody chooses tiles there."""
     sums_MX[:rows] = np.nan
 

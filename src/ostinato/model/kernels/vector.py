@@ -156,6 +156,22 @@ def store16(typingctx: Any, array: Any, row: Any, column: Any, value: Any) -> An
     return types.void(array, types.intp, types.intp, v16), generate
 
 
+@intrinsic
+def store_bytes16(typingctx: Any, array: Any, row: Any, column: Any, value: Any) -> Any:
+    """array[row, column : column + 16] = the low byte of each lane's bits, plus 128; `array` is of uint8."""
+    del typingctx, row, column, value
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.VectorType(ir.IntType(8), WIDE)
+        place = _place(context, builder, signature.args[0], *args[:3])
+        low = builder.trunc(builder.bitcast(args[3], _WORDS), kind)
+        raised = builder.xor(low, ir.Constant(kind, [128] * WIDE))  # adds 128 to a byte
+        builder.store(raised, builder.bitcast(place, kind.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, v16), generate
+
+
 def _rounded(builder: Any, value: Any) -> Any:
     bits = builder.bitcast(value, _WORDS)
     odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))

@@ -8,7 +8,7 @@ differs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -23,15 +23,18 @@ from ostinato.engine.embedded.forms.fused import Found, Reach, answers, count_li
 from ostinato.model.attention import Attend
 from ostinato.model.cpu import together
 from ostinato.model.kernels.decoder import ATTENTION, PHASES, decoder
+from ostinato.model.kernels.int8_product import INT8
 from ostinato.model.kernels.thread_barrier import COLUMNS
 from ostinato.model.kernels.vector import WIDE
-from ostinato.model.linear import Panels, in_panels
+from ostinato.model.linear import Panels, in_panels, room_for_levels
 from ostinato.model.paged import PagedCache, WholeAttend, array
 from ostinato.model.swiglu import GatedMLP
 
 _LOG = logging.getLogger(__name__)
 _TABLE = 1 << 15  # positions whose rotations are cached
 _BLOCK = 32  # tokens of a block: in calls without attention any will do, and this one is compiled anyway
+LayOut = Callable[..., Panels]
+"""Lays out a weight, or two beside each other, as `in_panels` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class BodyOutput:
 class CondensedBody(nn.Module):
     """A body over copies of another body's matrices. Raises ValueError or AttributeError for an unsupported architecture."""
 
-    def __init__(self, body: Any, reaches: Sequence[Reach]) -> None:
+    def __init__(self, body: Any, reaches: Sequence[Reach], lay_out: LayOut = in_panels) -> None:
         super().__init__()
         self.embed_tokens: nn.Module = body.embed_tokens
         self._rotary: nn.Module = body.rotary_emb
@@ -54,8 +57,9 @@ class CondensedBody(nn.Module):
         self._heads, self._kv_heads = (part.out_features // self._dim for part in (first.q_proj, first.k_proj))
         self._width, self._inner = body.embed_tokens.weight.shape[1], layers[0].mlp.gate_proj.out_features
         self._reaches = tuple(reaches)
-        packed = [_pack(layer) for layer in layers]
+        packed = [_pack(layer, lay_out) for layer in layers]
         self._weights = [weights for weights, _ in packed]  # keeps the tensors alive whose addresses the kernel uses
+        self._levels = max(panels.inputs for panels in self._weights[0]) if self._weights[0][0].how >= INT8 else 0
         self._model = _constants(body, layers, packed, self._dim)
         self._scales = np.array([reach.scale for reach in reaches], np.float32)
         self._windows = np.array([reach.window for reach in reaches], np.int64)
@@ -70,7 +74,8 @@ class CondensedBody(nn.Module):
         q, k, seen = make(rows, heads, dim), make(rows, self._kv_heads * dim), make(rows, heads, dim)
         cos, sin = self._rotations(x_ND, position_ids)
         parts = (x_ND, normed, qkv, q, k, seen, make(rows, self._inner))
-        state = (*map(array, parts), np.empty((rows, heads), np.float32), array(cos), array(sin))
+        levels = room_for_levels(rows if self._levels else 0, self._levels)
+        state = (*map(array, parts), np.empty((rows, heads), np.float32), array(cos), array(sin), levels)
         count = len(self._reaches) * PHASES
         pages = getattr(attend, "pages", None)
         if pages is not None:
@@ -91,7 +96,7 @@ class CondensedBody(nn.Module):
             "a condensed body holds the addresses of its weights; copy the model first, then condense the copy"
         )
 
-    def _run(self, first: int, last: int, held: PagedCache | None, state: tuple[NDArray[Any], ...]) -> None:
+    def _run(self, first: int, last: int, held: PagedCache | None, state: tuple[Any, ...]) -> None:
         block = _BLOCK if held is None else held.reads.block
         kernel = decoder(self._dim, block, self._heads // self._kv_heads)
         counters = np.zeros((last - first, COLUMNS), np.int64)
@@ -145,7 +150,7 @@ def _where(held: PagedCache) -> tuple[Any, ...]:
     )
 
 
-def _pack(layer: Any) -> tuple[tuple[Panels, ...], tuple[Tensor | None, Tensor | None]]:
+def _pack(layer: Any, lay_out: LayOut) -> tuple[tuple[Panels, ...], tuple[Tensor | None, Tensor | None]]:
     """The four weights of a layer in panels, and two biases: that of its queries, keys and values, and that of its output."""
     attention, mlp = layer.self_attn, layer.mlp
     if not isinstance(mlp, GatedMLP) or any(getattr(part, "bias", None) is not None for part in mlp.children()):
@@ -159,10 +164,10 @@ def _pack(layer: Any) -> tuple[tuple[Panels, ...], tuple[Tensor | None, Tensor |
         raise ValueError("a feed-forward layer of a width that panels of gates do not fill")
     out = attention.o_proj
     weights = (
-        in_panels(torch.cat([part.weight.detach() for part in three])),
-        in_panels(out.weight),
-        in_panels(gate, up),
-        in_panels(down),
+        lay_out(torch.cat([part.weight.detach() for part in three])),
+        lay_out(out.weight),
+        lay_out(gate, up),
+        lay_out(down),
     )
     return weights, (torch.cat(biases) if biases else None, None if out.bias is None else out.bias.detach())
 
@@ -191,11 +196,11 @@ _known: Found = {}
 
 
 @torch.inference_mode()
-def condense(model: PreTrainedModel) -> int:
+def condense(model: PreTrainedModel, lay_out: LayOut = in_panels) -> int:
     """Replace a CPU model's body by a condensed one, in place; returns how many linear layers it took over.
 
     A model with unsupported parts or another dtype, and a model that gives other bits, stay as they are. Tried once per process
-    for each configuration.
+    for each configuration, with weights by `in_panels`, because those by another `lay_out` may give other bits.
     """
     if (
         model.dtype not in (torch.bfloat16, torch.float32)
@@ -203,8 +208,16 @@ def condense(model: PreTrainedModel) -> int:
         or not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList)
     ):
         return 0
-    before = count_linears(model)
-    tried_once(_known, model, lambda: _try(model), lambda reaches: _exchange(model, reaches))
+    before, plain = count_linears(model), model.base_model
+
+    def attempt() -> tuple[tuple[Reach, ...] | None, bool]:
+        reaches, telling = _try(model)
+        if reaches is not None and lay_out is not in_panels:
+            setattr(model, model.base_model_prefix, plain)
+            _exchange(model, reaches, lay_out)
+        return reaches, telling
+
+    tried_once(_known, model, attempt, lambda reaches: _exchange(model, reaches, lay_out))
     return before - count_linears(model)
 
 
@@ -213,8 +226,8 @@ def is_condensed(model: PreTrainedModel) -> bool:
     return isinstance(model.base_model, CondensedBody)
 
 
-def _exchange(model: PreTrainedModel, reaches: Sequence[Reach]) -> None:
-    setattr(model, model.base_model_prefix, CondensedBody(model.base_model, reaches))
+def _exchange(model: PreTrainedModel, reaches: Sequence[Reach], lay_out: LayOut = in_panels) -> None:
+    setattr(model, model.base_model_prefix, CondensedBody(model.base_model, reaches, lay_out))
 
 
 def _try(model: PreTrainedModel) -> tuple[tuple[Reach, ...] | None, bool]:

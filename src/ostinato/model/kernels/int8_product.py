@@ -1,0 +1,296 @@
+# pyright: basic, reportCallIssue=false
+"""Products of 8-bit integers with exact sums in 32 bits: by the CPU's dot products of bytes (VNNI, AMX), or by products of 16-bit pairs.
+
+An exact sum has no order, so every CPU, instruction, number of rows and number of threads gives the same bits. The level of an
+activation, from -127 to 127, is stored as the byte level + `OFFSET`, because the instruction `vpdpbusd` takes its left bytes without a
+sign. A weight's level is a signed byte. What the offset adds to a sum, `OFFSET` times the sum of the output's weights, is taken off at
+the end; sums may wrap around in between, which leaves no trace in the end.
+
+Weights lie in panels of `PANEL` outputs as in `kernels.product`, with four inputs in a word; the first two words of an output are its
+offset, which is added to its sums, and its scale, a float.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ostinato.model.kernels.pairs import address_at
+from ostinato.model.kernels.processor import IS_ARM, cpu_features
+from ostinato.model.kernels.tiles import tile_sums
+from ostinato.model.kernels.vector import PANEL, WIDE
+
+INT8, INT8_TILES = 3, 4
+"""How integer products are computed, beside `product`'s ways: in vectors or in tiles. Both give the same bits."""
+OFFSET = 128
+INT8_BLOCK = 64
+"""Inputs: a row and a weight are filled up to a multiple of it, which is a row of a tile."""
+HEADER = 2
+"""Words of an output before its weights: its offset and its scale."""
+MOST_INPUTS = (1 << 31) // (127 * OFFSET)
+"""More of them could leave the 32 bits of a sum."""
+
+_LONG, _WORD, _HALF, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.IntType(8), ir.FloatType()
+_WORDS, _FLOATS = ir.VectorType(_WORD, WIDE), ir.VectorType(_FLOAT, WIDE)
+_VECTOR, _ROW = 4 * WIDE, 4 * PANEL  # bytes
+_UNROLLED = 4  # words
+_AHEAD = 4096  # bytes by which a weight is prefetched ahead of its use
+
+
+# ---------------------------------------------------------------- dot products of four bytes
+
+
+def possible_instructions() -> tuple[str, ...]:
+    """What this process may compute dot products with, the fastest first: "vnni512", "vnni256", "pairs512", ..., "plain"."""
+    has = cpu_features()
+    found = {
+        "vnni512": "avx512vnni" in has,
+        "vnni256": "avxvnni" in has or {"avx512vnni", "avx512vl"} <= has,
+        "pairs512": "avx512bw" in has,
+        "pairs256": "avx2" in has,
+        "pairs128": not IS_ARM,
+        "plain": True,
+    }
+    return tuple(name for name, possible in found.items() if possible)
+
+
+def _constant(kind: Any, value: int) -> ir.Constant:
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def _parts(builder: Any, value: Any, bits: int) -> list[Any]:
+    """A vector cut into vectors of so many bits."""
+    count = bits // value.type.element.width
+    nothing = ir.Constant(value.type, ir.Undefined)
+    return [
+        builder.shuffle_vector(value, nothing, ir.Constant(ir.VectorType(_WORD, count), list(range(at, at + count))))
+        for at in range(0, value.type.count, count)
+    ]
+
+
+def _joined(builder: Any, parts: list[Any]) -> Any:
+    while len(parts) > 1:
+        count = 2 * parts[0].type.count
+        mask = ir.Constant(ir.VectorType(_WORD, count), list(range(count)))
+        parts = [builder.shuffle_vector(a, b, mask) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _by_instruction(builder: Any, name: str, bits: int, *operands: Any) -> Any:
+    """An instruction on vectors of `bits` bits, for each part of the operands; gives 32-bit words."""
+    result = ir.VectorType(_WORD, bits // 32)
+    kinds = [ir.VectorType(each.type.element, bits // each.type.element.width) for each in operands]
+    call = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, kinds), name)
+    cut = [_parts(builder, operand, bits) for operand in operands]
+    return _joined(builder, [builder.call(call, part) for part in zip(*cut, strict=True)])
+
+
+_DOT_PRODUCTS = {512: "llvm.x86.avx512.vpdpbusd.512", 256: "llvm.x86.avx512.vpdpbusd.256"}
+_PAIR_SUMS = {512: "llvm.x86.avx512.pmaddw.d.512", 256: "llvm.x86.avx2.pmadd.wd", 128: "llvm.x86.sse2.pmadd.wd"}
+
+
+class _DotProducts:
+    """Adds the products of 4 unsigned and 4 signed bytes to each of sixteen sums, with given instructions.
+
+    Bytes are first unpacked to what the instructions multiply: once for all products with them.
+    """
+
+    def __init__(self, instructions: str) -> None:
+        self.name = instructions
+        self._kind, self._bits = (
+            instructions.rstrip("0123456789"),
+            int(instructions.lstrip("abcdefghijklmnopqrstuvwxyz") or 0),
+        )
+
+    @property
+    def rows(self) -> int:
+        """The most rows whose sums, with two vectors of 512 bits or one and a half of 256, fill the registers."""
+        return {"vnni512": 12, "pairs512": 8, "vnni256": 6, "pairs256": 4}.get(self.name, 2)
+
+    @property
+    def vectors(self) -> int:
+        """The vectors of sums, sixteen each, that are computed at once."""
+        return 2 if self._bits == 512 else 1
+
+    def unpacked(self, builder: Any, words: Any, *, signed: bool) -> list[Any]:
+        """The bytes of sixteen words, zero-extended or sign-extended."""
+        extend = builder.ashr if signed else builder.lshr
+        if self._kind == "vnni":
+            return [words]
+        if self._kind == "pairs":
+            halves = builder.bitcast(words, ir.VectorType(_HALF, 2 * WIDE))
+            eight = _constant(halves.type, 8)
+            return [extend(builder.shl(halves, eight), eight), extend(halves, eight)]
+        up = [builder.shl(words, _constant(_WORDS, 24 - 8 * byte)) for byte in range(4)]
+        return [extend(each, _constant(_WORDS, 24)) for each in up]
+
+    def add(self, builder: Any, sums: Any, levels: list[Any], weights: list[Any]) -> Any:
+        """The sums after the products of unpacked bytes."""
+        if self._kind == "vnni":
+            return _by_instruction(builder, _DOT_PRODUCTS[self._bits], self._bits, sums, levels[0], weights[0])
+        for level, weight in zip(levels, weights, strict=True):
+            if self._kind == "pairs":
+                more = _by_instruction(builder, _PAIR_SUMS[self._bits], self._bits, level, weight)
+            else:
+                more = builder.mul(level, weight)
+            sums = builder.add(sums, more)
+        return sums
+
+
+# ---------------------------------------------------------------- sums in registers
+
+
+def _in_all_lanes(builder: Any, number: Any, kind: Any) -> Any:
+    nothing = ir.Constant(kind, ir.Undefined)
+    one = builder.insert_element(nothing, number, ir.Constant(_WORD, 0))
+    return builder.shuffle_vector(one, nothing, _constant(_WORDS, 0))
+
+
+def _prefetch(builder: Any, place: Any, offset: int) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _WORD, _WORD, _WORD])
+    hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    flags = [ir.Constant(_WORD, flag) for flag in (0, 3, 1)]  # to read, keep near, data
+    builder.call(hint, [address_at(builder, place, offset, _BYTE), *flags])
+
+
+def _body(builder: Any, rows: int, vectors: int, dots: _DotProducts) -> None:
+    """See `integer_sums`."""
+    x, step, weight, words, out = builder.function.args
+    places = [builder.add(x, builder.mul(step, ir.Constant(_LONG, row))) for row in range(rows)]
+    before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(_LONG)
+    sums = [builder.phi(_WORDS) for _ in range(rows * vectors)]
+    grown: list[Any] = list(sums)
+    at, here = (
+        builder.shl(index, ir.Constant(_LONG, 2)),
+        builder.add(weight, builder.mul(index, ir.Constant(_LONG, _ROW))),
+    )
+    for i in range(_UNROLLED):
+        weights: list[list[Any]] = []
+        for vector in range(vectors):
+            _prefetch(builder, here, _AHEAD + i * _ROW + vector * _VECTOR)
+            place = address_at(builder, here, i * _ROW + vector * _VECTOR, _WORDS)
+            weights.append(dots.unpacked(builder, builder.load(place, align=4), signed=True))
+        for row, start in enumerate(places):
+            word = builder.load(address_at(builder, builder.add(start, at), 4 * i, _WORD), align=4)
+            levels = dots.unpacked(builder, _in_all_lanes(builder, word, _WORDS), signed=False)
+            for vector in range(vectors):
+                number = row * vectors + vector
+                grown[number] = dots.add(builder, grown[number], levels, weights[vector])
+    following = builder.add(index, ir.Constant(_LONG, _UNROLLED))
+    firsts = [ir.Constant(_LONG, 0), *[_constant(_WORDS, 0)] * len(sums)]
+    for phi, first, value in zip([index, *sums], firsts, [following, *grown], strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, words), loop, after)
+    builder.position_at_end(after)
+    for number, value in enumerate(grown):
+        offset = number // vectors * _ROW + number % vectors * _VECTOR
+        builder.store(value, address_at(builder, out, offset, _WORDS), align=4)
+    builder.ret_void()
+
+
+def integer_sums(rows: int, vectors: int, instructions: str) -> Any:
+    """``sums(x, step, weight, words, out)``: store the sums of products of `rows` rows and `vectors` vectors of a panel's outputs.
+
+    Row i of levels begins at address x + i * step, the panel's weights at `weight`, and row i of the sums, in 32 bits, at
+    out + i * 4 * PANEL. `words`, a multiple of 4 above 0, counts words of four inputs.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del signature
+        name = f"ostinato_integer_sums_{rows}_{vectors}_{instructions}"
+        function = builder.module.globals.get(name)
+        if function is None:  # of its own and never inlined: copies of it would take long to compile
+            function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_LONG] * 5), name)
+            function.linkage = "internal"
+            function.attributes.add("noinline")
+            _body(ir.IRBuilder(function.append_basic_block()), rows, vectors, _DotProducts(instructions))
+        builder.call(function, args)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def sums(typingctx: Any, x: Any, step: Any, weight: Any, words: Any, out: Any) -> Any:
+        del typingctx, x, step, weight, words, out
+        return types.void(types.intp, types.intp, types.intp, types.intp, types.intp), generate
+
+    return sums
+
+
+INSTRUCTIONS = possible_instructions()[0]
+"""What dot products of bytes are computed with in this process."""
+_MOST, _VECTORS = _DotProducts(INSTRUCTIONS).rows, _DotProducts(INSTRUCTIONS).vectors
+_PART = _VECTORS * _VECTOR
+_EIGHT, _FOUR = min(8, _MOST), min(4, _MOST)
+_sums_most, _sums_8, _sums_4, _sums_2, _sums_1 = (
+    integer_sums(rows, _VECTORS, INSTRUCTIONS) for rows in (_MOST, _EIGHT, _FOUR, 2, 1)
+)
+
+
+@njit(nogil=True, cache=True)
+def _vector_sums(x, step, rows, weight, words, sums_MX):
+    """Fill the first rows of sums_MX with the integer sums of all rows and a panel."""
+    for at in range(0, _ROW, _PART):
+        m, out = 0, sums_MX.ctypes.data + at
+        while m < rows:
+            row, to, left = x + m * step, out + m * _ROW, rows - m
+            if left >= _MOST:
+                _sums_most(row, step, weight + at, words, to)
+                m += _MOST
+            elif left >= _EIGHT:
+                _sums_8(row, step, weight + at, words, to)
+                m += _EIGHT
+            elif left >= _FOUR:
+                _sums_4(row, step, weight + at, words, to)
+                m += _FOUR
+            elif left >= 2:
+                _sums_2(row, step, weight + at, words, to)
+                m += 2
+            else:
+                _sums_1(row, step, weight + at, words, to)
+                m += 1
+
+
+@intrinsic
+def _dequantise(typingctx: Any, sums: Any, panel: Any, scale: Any) -> Any:
+    """Replace sixteen sums of 32 bits at an address by floats: (sum + output's offset) x (row's scale x output's scale)."""
+    del typingctx, sums, panel, scale
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del signature
+        place, panel, scale = args
+        total = builder.add(
+            builder.load(address_at(builder, place, 0, _WORDS), align=4),
+            builder.load(address_at(builder, panel, 0, _WORDS), align=4),
+        )
+        weights = builder.load(address_at(builder, panel, _ROW, _FLOATS), align=4)
+        factor = builder.fmul(_in_all_lanes(builder, scale, _FLOATS), weights)
+        result = builder.fmul(builder.sitofp(total, _FLOATS), factor)
+        builder.store(result, address_at(builder, place, 0, _FLOATS), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.float32), generate
+
+
+@njit(nogil=True, cache=True)
+def int8_panel_products(levels_MK, scales_M, first, rows, inputs, panel, how, sums_MX):
+    """Fill the first rows of sums_MX [M, PANEL] (float32) with the products of rows [first, first + rows) and the panel at an address.
+
+    levels_MK: bytes, of which the first `inputs`, a multiple of `INT8_BLOCK`, count; scales_M: the rows' scales. A product is the exact
+    sum, rounded to fp32, times the scale of the row times that of the output. `how` is INT8 or INT8_TILES.
+    """
+    step = levels_MK.strides[0]
+    x, weight = levels_MK.ctypes.data + first * step, panel + HEADER * _ROW
+    if how == INT8_TILES:
+        tile_sums(x, step, rows, weight, inputs // INT8_BLOCK, sums_MX, True)
+    else:
+        _vector_sums(x, step, rows, weight, inputs // 4, sums_MX)
+    for r in range(rows):
+        for at in range(0, _ROW, _VECTOR):
+            _dequantise(sums_MX.ctypes.data + r * _ROW + at, panel + at, scales_M[first + r])
