@@ -200,7 +200,9 @@ def test_sums_are_exact_by_every_instruction_that_this_cpu_has(instructions, see
     inputs = 16 * words
     levels = integers_of(seed, (rows, inputs), 0, 255)
     weights = integers_of(seed + 1, (PANEL, inputs), -128, 127)
-    x = levels.astype(np.uint8)
+    x = levels.astype(np.uint8).view(np.uint32)
+    if instructions.startswith("pairs"):  # the even and the odd bytes of a word, as 16-bit numbers
+        x = np.stack([x & 0x00FF00FF, x >> 8 & 0x00FF00FF], -1).reshape(rows, -1)
     laid_out = np.ascontiguousarray(weights.astype(np.int8).view(np.int32).T)
     out = np.full((rows, PANEL), 7, np.int32)
     kernel(rows, vectors, instructions)(x, laid_out, out)

@@ -22,6 +22,7 @@ from ostinato.model.kernels.int8_product import (
     MOST_INPUTS,
     OFFSET,
     int8_panel_products,
+    levels_in_line,
 )
 from ostinato.model.kernels.processor import tiles_allowed
 from ostinato.model.kernels.product import lay_out
@@ -119,10 +120,11 @@ def sums(levels_MK: Tensor, words: Tensor, how: int) -> Tensor:
     rows, inputs = levels_MK.shape
     whole = -(-inputs // INT8_BLOCK) * INT8_BLOCK
     raised = (F.pad(levels_MK, (0, whole - inputs)) + OFFSET).to(torch.uint8).numpy()
-    ones = np.ones(rows, np.float32)
+    ones, line = np.ones(rows, np.float32), np.empty((rows, whole), np.float32)
     out = np.empty((len(words), rows, PANEL), np.float32)
+    x, step = levels_in_line(raised, 0, rows, whole, how, line)
     for panel in range(len(words)):
-        int8_panel_products(raised, ones, 0, rows, whole, words[panel].data_ptr(), how, out[panel])
+        int8_panel_products(x, step, ones, 0, rows, whole, words[panel].data_ptr(), how, out[panel])
     return torch.from_numpy(out).movedim(0, 1).reshape(rows, -1)
 
 

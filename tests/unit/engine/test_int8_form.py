@@ -1,8 +1,7 @@
 """The engine's form in whole numbers: what is rounded and what is not, who may use it, and what a swap does to it."""
 
-import ctypes
+from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,7 +20,6 @@ from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.cpu import team
 from ostinato.model.integers import Integers, find
 from ostinato.model.kernels.int8_product import INT8, INT8_TILES, MOST_INPUTS
-from ostinato.model.kernels.vector import PANEL
 from ostinato.model.linear import replace_by_panels
 from ostinato.model.load import load_model
 from ostinato.model.paged import WholeAttend
@@ -44,21 +42,23 @@ def states(model, count=50, attend=CausalAttend):
     return hidden(model, ids, ids, attend([count]))
 
 
-def saturating(levels_MK, scales_M, first, rows, inputs, panel, how, sums_MX):
+def saturating(levels_MK, weights_NK):
     """Sums of neighbours' products are cut off at 16 bits, as vpmaddubsw does with bytes from 0 to 255 and from -128 to 127."""
-    words = np.frombuffer((ctypes.c_int32 * ((2 + inputs // 4) * PANEL)).from_address(panel), np.int32)
-    words = words.reshape(-1, PANEL)
-    weights = np.ascontiguousarray(words[2:].T).view(np.int8).astype(int)
-    levels = levels_MK[first : first + rows, :inputs].astype(int)
-    pairs = (levels[:, None] * weights[None]).reshape(rows, PANEL, -1, 2).sum(-1).clip(-(1 << 15), (1 << 15) - 1)
-    sums_MX[:rows] = pairs.sum(-1) + words[0]
+    pairs = ((levels_MK[:, None] + 128) * weights_NK[None]).unflatten(-1, (-1, 2)).sum(-1)
+    return (pairs.clamp(-(1 << 15), (1 << 15) - 1).sum(-1) - 128 * weights_NK.sum(1)).float()
+
+
+def wrong(levels_MK, weights_NK):
+    return (levels_MK @ weights_NK.T + 1).float()
 
 
 @pytest.mark.parametrize("tiles", [False, True])
-def test_a_product_that_saturates_is_refused(monkeypatch, tiles):
+@pytest.mark.parametrize("summed", [saturating, wrong])
+def test_a_product_that_saturates_or_is_wrong_is_refused(monkeypatch, tiles, summed):
     assert arithmetic.is_exact(INT8, 64)
     monkeypatch.setattr(arithmetic, "tiles_allowed", lambda: tiles)
-    monkeypatch.setattr(arithmetic, "int8_panel_products", saturating)
+    monkeypatch.setattr(arithmetic, "int8_words", lambda levels, scales: levels.long())
+    monkeypatch.setattr(arithmetic, "sums", lambda levels, words, how: summed(levels, words))
     with pytest.raises(BadConfig, match=r"engine\.products = 'int8' cannot be used .* set engine\.products = 'plain'"):
         find([64])
 
@@ -124,12 +124,11 @@ def test_one_call_gives_the_bits_of_one_layer_after_another(tmp_path, integers, 
     each = load_model(path, dtype)
     quantise(each, integers)
     assert any(isinstance(part, Int8Linear) for part in each.modules())
-    for count in (1, 7, 50):
-        want = states(each, count)
+    for count, attend in product((1, 7, 50), (CausalAttend, WholeAttend)):  # the second is computed in the same call
+        want = states(each, count, attend)
         for threads in (1, 2):
             with team(threads):
-                assert torch.equal(states(one, count), want), (count, threads)
-                assert torch.equal(states(one, count, WholeAttend), want), "with attention in the same call"
+                assert torch.equal(states(one, count, attend), want), (count, threads)
 
 
 def test_the_head_can_be_rounded_too(tmp_path, integers):

@@ -17,7 +17,7 @@ from numba.np.numpy_support import carray
 from ostinato.model.kernels.arithmetic import inlined, load, store
 from ostinato.model.kernels.attention import attend_head, room
 from ostinato.model.kernels.gate import sigmoid16
-from ostinato.model.kernels.int8_product import HEADER, INT8, INT8_BLOCK, int8_panel_products
+from ostinato.model.kernels.int8_product import HEADER, INT8, INT8_BLOCK, int8_panel_products, levels_in_line
 from ostinato.model.kernels.norm import rms_norm
 from ostinato.model.kernels.product import BLOCK, CHUNK, lined_up, panel_sums
 from ostinato.model.kernels.quantize import to_levels
@@ -110,15 +110,18 @@ def _multiply(turn, piece, x_MK, levels, weight, how, bias_LN, layer, out_MN, ki
     size = _rows_of_piece(inputs)
     m = group * size
     rows = min(size, x_MK.shape[0] - m)
-    if how >= INT8:
-        whole = _parts(x_MK.shape[1], INT8_BLOCK) * INT8_BLOCK
-        at = weight + panel * PANEL * (whole + 4 * HEADER)
-        int8_panel_products(levels[0], levels[1], m, rows, whole, at, how, sums_MX)
-    else:
-        if place[0] != turn or place[1] != group:
-            line = rows_in_line.reshape(-1)[: rows * inputs].reshape(rows, inputs)
+    whole = _parts(x_MK.shape[1], INT8_BLOCK) * INT8_BLOCK
+    if place[0] != turn or place[1] != group:
+        line = rows_in_line.reshape(-1)[: rows * inputs].reshape(rows, inputs)
+        if how >= INT8:
+            place[2], place[3] = levels_in_line(levels[0], m, rows, whole, how, line)
+        else:
             place[2], place[3] = lined_up(x_MK, m, rows, inputs, how, line)
-            place[0], place[1] = turn, group
+        place[0], place[1] = turn, group
+    if how >= INT8:
+        at = weight + panel * PANEL * (whole + 4 * HEADER)
+        int8_panel_products(place[2], place[3], levels[1], m, rows, whole, at, how, sums_MX)
+    else:
         at = weight + panel * PANEL * inputs * x_MK.itemsize
         panel_sums(place[2], place[3], rows, at, inputs, how, halves, sums_MX, wide)
     if kind == 2:

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 from ostinato.model.kernels.pairs import address_at
 from ostinato.model.kernels.processor import IS_ARM, cpu_features
 from ostinato.model.kernels.tiles import tile_sums
-from ostinato.model.kernels.vector import PANEL, WIDE
+from ostinato.model.kernels.vector import PANEL, WIDE, pointer
 
 INT8, INT8_TILES = 3, 4
 """How integer products are computed, beside `product`'s ways: in vectors or in tiles. Both give the same bits."""
@@ -96,7 +98,8 @@ _PAIR_SUMS = {512: "llvm.x86.avx512.pmaddw.d.512", 256: "llvm.x86.avx2.pmadd.wd"
 class _DotProducts:
     """Adds the products of 4 unsigned and 4 signed bytes to each of sixteen sums, with given instructions.
 
-    Bytes are first unpacked to what the instructions multiply: once for all products with them.
+    Bytes are first unpacked to what the instructions multiply, once for all products with them. For pairs, the levels are unpacked
+    already (`levels_in_line`): two words of two 16-bit numbers, the even and the odd bytes, in the place of a word.
     """
 
     def __init__(self, instructions: str) -> None:
@@ -108,23 +111,39 @@ class _DotProducts:
 
     @property
     def rows(self) -> int:
-        """The most rows whose sums, with two vectors of 512 bits or one and a half of 256, fill the registers."""
-        return {"vnni512": 12, "pairs512": 8, "vnni256": 6, "pairs256": 4}.get(self.name, 2)
+        """The most rows whose sums fill the registers."""
+        return {"vnni512": 12, "pairs512": 12, "vnni256": 6, "pairs256": 4}.get(self.name, 2)
 
     @property
     def vectors(self) -> int:
         """The vectors of sums, sixteen each, that are computed at once."""
         return 2 if self._bits == 512 else 1
 
-    def unpacked(self, builder: Any, words: Any, *, signed: bool) -> list[Any]:
-        """The bytes of sixteen words, zero-extended or sign-extended."""
-        extend = builder.ashr if signed else builder.lshr
+    @property
+    def words(self) -> int:
+        """The words that hold four levels of a row."""
+        return 2 if self._kind == "pairs" else 1
+
+    def weights(self, builder: Any, words: Any) -> list[Any]:
+        """The bytes of sixteen words of weights, sign-extended."""
         if self._kind == "vnni":
             return [words]
         if self._kind == "pairs":
             halves = builder.bitcast(words, ir.VectorType(_HALF, 2 * WIDE))
             eight = _constant(halves.type, 8)
-            return [extend(builder.shl(halves, eight), eight), extend(halves, eight)]
+            return [builder.ashr(builder.shl(halves, eight), eight), builder.ashr(halves, eight)]
+        return self._each_byte(builder, words, builder.ashr)
+
+    def levels(self, builder: Any, place: Any) -> list[Any]:
+        """Four levels of a row at an address, zero-extended, each in all lanes."""
+        found = [builder.load(address_at(builder, place, 4 * i, _WORD), align=4) for i in range(self.words)]
+        words = [_in_all_lanes(builder, each, _WORDS) for each in found]
+        if self._kind == "pairs":
+            return [builder.bitcast(each, ir.VectorType(_HALF, 2 * WIDE)) for each in words]
+        return words if self._kind == "vnni" else self._each_byte(builder, words[0], builder.lshr)
+
+    @staticmethod
+    def _each_byte(builder: Any, words: Any, extend: Any) -> list[Any]:
         up = [builder.shl(words, _constant(_WORDS, 24 - 8 * byte)) for byte in range(4)]
         return [extend(each, _constant(_WORDS, 24)) for each in up]
 
@@ -167,19 +186,17 @@ def _body(builder: Any, rows: int, vectors: int, dots: _DotProducts) -> None:
     index = builder.phi(_LONG)
     sums = [builder.phi(_WORDS) for _ in range(rows * vectors)]
     grown: list[Any] = list(sums)
-    at, here = (
-        builder.shl(index, ir.Constant(_LONG, 2)),
-        builder.add(weight, builder.mul(index, ir.Constant(_LONG, _ROW))),
-    )
+    at = builder.mul(index, ir.Constant(_LONG, 4 * dots.words))
+    here = builder.add(weight, builder.mul(index, ir.Constant(_LONG, _ROW)))
     for i in range(_UNROLLED):
         weights: list[list[Any]] = []
         for vector in range(vectors):
             _prefetch(builder, here, _AHEAD + i * _ROW + vector * _VECTOR)
             place = address_at(builder, here, i * _ROW + vector * _VECTOR, _WORDS)
-            weights.append(dots.unpacked(builder, builder.load(place, align=4), signed=True))
+            weights.append(dots.weights(builder, builder.load(place, align=4)))
         for row, start in enumerate(places):
-            word = builder.load(address_at(builder, builder.add(start, at), 4 * i, _WORD), align=4)
-            levels = dots.unpacked(builder, _in_all_lanes(builder, word, _WORDS), signed=False)
+            moved = ir.Constant(_LONG, 4 * dots.words * i)
+            levels = dots.levels(builder, builder.add(builder.add(start, at), moved))
             for vector in range(vectors):
                 number = row * vectors + vector
                 grown[number] = dots.add(builder, grown[number], levels, weights[vector])
@@ -199,8 +216,8 @@ def _body(builder: Any, rows: int, vectors: int, dots: _DotProducts) -> None:
 def integer_sums(rows: int, vectors: int, instructions: str) -> Any:
     """``sums(x, step, weight, words, out)``: store the sums of products of `rows` rows and `vectors` vectors of a panel's outputs.
 
-    Row i of levels begins at address x + i * step, the panel's weights at `weight`, and row i of the sums, in 32 bits, at
-    out + i * 4 * PANEL. `words`, a multiple of 4 above 0, counts words of four inputs.
+    Row i of levels, as `levels_in_line` leaves it, begins at address x + i * step, the panel's weights at `weight`, and row i of the
+    sums, in 32 bits, at out + i * 4 * PANEL. `words`, a multiple of 4 above 0, counts words of four inputs.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -227,6 +244,7 @@ INSTRUCTIONS = possible_instructions()[0]
 """What dot products of bytes are computed with in this process."""
 _MOST, _VECTORS = _DotProducts(INSTRUCTIONS).rows, _DotProducts(INSTRUCTIONS).vectors
 _PART = _VECTORS * _VECTOR
+_WORDS_OF_FOUR = _DotProducts(INSTRUCTIONS).words
 _EIGHT, _FOUR = min(8, _MOST), min(4, _MOST)
 _sums_most, _sums_8, _sums_4, _sums_2, _sums_1 = (
     integer_sums(rows, _VECTORS, INSTRUCTIONS) for rows in (_MOST, _EIGHT, _FOUR, 2, 1)
@@ -279,14 +297,34 @@ def _dequantise(typingctx: Any, sums: Any, panel: Any, scale: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def int8_panel_products(levels_MK, scales_M, first, rows, inputs, panel, how, sums_MX):
-    """Fill the first rows of sums_MX [M, PANEL] (float32) with the products of rows [first, first + rows) and the panel at an address.
+def levels_in_line(levels_MK, first, rows, inputs, how, space):
+    """The address of rows [first, first + rows) of levels as `int8_panel_products` reads them, and the bytes from one row to the next.
 
-    levels_MK: bytes, of which the first `inputs`, a multiple of `INT8_BLOCK`, count; scales_M: the rows' scales. A product is the exact
-    sum, rounded to fp32, times the scale of the row times that of the output. `how` is INT8 or INT8_TILES.
+    Where products are of 16-bit pairs, levels are unpacked into `space` (float32, for `inputs` numbers a row) first.
     """
     step = levels_MK.strides[0]
-    x, weight = levels_MK.ctypes.data + first * step, panel + HEADER * _ROW
+    start = levels_MK.ctypes.data + first * step
+    if how == INT8_TILES or _WORDS_OF_FOUR == 1:
+        return start, step
+    pairs = space.reshape(-1).view(np.uint32)
+    count = inputs // 4
+    for m in range(rows):
+        words = carray(pointer(start + m * step, pairs), count)
+        for k in range(count):
+            pairs[2 * (m * count + k)] = words[k] & np.uint32(0x00FF00FF)
+            pairs[2 * (m * count + k) + 1] = (words[k] >> np.uint32(8)) & np.uint32(0x00FF00FF)
+    return space.ctypes.data, 8 * count
+
+
+@njit(nogil=True, cache=True)
+def int8_panel_products(x, step, scales_M, first, rows, inputs, panel, how, sums_MX):
+    """Fill the first rows of sums_MX [M, PANEL] (float32) with the products of rows [first, first + rows) and the panel at an address.
+
+    Row i of levels begins at address x + i * step, as `levels_in_line` left it, with `inputs` levels, a multiple of `INT8_BLOCK`;
+    scales_M: the scales of all rows. A product is the exact sum, rounded to fp32, times the scale of the row times that of the output.
+    `how` is INT8 or INT8_TILES.
+    """
+    weight = panel + HEADER * _ROW
     if how == INT8_TILES:
         tile_sums(x, step, rows, weight, inputs // INT8_BLOCK, sums_MX, True)
     else:
