@@ -112,7 +112,7 @@ class _DotProducts:
     @property
     def rows(self) -> int:
         """The most rows whose sums fill the registers."""
-        return {"vnni512": 12, "pairs512": 12, "vnni256": 6, "pairs256": 4}.get(self.name, 2)
+        return {"vnni512": 12, "pairs512": 12, "vnni256": 6, "pairs256": 4, "plain": 4}.get(self.name, 2)
 
     @property
     def vectors(self) -> int:
