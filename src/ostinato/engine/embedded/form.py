@@ -1,6 +1,6 @@
 """The engine's form of a model: all layers in one call, or fused layers, if that changes no bit; otherwise linear layers in panels.
 
-If rounding to integers is requested, it is fused layers of integer products.
+If rounding to integers is requested, the decoder's linear layers are rounded, in the same forms.
 """
 
 from __future__ import annotations
