@@ -130,7 +130,7 @@ def _multiply(turn, piece, x_MK, levels, weight, how, bias_LN, layer, out_MN, ki
         _give_rows(sums_MX, rows, bias_LN, layer, out_MN, m, panel * PANEL, kind == 1)
 
 
-@inlined
+@njit(nogil=True, cache=True)
 def _quantise(x_MK, piece, levels):
     """Compute the levels and scales of a piece's rows."""
     a, b = piece * _TOKENS, min((piece + 1) * _TOKENS, x_MK.shape[0])
@@ -236,14 +236,12 @@ def _compute(dim, block, part, layer, turn, piece, model, cache, state, space):
         keys = carray(pointer(caches[layer, 0], q), (blocks, kv, dim, block))
         values = carray(pointer(caches[layer, 1], q), (blocks, kv, block, dim))
         _keep(k, qkv, places, a, min((piece + 1) * _TOKENS, places.shape[1]), keys, values)
-    elif part == 5:
-        _quantise(seen.reshape(rows, heads), piece, levels)
+    elif part == 5 or part == 9:
+        _quantise(seen.reshape(rows, heads) if part == 5 else gated, piece, levels)
     elif part == 6:
         _multiply(turn, piece, seen.reshape(rows, heads), levels, weights[layer, 1], how, bias_out, layer, x, 1, space)
     elif part == 8:
         _multiply(turn, piece, normed, levels, weights[layer, 2], how, none, layer, gated, 2, space)
-    elif part == 9:
-        _quantise(gated, piece, levels)
     else:
         _multiply(turn, piece, gated, levels, weights[layer, 3], how, none, layer, x, 1, space)
 
