@@ -113,6 +113,14 @@ def test_gradients_are_those_of_torch_in_double_precision(activation):
         assert theirs.grad.abs().max() > 0.1
 
 
+@each_activation
+@pytest.mark.parametrize("width", [6, 48])
+def test_a_gradient_of_large_gates_is_that_of_a_straight_line(activation, width):
+    gate = torch.tensor([[100.0, -100.0, 1e4, -1e4, 1e19, -1e19]]).repeat(1, width // 6).requires_grad_()
+    gated(gate, torch.ones_like(gate), activation).sum().backward()
+    assert gate.grad[0].tolist() == [1.0, 0.0] * (width // 2)
+
+
 @pytest.mark.parametrize(
     ("kind", "count"), [("llama", 3), ("llama-tied-bias", 3), ("qwen3", 3), ("gemma3", 3), ("qwen3-moe", 1)]
 )
