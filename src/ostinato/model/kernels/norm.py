@@ -30,7 +30,8 @@ def root(x_ND, n, first, dim, eps):
 
 @inlined
 def factor16(weight, zero_centered):
-    """What a normed number is multiplied by."""
+    """What sixteen normed numbers are multiplied by, from their weights."""
+    # a function that is given an array counts references to it: in the loop over a row that took four times as long
     if zero_centered:
         weight = add16(all16(_ONE), weight)
     return weight
