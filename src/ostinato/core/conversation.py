@@ -146,8 +146,8 @@ class Message:
     @property
     def chars(self) -> int:
         """The message's length in characters."""
-        called = sum(len(call.name) + len(call.arguments) for call in self.calls)
-        return len(self.text) + len(self.reasoning) + called
+        said = len(self.text) + len(self.reasoning)
+        return said + sum(len(call.name) + len(call.arguments) for call in self.calls) if self.calls else said
 
     @property
     def digest(self) -> bytes:

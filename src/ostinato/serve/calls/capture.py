@@ -58,6 +58,9 @@ class Call:
     branch: Branch = Branch.NONE
     until: float | None = None  # deadline for the end of sampling, by `time.monotonic`
     form: str = ""  # the fields of the request that hold the answer's demanded form, for errors
+    packed_prompt: bytes = field(
+        default=b"", repr=False
+    )  # the prompt's ids as the log keeps them, if they are at hand so
 
     def request(self) -> Generate:
         """The call as a request to the engine. Raises DeadlinePassed."""
@@ -262,7 +265,7 @@ class Capture:
     def _turn(self, index: int, finish: Finish) -> Turn:
         call, choice = self.call, self.choices[index]
         sampling = call.sampling if choice.seed is None else replace(call.sampling, seed=choice.seed)
-        return Turn(
+        turn = Turn(
             id=f"{call.id}:{index}",
             episode=call.episode,
             parent=call.parent,
@@ -289,6 +292,9 @@ class Capture:
             branch=call.branch,
             calls=() if choice.reading is None else choice.reading.parsed_calls(),
         )
+        if call.packed_prompt:
+            turn.keep_packed_prompt(call.packed_prompt)
+        return turn
 
     def _cost(self, choice: Choice) -> float | None:
         """The cost of one choice, with its share of the prompt; None if Auto did not deal the call or an outside model sent no usage."""

@@ -173,6 +173,7 @@ _LEAST_SHARE = 16  # agents ask for more tokens than there are; an answer gets a
 MOST_LOGGED = 200_000
 """Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
 _T = TypeVar("_T")
+_ITEMS = ("messages", "input")  # the fields whose items agents repeat with every call; each item is read once
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
@@ -347,7 +348,7 @@ class CallHandlers:
 
         def read() -> _T:
             try:
-                return parse(exchange.parsed(data, unread="messages"), self._items[tenant])
+                return parse(exchange.parsed(data, unread=_ITEMS), self._items[tenant])
             except BadRequest:
                 raise
             except ValueError:
@@ -527,6 +528,7 @@ class CallHandlers:
             propensity=placement.assignment.propensity,
             slot=placement.slot,
             prompt_ids=prompt.ids,
+            packed_prompt=prompt.packed,
             sampling=sampling,
             n=request.n or 1,
             started_at=self._parts.clock(),
