@@ -245,6 +245,10 @@ class Renderer(Protocol):
         """
         ...
 
+    def fulfils(self, grammar: str, ids: Sequence[int]) -> bool:
+        """True if the grammar accepts these tokens as a whole answer, with or without its stop token. It may take milliseconds."""
+        ...
+
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
         """Reads the answer to a conversation; its calls get ids that name the turn (`core.conversation.call_id`)."""
         ...
