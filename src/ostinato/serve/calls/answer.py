@@ -249,6 +249,7 @@ class Answer:
         """The next chunk, added to the capture, and the pieces of the answer that it completes. Raises EngineFailed."""
         chunk = await self._chunk()
         while self._over(chunk.index):  # another choice goes on
+            self._capture.drop(chunk)
             chunk = await self._chunk()
         if not self._opened:
             self._opened, self._policy = True, chunk.policy

@@ -174,6 +174,7 @@ class Capture:
         self.choices = [Choice(written=stored) for _ in range(call.n)]
         self.begun: list[asyncio.Task[Any]] = []  # writes, which may outlast the call
         self._open = call.n
+        self._unseen = 0  # tokens that came after the end of their choice
         self._log = log
         self._clock = clock
         self._writes = writes
@@ -212,6 +213,10 @@ class Capture:
         if not chunk.finish.trainable:
             raise EngineFailed(f"The engine ended the answer early ({chunk.finish}); send the request again.")
 
+    def drop(self, chunk: Chunk) -> None:
+        """Count a chunk of a choice that was ended here (`end`): its tokens are kept nowhere, but they were sampled for this call."""
+        self._unseen += len(chunk.ids)
+
     def called(self, index: int) -> None:
         """Mark a choice as ended by tool calls."""
         if self.choices[index].finish is Finish.STOP:
@@ -232,6 +237,11 @@ class Capture:
     def tokens(self) -> int:
         """Tokens sampled in all choices, or as counted by an outside model."""
         return round(sum(choice.usage.answer if choice.usage else len(choice.ids) for choice in self.choices))
+
+    @property
+    def charged_tokens(self) -> int:
+        """Tokens that count against the tenant's quota: those of the answers, and what was sampled of choices after their end."""
+        return self.tokens + self._unseen
 
     @property
     def prompt_tokens(self) -> int:

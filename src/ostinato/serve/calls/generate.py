@@ -427,7 +427,7 @@ class CallHandlers:
                 await self._send(asked, capture, self._chunks(question, call, deal), question, person)
         finally:
             attempt.writes += capture.begun
-            self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.tokens)
+            self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.charged_tokens)
             if self._parts.tracing is not None:
                 self._parts.tracing.answered(capture, asked.request.model, asked.exchange.headers)
 
