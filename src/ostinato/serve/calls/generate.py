@@ -34,7 +34,7 @@ from ostinato.serve.dialects.dialect import ContextExceeded, ConversationRequest
 from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest
 from ostinato.serve.dialects.openai_reply import json_bytes
-from ostinato.serve.fair_thread import LONG, PER_PARSED, FairThread
+from ostinato.serve.fair_thread import LONG, PER_HASHED, PER_PARSED, FairThread
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
 from ostinato.serve.parts import Parts
@@ -230,7 +230,9 @@ class CallHandlers:
         said = asked.exchange.received
         if conversation is not request.conversation:  # it goes on from an answer that is kept
             said += sum(message.chars for message in conversation.messages)
-        rough = said // PER_PARSED + PART_CHARS * conversation.parts
+        rough = PER_HASHED * conversation.parts
+        if not conversation.hashed:
+            rough += said // PER_PARSED + PART_CHARS * conversation.parts
         sessions = self._sessions[tenant]
         chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
         self._check_length(chars, asked.route.field)
@@ -348,12 +350,15 @@ class CallHandlers:
 
         def read() -> _T:
             try:
-                return parse(exchange.parsed(data, unread=_ITEMS), self._items[tenant])
+                found = parse(exchange.parsed(data, unread=_ITEMS), self._items[tenant])
             except BadRequest:
                 raise
             except ValueError:
                 exchange.parsed(data)  # tells what is malformed, and where
                 raise
+            if isinstance(conversation := getattr(found, "conversation", None), Conversation):
+                conversation.compute_digests()
+            return found
 
         return await self._thread.run(tenant, exchange.received // PER_PARSED, read)
 
