@@ -58,6 +58,14 @@ class Engine(Protocol):
         """
         ...
 
+    async def end_sample(self, request: str, index: int, tokens: int) -> bytes:
+        """End one sample of an open request, of which its caller wants the first `tokens` only; no last chunk follows.
+
+        Returns the encoded experts of these tokens and the prompt's (`Chunk.routes`); b"" without experts, for a sample that has ended by
+        itself, and from an engine that can end a request only as a whole, which goes on with the sample.
+        """
+        ...
+
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
         """Load a snapshot into a slot. Streams in the slot continue with the new weights. Returns the measured pause."""
         ...

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.serve.gateway_world import events, world
 
 from ostinato.core.conversation import Conversation, Message, Role, Tool
+from ostinato.core.errors import Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import MAX_PARSED_CALLS, Branch, Finish
 from ostinato.model.answer_formats import HERMES, format_for
@@ -156,6 +157,24 @@ async def test_what_is_sampled_after_an_answers_end_is_charged_and_not_told(stre
         assert usage["completion_tokens"] == 2
         used = 1_000 * bucket.wait(60_000, w.now)  # what is missing comes back at a thousand a second
         assert round(used) == usage["prompt_tokens"] + 2 + 50
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_answer_that_was_cut_has_the_routes_of_its_tokens(fails):
+    asked = []
+
+    class Experts(FakeEngine):
+        async def end_sample(self, request, index, tokens):
+            asked.append((request, index, tokens))
+            if fails:
+                raise Unavailable("the engine has ended")
+            return b"routes"
+
+    async with world(engine=Experts(lambda _: TWO)) as w:
+        status, _, _ = await w.post("/v1/chat/completions", CHAT)
+        (turn,) = w.log.turns()
+    assert (status, turn.finish, turn.routes) == (200, Finish.TOOL_CALLS, b"" if fails else b"routes")
+    assert asked == [(turn.id.partition(":")[0], 0, len(turn.sampled_ids))]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -328,6 +328,10 @@ class VllmEngine:
         _LOG.error("request %s: the vLLM server let the answer end before its grammar did", request.id)
         return replace(chunk, finish=Finish.ERROR, routes=b"")
 
+    async def end_sample(self, request: str, index: int, tokens: int) -> bytes:
+        """Nothing: a server ends a request only as a whole, and tells its experts only at a sample's own end."""
+        return b""
+
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
         """Have the slot's servers load the version, one after another, from the weight store, which must hold it; the given weights are
         only checked. A server that cannot be reached gets the version when it is back.

@@ -222,11 +222,16 @@ class Capture:
         if self.choices[index].finish is Finish.STOP:
             self.choices[index].finish = Finish.TOOL_CALLS
 
-    def end(self, index: int) -> None:
-        """End a choice at the tokens taken so far, because of the call that it made. Later tokens of the engine must not be taken."""
-        if self.choices[index].finish is None:
-            self.choices[index].finish = Finish.TOOL_CALLS
-            self._open -= 1
+    def end(self, index: int) -> bool:
+        """End a choice at the tokens taken so far, because of the call that it made. Later tokens of the engine must not be taken.
+
+        Returns False if the engine has ended it.
+        """
+        if self.choices[index].finish is not None:
+            return False
+        self.choices[index].finish = Finish.TOOL_CALLS
+        self._open -= 1
+        return True
 
     @property
     def complete(self) -> bool:

@@ -480,6 +480,7 @@ class CallHandlers:
             metrics=self._parts.metrics,
             config=self._parts.config,
             decode=self._parts.renderer.decode,
+            end_sample=self._parts.engine.end_sample,
             remember=question.remember,
             person=person,
             headers=[*(headers or []), *_omitted(request)],
