@@ -59,7 +59,7 @@ def rekey(config: Config, new_master: Path, console: Console) -> None:
     named = f'record.master_key = "{new_master}"'
     console.print(
         f"{count} keys are wrapped with the master key in {new_master}: set {named} before the run starts again. "
-        "Keep the old one for earlier backups, which `ostinato log restore --old-master` restores with it",
+        "Keep the old one for earlier backups: `ostinato log restore DIR --old-master FILE` needs it",
         highlight=False,
         soft_wrap=True,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import groupby
 from sys import getsizeof
 from typing import Any, Generic, Self, TypeVar
 
@@ -79,12 +78,14 @@ def joined(parts: Iterable[Message], items: ReadItems | None = None) -> Iterator
     An assistant's parts are joined without a separator, as they are pieces of one answer's text. Texts keep their order and so do calls,
     but not the order between texts and calls. `items`: those of earlier requests.
     """
-    for role, group in groupby(parts, key=lambda part: part.role):
-        same = tuple(group)
-        if role is Role.TOOL or len(same) == 1:
-            yield from same
-        else:
-            yield _merged(same) if items is None else items.merged(same)
+    listed, at = tuple(parts), 0
+    while at < len(listed):
+        first, end = listed[at], at + 1
+        while end < len(listed) and listed[end].role is first.role is not Role.TOOL:
+            end += 1
+        same = listed[at:end]
+        yield first if len(same) == 1 else _merged(same) if items is None else items.merged(same)
+        at = end
 
 
 def _merged(parts: Sequence[Message]) -> Message:
