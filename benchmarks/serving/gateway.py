@@ -80,7 +80,8 @@ def agents(size: int, stream: bool, path: str) -> Source:
             name = f"{connection} {number} {time.time_ns()}"
             body = make(translated(history(name, size), path)) | {budget: 2, "stream": stream}
             user = {"metadata": {"user_id": f"u{connection}"}} if path == "/v1/messages" else {"user": f"u{connection}"}
-            written = json.dumps(body | user | {items: body.pop(items)})
+            listed = body.pop(items)  # it comes last
+            written = json.dumps(body | user | {items: listed})
             open_end = written.removesuffix("]}").encode()
             for step in range(CALLS_EACH):
                 yield request(path, open_end + b"]}", KEY)
