@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers litellm
     python -m benchmarks.serving.gateway [--repeats 5] [--seconds 5] [--directory DIR] [--contenders echo gateway gateway-memory litellm]
-    python -m benchmarks.serving.gateway --messages 80000 --contenders gateway litellm --out FILE
+    python -m benchmarks.serving.gateway --messages 80000 [--path /v1/responses] --contenders gateway litellm --out FILE
 
 Every server is pinned to one core and the load to another. Latency: one connection, one call after the other. Throughput: 32
 connections. Rounds alternate, an idle server is stopped (SIGSTOP), and figures are medians over rounds. No model is computed: our
@@ -10,9 +10,10 @@ engine answers a letter at once, and LiteLLM a mocked text. Ours writes each tur
 others keep nothing. With one connection each of our calls waits for the disk, so the time of an fdatasync is measured first and
 printed too. --directory chooses the disk (/dev/shm is no disk). Writes benchmarks/results/gateway.json.
 
-With --messages the calls are agents', in Anthropic's dialect, with bodies of that many bytes: tools, calls and results. Each connection is
-an agent whose conversation goes on for 40 calls, each with the answer and a new message of 300 bytes added, before it begins another one.
-LiteLLM translates them to OpenAI's dialect and back; ours renders them with a byte tokenizer, so that 80 KB are 80,000 tokens.
+With --messages the calls are agents', in Anthropic's dialect or that of --path, with bodies of that many bytes: tools, calls and results.
+Each connection is an agent whose conversation goes on for 40 calls, each with the answer and a new message of 300 bytes added, before it
+begins another one. LiteLLM translates them to OpenAI's dialect and back; ours renders them with a byte tokenizer, so that 80 KB are 80,000
+tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from urllib.request import Request, urlopen
 
 import uvloop
 from benchmarks.contender import PEERS, RESULTS, machine
-from benchmarks.serving.dialects import ARGUMENTS, LINE, messages_body
+from benchmarks.serving.dialects import ARGUMENTS, LINE, SHAPES, messages_body
 from benchmarks.serving.load import Source, load, request
 from benchmarks.serving.servers import KEY
 
@@ -68,17 +69,22 @@ def chats(stream: bool) -> Source:
     return lambda connection: itertools.repeat(data)
 
 
-def agents(size: int, stream: bool) -> Source:
-    """Conversations of agents that begin with a body of at least `size` bytes."""
+def agents(size: int, stream: bool, path: str) -> Source:
+    """Conversations of agents that begin with a body of at least `size` bytes, as Anthropic's dialect has them."""
+    make, _ = SHAPES[path]
+    items = "input" if path == "/v1/responses" else "messages"
+    budget = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
 
     def calls(connection: int) -> Iterator[bytes]:
         for number in itertools.count():
             name = f"{connection} {number} {time.time_ns()}"
-            body = messages_body(history(name, size)) | {"max_tokens": 2, "stream": stream}
-            written = json.dumps(body | {"metadata": {"user_id": f"u{connection}"}, "messages": body.pop("messages")})
+            body = make(translated(history(name, size), path)) | {budget: 2, "stream": stream}
+            user = {"metadata": {"user_id": f"u{connection}"}} if path == "/v1/messages" else {"user": f"u{connection}"}
+            listed = body.pop(items)  # it comes last
+            written = json.dumps(body | user | {items: listed})
             open_end = written.removesuffix("]}").encode()
             for step in range(CALLS_EACH):
-                yield request("/v1/messages", open_end + b"]}", KEY)
+                yield request(path, open_end + b"]}", KEY)
                 more = ({"role": "assistant", "content": "h"}, {"role": "user", "content": f"{step}: {LINE * 4}"})
                 open_end += b"".join(b", " + json.dumps(message).encode() for message in more)
 
@@ -99,6 +105,30 @@ def history(name: str, size: int) -> list[dict[str, Any]]:
         messages += more
         length += len(json.dumps(more))
     return messages
+
+
+def translated(messages: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
+    """The messages of `history` in the dialect of a path."""
+    return messages if path == "/v1/messages" else [item for each in messages for item in _translated(each, path)]
+
+
+def _translated(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    content = message["content"]
+    if isinstance(content, str):
+        return [message]
+    if message["role"] == "user":
+        (result,) = content
+        call, text = result["tool_use_id"], result["content"]
+        if path == "/v1/responses":
+            return [{"type": "function_call_output", "call_id": call, "output": text}]
+        return [{"role": "tool", "tool_call_id": call, "content": text}]
+    text, use = content
+    called = {"name": use["name"], "arguments": json.dumps(use["input"])}
+    if path == "/v1/responses":
+        said = {"role": "assistant", "content": [{"type": "output_text", "text": text["text"]}]}
+        return [{"type": "message", **said}, {"type": "function_call", "call_id": use["id"], **called}]
+    calls = [{"id": use["id"], "type": "function", "function": called}]
+    return [{"role": "assistant", "content": text["text"], "tool_calls": calls}]
 
 
 def command(name: str, port: int, directory: Path) -> list[str]:
@@ -229,6 +259,7 @@ def main() -> None:
     parser.add_argument(
         "--messages", type=int, default=0, metavar="BYTES", help="an agent's calls of this size instead"
     )
+    parser.add_argument("--path", choices=SHAPES, default="/v1/messages", help="the dialect of an agent's calls")
     parser.add_argument("--server-core", type=int, default=0)
     parser.add_argument("--load-core", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS / "gateway.json")
@@ -270,7 +301,7 @@ def _rounds(
             with running(name, port, args.server_core, directory / f"{name}-{number}") as process:
                 for stream, connections in kinds:
                     kind = f"{name}, {'streamed' if stream else 'at once'}, {connections} open"
-                    source = agents(args.messages, stream) if args.messages else chats(stream)
+                    source = agents(args.messages, stream, args.path) if args.messages else chats(stream)
                     got = measure(process, port, source, connections=connections, seconds=args.seconds)
                     taken.setdefault(kind, []).append(got)
                     print(f"round {number + 1}: {kind}: {got['calls_per_s']:.0f} calls/s", file=sys.stderr)

@@ -157,6 +157,22 @@ async def test_closing_the_iterator_stops_the_work(engine):
             await asyncio.sleep(0.005)
 
 
+async def test_one_sample_may_be_ended_and_the_others_go_on(engine):
+    stream, ended = engine.generate(ask(max_tokens=20, n=2, temperature=0.0)), False
+    async for chunk in stream:
+        if chunk.index == 0 and not ended:
+            ended = True
+            assert await engine.end_sample("r", 0, 1) == b"", "this model has no experts"
+            assert await engine.end_sample("another", 0, 1) == b""
+        if chunk.index == 1 and chunk.finish is not None:
+            break
+    await stream.aclose()
+    assert await engine.end_sample("r", 1, 1) == b""
+    async with asyncio.timeout(1.0):
+        while engine.stats()["running"]:
+            await asyncio.sleep(0.005)
+
+
 async def test_a_time_that_is_over_ends_it_without_a_token(engine):
     for within_s in (0.0, -3.0):
         chunks = await collect(engine, replace(ask(n=3), within_s=within_s))

@@ -56,14 +56,19 @@ async def test_an_earlier_run_is_opened(earlier):
     assert kept.step == STEPS
 
 
-async def test_the_reward_ledger_of_an_earlier_run_goes_on_from_its_snapshot(earlier):
+async def test_the_reward_ledger_of_an_earlier_run_is_made_again_from_its_log_and_goes_on_from_there(earlier):
+    """Its snapshot has the format of a baseline that learned otherwise."""
     with open_run(earlier) as opened:
         anew = LedgerFollower(opened.log, earlier.reward)
         await anew.catch_up()
+        upgraded = LedgerFollower(opened.log, earlier.reward, opened.folds)
+        read = [row async for row in upgraded.rows(saving=False)]
+        await upgraded.save()
         resumed = LedgerFollower(opened.log, earlier.reward, opened.folds)
-        read = [row async for row in resumed.rows(saving=False)]
-    assert len(read) < TURNS / 10, "it was not read from the first row"
-    assert snapshot(resumed.ledger) == snapshot(anew.ledger)
+        more = [row async for row in resumed.rows(saving=False)]
+    assert len(read) > TURNS
+    assert len(more) < TURNS / 10, "it was not read from the first row"
+    assert snapshot(upgraded.ledger) == snapshot(anew.ledger) == snapshot(resumed.ledger)
 
 
 @pytest.mark.examination

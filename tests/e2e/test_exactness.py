@@ -123,6 +123,31 @@ async def test_no_bit_and_no_route_differs(subject, model, dtype):
             assert stages[name]["routed"] > 500, name
 
 
+async def test_a_sample_that_is_ended_early_has_the_routes_of_its_tokens(subject):
+    given = subject("qwen3_moe")
+    request = Generate(
+        id="r",
+        slot="live",
+        prompt_ids=tuple(range(3, 40)),
+        n=2,
+        sampling=Sampling(max_tokens=30, seed=7, logit_bias=((258, -100.0),)),
+    )
+    snapshot = Snapshot(policy=V0, weights=weights(given))
+    async with running(given.path, LARGE, snapshot, given.contract) as engine:
+        whole = [chunk async for chunk in engine.generate(request)]
+        (last,) = [chunk for chunk in whole if chunk.index == 1 and chunk.finish]
+        stream, taken = engine.generate(request), list[int]()
+        while len(taken) < 5:
+            chunk = await anext(stream)
+            taken += chunk.ids if chunk.index == 1 else ()
+        ended = await engine.end_sample("r", 1, len(taken))
+        rest = [chunk async for chunk in stream if chunk.index == 0 or chunk.finish]
+        await stream.aclose()
+    assert codec.decode(ended).shape[0] == len(request.prompt_ids) + 5 - 1
+    np.testing.assert_array_equal(codec.decode(ended), codec.decode(last.routes)[: len(codec.decode(ended))])
+    assert {chunk.index for chunk in rest} == {0}, "nothing follows of the sample that was ended"
+
+
 async def test_two_threads_keep_the_promise_too(subject):
     given = replace(subject("llama", "bf16"), threads=2, tokens=200)
     turns = await sampled(given, config=LARGE.model_copy(update={"threads": 2}))

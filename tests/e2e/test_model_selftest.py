@@ -7,8 +7,10 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig
+from ostinato.engine.embedded.form import prepack
 from ostinato.model.exactness import BlockMemory, check_exact
 from ostinato.model.load import load_model
+from ostinato.model.numerics import GELU_TANH, ROTARY_BY_LAYER, ZERO_CENTERED
 from ostinato.model.selftest import check_layers, examine, shapes_of
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_moe import tiny_moe
@@ -86,7 +88,7 @@ def test_a_module_that_mixes_tokens_is_named(dense):
 def test_an_activation_of_the_librarys_that_depends_on_the_row_count_is_refused(tmp_path):
     """Over rows of 50 numbers: where a row's last ones are computed depends on the rows before it, on some CPUs."""
     config = SUPPORTED["llama"]()
-    config.intermediate_size, config.hidden_act = 50, "gelu_pytorch_tanh"
+    config.intermediate_size, config.hidden_act = 50, "gelu"
     path = tiny_of(tmp_path / "m", config)
     model = load_model(path, torch.float32)
     act, x = model.model.layers[0].mlp.act_fn, torch.randn(128, 50, generator=torch.Generator().manual_seed(2))
@@ -96,10 +98,22 @@ def test_an_activation_of_the_librarys_that_depends_on_the_row_count_is_refused(
     assert "gelu" in found.library
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [48, 64])
+def test_a_gemma_of_any_width_computes_by_our_own_kernels_alone(tmp_path, width, dtype):
+    """Also of a width that 32 does not divide: torch's GELU computes its last numbers by other arithmetic on some CPUs."""
+    config = SUPPORTED["gemma3"]()
+    config.intermediate_size = width
+    found = examine(tiny_of(tmp_path / "m", config), dtype, (1, 2), prepack)
+    assert (found.exact, found.reason, found.library) == (True, "", ())
+    assert found.definitions == (GELU_TANH, ROTARY_BY_LAYER, ZERO_CENTERED)
+
+
 def test_the_verdict_is_the_same_every_time(dense):
     one, two = (examine(dense, torch.float32) for _ in range(2))
     assert (one.exact, one.table, one.library) == (two.exact, two.table, two.library)
     assert one.exact
+    assert one.definitions == ()
     assert one.library == (), "a dense model computes by our own kernels alone"
 
 

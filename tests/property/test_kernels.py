@@ -2,16 +2,19 @@
 
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 import torch
 from numba import njit
 
+from ostinato.model.gated_mlp import gated
 from ostinato.model.kernels import arithmetic
 from ostinato.model.kernels import attention as attention_kernel
 from ostinato.model.kernels.attention import LANES, QUERIES
 from ostinato.model.kernels.softmax import TILE
 from ostinato.model.logprobs import GREEDY, RowSoftmax
+from ostinato.model.norms import rms_normed
 from ostinato.model.paged import Blocks, PagedEntry, Reads, TokenPlaces
 
 torch.set_num_threads(1)
@@ -185,6 +188,83 @@ def test_a_cached_kernel_is_found_again_by_the_next_process():
     """Numba names the cached kernel by what it captures; a captured function would make each start compile and keep it anew."""
     kernel = attention_kernel.attention(16, 16, 3).py_func
     assert all(isinstance(cell.cell_contents, int) for cell in kernel.__closure__)
+
+
+# ---------------------------------------------------------------- gates
+
+
+GELU_SLOPE = 2 * np.sqrt(2 / np.pi)
+
+
+def gelu(g):
+    """The kernel's GELU of fp32 numbers, written out for arrays."""
+    square = g * g
+    t = g * np.where(np.isinf(square), square, fma(square, F32(GELU_SLOPE * 0.044715), F32(GELU_SLOPE)))
+    e = exp(-abs(t))
+    return g * np.where(t < 0, e, F32(1)) / (F32(1) + e)
+
+
+def gates(dtype):
+    """Gates of every size, infinities and NaN among them; 50 in a row, so that some are computed one by one."""
+    sizes = 10 ** np.random.default_rng(0).uniform(-20, 3, 4000)
+    ends = [0.0, -0.0, 1e19, -1e19, 1e30, -1e30, 3e38, -3e38, np.inf, -np.inf, np.nan, 1e-40, -1e-40]
+    each = np.concatenate([np.linspace(-12, 12, 4987), sizes, -sizes, ends])
+    return torch.from_numpy(each.astype(F32)).to(dtype).view(-1, 50)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_is_the_stated_order_of_operations(dtype):
+    gate, up = gates(dtype), numbers(260, 50, seed=1, dtype=dtype)[0]
+    with torch.no_grad():
+        got = gated(gate, up, "gelu_tanh")
+    rounded = torch.from_numpy(gelu(gate.float().numpy())).to(dtype)
+    want = (rounded.float() * up.float()).to(dtype)
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(bits(got)[~got.isnan()], bits(want)[~got.isnan()])
+
+
+def test_gelu_is_within_two_ulps_of_its_formula():
+    """In ulps of the result for positive gates and of the gate for all. Of a negative one's result, which vanishes, in
+    2.5 (1 + |t|), since exp makes an error in t a relative one; torch's, by a tanh that is rounded near -1, loses all digits there."""
+    gate = gates(torch.float32)
+    gate = gate[gate.isfinite()]
+    with torch.no_grad():
+        ours = gated(gate[:, None], torch.ones(len(gate), 1), "gelu_tanh")[:, 0].double().numpy()
+    g = gate.double().numpy()
+    with np.errstate(over="ignore"):
+        t = GELU_SLOPE * (g + 0.044715 * g**3)
+        true = g / (1 + np.exp(-t))
+    error, whole = np.abs(ours - true), t > arithmetic.LOWEST  # below, exp is 0
+    ulp, ulp_of_gate = (np.spacing(np.abs(x).astype(F32)).astype(np.float64) for x in (true, g))
+    assert (error <= 2 * ulp)[g >= 0].all()
+    assert (error <= 2 * ulp_of_gate).all()
+    assert (error <= 2.5 * (1 + np.abs(t)) * ulp)[whole].all()
+    assert not ours[~whole].any()
+    for x in (-11.0, -3.0, -0.5, 1e-3, 0.7, 5.0):  # the formula as it is written with tanh, in fifty digits
+        with mpmath.workdps(50):
+            c = mpmath.sqrt(2 / mpmath.pi)
+            written = mpmath.mpf(x) / 2 * (1 + mpmath.tanh(c * (x + mpmath.mpf("0.044715") * mpmath.mpf(x) ** 3)))
+        slope = GELU_SLOPE * (x + 0.044715 * x**3)
+        assert x / (1 + np.exp(-slope)) == pytest.approx(float(written), rel=1e-13)
+
+
+# ---------------------------------------------------------------- norms
+
+
+@pytest.mark.parametrize("zero_centered", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_is_the_stated_order_of_operations(dtype, zero_centered):
+    (x, x_np), (weight, w) = numbers(9, 80, seed=1, dtype=dtype, scale=3.0), numbers(80, seed=2, dtype=dtype)
+    with torch.no_grad():
+        got = rms_normed(x, weight, 1e-6, zero_centered=zero_centered)
+    for row, values in enumerate(x_np):
+        lanes = np.zeros(LANES, F32)
+        for some in values.reshape(-1, LANES):
+            lanes = fma(some, some, lanes)
+        mean = F32(lane_sum(lanes) / F32(80)) + F32(1e-6)
+        y = values * F32(F32(1) / np.sqrt(mean))
+        want = y * (F32(1) + w) if zero_centered else torch.from_numpy(y).to(dtype).float().numpy() * w
+        assert torch.equal(bits(got[row]), bits(torch.from_numpy(want).to(dtype))), row
 
 
 # ---------------------------------------------------------------- softmax

@@ -30,10 +30,13 @@ def back_up_log(config: Config, target: Path, on_bytes: OnBytes) -> BackupManife
     return back_up(LogDirectory(place.log), place.keys, target, __version__, wall_clock, on_bytes)
 
 
-def restore_log(config: Config, source: Path, keys: Path | None, on_bytes: OnBytes) -> tuple[BackupManifest, int]:
+def restore_log(
+    config: Config, source: Path, keys: Path | None, on_bytes: OnBytes, old_master: Path | None = None
+) -> tuple[BackupManifest, int]:
     """Install a backup as the run's log; returns its manifest, and how many keys were destroyed in it.
 
-    These are the keys that are destroyed in the run's own file of keys or in the file `keys`. The run's folds are deleted, to be made again
+    These are the keys that are destroyed in the run's own file of keys or in the file `keys`. `old_master` is the master key's file of a
+    backup that was made before `rekey_log`. The run's folds are deleted, to be made again
     from the log. Raises as `record.restore.restore`; BadConfig for a log in Postgres; Conflict while a worker of the run is up, or for a
     checkpoint of the trainer that is newer than the backup.
     """
@@ -55,6 +58,7 @@ def restore_log(config: Config, source: Path, keys: Path | None, on_bytes: OnByt
             config.record.master_key,
             on_bytes,
             before_install=lambda: _delete_folds(place),
+            old_master=old_master,
         )
 
 

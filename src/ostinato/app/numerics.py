@@ -256,16 +256,25 @@ def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: st
     from ostinato.model.numerics import contract
 
     _use_order(config)
-    mode, found_at, library = numerics_mode(config).mode, backend(config.model), ()
+    mode, found_at = numerics_mode(config).mode, backend(config.model)
+    library: tuple[str, ...] = ()
+    definitions: tuple[str, ...] = ()
     if mode == "exact":
         found = verdict(config, dtype, threads)
         if not found.exact:
             raise BadConfig(found.reason)
-        threads, library = found.threads, found.library
+        threads, library, definitions = found.threads, found.library, found.definitions
     else:
         threads = 1  # nothing is promised for one number of threads rather than another
     return contract(
-        dtype, mode, threads, config.engine.block, quantisation or "none", backend=found_at, library=library
+        dtype,
+        mode,
+        threads,
+        config.engine.block,
+        quantisation or "none",
+        backend=found_at,
+        library=library,
+        definitions=definitions,
     )
 
 

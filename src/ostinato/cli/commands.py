@@ -317,7 +317,9 @@ def backup(directory: Path, *, common: Common | None = None) -> None:
 
 
 @log.command
-def restore(directory: Path, *, keys: Path | None = None, common: Common | None = None) -> None:
+def restore(
+    directory: Path, *, keys: Path | None = None, old_master: Path | None = None, common: Common | None = None
+) -> None:
     """Install a backup as the log of the run that the settings name. Stop its workers first; move a log that is there away.
 
     What was forgotten since the backup stays forgotten, as far as the run's own log-keys.db or --keys shows it.
@@ -328,10 +330,12 @@ def restore(directory: Path, *, keys: Path | None = None, common: Common | None 
         The backup.
     keys
         The newest copy of log-keys.db, if the run's directory has none. Keys that are destroyed there are destroyed in the restored log.
+    old_master
+        File of the master key that the backup was made under, if `log rekey` has changed it since. The settings name the present one.
     """
     from ostinato.launch.commands.backups import restore as run
 
-    run((common or Common()).load(), directory, keys, Console())
+    run((common or Common()).load(), directory, keys, Console(), old_master)
 
 
 @log.command

@@ -48,10 +48,7 @@ def digest(seed: bytes, *parts: str) -> bytes:
 
 def tools_digest(tools: Sequence[Tool]) -> str:
     """A digest of the tools as a prompt shows them; "" without tools."""
-    if not tools:
-        return ""
-    shown = [[tool.name, tool.description, tool.parameters] for tool in tools]
-    return digest(b"", json.dumps(shown)).hex()
+    return digest(b"".join(tool.digest for tool in tools)).hex() if tools else ""
 
 
 def _arguments(call: ToolCall) -> str:
@@ -146,8 +143,13 @@ class Message:
     @property
     def chars(self) -> int:
         """The message's length in characters."""
-        called = sum(len(call.name) + len(call.arguments) for call in self.calls)
-        return len(self.text) + len(self.reasoning) + called
+        said = len(self.text) + len(self.reasoning)
+        return said + sum(len(call.name) + len(call.arguments) for call in self.calls) if self.calls else said
+
+    @property
+    def hashed(self) -> bool:
+        """True if `digest` is known."""
+        return bool(self._digest)
 
     @property
     def digest(self) -> bytes:
@@ -168,6 +170,31 @@ class Tool:
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     strict: bool = False
+    _digest: bytes = field(default=b"", init=False, repr=False, compare=False)
+    _chars: int = field(default=0, init=False, repr=False, compare=False)
+
+    @property
+    def chars(self) -> int:
+        """The tool's length in characters, its schema as JSON."""
+        self._measure()
+        return self._chars
+
+    @property
+    def hashed(self) -> bool:
+        """True if `digest` and `chars` are known."""
+        return bool(self._digest)
+
+    @property
+    def digest(self) -> bytes:
+        """A hash of what a prompt shows of it. Computed once."""
+        self._measure()
+        return self._digest
+
+    def _measure(self) -> None:
+        if not self._digest:
+            schema = json.dumps(self.parameters)
+            object.__setattr__(self, "_chars", len(self.name) + len(self.description) + len(schema))
+            object.__setattr__(self, "_digest", digest(b"", self.name, self.description, schema))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +229,17 @@ class Conversation:
     @property
     def chars(self) -> int:
         """The approximate length, in characters, of a prompt that shows all of it."""
-        said = sum(message.chars for message in self.messages)
-        shown = sum(len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters)) for tool in self.tools)
-        return said + shown
+        return sum(message.chars for message in self.messages) + sum(tool.chars for tool in self.tools)
+
+    @property
+    def hashed(self) -> bool:
+        """True if the digests of all messages and tools are known."""
+        return all(message.hashed for message in self.messages) and all(tool.hashed for tool in self.tools)
+
+    def compute_digests(self) -> None:
+        """Compute the digests of all messages and tools that are not known: beside the event loop, since it grows with their text."""
+        for part in (*self.messages, *self.tools):
+            _ = part.digest
 
     @property
     def parts(self) -> int:

@@ -8,7 +8,7 @@ the temperature, before any top-p cut).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -223,6 +223,18 @@ class Turn:
     branch: Branch = Branch.NONE
     harness: str = ""
     calls: tuple[ParsedCall, ...] | None = ()
+    _packed_prompt: bytes = field(default=b"", init=False, repr=False, compare=False)
+
+    @property
+    def packed_prompt(self) -> bytes:
+        """The prompt ids as little-endian uint32, if whoever made the turn had them so; else empty. `replace` drops it."""
+        return self._packed_prompt
+
+    def keep_packed_prompt(self, packed: bytes) -> None:
+        """Keep the prompt ids' packed form too, so that the log need not pack them again. Raises ValueError for another number of ids."""
+        if len(packed) != 4 * len(self.prompt_ids):
+            raise ValueError(f"{len(packed)} bytes are not {len(self.prompt_ids)} packed ids; pass four bytes for each")
+        object.__setattr__(self, "_packed_prompt", packed)
 
     @property
     def redacted(self) -> bool:

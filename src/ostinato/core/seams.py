@@ -58,6 +58,14 @@ class Engine(Protocol):
         """
         ...
 
+    async def end_sample(self, request: str, index: int, tokens: int) -> bytes:
+        """End one sample of an open request, of which its caller wants the first `tokens` only; no last chunk follows.
+
+        Returns the encoded experts of these tokens and the prompt's (`Chunk.routes`); b"" without experts, for a sample that has ended by
+        itself, and from an engine that can end a request only as a whole, which goes on with the sample.
+        """
+        ...
+
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
         """Load a snapshot into a slot. Streams in the slot continue with the new weights. Returns the measured pause."""
         ...
@@ -243,6 +251,10 @@ class Renderer(Protocol):
         """Make sure that answers can be constrained to a grammar; may take seconds. Raises BadRequest for a grammar that cannot be
         followed or is too expensive to follow; Unavailable if this cannot be determined now.
         """
+        ...
+
+    def fulfils(self, grammar: str, ids: Sequence[int]) -> bool:
+        """True if the grammar accepts these tokens as a whole answer, with or without its stop token. It may take milliseconds."""
         ...
 
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:

@@ -23,14 +23,18 @@ from transformers.integrations.moe import (
 )
 
 from ostinato.core.errors import BadConfig
+from ostinato.model.gated_mlp import Activation, gated
 from ostinato.model.linear import Panels, can_lay_out, in_panels, linear, multiply
-from ostinato.model.swiglu import gated
 
 IMPLEMENTATION = "ostinato"
 """Name under which the function is registered."""
 # on later ones the gradient of an expert without rows is not zero (github.com/pytorch/pytorch/issues/172439)
 _HOPPER = 9
-_SILUS = (nn.SiLU, type(ACT2FN["silu"]))  # the library has a class of its own
+_ACTIVATIONS: dict[type, Activation] = {
+    nn.SiLU: "silu",
+    type(ACT2FN["silu"]): "silu",  # the library has classes of its own
+    type(ACT2FN["gelu_pytorch_tanh"]): "gelu_tanh",
+}
 
 
 def experts_of(model: nn.Module) -> list[nn.Module]:
@@ -147,9 +151,17 @@ def grouped(x_SD: Tensor, weights_EDO: Tensor, bias_EO: Tensor | None, sizes_E: 
 def _activate(module: Any, x_SD: Tensor) -> Tensor:
     if not module.has_gate:
         return module.act_fn(x_SD)
-    if x_SD.is_cpu and type(module)._apply_gate is _default_apply_gate and isinstance(module.act_fn, _SILUS):
-        return gated(*x_SD.chunk(2, -1))
+    activation = gate_activation(module)
+    if x_SD.is_cpu and activation is not None:
+        gate, up = x_SD.chunk(2, -1)
+        return gated(gate, up, activation)
     return module._apply_gate(x_SD)
+
+
+def gate_activation(module: Any) -> Activation | None:
+    """The activation of the experts' gates if our kernel computes it on the CPU."""
+    plain = module.has_gate and type(module)._apply_gate is _default_apply_gate
+    return _ACTIVATIONS.get(type(getattr(module, "act_fn", None))) if plain else None
 
 
 def _by_expert(stacked: Tensor) -> Sequence[Tensor] | Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from threading import Lock
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -57,6 +57,15 @@ class Grammars:
         """Drop a grammar of which a matcher has failed: all its copies share one lexer, and fail with it from then on."""
         with self._lock:
             self._kept.pop(grammar, None)
+
+    def accepts(self, grammar: str, ids: Sequence[int]) -> bool:
+        """True if an answer of these tokens, with or without its stop token, follows the grammar to its end. Raises BadRequest."""
+        matcher = self.matcher(grammar)
+        accepted = matcher.consume_tokens(list(ids)) and (matcher.is_stopped() or matcher.is_accepting())
+        if matcher.is_error():
+            self.forget(grammar)
+            return False
+        return accepted
 
     def compiled(self, grammar: str) -> LLMatcher:
         """A matcher that is not cached. Raises BadRequest."""

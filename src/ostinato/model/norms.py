@@ -14,49 +14,56 @@ from ostinato.model.kernels.norm import LANES, rms_norm
 from ostinato.model.paged import array
 
 _WORTH = 64  # rows below which a second thread costs more than it saves
+_EQUAL = 0.98  # of bf16 results: now and then an error in fp32 moves a number over the middle between two of them
 _SUMMED = 128  # rows whose parts of the weight's gradient are summed together, for any number of threads
 
 
 class RMSNorm(nn.Module):
-    """weight * (x / sqrt(mean(x^2) + eps)), Zhang and Sennrich 2019 (1910.07467), with both products rounded to the dtype."""
+    """weight * (x / sqrt(mean(x^2) + eps)), Zhang and Sennrich 2019 (1910.07467), with both products rounded to the dtype.
 
-    def __init__(self, weight: nn.Parameter, eps: float) -> None:
+    With a `zero_centered` weight, as in Gemma's models, (1 + weight) * (x / sqrt(mean(x^2) + eps)), of which only the result is rounded.
+    """
+
+    def __init__(self, weight: nn.Parameter, eps: float, *, zero_centered: bool = False) -> None:
         super().__init__()
         self.weight = weight
         self.eps = eps
+        self.zero_centered = zero_centered
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D] in x's dtype."""
-        return rms_normed(x, self.weight, self.eps)
+        return rms_normed(x, self.weight, self.eps, zero_centered=self.zero_centered)
 
 
-def rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_normed(x: Tensor, weight: Tensor, eps: float, *, zero_centered: bool = False) -> Tensor:
     """[..., D] normed and times a weight [D], which must be plain memory, because numpy makes a view of it. Works under autograd."""
     if not torch.is_grad_enabled():  # calling the function below costs more than the kernel does
-        return _norm(x.reshape(-1, x.shape[-1]).contiguous(), weight, eps)[0].view(x.shape)
-    result: Tensor = _Norm.apply(x, weight, eps)  # pyright: ignore[reportAssignmentType]
+        return _norm(x.reshape(-1, x.shape[-1]).contiguous(), weight, eps, zero_centered)[0].view(x.shape)
+    result: Tensor = _Norm.apply(x, weight, eps, zero_centered)  # pyright: ignore[reportAssignmentType]
     return result
 
 
-def _norm(x_ND: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _norm(x_ND: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> tuple[Tensor, Tensor]:
     """The normed rows and each row's 1 / root-mean-square [N]."""
     out_ND = torch.empty_like(x_ND)
     scales_N = np.empty(len(x_ND), np.float32)
     xs, ws, os = array(x_ND), array(weight)[None], array(out_ND)
-    split(len(x_ND), lambda a, b: rms_norm(xs[a:b], ws, np.float32(eps), os[a:b], scales_N[a:b]), least=_WORTH)
+    terms = ws, np.float32(eps), zero_centered
+    split(len(x_ND), lambda a, b: rms_norm(xs[a:b], *terms, os[a:b], scales_N[a:b]), least=_WORTH)
     return out_ND, torch.from_numpy(scales_N)
 
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
         x_ND = x.reshape(-1, x.shape[-1]).contiguous()
-        out_ND, scales_N = _norm(x_ND, weight, eps)
+        out_ND, scales_N = _norm(x_ND, weight, eps, zero_centered)
         ctx.save_for_backward(x_ND, weight, scales_N)
+        ctx.zero_centered = zero_centered
         return out_ND.view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x_ND, weight, scales_N = ctx.saved_tensors
         grad_ND, out_ND = grads[0].reshape(x_ND.shape).contiguous(), torch.empty_like(x_ND)
         xs, ws, gs, os, scales = array(x_ND), array(weight)[None], array(grad_ND), array(out_ND), scales_N.numpy()
@@ -65,43 +72,54 @@ class _Norm(torch.autograd.Function):
         def work(first: int, last: int) -> None:
             for part in range(first, last):
                 at = slice(part * _SUMMED, (part + 1) * _SUMMED)
-                rms_norm_gradient(xs[at], ws, scales[at], gs[at], os[at], totals[part])
+                rms_norm_gradient(xs[at], ws, ctx.zero_centered, scales[at], gs[at], os[at], totals[part])
 
         split(len(totals), work)
-        return out_ND.view(grads[0].shape), torch.from_numpy(totals.sum((0, 1))).to(weight.dtype), None
+        return out_ND.view(grads[0].shape), torch.from_numpy(totals.sum((0, 1))).to(weight.dtype), None, None
 
 
 @torch.no_grad()
 def replace_norms(model: nn.Module) -> int:
     """Replace every norm of the model that computes exactly this by `RMSNorm`, keeping its weight; returns how many.
 
-    Whether a module computes this is tested, not guessed from its name: other variants (Gemma's 1 + weight) stay as they are.
+    Whether a module computes this is tested, not guessed from its name. The library's zero-centred norms, which round once, call their
+    epsilon `eps`; a norm of that kind without the 1 stays as it is.
     """
     known: dict[tuple[type, int], bool] = {}
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             weight, eps = getattr(child, "weight", None), getattr(child, "variance_epsilon", None)
-            if not isinstance(weight, nn.Parameter) or not isinstance(eps, float) or weight.dim() != 1:
+            zero_centered = eps is None
+            eps = getattr(child, "eps", None) if zero_centered else eps
+            if isinstance(child, RMSNorm) or not isinstance(weight, nn.Parameter) or weight.dim() != 1:
+                continue
+            if not isinstance(eps, float):
                 continue
             kind = (type(child), len(weight))
             if kind not in known:
-                known[kind] = _is_plain(type(child), len(weight), eps)
+                known[kind] = _is_same(type(child), len(weight), eps, zero_centered)
             if known[kind]:
-                setattr(parent, name, RMSNorm(weight, eps))
+                setattr(parent, name, RMSNorm(weight, eps, zero_centered=zero_centered))
                 count += 1
     return count
 
 
-def _is_plain(kind: type, width: int, eps: float) -> bool:
+def _is_same(kind: type, width: int, eps: float, zero_centered: bool) -> bool:
     """True if a module of this class gives the same results as ours, up to rounding, for a test weight."""
     if width % LANES:
         return False
+    x = torch.linspace(-3, 3, 4 * width).view(4, width).sin() * torch.tensor([[1e-3], [0.1], [1.0], [50.0]])
     try:
         theirs = kind(width, eps)
-    except TypeError:
-        return False
-    x = torch.linspace(-3, 3, 4 * width).view(4, width).sin() * torch.tensor([[1e-3], [0.1], [1.0], [50.0]])
-    theirs.weight.copy_(torch.linspace(-1, 2, width))
-    ours = RMSNorm(theirs.weight, eps)
-    return bool(torch.allclose(ours(x), theirs(x), rtol=1e-5, atol=1e-6))
+        theirs.weight.copy_(torch.linspace(-1, 2, width))
+        ours = RMSNorm(theirs.weight, eps, zero_centered=zero_centered)
+        if not torch.allclose(ours(x), theirs(x), rtol=1e-5, atol=1e-6):
+            return False
+        if not zero_centered:
+            return True
+        theirs.bfloat16()  # shows where it rounds: a sum of weight and 1 in bf16, say, would be another norm
+        ours.weight, x = theirs.weight, x.bfloat16()
+        return bool((ours(x) == theirs(x)).float().mean() > _EQUAL)
+    except (TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError, IndexError):
+        return False  # made or called otherwise

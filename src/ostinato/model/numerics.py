@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ostinato.core.errors import BadConfig
@@ -21,15 +21,20 @@ from ostinato.model.devices.backend import OWN, ComputeBackend
 from ostinato.model.devices.cache import CacheAttend, CachedLayer
 from ostinato.model.devices.softmax import TensorSoftmax
 from ostinato.model.devices.step import DecodingStep, StepAttend, numbers_of
+from ostinato.model.experts import experts_of, gate_activation
+from ostinato.model.gated_mlp import GatedMLP
 from ostinato.model.linear import Order, linear, order_in_use
 from ostinato.model.logprobs import RowSoftmax
-from ostinato.model.norms import rms_normed
+from ostinato.model.norms import RMSNorm, rms_normed
 from ostinato.model.paged import PagedEntry
+from ostinato.model.portable import has_layer_types
 
 TORCH_KERNELS = "3"
 """Raise it with every change of `model.devices` that changes results."""
 KERNELS = "4"
 """Raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
+GELU_TANH, ZERO_CENTERED, ROTARY_BY_LAYER = "gelu_tanh 1", "zero_centered_rms_norm 1", "rotary_by_layer_type 1"
+"""Definitions that only some models use, each with a version of its own: a change of bits in one leaves the others' contracts alone."""
 ORDERS: dict[Order, str] = {"blocks": "blocks 1", "pairs": "pairs 1"}
 """The definitions of our products (`kernels.product`), with a version that is raised with every change of a bit."""
 _FLAGS = re.compile(r"avx|amx|fma|f16c|neon|asimd|sve|sme|bf16|i8mm|vsx|zvector|rvv")
@@ -55,19 +60,22 @@ def contract(
     quantisation: str = "none",
     backend: ComputeBackend = OWN,
     library: Sequence[str] = (),
+    definitions: Sequence[str] = (),
 ) -> Contract:
     """The contract under which this process computes with `threads` torch threads.
 
     `block` is the tokens of a KV block, `backend` the device and the kernels, `library` torch's operations in a pass that may give other
-    bits on other CPUs, as the self-test found them. In exact mode without any, where threads change nothing (`threads` is 1), neither
-    torch nor the CPU is part of the contract. Call it once, at the start, after torch has been set up: environment variables that change
-    kernels are part of the result elsewhere.
+    bits on other CPUs, and `definitions` those of ours that only some models use, both as the self-test found them. In exact mode
+    without any of torch's, where threads change nothing (`threads` is 1), neither torch nor the CPU is part of the contract. Call it once,
+    at the start, after torch has been set up: environment variables that change kernels are part of the result elsewhere.
 
     Example: ``contract(torch.bfloat16, "exact", threads=1, block=32).id``
     """
     own = backend.kernels == "own"
     named = (
-        [f"ostinato {KERNELS}"] if own else [f"ostinato torch {TORCH_KERNELS} on {backend.device.partition(':')[0]}"]
+        [f"ostinato {KERNELS}", *definitions]
+        if own
+        else [f"ostinato torch {TORCH_KERNELS} on {backend.device.partition(':')[0]}"]
     )
     order = "" if not own else ORDERS["blocks" if model_dtype == torch.float32 else order_in_use()]
     if own and mode == "exact" and not library and threads == 1:
@@ -98,6 +106,21 @@ def contract(
         quantisation=quantisation,
         kernels=" ".join([*named, *libraries]),
     )
+
+
+def definitions_of(model: nn.Module) -> tuple[str, ...]:
+    """Which of our definitions that only some models use a loaded model computes by, ascending. Example: ("gelu_tanh 1",)."""
+    found: set[str] = set()
+    for module in model.modules():
+        if isinstance(module, GatedMLP) and module.activation == "gelu_tanh":
+            found.add(GELU_TANH)
+        elif isinstance(module, RMSNorm) and module.zero_centered:
+            found.add(ZERO_CENTERED)
+        elif has_layer_types(module):
+            found.add(ROTARY_BY_LAYER)
+    if any(gate_activation(module) == "gelu_tanh" for module in experts_of(model)):
+        found.add(GELU_TANH)
+    return tuple(sorted(found))
 
 
 def order_named(definition: str) -> Order:

@@ -169,7 +169,8 @@ def make_portable(model: nn.Module) -> int:
     count = 0
     for module in model.modules():
         is_router = hasattr(module, "top_k") and hasattr(module, "num_experts") and hasattr(module, "weight")
-        is_ours = is_router or hasattr(module, "inv_freq") or type(module) is Conv1D
+        is_rotary = hasattr(module, "inv_freq") or has_layer_types(module)
+        is_ours = is_router or is_rotary or type(module) is Conv1D
         if is_ours and not hasattr(module, "ostinato_portable"):
             module.__class__ = _portable(type(module))
             _compute_frequencies(module)
@@ -177,12 +178,21 @@ def make_portable(model: nn.Module) -> int:
     return count
 
 
+def has_layer_types(module: nn.Module) -> bool:
+    """Whether a module is a rotary embedding with frequencies for each type of layer, as Gemma 3's."""
+    return not hasattr(module, "inv_freq") and bool(_frequencies_of(module))
+
+
+def _frequencies_of(module: nn.Module) -> list[str]:
+    return [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+
+
 def _compute_frequencies(module: Any) -> None:
     """Compute a rotary embedding's frequencies again: the library's powers give other bits on other CPUs.
 
     A module whose constructor is not the usual one keeps the library's, and says so (`own_frequencies`).
     """
-    names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+    names = _frequencies_of(module)
     if not names:
         return
     module.own_frequencies = False

@@ -179,6 +179,9 @@ class HFRenderer:
         self._trial.check(grammar)
         self.grammars.matcher(grammar)  # cached for the engine
 
+    def fulfils(self, grammar: str, ids: Sequence[int]) -> bool:
+        return self.grammars.accepts(grammar, ids)
+
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
         opening = "" if conversation.continued else self._template.opening
         return Reader(self._format, tools=conversation.tools, turn=turn, opening=opening)

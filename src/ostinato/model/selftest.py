@@ -26,6 +26,7 @@ from ostinato.model.exactness import REMEDY, Pack, bits_of, check_exact, vocabul
 from ostinato.model.experts import experts_of
 from ostinato.model.linear import order_in_use
 from ostinato.model.load import empty_model
+from ostinato.model.numerics import definitions_of
 from ostinato.model.paged import WholeAttend
 from ostinato.model.portable import library_operations
 
@@ -57,7 +58,7 @@ class ExactnessVerdict:
 
     `threads` is the number of threads whose bits all the other numbers of threads must give too. `table` says in words what was compared
     and held. `library` names torch's operations in a pass that may give other bits on another kind of CPU; without any, the bits are the
-    same on all.
+    same on all. `definitions` are those of ours that only some models use (`numerics.definitions_of`).
 
     Example::
 
@@ -72,6 +73,7 @@ class ExactnessVerdict:
     seconds: float
     table: tuple[str, ...]
     library: tuple[str, ...] = ()
+    definitions: tuple[str, ...] = ()
 
 
 def examine(
@@ -108,6 +110,7 @@ def examine(
         seconds=seconds,
         table=tuple(table),
         library=library,
+        definitions=definitions_of(model),
     )
 
 

@@ -57,6 +57,7 @@ def sweep_restorations(log: Path, before: float) -> list[str]:
     return gone
 
 
+OLD_MASTER = "--old-master"
 _CHUNK = 4 << 20
 _WAIT_S = 5.0  # for a process that changes the run's keys
 
@@ -69,6 +70,8 @@ def restore(
     master: Path | None,
     on_bytes: OnBytes,
     before_install: Callable[[], object] = lambda: None,
+    *,
+    old_master: Path | None = None,
 ) -> tuple[BackupManifest, int]:
     """Install the backup in `source` as the log in `log` and its file of keys `keys`; returns its manifest and how many keys it destroyed.
 
@@ -76,7 +79,8 @@ def restore(
     forgotten after the backup stays forgotten. Keys that the present file has beyond the backup's are kept, so that a log that was moved
     away can still be read. Killed at any instant, it leaves no log or the whole of it; call it again to complete it. No process may append
     to the log; one that would forget somebody waits, then fails. `master` is the file of the master key that wraps the keys, which is
-    checked. `before_install` is called once the backup is known to be whole, before anything of the run is changed.
+    checked. `old_master` is the file of the master key that wrapped the backup's keys before `rekey`; they are wrapped with `master` again.
+    `before_install` is called once the backup is known to be whole, before anything of the run is changed.
 
     Raises:
         NotFound: `source` holds no complete backup.
@@ -96,7 +100,9 @@ def restore(
         _check_segments(source, manifest, fresh)
         has_keys = any(file.name == KEYS for file in manifest.files)
         with _held(keys if has_keys else None):
-            destroyed = _restore_keys(source / KEYS, fresh.path / KEYS, keys, others, master) if has_keys else 0
+            destroyed = 0
+            if has_keys:
+                destroyed = _restore_keys(source / KEYS, fresh.path / KEYS, keys, others, master, old_master)
             refuse_rows(log)  # again, because copying takes long
             before_install()
             _install(fresh.path, log, keys)
@@ -239,11 +245,13 @@ def _begin(db: Any, keys: Path) -> None:
                 ) from error
 
 
-def _restore_keys(backup: Path, target: Path, keys: Path, others: Sequence[Path], master: Path | None) -> int:
+def _restore_keys(
+    backup: Path, target: Path, keys: Path, others: Sequence[Path], master: Path | None, old_master: Path | None
+) -> int:
     """Write the backup's keys to `target`, brought up to date with the run's and the other files; returns how many it destroyed."""
     with closing(_loaded(backup)) as db:
         try:
-            secrets = _opened(_stored(db), MasterKey(backup, master))
+            secrets = _opened_backup(db, backup, master, old_master)
             count = _take_over(db, keys, secrets, MasterKey(keys, master)) if keys.exists() else 0
             count += sum(_destroy(db, _read(db, other)) for other in others if other.exists())
             _wrap_clear_ones(db, MasterKey(target, master))
@@ -289,6 +297,24 @@ def _opened(keys: Sequence[_Key], master: MasterKey) -> dict[int, bytes]:
     return {key.id: master.unwrap(key.secret, key.scope) for key in keys if key.secret is not None}
 
 
+def _opened_backup(db: Any, backup: Path, master: Path | None, old_master: Path | None) -> dict[int, bytes]:
+    """The backup's keys; those that only the old master key opens are wrapped with the present one again. Raises BadConfig."""
+    keys, present = _stored(db), MasterKey(backup, master)
+    try:
+        return _opened(keys, present)
+    except BadConfig as error:
+        if present.none:
+            raise
+        if old_master is None:
+            raise BadConfig(
+                f"{error}; if `ostinato log rekey` changed the master key since the backup, name the old one's file with {OLD_MASTER}"
+            ) from error
+    secrets = _opened(keys, MasterKey(backup, old_master, OLD_MASTER))
+    wrapped = [(present.wrap(secrets[key.id], key.scope), key.id) for key in keys if key.secret is not None]
+    db.executemany("UPDATE keys SET secret = ? WHERE id = ?", wrapped)
+    return secrets
+
+
 def _take_over(db: Any, keys: Path, secrets: dict[int, bytes], master: MasterKey) -> int:
     """Destroy what is destroyed in the run's present file, and keep the keys that only it has; returns how many it destroyed.
 
@@ -299,8 +325,9 @@ def _take_over(db: Any, keys: Path, secrets: dict[int, bytes], master: MasterKey
         found = _opened(present, master)
     except BadConfig as error:
         raise BadConfig(
-            f"record.master_key opens the keys of the backup, but not those in {keys}, which would be lost: restore a backup made under "
-            f"their master key, or move {keys} away, keep it, and name it with --keys, so that what was forgotten stays forgotten"
+            f"record.master_key opens the keys of the backup, but not those in {keys}, which would be lost: if `ostinato log rekey` made "
+            f"them so, set record.master_key to its new file and name the old one's with {OLD_MASTER}; or move {keys} away, keep it, and "
+            "name it with --keys, so that what was forgotten stays forgotten"
         ) from error
     if any(secrets.get(number, secret) != secret for number, secret in found.items()):
         raise _foreign(keys)

@@ -6,10 +6,11 @@ So a long request delays other long ones of its tenant, and no stream.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, TypeVar
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
 
 from ostinato.core.fair_queue import InTurn
 from ostinato.serve.quotas import QuotaExceeded
@@ -18,60 +19,90 @@ AT_ONCE_CHARS = 4_000
 """Are tokenised in a millisecond or two, less than a round trip to a thread takes on a busy machine."""
 PER_PARSED = 4
 """Bytes that are parsed or hashed in the time that a tokenizer takes for one."""
+PER_HASHED = 4
+"""Characters that a tokenizer takes in the time in which one message's digest is hashed with those before it."""
 LONG = AT_ONCE_CHARS + 1
 MOST_WAITING = 64
 
 _T = TypeVar("_T")
 
 
+class _Work(NamedTuple):
+    do: Callable[[], Any]
+    done: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
 class FairThread:
     """Runs tenants' work. Use it on one event loop only; `close` it when done.
+
+    Its thread takes the next work by itself: a hand-over through the event loop costs as much as reading a short request.
 
     Example: ``prompt = await thread.run("acme", chars, lambda: sessions.render(question))``
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="requests")
-        self._waiting: InTurn[str, tuple[asyncio.Future[Any], Callable[[], Any]]] = InTurn()
+        self._waiting: InTurn[str, _Work] = InTurn()
+        self._lock = threading.Lock()
         self._busy = False
+        self._first: SimpleQueue[_Work | None] = SimpleQueue()  # what an idle thread begins with; None: it ends
+        self._thread: threading.Thread | None = None
 
     async def run(self, tenant: str, chars: int, work: Callable[[], _T]) -> _T:
         """The result of `work`, which takes as long as tokenising `chars` characters. Raises whatever `work` raises, and QuotaExceeded."""
         if chars <= AT_ONCE_CHARS:
             return work()
-        if (waiting := self._waiting.count(tenant)) >= MOST_WAITING:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[_T] = loop.create_future()
+        with self._lock:
+            waiting, idle = self._waiting.count(tenant), not self._busy
+            if idle:
+                self._busy = True
+                self._first.put(_Work(work, done, loop))
+            elif waiting < MOST_WAITING:
+                self._waiting.put(tenant, _Work(work, done, loop))
+        if not idle and waiting >= MOST_WAITING:
             raise QuotaExceeded(
                 f"{waiting} long requests of yours wait to be read; wait for some.",
                 kind="requests",
                 retry_after_s=1,
             )
-        done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._waiting.put(tenant, (done, work))
-        self._next()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="requests", daemon=True)
+            self._thread.start()
         return await done
 
     def close(self) -> None:
-        """Release the thread once its current work is done."""
-        self._thread.shutdown(cancel_futures=True)
+        """End the thread once its current work is done; what waits is cancelled."""
+        with self._lock:
+            while (work := self._waiting.next()) is not None:
+                work.done.cancel()
+        self._first.put(None)
 
-    def _next(self) -> None:
-        """Start the oldest work of the next tenant."""
-        while not self._busy and (waiting := self._waiting.next()) is not None:
-            done, work = waiting
-            if done.done():  # its caller has gone
-                continue
-            self._busy = True
-            running = asyncio.get_running_loop().run_in_executor(self._thread, work)
-            running.add_done_callback(partial(self._settle, done))
+    def _serve(self) -> None:
+        while (work := self._first.get()) is not None:
+            while work is not None:
+                if not work.done.done():  # its caller may have gone
+                    self._do(work)
+                with self._lock:
+                    work = self._waiting.next()
+                    self._busy = work is not None
 
-    def _settle(self, done: asyncio.Future[Any], running: asyncio.Future[Any]) -> None:
-        self._busy = False
-        error = None if running.cancelled() else running.exception()
-        if not done.done():
-            if running.cancelled():
-                done.cancel()
-            elif error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(running.result())
-        self._next()
+    @staticmethod
+    def _do(work: _Work) -> None:
+        result, failure = None, None
+        try:
+            result = work.do()
+        except BaseException as error:  # noqa: BLE001 (it is raised again where the work came from)
+            failure = error
+        with suppress(RuntimeError):  # the loop has ended, and everybody who waits with it
+            work.loop.call_soon_threadsafe(_settle, work.done, result, failure)
+
+
+def _settle(done: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:
+    if done.done():
+        return
+    if failure is not None:
+        done.set_exception(failure)
+    else:
+        done.set_result(result)

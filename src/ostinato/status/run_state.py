@@ -17,6 +17,7 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.run_directory import DEMO_MARKER, SERVED_REFS, Run
 from ostinato.status.arms import ArmAcceptance, acceptance_by_arm, windows
+from ostinato.status.config_warnings import config_warnings
 from ostinato.status.gateway_address import read_address
 from ostinato.status.index_queries import AlarmLine, IndexQueries
 from ostinato.status.progress_lines import last_lines
@@ -24,7 +25,6 @@ from ostinato.status.release_state import releasing
 from ostinato.status.releases import LedgerEvent
 from ostinato.status.run_report import Curve, Mark
 from ostinato.status.summary import Summary, catch_up, summarise
-from ostinato.status.tenants import unproven_users
 from ostinato.status.threads import Threads
 from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 
@@ -43,8 +43,7 @@ class RunNow:
     `troubles` are sentences, the worst first. `refs` are the versions that are served or judged, `shares` the shares of users on
     the arms beside live. `pace` is turns a second over the last minute, `batch` how many turns a step takes, `step` the newest step.
     `last` is the newest release or rollback. `rated_since` is when the oldest turn behind `arms` was served. `releasing` are sentences on
-    what waits for approval, and on how many releases the traffic can carry. `unproven` is the warning that users are only declared, "" if
-    none is due.
+    what waits for approval, and on how many releases the traffic can carry. `warnings` say what the configuration leaves unguarded.
     """
 
     at: float
@@ -67,7 +66,7 @@ class RunNow:
     rated_since: float | None
     alarms: tuple[AlarmLine, ...]
     releasing: tuple[str, ...] = ()
-    unproven: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class RunFolds:
@@ -179,7 +178,7 @@ class RunStateReader:
             marks=drawn.marks,
             rated_since=drawn.start,
             alarms=alarms(seen),
-            unproven=unproven_users(config),
+            warnings=tuple(config_warnings(config).values()),
             releasing=tuple(releasing(self._ledger.state, config.release, paces, now)),
         )
 

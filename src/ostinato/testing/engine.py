@@ -142,6 +142,10 @@ class FakeEngine:
             self._streams[request.slot] -= request.n
             self.cancelled += not finished
 
+    async def end_sample(self, request: str, index: int, tokens: int) -> bytes:
+        """Nothing: it has no experts, and goes on with the sample."""
+        return b""
+
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
         """Replace the slot's version at once. Raises BadWeights for NaN or infinite weights."""
         for name, array in snapshot.weights.items():

@@ -47,6 +47,9 @@ class ByteRenderer:
     def compile(self, grammar: str) -> None:
         pass
 
+    def fulfils(self, grammar: str, ids: Sequence[int]) -> bool:
+        return True
+
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
         return Reader(HERMES, tools=conversation.tools, turn=turn, opening="")
 

@@ -60,10 +60,8 @@ _STRETCHED: dict[str, Any] = {
 
 
 def _gemma3(**changes: Any) -> Gemma3TextConfig:
-    # torch's GELU takes 32 numbers at once where a CPU has AVX-512, and gives those after the last 32 of a pass other bits
-    wide = _WIDE | {"intermediate_size": 64}
     return Gemma3TextConfig(
-        **wide, sliding_window=WINDOW, layer_types=list(_KINDS), query_pre_attn_scalar=24, **changes
+        **_WIDE, sliding_window=WINDOW, layer_types=list(_KINDS), query_pre_attn_scalar=24, **changes
     )
 
 

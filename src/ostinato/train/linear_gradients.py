@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ostinato.model.gated_mlp import Activation, GatedMLP, fill_gradients, gated
 from ostinato.model.linear import Linear, gradient_product, has_bf16_products, linear
-from ostinato.model.swiglu import GatedMLP, fill_gradients, gated
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -193,13 +193,15 @@ def _embedding(module: nn.Embedding, total: Tensor, ids: Tensor) -> Tensor:
 
 
 class _GatedDown(torch.autograd.Function):
-    """down(silu(gate) up), keeping only gate and up for the backward pass."""
+    """down(activation(gate) up), keeping only gate and up for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, gate: Tensor, up: Tensor, activation: Activation, weight: Tensor, bias: Tensor | None, total: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
-        ctx.total, ctx.has_bias = total, bias is not None
-        return linear(gated(gate, up), weight, bias)
+        ctx.activation, ctx.total, ctx.has_bias = activation, total, bias is not None
+        return linear(gated(gate, up, activation), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -207,14 +209,16 @@ class _GatedDown(torch.autograd.Function):
         grad_NO = _flat(grads[0])
         inner_NI = gradient_product(grad_NO, weight)
         hidden_NI, d_gate_NI = torch.empty_like(inner_NI), torch.empty_like(inner_NI)
-        fill_gradients(_flat(gate), _flat(up), inner_NI, again=hidden_NI, d_gate=d_gate_NI, d_up=inner_NI)
+        filled = {"again": hidden_NI, "d_gate": d_gate_NI, "d_up": inner_NI}
+        fill_gradients(_flat(gate), _flat(up), inner_NI, ctx.activation, **filled)
         _add_product(ctx.total, grad_NO, hidden_NI)
         d_bias = grad_NO.sum(0) if ctx.has_bias else None
-        return d_gate_NI.view(gate.shape), inner_NI.view(up.shape), None, d_bias, None
+        return d_gate_NI.view(gate.shape), inner_NI.view(up.shape), None, None, d_bias, None
 
 
 def _gated_layer(module: GatedMLP, total: Tensor, x: Tensor) -> Tensor:
     gate, up = module.gate_proj(x), module.up_proj(x)
     if not torch.is_grad_enabled():
-        return module.down_proj(gated(gate, up))
-    return _GatedDown.apply(gate, up, module.down_proj.weight, module.down_proj.bias, total)  # pyright: ignore[reportReturnType]
+        return module.down_proj(gated(gate, up, module.activation))
+    down = module.down_proj
+    return _GatedDown.apply(gate, up, module.activation, down.weight, down.bias, total)  # pyright: ignore[reportReturnType]

@@ -27,7 +27,7 @@ from ostinato.model.kernels.processor import cpu_features
 RESULTS = Path(__file__).parents[1] / "results" / "processors.json"
 NO_FMA = {"NUMBA_CPU_NAME": "nehalem", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 """SSE 4.2 alone: fused multiply-adds are computed in software, several times slower, and vectors are four numbers wide."""
-MODELS = DEFAULT, DENSE, MIXTURE = "SmolLM2-135M", "tiny dense", "tiny mixture"
+MODELS = DEFAULT, DENSE, MIXTURE, GEMMA = "SmolLM2-135M", "tiny dense", "tiny mixture", "tiny Gemma 3"
 TEXT = 1_001  # tokens of a text
 _CUT = 61  # tokens of a call in the engine's form
 
@@ -127,15 +127,17 @@ def differing(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def models(scratch: Path) -> dict[str, Path]:
-    """The default model, and a tiny dense one and a mixture."""
+    """The default model, and a tiny dense one, a mixture and a Gemma 3."""
     from ostinato.model.load import resolve
     from ostinato.testing.tiny import tiny_model
     from ostinato.testing.tiny_moe import tiny_moe
+    from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 
     return {
         DEFAULT: resolve("smollm2", Path("~/.cache/ostinato"), print),
         DENSE: tiny_model(scratch / "dense"),
         MIXTURE: tiny_moe(scratch / "mixture"),
+        GEMMA: tiny_of(scratch / "gemma", SUPPORTED["gemma3"]()),
     }
 
 

@@ -46,9 +46,15 @@ def source(tmp_path_factory):
     return f"model.source={tiny_model(tmp_path_factory.mktemp('numerics') / 'tiny', layers=1)}"
 
 
-def verdict_of(reason="", *, threads=1, seconds=0.1, table=(), library=()):
+def verdict_of(reason="", *, threads=1, seconds=0.1, table=(), library=(), definitions=()):
     return ExactnessVerdict(
-        exact=not reason, threads=threads, reason=reason, seconds=seconds, table=table, library=library
+        exact=not reason,
+        threads=threads,
+        reason=reason,
+        seconds=seconds,
+        table=table,
+        library=library,
+        definitions=definitions,
     )
 
 
@@ -187,6 +193,16 @@ def test_the_library_is_part_of_the_contract_only_where_it_computes(source, verd
     assert (engine_contract(config).torch, engine_contract(config).isa) == ("", "")
     assert trainer_contract(config).torch == torch.__version__.partition("+")[0]
     assert set(asked) == {(torch.bfloat16, (1, 2)), (torch.float32, (1, 2))}
+
+
+def test_a_definition_that_few_models_use_is_in_the_contract_of_those_that_do(source, verdicts):
+    said, _ = verdicts
+    config = load(None, [source, "model.compute=bf16"])
+    before = engine_contract(config)
+    said[torch.bfloat16] = verdict_of(definitions=("gelu_tanh 7",))
+    assert "gelu_tanh 7" in engine_contract(config).kernels
+    assert engine_contract(config) == trainer_contract(config)
+    assert differences(engine_contract(config), before) == ("kernels",)
 
 
 def test_exact_mode_is_refused_where_it_cannot_hold_and_fast_mode_never_asks(source, verdicts):

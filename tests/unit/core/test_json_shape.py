@@ -50,6 +50,17 @@ def test_the_shape_is_that_of_the_value(value, spaced):
     assert (shape.depth, shape.values, shape.names) == counted(value)
 
 
+@given(st.lists(st.sampled_from(list(b'\\\\\\"[]{},:a')), max_size=24).map(bytes))
+def test_the_shape_of_any_text_is_that_of_its_bytes_outside_strings(data):
+    bare, depth, deepest = slowly(data), 0, 0
+    for byte in bare:
+        depth += (byte in b"[{") - (byte in b"]}")
+        deepest = max(deepest, depth)
+    opened = sum(byte in b"[{" for byte in bare)
+    shape = shape_of(data)
+    assert (shape.depth, shape.values, shape.names) == (deepest, opened + bare.count(b","), bare.count(b":"))
+
+
 @pytest.mark.parametrize(
     ("data", "error"),
     [

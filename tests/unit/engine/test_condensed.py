@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import GemmaConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.forms import condensed
@@ -33,6 +33,8 @@ KINDS = {
     "bias of some": lambda: Qwen2Config(**SHAPE),
     "norms of heads": lambda: Qwen3Config(**SHAPE, head_dim=64),
     "window": lambda: MistralConfig(**SHAPE, sliding_window=16),
+    "gelu": lambda: LlamaConfig(**SHAPE, hidden_act="gelu_pytorch_tanh"),
+    "zero-centred norms": lambda: GemmaConfig(**(SHAPE | {"intermediate_size": 48}), head_dim=16),
     "wide": lambda: LlamaConfig(
         **(SHAPE | {"hidden_size": 160, "intermediate_size": 1120, "num_attention_heads": 10, "vocab_size": 260})
     ),
@@ -76,7 +78,7 @@ def test_all_layers_in_one_call_give_the_same_bits(tmp_path, kind, dtype):
     assert torch.equal(answer(engine, 9, attend=CausalAttend), answer(plain, 9, attend=CausalAttend))
 
 
-@pytest.mark.parametrize("kind", ["llama", "norms of heads", "wide"])
+@pytest.mark.parametrize("kind", ["llama", "norms of heads", "zero-centred norms", "wide"])
 def test_a_pass_of_the_trainer_has_the_bits_of_the_condensed_engine(tmp_path, kind):
     """One pass under autograd, against all layers in one call with a cache in company: `check_exact` raises on any difference."""
     model = moved(load_model(tiny_of(tmp_path / "m", KINDS[kind]()), torch.bfloat16))

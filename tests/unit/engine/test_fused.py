@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, Ministral3Config, Qwen3Config
+from transformers import Gemma3TextConfig, LlamaConfig, Ministral3Config, Qwen3Config
 
 from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.forms import fused
@@ -31,6 +31,9 @@ FUSED = {
     "llama": lambda: LlamaConfig(**SHAPE),
     "bias": lambda: LlamaConfig(**SHAPE, attention_bias=True),
     "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=64),
+    "sandwich of norms": lambda: Gemma3TextConfig(
+        **SHAPE, head_dim=16, sliding_window=16, layer_types=["sliding_attention", "full_attention"]
+    ),
     "odd heads": lambda: LlamaConfig(**(SHAPE | {"num_attention_heads": 8, "head_dim": 12, "num_key_value_heads": 4})),
 }
 
@@ -63,7 +66,7 @@ def test_a_fused_model_gives_the_same_bits(tmp_path, kind, dtype):
         assert torch.equal(answer(engine, count), answer(plain, count)), count
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "sandwich of norms"])
 def test_a_pass_of_the_trainer_has_the_bits_of_the_fused_engine(tmp_path, kind):
     """One pass under autograd, against the fused form cut up with a cache in company: `check_exact` raises on any difference."""
     model = load_model(tiny_of(tmp_path / "m", FUSED[kind]()), torch.float32)

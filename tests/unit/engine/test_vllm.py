@@ -297,6 +297,31 @@ async def test_what_the_server_refuses_is_the_callers_fault_and_not_an_outage():
             await collect(engine, ask(grammar="no grammar"))
 
 
+class OneSentence(ByteRenderer):
+    """Its only grammar wants a sentence with a full stop."""
+
+    def fulfils(self, grammar, ids):
+        return self.decode(ids).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("script", "sampling", "finish"),
+    [
+        ("Yes.", {}, Finish.STOP),
+        ("Yes, but", {}, Finish.ERROR),
+        ("Yes, but", {"grammar": ""}, Finish.STOP),
+        ("Yes, but", {"stop": (",",)}, Finish.STOP),
+        ("Yes, but", {"max_tokens": 3}, Finish.LENGTH),
+    ],
+)
+async def test_a_server_whose_grammar_fails_in_an_answer_does_not_end_it_well(script, sampling, finish, caplog):
+    async with vllm_engine(TokenVllm(script), renderer=OneSentence()) as engine:
+        await engine.load("live", version(1))
+        chunks = await collect(engine, ask(n=2, **{"grammar": "start: sentence"} | sampling))
+    assert [chunk.finish for chunk in chunks if chunk.finish] == [finish] * 2
+    assert ("let the answer end before its grammar did" in caplog.text) == (finish is Finish.ERROR)
+
+
 async def test_the_likeliest_tokens_are_told_best_first_wherever_the_sampled_one_stands():
     async with vllm_engine(TokenVllm("az")) as engine:
         await engine.load("live", version(1))

@@ -75,6 +75,24 @@ async def test_a_backup_is_restored_and_each_act_leaves_a_line(tmp_path: Path, s
     ]
 
 
+async def test_a_backup_from_before_a_rekey_is_restored_with_the_old_master_key(tmp_path: Path, said: Said):
+    (tmp_path / "master").write_bytes(b"m" * 40)
+    (tmp_path / "next").write_bytes(b"n" * 40)
+    before, since = (
+        of(tmp_path / "run", "record.encrypt='user'", f"record.master_key='{tmp_path / name}'")
+        for name in ("master", "next")
+    )
+    await write(before, ["ann", "bob"])
+    backup(before, tmp_path / "kept", said.console)
+    rekey(before, tmp_path / "next", said.console)
+    Home(tmp_path / "run").log.rename(tmp_path / "lost")
+    with pytest.raises(BadConfig, match=r"name the old one's file with --old-master"):
+        restore(since, tmp_path / "kept", None, said.console)
+    restore(since, tmp_path / "kept", None, said.console, tmp_path / "master")
+    with open_log(since) as log:
+        assert [turn.user for turn in await log.find(Turn, [("ann:0",), ("bob:1",)])] == ["ann", "bob"]
+
+
 async def test_keys_in_clear_are_said(tmp_path: Path, said: Said):
     config = of(tmp_path / "run", "record.encrypt='tenant'")
     await write(config, ["ann"])

@@ -133,6 +133,15 @@ def test_an_answer_whose_grammar_gives_up_does_not_end_well(renderer):
     assert editor.take(STOP)
 
 
+@pytest.mark.parametrize(
+    ("answer", "whole"), [("yes", True), ("no", True), ("ye", False), ("yess", False), ("", False)]
+)
+def test_an_answer_that_is_over_fulfils_its_grammar_or_not(renderer, answer, whole):
+    for end in ([STOP], []):
+        assert renderer.fulfils('start: "yes" | "no"', [*renderer.encode(answer), *end]) is whole
+    assert renderer.fulfils('start: "yes" | "no"', [*renderer.encode("yes"), STOP]), "one broken answer ends no grammar"
+
+
 def test_a_long_answers_edits_cost_what_a_short_ones_do():
     sampling = Sampling(max_tokens=9, presence_penalty=1.0, frequency_penalty=0.5)
     editor = LogitEditor(sampling, None)

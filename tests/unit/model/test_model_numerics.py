@@ -7,9 +7,11 @@ import sys
 
 import pytest
 import torch
+from tests.examinations.processors.run import possible
 
 from ostinato.app.machine import SWITCHES
 from ostinato.core.errors import BadConfig
+from ostinato.core.numerics import differences
 from ostinato.model import numerics
 from ostinato.model.linear import order_in_use
 from ostinato.model.numerics import blas, contract, isa, probe
@@ -47,10 +49,20 @@ def test_every_argument_counts():
         {"mode": "fast"},
         {"threads": 2},
         {"library": ("gelu",)},
+        {"definitions": (numerics.GELU_TANH,)},
         {"block": 16},
         {"quantisation": "x"},
     ]
-    assert len({made(**change).id for change in changes} | {made().id}) == 7
+    assert len({made(**change).id for change in changes} | {made().id}) == 8
+
+
+def test_a_definition_that_few_models_use_is_named_with_its_version_in_their_contracts_alone():
+    """Whether torch computes as well, or not: a change of its bits shows in their records, and in no others."""
+    for other in ({}, {"library": ("gelu",)}, {"threads": 2}):
+        named = made(definitions=(numerics.GELU_TANH, numerics.ZERO_CENTERED), **other)
+        assert re.match(r"ostinato \d+ gelu_tanh \d+ zero_centered_rms_norm \d+ transformers ", named.kernels)
+        assert differences(named, made(**other)) == ("kernels",)
+        assert re.match(r"ostinato \d+ transformers ", made(**other).kernels)
 
 
 def test_the_libraries_are_those_that_torch_was_built_with():
@@ -109,3 +121,43 @@ def test_masked_instructions_change_no_bit():
     ]
     assert all(len(bits) == 1 for bits in found)
     assert found[0] == found[1] == found[2]
+
+
+GATES_AND_NORMS = """
+from hashlib import sha256
+import torch
+from ostinato.model.gated_mlp import fill_gradients, gated
+from ostinato.model.norms import rms_normed
+
+source, bits = torch.Generator().manual_seed(4), []
+drawn = lambda *shape: torch.randint(-1 << 20, 1 << 20, shape, generator=source) / 2.0**17
+for dtype in (torch.float32, torch.bfloat16):
+    for activation in ("silu", "gelu_tanh"):
+        gate, up, grad = (drawn(64, 50).to(dtype) for _ in range(3))
+        filled = [torch.empty_like(gate) for _ in range(3)]
+        fill_gradients(gate, up, grad, activation, again=filled[0], d_gate=filled[1], d_up=filled[2])
+        bits += [gated(gate, up, activation), *filled]
+    for zero_centered in (False, True):
+        leaves = [drawn(64, 48).to(dtype).requires_grad_(), drawn(48).to(dtype).requires_grad_()]
+        y = rms_normed(*leaves, 1e-6, zero_centered=zero_centered)
+        bits += [y, *torch.autograd.grad(y, leaves, drawn(64, 48).to(dtype))]
+print(*(sha256(x.detach().contiguous().view(torch.uint8).numpy()).hexdigest()[:8] for x in bits))
+"""
+
+
+def test_gates_and_norms_have_the_same_bits_compiled_for_every_class_of_cpu():
+    """Forward and backward, in vectors of four, eight and sixteen numbers, with fused multiply-adds and without."""
+    unmasked = {name: value for name, value in os.environ.items() if name not in SWITCHES}
+    found = {}
+    for processor in possible():
+        done = subprocess.run(
+            [sys.executable, "-c", GATES_AND_NORMS],
+            env=unmasked | processor.switches,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found[processor.name] = done.stdout.split()
+    assert len(found) >= 2
+    assert all((len(bits), len(set(bits))) == (28, 24) for bits in found.values())  # four are filled again
+    assert len({tuple(bits) for bits in found.values()}) == 1

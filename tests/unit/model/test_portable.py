@@ -1,6 +1,7 @@
 """Operations that libraries compute otherwise on other CPUs: ours are correctly rounded or in a stated order, and the rest is reported."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from transformers import LlamaConfig
 from ostinato.model.kernels.arithmetic import log64
 from ostinato.model.linear import PanelLinear, in_panels, multiply, replace_by_panels
 from ostinato.model.load import load_model
-from ostinato.model.portable import PortableOperations, library_operations
+from ostinato.model.portable import PortableOperations, has_layer_types, library_operations
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 
 
@@ -100,6 +101,20 @@ def test_a_rotary_embeddings_frequencies_are_our_own(tmp_path, kind):
         assert torch.equal(rotary.inv_freq, 1.0 / (base ** (torch.arange(0, dim, 2).float() / dim)))
 
 
+def test_so_are_those_of_a_model_with_other_frequencies_for_each_type_of_layer(tmp_path):
+    model = load_model(tiny_of(tmp_path / "m", SUPPORTED["gemma3"]()), torch.float32)
+    rotary = model.base_model.rotary_emb
+    assert rotary.own_frequencies
+    assert has_layer_types(rotary)
+    for kind in ("full_attention", "sliding_attention"):
+        found = getattr(rotary, f"{kind}_inv_freq")
+        dim, base = 2 * len(found), model.config.rope_parameters[kind]["rope_theta"]
+        with PortableOperations():
+            assert torch.equal(found, 1.0 / (base ** (torch.arange(0, dim, 2).float() / dim)))
+        run = partial(rotary, torch.ones(1, 4, dim), torch.arange(4)[None], kind)
+        assert library_operations(run) == ()
+
+
 def test_a_layer_of_the_librarys_that_computes_something_else_keeps_it():
     """As a router that is a linear layer and returns more than its product."""
 
@@ -129,7 +144,5 @@ def test_a_product_of_what_does_not_fit_is_refused_before_memory_is_touched():
 def test_an_activation_of_the_librarys_is_named_in_the_contract_of_its_model(tmp_path):
     from ostinato.model.selftest import examine
 
-    path = tiny_of(
-        tmp_path / "m", LlamaConfig(**SUPPORTED["llama"]().to_diff_dict() | {"hidden_act": "gelu_pytorch_tanh"})
-    )
+    path = tiny_of(tmp_path / "m", LlamaConfig(**SUPPORTED["llama"]().to_diff_dict() | {"hidden_act": "gelu"}))
     assert "gelu" in examine(path, torch.float32).library

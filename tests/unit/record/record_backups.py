@@ -25,10 +25,15 @@ def saved(run: Path, target: Path, on_bytes: Callable[[int, int], object] = lamb
 
 
 def put_back(
-    source: Path, run: Path, *others: Path, master: Path | None = None, on_bytes: Any = lambda done, total: None
+    source: Path,
+    run: Path,
+    *others: Path,
+    master: Path | None = None,
+    on_bytes: Any = lambda done, total: None,
+    old_master: Path | None = None,
 ) -> tuple[BackupManifest, int]:
     run.mkdir(exist_ok=True)
-    return restore(source, LogDirectory(run / "log"), run / KEYS, others, master, on_bytes)
+    return restore(source, LogDirectory(run / "log"), run / KEYS, others, master, on_bytes, old_master=old_master)
 
 
 @contextmanager

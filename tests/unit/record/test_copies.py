@@ -58,7 +58,9 @@ def renamed(value: Any, letters: Mapping[int, str], name: str = "") -> Any:
         case tuple() if name not in ("prompt_ids", "sampled_ids", "logprobs", "credits"):
             return tuple(renamed(each, letters) for each in value)
     if is_dataclass(value):
-        changed = {each.name: renamed(getattr(value, each.name), letters, each.name) for each in fields(value)}
+        changed = {
+            each.name: renamed(getattr(value, each.name), letters, each.name) for each in fields(value) if each.init
+        }
         return replace(value, **changed)
     return value
 

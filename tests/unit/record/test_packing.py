@@ -1,6 +1,7 @@
 """What a turn costs on the disk: only the tokens that no earlier turn holds, no text that they spell, nothing twice."""
 
 import random
+import struct
 import zlib
 from dataclasses import fields, replace
 from pathlib import Path
@@ -47,6 +48,25 @@ def stored(log: SqlLog, column: str) -> list[Any]:
 
 
 # ---------------------------------------------------------------- tokens
+
+
+async def test_a_prompt_that_came_packed_is_stored_as_any_other(log: SqlLog):
+    first = a_turn("t0:0", prompt=ids(300), sampled=ids(20))
+    packed = follow(first, 1)
+    packed.keep_packed_prompt(struct.pack(f"<{len(packed.prompt_ids)}I", *packed.prompt_ids))
+    await log.append(first, packed)
+    assert codec.prepare(packed) == codec.prepare(replace(packed))
+    assert [row for _, row in await collect(log)] == [first, replace(packed)]
+    assert not replace(packed, prompt_ids=(1,)).packed_prompt
+
+
+def test_a_packed_prompt_is_checked():
+    turn = a_turn(prompt=(1, 2))
+    with pytest.raises(ValueError, match="12 bytes are not 2 packed ids"):
+        turn.keep_packed_prompt(bytes(12))
+    turn.keep_packed_prompt(struct.pack("<2i", 1, -2))
+    with pytest.raises(BadRequest, match="prompt_ids cannot be stored"):
+        codec.prepare(turn)
 
 
 async def test_a_follow_up_stores_its_new_tokens_only(log: SqlLog):
@@ -264,7 +284,7 @@ async def test_who_only_reads_a_segment_digests_no_dictionary_for_packing(
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.table)
 def test_every_field_of_a_record_is_stored(kind: Any):
     apart = {"prompt_ids", "sampled_ids", "logprobs", "spans", "text", "routes", "calls"} if kind is TURNS else set()
-    assert {*kind.body, *kind.said} | apart == {field.name for field in fields(kind.record)}
+    assert {*kind.body, *kind.said} | apart == {field.name for field in fields(kind.record) if field.init}
 
 
 CALLS = (ParsedCall(name="bash", start=6, end=81), ParsedCall(name="", start=90, end=101))

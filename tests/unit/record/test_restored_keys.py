@@ -2,6 +2,9 @@
 
 import asyncio
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +167,82 @@ async def test_keys_of_the_run_that_the_master_key_does_not_open_are_not_lost(tm
     assert sorted(path.name for path in run.iterdir()) == [KEYS, "log.old"]
     (run / KEYS).rename(tmp_path / "aside.db")
     assert put_back(tmp_path / "kept", run, tmp_path / "aside.db", master=tmp_path / "before")[1] == 1
+
+
+async def test_a_backup_from_before_a_new_master_key_is_restored_with_both(tmp_path: Path):
+    """Beside the run's own keys, which are under the new one, or alone; what was forgotten since stays so."""
+    run = tmp_path / "run"
+    for name in ("before", "since", "wrong"):
+        (tmp_path / name).write_bytes(name.encode() * 40)
+    before, since = tmp_path / "before", tmp_path / "since"
+    config = USER.model_copy(update={"master_key": since})
+    with opened(run, USER.model_copy(update={"master_key": before})) as log:
+        await log.append(turn(0, "u0"), turn(1, "u1"))
+    saved(run, tmp_path / "kept")
+    rekey(run / KEYS, before, since)
+    with opened(run, config) as log:
+        await log.append(turn(2, "u2"))
+        await log.forget("default", "u0")
+    (run / "log").rename(run / "log.old")
+    found = (run / KEYS).read_bytes()
+    for old, said in (
+        (None, r"name the old one's file with --old-master"),
+        (tmp_path / "wrong", "--old-master does not open"),
+    ):
+        with pytest.raises(BadConfig, match=said):
+            put_back(tmp_path / "kept", run, master=since, old_master=old)
+        assert (run / KEYS).read_bytes() == found
+    assert put_back(tmp_path / "kept", run, master=since, old_master=before)[1] == 1
+    assert await redacted(run, config) == ["t0:0"]
+    assert put_back(tmp_path / "kept", tmp_path / "new", master=since, old_master=before)[1] == 0
+    assert await rows_of(tmp_path / "new", config) == [(1, turn(0, "u0")), (2, turn(1, "u1"))]
+    (run / "log").rename(run / "log.restored")
+    (run / "log.old").rename(run / "log")
+    assert [row.id for _, row in await rows_of(run, config)] == ["t0:0", "t1:0", "t2:0"]
+
+
+KILLED_WRITING = """
+import os, signal, sys
+from pathlib import Path
+
+from ostinato.record import restore as module
+from ostinato.record.segments.directory import LogDirectory
+
+kept, run, master, steps = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+wrap = module._wrap_clear_ones
+
+def then_dies(db, key):
+    wrap(db, key)  # the file is written next, by VACUUM INTO; with a small cache, page by page
+    db.execute("PRAGMA cache_size=2")
+    db.set_progress_handler(lambda: os.kill(os.getpid(), signal.SIGKILL), steps)
+
+module._wrap_clear_ones = then_dies
+module.restore(kept, LogDirectory(run / "log"), run / "log-keys.db", [], master, lambda *_: None)
+"""
+
+
+async def test_a_restore_that_is_killed_while_it_writes_the_keys_leaves_none_that_count(tmp_path: Path):
+    run, master = tmp_path / "run", tmp_path / "master"
+    master.write_bytes(b"m" * 40)
+    config = USER.model_copy(update={"master_key": master})
+    with opened(run, config) as log:
+        await log.append(*[turn(i, f"u{i}") for i in range(600)])
+        saved(run, tmp_path / "kept")
+        await log.forget("default", "u3")
+    (run / "log").rename(tmp_path / "log.old")
+    found, half = (run / KEYS).read_bytes(), run / ".log.restoring" / KEYS
+    sizes = set[int]()
+    for steps in (10, 1_500, 3_000):
+        command = [sys.executable, "-c", KILLED_WRITING, *map(str, (tmp_path / "kept", run, master, steps))]
+        ended = await asyncio.to_thread(subprocess.run, command, check=False, timeout=60)
+        assert ended.returncode == -signal.SIGKILL
+        assert (run / KEYS).read_bytes() == found
+        assert not (run / "log").exists()
+        sizes.add(half.stat().st_size)
+    assert len(sizes) == 3, "each time more of the file was written"
+    assert put_back(tmp_path / "kept", run, master=master)[1] == 1
+    assert await redacted(run, config) == ["t3:0"]
+    assert not half.parent.exists()
 
 
 async def test_a_file_of_keys_with_the_same_owners_and_other_keys_is_of_another_log(tmp_path: Path):

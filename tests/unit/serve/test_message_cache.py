@@ -15,7 +15,8 @@ from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects import anthropic, openai, responses
 from ostinato.serve.dialects.anthropic import _read
 from ostinato.serve.dialects.dialect import Omissions
-from ostinato.serve.dialects.items import Memo, ReadItems
+from ostinato.serve.dialects.items import Memo, ReadItems, joined
+from ostinato.serve.dialects.responses import parse_responses
 from ostinato.serve.wire.body import parse_json
 
 USE = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"b": 1.0, "a": "é"}}
@@ -34,6 +35,9 @@ CHAT = [
 ]
 INPUT = [
     {"role": "user", "content": "Look."},
+    {"type": "additional_tools", "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}]},
+    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "So."}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I do."}]},
     {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "c1", "output": "seen"},
     {"type": "web_search_call"},
@@ -80,12 +84,12 @@ def test_a_wrong_item_is_named_by_its_place_each_time(name):
         assert found.value.field.startswith(f"{field}[{place}]")
 
 
-@pytest.mark.parametrize("name", ["messages", "chat"])
+@pytest.mark.parametrize("name", BODIES)
 def test_items_that_were_left_as_text_read_the_same(name):
-    parse, body, _ = BODIES[name]
+    parse, body, field = BODIES[name]
     data = json.dumps(body).encode()
-    apart = parse_json(data, depth=64, values=1_000, unread="messages")
-    assert all(isinstance(item, msgspec.Raw) for item in apart["messages"])
+    apart = parse_json(data, depth=64, values=1_000, unread=("messages", "input"))
+    assert all(isinstance(item, msgspec.Raw) for item in apart[field])
     for items in (None, ReadItems(1_000_000)):
         for _ in range(2):
             assert parse(apart, items).conversation == parse(body).conversation
@@ -104,7 +108,29 @@ def test_items_that_were_left_as_text_read_the_same(name):
     ],
 )
 def test_a_body_of_another_shape_is_read_whole(data):
-    assert parse_json(data, depth=64, values=1_000, unread="messages") == json.loads(data)
+    assert parse_json(data, depth=64, values=1_000, unread=("messages",)) == json.loads(data)
+
+
+def test_parts_of_one_answer_are_the_same_message_each_time():
+    items = ReadItems(1_000_000)
+    data = json.dumps({"model": "m", "instructions": "Be brief.", "input": INPUT}).encode()
+    first, again = (
+        parse_responses(parse_json(data, depth=64, values=1_000, unread=("input",)), items).conversation.messages
+        for _ in range(2)
+    )
+    assert [(each.role, each.text, each.reasoning, len(each.calls)) for each in first] == [
+        (Role.SYSTEM, "Be brief.", "", 0),
+        (Role.USER, "Look.", "", 0),
+        (Role.ASSISTANT, "I do.", "So.", 1),
+        (Role.TOOL, "seen", "", 0),
+    ]
+    assert [one is other for one, other in zip(first, again, strict=True)] == [False, True, True, True]
+
+
+def test_other_parts_are_another_message():
+    items, parts = ReadItems(1_000_000), [Message(role=Role.USER, text=text) for text in "abc"]
+    told = [message.text for _ in range(2) for pair in (parts[:2], parts[1:]) for message in joined(pair, items)]
+    assert told == ["a\nb", "b\nc"] * 2
 
 
 WRONG = [
@@ -124,11 +150,12 @@ WRONG = [
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_what_is_malformed_in_an_item_is_told_as_if_the_body_were_read_whole(wrong):
     data = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}, {"role": "user", ' + wrong + b"}]}"
-    with pytest.raises(BadRequest) as told:
-        parse_json(data, depth=64, values=1_000)
     async with world() as w:
-        status, _, body = await w.post("/v1/chat/completions", data=data)
-    assert (status, body["error"]["message"]) == (400, str(told.value))
+        for path, body in (("/v1/chat/completions", data), ("/v1/responses", data.replace(b"messages", b"input"))):
+            with pytest.raises(BadRequest) as told:
+                parse_json(body, depth=64, values=1_000)
+            status, _, answer = await w.post(path, data=body)
+            assert (status, answer["error"]["message"]) == (400, str(told.value))
 
 
 def test_an_item_is_read_once_by_each_reader():
@@ -166,7 +193,7 @@ def test_what_is_kept_takes_no_more_memory_than_its_budget(heavy):
     for number in range(40):
         item = {"role": role, "content": [*HEAVY[heavy], {"type": "text", "text": f"{number}"}]}
         data = json.dumps({"messages": [item]}).encode()
-        apart = parse_json(data, depth=64, values=100_000, unread="messages")
+        apart = parse_json(data, depth=64, values=100_000, unread=("messages",))
         items.read(_read, apart["messages"][0], "messages[0]", Omissions())
     del item, data, apart
     held = tracemalloc.get_traced_memory()[0]

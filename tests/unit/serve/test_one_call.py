@@ -6,6 +6,7 @@ import pytest
 from tests.unit.serve.gateway_world import events, world
 
 from ostinato.core.conversation import Conversation, Message, Role, Tool
+from ostinato.core.errors import Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import MAX_PARSED_CALLS, Branch, Finish
 from ostinato.model.answer_formats import HERMES, format_for
@@ -133,6 +134,47 @@ async def test_an_answer_that_goes_on_is_not_stopped_by_one_that_is_over():
         paths = [json.loads(c["message"]["tool_calls"][0]["function"]["arguments"])["path"] for c in body["choices"]]
         assert paths == ["a.py", "c.py"]
         assert "never seen" not in str([turn.text for turn in w.log.turns()])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_sampled_after_an_answers_end_is_charged_and_not_told(stream):
+    class Goes(FakeEngine):
+        """The first answer is over with its second call, and goes on for fifty tokens before the second answer ends."""
+
+        async def generate(self, request):
+            policy, count = self.slots()["live"], 50
+            yield Chunk(index=0, ids=(7,), logprobs=(-1.0,), policy=policy, text=TWO)
+            for _ in range(count):
+                yield Chunk(index=0, ids=(8,), logprobs=(-1.0,), policy=policy, text="x")
+            yield Chunk(index=1, ids=(9,), logprobs=(-1.0,), policy=policy, text="Done.", finish=Finish.STOP)
+
+    body = CHAT | {"n": 2, "max_tokens": 60, "stream": stream, "stream_options": {"include_usage": True}}
+    body = body if stream else {name: value for name, value in body.items() if name != "stream_options"}
+    async with world(engine=Goes(lambda _: TWO), quota={"tokens_per_minute": 60_000}) as w:
+        bucket = w.app._parts.quotas._tenants["default"].tokens
+        _, _, reply = await w.post("/v1/chat/completions", body)
+        usage = (events(reply)[-2] if stream else reply)["usage"]
+        assert usage["completion_tokens"] == 2
+        used = 1_000 * bucket.wait(60_000, w.now)  # what is missing comes back at a thousand a second
+        assert round(used) == usage["prompt_tokens"] + 2 + 50
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_answer_that_was_cut_has_the_routes_of_its_tokens(fails):
+    asked = []
+
+    class Experts(FakeEngine):
+        async def end_sample(self, request, index, tokens):
+            asked.append((request, index, tokens))
+            if fails:
+                raise Unavailable("the engine has ended")
+            return b"routes"
+
+    async with world(engine=Experts(lambda _: TWO)) as w:
+        status, _, _ = await w.post("/v1/chat/completions", CHAT)
+        (turn,) = w.log.turns()
+    assert (status, turn.finish, turn.routes) == (200, Finish.TOOL_CALLS, b"" if fails else b"routes")
+    assert asked == [(turn.id.partition(":")[0], 0, len(turn.sampled_ids))]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -125,7 +125,7 @@ def test_what_follows_a_stop_string_never_comes_back():
     sessions = Sessions(RENDERER, budget=10_000)
     question = looked(sessions, ME, said("hi"))
     sampled = turn(sessions.render(question).ids, "one END", id="a:0", end=())
-    seen = Turn(**{name: getattr(sampled, name) for name in sampled.__slots__} | {"text": "one "})
+    seen = replace(sampled, text="one ")
     sessions.remember(question, seen, answer("one "))
     follow = said("hi", "one ", "more")
     prompt = ask(sessions, follow)

@@ -43,7 +43,7 @@ async def test_an_empty_run_has_dashes_and_no_zeros_that_nobody_measured(seen):
     assert (run.pace, run.last, run.arms, run.accounts.oldest_wait, run.refs) == (None, None, (), None, {})
     assert (run.accounts.ingested, run.accounts.waiting, run.batch, run.accounts.balanced) == (0, 0, 32, True)
     assert run.troubles == ("`ostinato up` is not running: a worker that exits is not restarted.",)
-    assert run.unproven == ""
+    assert run.warnings == ()
     assert (await seen.facts.weights()).published == ()
     assert (await seen.facts.learning()).series == ()
     await seen.fill()
@@ -58,7 +58,7 @@ async def test_several_tenants_whose_users_nobody_proves_are_warned_of(tmp_path)
     config = load(None, [f"run.directory={tmp_path / 'run'}", f"serve.api_keys={keys}"])
     with open_run(config) as run, open_log(config) as log:
         made = Observed(run, log)
-        assert "reward.users" in (await made.facts.now()).unproven
+        assert "reward.users" in (await made.facts.now()).warnings[0]
         made.facts.close()
 
 

@@ -108,7 +108,12 @@ def llama(path: Path, **changes) -> Path:
 
 @pytest.mark.parametrize(
     ("changes", "fused"),
-    [({}, True), ({"mlp_bias": True, "attention_bias": True}, True), ({"hidden_act": "gelu"}, False)],
+    [
+        ({}, True),
+        ({"mlp_bias": True, "attention_bias": True}, True),
+        ({"hidden_act": "gelu_pytorch_tanh"}, True),
+        ({"hidden_act": "gelu"}, False),
+    ],
 )
 def test_gated_layers_are_fused_and_no_others(changes: dict, fused: bool, tmp_path: Path):
     path = llama(tmp_path / "model", **changes)
@@ -189,16 +194,17 @@ def test_several_passes_add_up(tmp_path: Path):
     assert all(torch.allclose(2 * once[name], twice[name], rtol=1e-4, atol=1e-6) for name in once)
 
 
+@pytest.mark.parametrize("zero_centered", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_norms_gradient_is_that_of_its_formula(dtype: torch.dtype):
+def test_the_norms_gradient_is_that_of_its_formula(dtype: torch.dtype, zero_centered: bool):
     torch.manual_seed(0)
     x, grad = torch.randn(2, 300, 48).to(dtype)
     weight = torch.nn.Parameter(torch.randn(48).to(dtype))
     inputs = [x.requires_grad_(True), weight]
     wide = [each.detach().double().requires_grad_(True) for each in inputs]
-    plain = wide[1] * wide[0] * (wide[0].pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
+    plain = (wide[1] + zero_centered) * wide[0] * (wide[0].pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
     expected = torch.autograd.grad(plain, wide, grad.double())
-    found = torch.autograd.grad(RMSNorm(weight, 1e-5)(x), inputs, grad)
+    found = torch.autograd.grad(RMSNorm(weight, 1e-5, zero_centered=zero_centered)(x), inputs, grad)
     close = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.02}
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other.double(), one, **close)

@@ -58,7 +58,7 @@ async def test_what_people_wrote_stays_text_on_every_page(payload):
             RUN,
             alarms=(facts.alarm_line,),
             releasing=(payload,),
-            unproven=payload,
+            warnings=(payload,),
             accounts=replace(RUN.accounts, ingested=7129, held={payload: 3}),
             workers=(a_worker("train", payload, trouble=payload, reason=payload),),
         )
@@ -242,8 +242,8 @@ def test_who_signs_in_comes_back_to_a_path_of_the_page_and_nowhere_else(text, ho
     assert own_path(text, host) == path
 
 
-async def test_users_who_are_only_declared_are_warned_of_beside_the_loop():
+async def test_what_a_configuration_leaves_unguarded_is_warned_of_beside_the_loop():
     async with page_world() as w:
         assert "only declared" not in (await w.get("/")).text
-        w.facts.run = replace(RUN, unproven="users are only declared")
+        w.facts.run = replace(RUN, warnings=("users are only declared",))
         assert "users are only declared" in (await w.get("/")).text

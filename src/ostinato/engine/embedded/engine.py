@@ -85,6 +85,8 @@ class TorchEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: EngineThread | None = None
         self._open = 0
+        # by request: its stream, once the thread has taken it, and its chunks; None among them: a sample was ended by its caller
+        self._streams: dict[str, tuple[list[OpenStream], asyncio.Queue[Chunk | None]]] = {}
         self._last_pause_s = 0.0
         self._blocks = self.config.kv_tokens // self.config.block
 
@@ -138,22 +140,38 @@ class TorchEngine:
             editor = await asyncio.to_thread(LogitEditor.of, request.sampling, self._grammars)
             self._admit(worker, request)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(48)
-        chunks: asyncio.Queue[Chunk] = asyncio.Queue()  # bounded by n * max_tokens
+        chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()  # bounded by n * max_tokens
         submitted: list[OpenStream] = []
         # may raise Unavailable
         worker.post(lambda: submitted.append(worker.submit(request, seed, chunks.put_nowait, editor, until)))
         missing = request.n
         self._open += request.n
+        opened = self._streams[request.id] = (submitted, chunks)
         try:
             while missing:
                 chunk = await chunks.get()
-                missing -= chunk.finish is not None
-                yield chunk
+                missing -= chunk is None or chunk.finish is not None
+                if chunk is not None:
+                    yield chunk
         finally:
             self._open -= request.n
+            if self._streams.get(request.id) is opened:
+                del self._streams[request.id]
             if missing:
                 with contextlib.suppress(Unavailable):  # the thread has ended, and the stream with it
                     worker.post(lambda: worker.cancel(submitted[0]))
+
+    async def end_sample(self, request: str, index: int, tokens: int) -> bytes:
+        """End a sample between two steps. See `core.seams.Engine.end_sample`. Raises Unavailable."""
+        submitted, chunks = self._streams.get(request, ([], None))
+        if not submitted or chunks is None:
+            return b""
+        worker, (stream,) = self._running(), submitted
+        routes = await self._call(lambda: worker.end(stream, index, tokens))
+        if routes is None:
+            return b""
+        chunks.put_nowait(None)
+        return routes
 
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
         """Build the module beside the running one, then exchange the slot's pointer between two steps.

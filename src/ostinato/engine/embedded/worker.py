@@ -361,6 +361,18 @@ class EngineThread(threading.Thread):
                 self._deadlines.discard(sample)
                 self.scheduler.remove(sample)
 
+    def end(self, stream: OpenStream, index: int, tokens: int) -> bytes | None:
+        """Stop one of the request's samples without a last chunk. Returns the encoded experts up to its first `tokens` sampled tokens; None
+        if it has ended.
+        """
+        sample = stream.samples[index]
+        if self._streams.pop(sample, None) is None:
+            return None
+        self._deadlines.discard(sample)
+        found = self._routes(sample, sample.prompt + tokens)
+        self.scheduler.remove(sample)
+        return found
+
     def exchange(self, slot: str, policy: LoadedPolicy) -> tuple[Swap, LoadedPolicy | None]:
         """Point the slot at other weights. Also returns the old policy, so that its memory is freed elsewhere."""
         self._check_shape(policy.model)
@@ -560,7 +572,7 @@ class EngineThread(threading.Thread):
             text=text,
             finish=finish,
             seed=sample.seed,
-            routes=b"" if finish is None else self._routes(sample),
+            routes=b"" if finish is None else self._routes(sample, len(sample.ids)),
             tops=tops,
         )
         self._outbox.append((self._streams[sample].deliver, chunk))
@@ -569,14 +581,16 @@ class EngineThread(threading.Thread):
             self._deadlines.discard(sample)
             self.scheduler.remove(sample)
 
-    def _routes(self, sample: Generation) -> bytes:
-        """The encoded experts of every computed position; empty for a dense model and for a stream that was cut off."""
+    def _routes(self, sample: Generation, length: int) -> bytes:
+        """The encoded experts of the first `length` tokens, without the last, which nothing was computed from; empty for a dense model and
+        for a stream that was cut off.
+        """
         policy = self.policies.get(sample.request.slot)
         router = None if policy is None else routing.of(policy.model)
-        if router is None or len(sample.routes) < len(sample.ids) - 1:
+        if router is None or len(sample.routes) < length - 1:
             return b""
         try:
-            return routes.encode(np.stack(sample.routes[: len(sample.ids) - 1]), router.experts)
+            return routes.encode(np.stack(sample.routes[: length - 1]), router.experts)
         except BadRoutes as error:
             _LOG.error("request %s: its routes are not kept: %s", sample.request.id, error)
             return b""

@@ -18,7 +18,7 @@ import time
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -310,12 +310,27 @@ class VllmEngine:
                 for chunk in chunks:
                     if chunk is not None and (chunk.ids or chunk.finish is not None):
                         begun = True
+                        chunk = await self._enforced(answer, chunk, request)
                         stream.samples -= chunk.finish is not None
                         self._counts["tokens"] += len(chunk.ids)
                         self._counts["lent_tokens"] += len(chunk.ids) * stream.lent
                         yield chunk
                 if not answer.missing:
                     return
+
+    async def _enforced(self, answer: OpenAnswer, chunk: Chunk, request: Generate) -> Chunk:
+        """The chunk; with `Finish.ERROR` if it ends an answer that breaks the request's grammar. A server whose matcher fails in the middle
+        of an answer lets it end there, and calls that a stop.
+        """
+        ids, grammar = answer.constrained(chunk), request.sampling.grammar
+        if ids is None or await asyncio.to_thread(self._renderer.fulfils, grammar, ids):
+            return chunk
+        _LOG.error("request %s: the vLLM server let the answer end before its grammar did", request.id)
+        return replace(chunk, finish=Finish.ERROR, routes=b"")
+
+    async def end_sample(self, request: str, index: int, tokens: int) -> bytes:
+        """Nothing: a server ends a request only as a whole, and tells its experts only at a sample's own end."""
+        return b""
 
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
         """Have the slot's servers load the version, one after another, from the weight store, which must hold it; the given weights are

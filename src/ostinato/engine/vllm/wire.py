@@ -265,13 +265,13 @@ _LOG = logging.getLogger(__name__)
 class _Sample:
     def __init__(self, text: TextStream) -> None:
         self.text = text
-        self.tokens = 0
+        self.ids: list[int] = []
         self.runs: list[tuple[str, int]] = []  # (hash, first token) of each run of tokens of one version
         self.ended = False
 
     def spans(self) -> list[tuple[str, int, int]]:
         """(hash, first token, end) of each run."""
-        ends = [start for _, start in self.runs[1:]] + [self.tokens]
+        ends = [start for _, start in self.runs[1:]] + [len(self.ids)]
         return [(hash, start, end) for (hash, start), end in zip(self.runs, ends, strict=True)]
 
 
@@ -299,13 +299,13 @@ class OpenAnswer:
             return None
         sample = self._samples[choice.index]
         if choice.ids and (not sample.runs or sample.runs[-1][0] != policy.hash):
-            sample.runs.append((policy.hash, sample.tokens))
+            sample.runs.append((policy.hash, len(sample.ids)))
         text, finish, used = "", None, 0
         for token in choice.ids:
             used += 1
-            sample.tokens += 1
+            sample.ids.append(token)
             more, finish = shown(
-                sample.text, token, self._stop_ids, last=sample.tokens == self._request.sampling.max_tokens
+                sample.text, token, self._stop_ids, last=len(sample.ids) == self._request.sampling.max_tokens
             )
             text += more
             if finish is not None:
@@ -319,6 +319,13 @@ class OpenAnswer:
         tops = choice.tops(self._request.tops)[:used]
         chunk = self._chunk(choice.index, choice.ids[:used], choice.values[:used], policy, text, finish, tops)
         return chunk if finish in (None, Finish.ERROR) else replace(chunk, routes=choice.routes)
+
+    def constrained(self, chunk: Chunk) -> Sequence[int] | None:
+        """The tokens of the sample that this chunk ends, if it claims to be a whole answer that follows the request's grammar."""
+        if not self._request.sampling.grammar or chunk.finish is not Finish.STOP:
+            return None
+        sample = self._samples[chunk.index]
+        return None if sample.text.stopped else sample.ids  # a stop string may cut an answer anywhere
 
     def end(self, finish: Finish, policy: PolicyVersion) -> list[Chunk]:
         """The last chunks of all samples that have not ended. At a deadline, a sample that saw a swap ends with `Finish.ERROR`, because the
@@ -343,9 +350,9 @@ class OpenAnswer:
         if choice.finish_reason is None:  # we saw the end before the server
             return len(sample.runs) <= 1
         told = [
-            (span.version, span.start, min(span.end, sample.tokens))
+            (span.version, span.start, min(span.end, len(sample.ids)))
             for span in choice.weight_versions or ()
-            if span.start < min(span.end, sample.tokens)
+            if span.start < min(span.end, len(sample.ids))
         ]
         if told != sample.spans():
             _LOG.error(

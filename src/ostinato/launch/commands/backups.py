@@ -38,13 +38,15 @@ def backup(config: Config, directory: Path, console: Console) -> None:
         )
 
 
-def restore(config: Config, directory: Path, keys: Path | None, console: Console) -> None:
+def restore(
+    config: Config, directory: Path, keys: Path | None, console: Console, old_master: Path | None = None
+) -> None:
     """Restore a backup into the run's directory. Raises as `app.backups.restore_log`."""
     with (
         _progress(console, "restoring the log") as show,
         audited(Home(config.run.directory), "log restore", actor=login(), source=str(directory)),
     ):
-        manifest, destroyed = restore_log(config, directory, keys, show)
+        manifest, destroyed = restore_log(config, directory, keys, show, old_master)
     console.print(f"restored {_rows(manifest)} to {config.run.directory}", highlight=False, soft_wrap=True)
     if destroyed:
         console.print(f"{destroyed} keys that were forgotten since stay destroyed", highlight=False)
@@ -57,7 +59,7 @@ def rekey(config: Config, new_master: Path, console: Console) -> None:
     named = f'record.master_key = "{new_master}"'
     console.print(
         f"{count} keys are wrapped with the master key in {new_master}: set {named} before the run starts again. "
-        "Earlier backups still need the old one",
+        "Keep the old one for earlier backups: `ostinato log restore DIR --old-master FILE` needs it",
         highlight=False,
         soft_wrap=True,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -28,13 +28,13 @@ from ostinato.reward.accounting import Accounting
 from ostinato.run_directory import DEMO_MARKER
 from ostinato.status import summary
 from ostinato.status.arms import acceptance_by_arm
+from ostinato.status.config_warnings import config_warnings
 from ostinato.status.disk import disk_use
 from ostinato.status.gateway_address import read_address
 from ostinato.status.progress_lines import last_lines, numerics_line
 from ostinato.status.release_state import releasing, releasing_json
 from ostinato.status.run_state import RunFolds
 from ostinato.status.summary import Summary
-from ostinato.status.tenants import unproven_users
 from ostinato.status.worker_status import WorkerBoard, WorkerStatus, read_board
 from ostinato.weights.version.content import VERSIONS
 
@@ -83,8 +83,7 @@ class Overview:
     """A run's current state. `lines` are the newest progress lines by worker, `disk` the bytes used by each kind of data, `free` the
     bytes left. `ledger` is the release ledger's folded state, `rules` the release worker's settings.
 
-    `who` is the heading of the arms: people, or the demo's programs. `unproven`: the warning that users are only declared, "" if none is
-    due.
+    `who` is the heading of the arms: people, or the demo's programs. `warnings`, by worker, say what the configuration leaves unguarded.
     """
 
     directory: str
@@ -100,7 +99,7 @@ class Overview:
     refs: Mapping[str, str]
     disk: Mapping[str, int]
     free: int
-    unproven: str = ""
+    warnings: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def overview(run: Overview) -> list[RenderableType]:
@@ -111,7 +110,7 @@ def overview(run: Overview) -> list[RenderableType]:
         Text.assemble(("alarm ", "bold red"), f"{name}: {reason} ({ago(run.now - at)} ago)")
         for name, (reason, at) in sorted(run.summary.alarms.items())
     ]
-    parts += [Text(run.unproven, "yellow")] if run.unproven else []
+    parts += [Text(words, "yellow") for words in run.warnings.values()]
     parts += [*_arms(run), *_learning(run)]
     parts += [
         release_line(each.action, each.number, each.reason, each.actor)
@@ -229,7 +228,8 @@ def as_json(run: Overview) -> dict[str, Any]:
         "workers": [asdict(worker) for worker in board.workers] if board else [],
         "alarms": {name: {"reason": reason, "since": since} for name, (reason, since) in sorted(seen.alarms.items())},
         "arms": {row.arm: asdict(row.point) | {"newest_version": row.newest} for row in acceptance_by_arm(seen.rated)},
-        "unproven_users": run.unproven or None,
+        "unproven_users": run.warnings.get("train"),
+        "warnings": list(run.warnings.values()),
         "steps": seen.step,
         "tokens": seen.tokens,
         "signals": seen.signals,
@@ -307,7 +307,7 @@ async def _look(config: Config, place: Home, found: RunFolds) -> Overview:
         refs=refs,
         disk={name: disk_use(path) for name, path in held.items()},
         free=shutil.disk_usage(place.root).free,
-        unproven=unproven_users(config),
+        warnings=config_warnings(config),
     )
 
 

@@ -22,8 +22,8 @@ from ostinato.record.lock import hold
 from ostinato.record.restore import sweep_restorations
 from ostinato.serve.auth import Keyring, client_keys
 from ostinato.serve.quotas import in_force
+from ostinato.status.config_warnings import config_warnings
 from ostinato.status.progress_lines import last_lines, numerics_line
-from ostinato.status.tenants import unproven_users
 
 
 async def up(config: Config, console: Console, on: Literal["here", "ray"] = "here") -> None:
@@ -49,8 +49,8 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
                 "release",
                 "no suite (evaluate.suite): it learns, and nothing ships by itself; `ostinato ship` does it by hand",
             )
-        if words := unproven_users(config):
-            _show(console, Text.assemble((f"{'train':12}", "bold"), " ", (words, "bold yellow")))
+        for worker, words in config_warnings(config).items():
+            _show(console, Text.assemble((f"{worker:12}", "bold"), " ", (words, "bold yellow")))
         async with _launching(config, say, on) as launched:
             stopping = until_stopped()  # after the launch: Ray sets handlers, too
             if launched.url:

@@ -16,14 +16,14 @@ from numba.np.numpy_support import carray
 
 from ostinato.model.kernels.arithmetic import inlined, load, store
 from ostinato.model.kernels.attention import attend_head, room
-from ostinato.model.kernels.gate import sigmoid16
+from ostinato.model.kernels.gate import activation16
 from ostinato.model.kernels.int8_product import HEADER, INT8, INT8_BLOCK, int8_panel_products, levels_in_line
 from ostinato.model.kernels.norm import rms_norm
 from ostinato.model.kernels.product import BLOCK, CHUNK, lined_up, panel_sums
 from ostinato.model.kernels.quantize import to_levels
 from ostinato.model.kernels.rotary import rotate
 from ostinato.model.kernels.thread_barrier import await_all, claim, finished
-from ostinato.model.kernels.vector import PANEL, WIDE, add16, div16, load16, mul16, pointer, round16, store16
+from ostinato.model.kernels.vector import PANEL, WIDE, add16, load16, mul16, pointer, round16, store16
 
 PHASES = 11  # of a layer: norm, qkv, rotation, cache, attention, levels, out, norm, gate and up, levels, down
 ATTENTION = 4  # the phase that needs the cache
@@ -88,24 +88,23 @@ def _give_rows(sums_MX, rows, bias_LN, layer, out_MN, m, n, adding):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _give_gated(sums_MX, rows, out_MF, m, f):
-    """Write silu(gate) * up as in `gate.silu_mul`, from a panel of sixteen of each."""
+def _give_gated(sums_MX, rows, gelu, out_MF, m, f):
+    """Write activation(gate) * up as in `gate.activation_mul`, from a panel of sixteen of each."""
     for r in range(rows):
         g, u = round16(out_MF, load16(sums_MX, r, 0)), round16(out_MF, load16(sums_MX, r, WIDE))
-        numerator, denominator = sigmoid16(g)
-        y = round16(out_MF, div16(mul16(g, numerator), denominator))
-        store16(out_MF, m + r, f, mul16(y, u))
+        store16(out_MF, m + r, f, mul16(round16(out_MF, activation16(g, gelu)), u))
 
 
 @njit(nogil=True, cache=True)
 def _multiply(turn, piece, x_MK, levels, weight, how, bias_LN, layer, out_MN, kind, space):
-    """Compute one panel for one group of rows. `kind`: 0 writes the products, 1 adds them to the present values, 2 gates them.
+    """Compute one panel for one group of rows.
 
-    For integer products (`how`) the rows' levels and scales are in `levels` already.
+    `kind`: 0 writes the products, 1 adds them to the present values, 2 gates them by SiLU, 3 by GELU. For integer products (`how`) the
+    rows' levels and scales are in `levels` already.
     """
     rows_in_line, sums_MX, wide, place = space
     inputs, halves = filled_up(x_MK.shape[1]), x_MK.itemsize == 2
-    panels = _parts(out_MN.shape[1], WIDE if kind == 2 else PANEL)
+    panels = _parts(out_MN.shape[1], WIDE if kind >= 2 else PANEL)
     group, panel = piece // panels, piece % panels
     size = _rows_of_piece(inputs)
     m = group * size
@@ -124,8 +123,8 @@ def _multiply(turn, piece, x_MK, levels, weight, how, bias_LN, layer, out_MN, ki
     else:
         at = weight + panel * PANEL * inputs * x_MK.itemsize
         panel_sums(place[2], place[3], rows, at, inputs, how, halves, sums_MX, wide)
-    if kind == 2:
-        _give_gated(sums_MX, rows, out_MN, m, panel * WIDE)
+    if kind >= 2:
+        _give_gated(sums_MX, rows, kind == 3, out_MN, m, panel * WIDE)
     else:
         _give_rows(sums_MX, rows, bias_LN, layer, out_MN, m, panel * PANEL, kind == 1)
 
@@ -215,22 +214,22 @@ def _attend(dim, block, share, piece, layer, cache, state, place):
 @inlined
 def _compute(dim, block, part, layer, turn, piece, model, cache, state, space):
     """Compute a piece of any other phase."""
-    weights, how, bias_qkv, bias_out, none, norms, norm_eps, of_queries, of_keys, head_eps = model
+    weights, how, bias_qkv, bias_out, none, norms, norm_eps, of_queries, of_keys, head_eps, centred, gelu = model
     x, normed, qkv, q, k, seen, gated, _, cos, sin, levels = state
     rows, kv = len(x), k.shape[1] // dim
     heads = q.shape[1] * dim
     a, b = piece * _TOKENS, min((piece + 1) * _TOKENS, rows)
     if part == 0 or part == 7:
         at = 2 * layer + part // 7
-        rms_norm(x[a:b], norms[at : at + 1], norm_eps[at], normed[a:b], np.empty(0, np.float32))
+        rms_norm(x[a:b], norms[at : at + 1], norm_eps[at], centred, normed[a:b], np.empty(0, np.float32))
         if how >= INT8:
             _quantise(normed, piece, levels)
     elif part == 1:
         _multiply(turn, piece, normed, levels, weights[layer, 0], how, bias_qkv, layer, qkv, 0, space)
     elif part == 2:
         flat_q, at = q.reshape(rows, heads), slice(layer, layer + 1)
-        rotate(qkv[a:b], 0, q.shape[1], cos[a:b], sin[a:b], of_queries[at], head_eps[0], flat_q[a:b])
-        rotate(qkv[a:b], heads, kv, cos[a:b], sin[a:b], of_keys[at], head_eps[1], k[a:b])
+        rotate(qkv[a:b], 0, q.shape[1], cos[a:b], sin[a:b], of_queries[at], head_eps[0], centred, flat_q[a:b])
+        rotate(qkv[a:b], heads, kv, cos[a:b], sin[a:b], of_keys[at], head_eps[1], centred, k[a:b])
     elif part == 3:
         caches, blocks, places = cache[0], cache[1], cache[2]
         keys = carray(pointer(caches[layer, 0], q), (blocks, kv, dim, block))
@@ -241,7 +240,8 @@ def _compute(dim, block, part, layer, turn, piece, model, cache, state, space):
     elif part == 6:
         _multiply(turn, piece, seen.reshape(rows, heads), levels, weights[layer, 1], how, bias_out, layer, x, 1, space)
     elif part == 8:
-        _multiply(turn, piece, normed, levels, weights[layer, 2], how, none, layer, gated, 2, space)
+        gate = 3 if gelu else 2
+        _multiply(turn, piece, normed, levels, weights[layer, 2], how, none, layer, gated, gate, space)
     else:
         _multiply(turn, piece, gated, levels, weights[layer, 3], how, none, layer, x, 1, space)
 
@@ -255,7 +255,7 @@ def decoder(dim, block, share):
 
     - `model`: addresses of the four weights [L, 4] in panels, and how they are multiplied (`product`, `int8_product`); biases of qkv
       [L, W] and out [L, D], or [L, 0], and none [L, 0]; norms [2 L + 1, D] and their epsilons; the heads' norms [L, dim] or [L, 0] of
-      queries and keys and their epsilons [2].
+      queries and keys and their epsilons [2]; whether the norms' weights are zero-centred, and whether the activation is GELU.
     - `cache`: addresses of each layer's keys and values [L, 2], blocks; places [3, P]; tiles, positions, where, table as in
       `attention`; scales and windows [L]; the longest sequence.
     - `state`: x [N, D], which is changed; buffers for normed [N, D], qkv [N, W], q [N, H, dim], k [N, KV dim], the output of

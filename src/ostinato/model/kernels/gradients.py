@@ -18,6 +18,7 @@ from numba import njit
 
 from ostinato.model.kernels.arithmetic import exp, inlined, load, store
 from ostinato.model.kernels.attention import ROWS, accumulate
+from ostinato.model.kernels.norm import factor16
 from ostinato.model.kernels.vector import (
     WIDE,
     all16,
@@ -35,8 +36,10 @@ from ostinato.model.kernels.vector import (
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def rms_norm_gradient(x_ND, weight_1D, scales_N, grad_ND, out_ND, weight_total_1D):
+def rms_norm_gradient(x_ND, weight_1D, zero_centered, scales_N, grad_ND, out_ND, weight_total_1D):
     """The gradient of x for y = w x r with r = 1 / sqrt(mean(x^2) + eps) = scales_N: r (g w - y' mean(g w y')), y' = x r.
+
+    With a zero-centred weight, w is 1 + weight.
 
     Adds the weight's gradient g y' to `weight_total_1D`, row by row. D is a multiple of 16.
     """
@@ -46,12 +49,12 @@ def rms_norm_gradient(x_ND, weight_1D, scales_N, grad_ND, out_ND, weight_total_1
         inner = all16(np.float32(0.0))
         for d in range(0, dim, WIDE):
             y, g = mul16(load16(x_ND, n, d), r), load16(grad_ND, n, d)
-            inner = fma16(mul16(g, load16(weight_1D, 0, d)), y, inner)
+            inner = fma16(mul16(g, factor16(load16(weight_1D, 0, d), zero_centered)), y, inner)
             store16(weight_total_1D, 0, d, fma16(g, y, load16(weight_total_1D, 0, d)))
         mean = all16(sum16(inner) / np.float32(dim))
         for d in range(0, dim, WIDE):
             y, g = mul16(load16(x_ND, n, d), r), load16(grad_ND, n, d)
-            inward = sub16(mul16(g, load16(weight_1D, 0, d)), mul16(y, mean))
+            inward = sub16(mul16(g, factor16(load16(weight_1D, 0, d), zero_centered)), mul16(y, mean))
             store16(out_ND, n, d, mul16(inward, r))
 
 

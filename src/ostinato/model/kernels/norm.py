@@ -2,7 +2,8 @@
 """RMS normalisation in one pass over a row instead of seven.
 
 Per row, in fp32: the squares are summed in 16 lanes (lane = d mod 16, ascending, fused multiply-adds; folded 8, 4, 2, 1);
-r = 1 / sqrt(sum / D + eps); y_d = x_d r is rounded to the dtype, multiplied by the weight in fp32 and rounded again.
+r = 1 / sqrt(sum / D + eps); y_d = x_d r is rounded to the dtype, multiplied by the weight in fp32 and rounded again. A zero-centred
+weight, as Gemma's, means a factor of 1 + weight: then y_d is not rounded, but multiplied by that sum in fp32, and the product is rounded.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ostinato.model.kernels.arithmetic import inlined
 from ostinato.model.kernels.vector import WIDE, add16, all16, fma16, load16, mul16, round16, store16, sum16
 
 LANES = WIDE
+_ONE = np.float32(1.0)
 
 
 @inlined
@@ -26,21 +28,32 @@ def root(x_ND, n, first, dim, eps):
     return np.float32(1.0) / np.sqrt(sum16(squares) / np.float32(dim) + eps)
 
 
+@inlined
+def factor16(weight, zero_centered):
+    """What sixteen normed numbers are multiplied by, from their weights."""
+    # a function that is given an array counts references to it: in the loop over a row that took four times as long
+    if zero_centered:
+        weight = add16(all16(_ONE), weight)
+    return weight
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
-def rms_norm(x_ND, weight_1D, eps, out_ND, scales_N):
-    """Fill out_ND, and scales_N with each row's r unless it is empty. D is a multiple of 16."""
+def rms_norm(x_ND, weight_1D, eps, zero_centered, out_ND, scales_N):
+    """Fill out_ND, which may be x_ND, and scales_N with each row's r unless it is empty. D is a multiple of 16."""
     rows, dim = x_ND.shape
     for n in range(rows):
         r = root(x_ND, n, 0, dim, eps)
         if len(scales_N):
             scales_N[n] = r
         for d in range(0, dim, WIDE):
-            y = round16(out_ND, mul16(load16(x_ND, n, d), all16(r)))
-            store16(out_ND, n, d, mul16(load16(weight_1D, 0, d), y))
+            y = mul16(load16(x_ND, n, d), all16(r))
+            if not zero_centered:
+                y = round16(out_ND, y)
+            store16(out_ND, n, d, mul16(factor16(load16(weight_1D, 0, d), zero_centered), y))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def add_norm(x_ND, more_ND, weight_1D, eps, out_ND):
+def add_norm(x_ND, more_ND, weight_1D, eps, zero_centered, out_ND):
     """Add more_ND to x_ND in place, rounding to the dtype as torch does, and fill out_ND with the norm of the sum."""
     rows, dim = x_ND.shape
     for n in range(rows):
@@ -48,5 +61,7 @@ def add_norm(x_ND, more_ND, weight_1D, eps, out_ND):
             store16(x_ND, n, d, add16(load16(x_ND, n, d), load16(more_ND, n, d)))
         r = root(x_ND, n, 0, dim, eps)
         for d in range(0, dim, WIDE):
-            y = round16(out_ND, mul16(load16(x_ND, n, d), all16(r)))
-            store16(out_ND, n, d, mul16(load16(weight_1D, 0, d), y))
+            y = mul16(load16(x_ND, n, d), all16(r))
+            if not zero_centered:
+                y = round16(out_ND, y)
+            store16(out_ND, n, d, mul16(factor16(load16(weight_1D, 0, d), zero_centered), y))

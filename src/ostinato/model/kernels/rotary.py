@@ -11,7 +11,7 @@ from __future__ import annotations
 from numba import njit
 
 from ostinato.model.kernels.arithmetic import inlined, load, store
-from ostinato.model.kernels.norm import root
+from ostinato.model.kernels.norm import factor16, root
 from ostinato.model.kernels.vector import WIDE, add16, all16, load16, mul16, round16, store16, sub16
 
 
@@ -22,7 +22,7 @@ def _rounded(array, x):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def rotate(x_NW, first, heads, cos_ND, sin_ND, weight_1D, eps, out_NX):
+def rotate(x_NW, first, heads, cos_ND, sin_ND, weight_1D, eps, zero_centered, out_NX):
     """Fill the rows of out_NX with `heads` rotated heads, the first of which begins at place `first` of each row of x_NW.
 
     `weight_1D` is the weight of the heads' norm, the result of which is written into x_NW, and D is a multiple of 16; or it is [1, 0]
@@ -37,8 +37,10 @@ def rotate(x_NW, first, heads, cos_ND, sin_ND, weight_1D, eps, out_NX):
             if weight_1D.shape[1] > 0:
                 r = root(x_NW, n, at, dim, eps)
                 for d in range(0, dim, WIDE):
-                    y = round16(out_NX, mul16(load16(x_NW, n, at + d), all16(r)))
-                    store16(x_NW, n, at + d, mul16(load16(weight_1D, 0, d), y))
+                    y = mul16(load16(x_NW, n, at + d), all16(r))
+                    if not zero_centered:
+                        y = round16(out_NX, y)
+                    store16(x_NW, n, at + d, mul16(factor16(load16(weight_1D, 0, d), zero_centered), y))
             for d in range(0, whole, WIDE):
                 low, high = load16(x_NW, n, at + d), load16(x_NW, n, at + half + d)
                 one = round16(out_NX, mul16(low, load16(cos_ND, n, d)))

@@ -10,6 +10,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 LONGEST = 1 << 31  # ids are below it
 
 # Width codes of the ids in a packed turn.
@@ -39,8 +41,12 @@ def flat(ids: Sequence[int]) -> bytes:
         packed = struct.pack(f"<{len(ids)}I", *ids)
     except struct.error as error:
         raise ValueError(f"a token id is a whole number from 0 to {LONGEST - 1} ({error})") from error
-    high = packed[3::4].strip(b"\0")
-    if high and max(high) > 0x7F:
+    return checked(packed)
+
+
+def checked(packed: bytes) -> bytes:
+    """Packed ids themselves. Raises ValueError for a number that is not a token id."""
+    if len(packed) >= 4 and np.frombuffer(packed, dtype="<u4").max() >= LONGEST:
         raise ValueError(f"a token id is a whole number from 0 to {LONGEST - 1}")
     return packed
 
@@ -75,7 +81,7 @@ def widen(width: int, packed: bytes) -> bytes:
 def shared_ids(ids: bytes, base: bytes) -> int:
     """The length in ids of the common prefix of two flat sequences."""
     least, most = 0, min(len(ids), len(base)) // 4
-    if ids[: 4 * most] == base[: 4 * most]:
+    if (ids if len(ids) >= len(base) else base).startswith(base if len(ids) >= len(base) else ids):
         return most
     while most - least > 1:  # they agree up to `least` and not up to `most`
         middle = (least + most) // 2

@@ -20,6 +20,7 @@ from ostinato.record.codec.kinds import TURNS, dump, load, text, to_json, whole
 from ostinato.record.codec.shrink import Shrinker, Use
 from ostinato.record.codec.tokens import (
     PackedTokens,
+    checked,
     flat,
     pack_logprobs,
     read_ints,
@@ -97,7 +98,7 @@ def prepare(turn: Turn) -> Prepared:
     head = dump(TURNS, turn, TURNS.body)
     field = "prompt_ids"
     try:
-        ids = flat(turn.prompt_ids)
+        ids = checked(turn.packed_prompt) if turn.packed_prompt else flat(turn.prompt_ids)
         field = "sampled_ids"
         ids += flat(turn.sampled_ids)
         field = "logprobs"

@@ -212,7 +212,7 @@ def silenced_error(seen: TurnText) -> float | None:
     return float(swallowed or _any_in(_SILENCERS, "\n".join(lines)))
 
 
-_UP, _DOWN = frozenset({Shift.UP}), frozenset({Shift.DOWN})
+_UP, _EITHER = frozenset({Shift.UP}), frozenset(Shift)
 
 
 def _rate(measure: RateFn, harmful: frozenset[Shift], means: str, *, reads_calls: bool = True) -> Rate:
@@ -224,12 +224,12 @@ BUILT_IN: Mapping[str, Rate] = {
     for rate in (
         _rate(broken_tool_call, _UP, "tool calls that cannot be read"),
         _rate(terminal_only, _UP, "turns that act through nothing but the command line"),
-        _rate(question, _UP, "answers that ask instead of changing anything"),
-        _rate(edit, _DOWN, "answers that change something"),
+        _rate(question, _EITHER, "answers that ask instead of changing anything"),
+        _rate(edit, _EITHER, "answers that change something"),
         _rate(no_op, _UP, "answers with nothing in them"),
         _rate(length, _UP, "tokens of an answer, on a logarithmic scale", reads_calls=False),
         _rate(cut_off, _UP, "answers that ran into their token budget", reads_calls=False),
-        _rate(refusal, _UP, "answers that refuse"),
+        _rate(refusal, _EITHER, "answers that refuse"),
         _rate(repetition, _UP, "words that repeat themselves", reads_calls=False),
         _rate(praise, _UP, "answers that open with praise"),
         _rate(comment_share, _UP, "lines of code that are comments"),

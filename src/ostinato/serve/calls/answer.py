@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ostinato.core.conversation import Message, Piece
@@ -108,6 +109,7 @@ class Answer:
         metrics: counts store errors and the time to the first token.
         config: the timeouts.
         decode: the text of token ids.
+        end_sample: ends a choice's sample at the engine, given the call's id, the choice and its tokens; returns the tokens' routes.
         remember: called with each turn, its answer and whether that is all of the turn, once the turn is durable.
         person: notified of the first token and of the last.
         headers: sent in addition to the answer's own.
@@ -125,6 +127,7 @@ class Answer:
         metrics: Metrics,
         config: ServeConfig,
         decode: Callable[[Sequence[int]], str],
+        end_sample: Callable[[str, int, int], Awaitable[bytes]],
         remember: Callable[[Turn, Message, bool], None] | None,
         person: Person,
         headers: Headers,
@@ -139,7 +142,7 @@ class Answer:
         self._watch = watch
         self._metrics = metrics
         self._config = config
-        self._decode = decode
+        self._decode, self._end_sample = decode, end_sample
         self._remember, self._person = remember, person
         self._more_headers = headers
         self._policy: PolicyVersion | None = None
@@ -249,6 +252,7 @@ class Answer:
         """The next chunk, added to the capture, and the pieces of the answer that it completes. Raises EngineFailed."""
         chunk = await self._chunk()
         while self._over(chunk.index):  # another choice goes on
+            self._capture.drop(chunk)
             chunk = await self._chunk()
         if not self._opened:
             self._opened, self._policy = True, chunk.policy
@@ -257,13 +261,20 @@ class Answer:
         self._capture.take(chunk)
         reading = self._readings[chunk.index]
         pieces = reading.take(chunk.text, last=chunk.finish is not None)
-        if reading.over:
-            self._capture.end(chunk.index)
+        if reading.over and self._capture.end(chunk.index):
+            await self._ended_here(chunk.index)
         if chunk.finish is not None and reading.message().calls:
             self._capture.called(chunk.index)
         if self._capture.complete:
             self._person.last(self._capture.tokens // self._capture.call.n)
         return chunk, pieces
+
+    async def _ended_here(self, index: int) -> None:
+        """Take the routes of a choice that was ended before the engine's last chunk, which would have brought them."""
+        choice = self._capture.choices[index]
+        self._watch.allow(self._config.chunk_timeout_s, self._silent)
+        with suppress(Unavailable):  # the answer is there
+            choice.routes = await self._end_sample(self._capture.call.id, index, len(choice.ids))
 
     async def _chunk(self) -> Chunk:
         self._watch.allow(self._config.chunk_timeout_s, self._silent)

@@ -58,6 +58,9 @@ class Call:
     branch: Branch = Branch.NONE
     until: float | None = None  # deadline for the end of sampling, by `time.monotonic`
     form: str = ""  # the fields of the request that hold the answer's demanded form, for errors
+    packed_prompt: bytes = field(
+        default=b"", repr=False
+    )  # the prompt's ids as the log keeps them, if they are at hand so
 
     def request(self) -> Generate:
         """The call as a request to the engine. Raises DeadlinePassed."""
@@ -171,6 +174,7 @@ class Capture:
         self.choices = [Choice(written=stored) for _ in range(call.n)]
         self.begun: list[asyncio.Task[Any]] = []  # writes, which may outlast the call
         self._open = call.n
+        self._unseen = 0  # tokens that came after the end of their choice
         self._log = log
         self._clock = clock
         self._writes = writes
@@ -209,16 +213,25 @@ class Capture:
         if not chunk.finish.trainable:
             raise EngineFailed(f"The engine ended the answer early ({chunk.finish}); send the request again.")
 
+    def drop(self, chunk: Chunk) -> None:
+        """Count a chunk of a choice that was ended here (`end`): its tokens are kept nowhere, but they were sampled for this call."""
+        self._unseen += len(chunk.ids)
+
     def called(self, index: int) -> None:
         """Mark a choice as ended by tool calls."""
         if self.choices[index].finish is Finish.STOP:
             self.choices[index].finish = Finish.TOOL_CALLS
 
-    def end(self, index: int) -> None:
-        """End a choice at the tokens taken so far, because of the call that it made. Later tokens of the engine must not be taken."""
-        if self.choices[index].finish is None:
-            self.choices[index].finish = Finish.TOOL_CALLS
-            self._open -= 1
+    def end(self, index: int) -> bool:
+        """End a choice at the tokens taken so far, because of the call that it made. Later tokens of the engine must not be taken.
+
+        Returns False if the engine has ended it.
+        """
+        if self.choices[index].finish is not None:
+            return False
+        self.choices[index].finish = Finish.TOOL_CALLS
+        self._open -= 1
+        return True
 
     @property
     def complete(self) -> bool:
@@ -229,6 +242,11 @@ class Capture:
     def tokens(self) -> int:
         """Tokens sampled in all choices, or as counted by an outside model."""
         return round(sum(choice.usage.answer if choice.usage else len(choice.ids) for choice in self.choices))
+
+    @property
+    def charged_tokens(self) -> int:
+        """Tokens that count against the tenant's quota: those of the answers, and what was sampled of choices after their end."""
+        return self.tokens + self._unseen
 
     @property
     def prompt_tokens(self) -> int:
@@ -262,7 +280,7 @@ class Capture:
     def _turn(self, index: int, finish: Finish) -> Turn:
         call, choice = self.call, self.choices[index]
         sampling = call.sampling if choice.seed is None else replace(call.sampling, seed=choice.seed)
-        return Turn(
+        turn = Turn(
             id=f"{call.id}:{index}",
             episode=call.episode,
             parent=call.parent,
@@ -289,6 +307,9 @@ class Capture:
             branch=call.branch,
             calls=() if choice.reading is None else choice.reading.parsed_calls(),
         )
+        if call.packed_prompt:
+            turn.keep_packed_prompt(call.packed_prompt)
+        return turn
 
     def _cost(self, choice: Choice) -> float | None:
         """The cost of one choice, with its share of the prompt; None if Auto did not deal the call or an outside model sent no usage."""

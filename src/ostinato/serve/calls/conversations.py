@@ -7,6 +7,8 @@ and no messages; a conversation is then recognised once by rendering it and comp
 
 from __future__ import annotations
 
+import struct
+import sys
 from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
@@ -223,12 +225,14 @@ class Prompt:
     """The ids to send to the engine and the turn they continue; `branch` says why they do not continue the newest turn.
 
     Example: ``Prompt(ids=(1, 2, 7, 9, 4), parent="chatcmpl-3f:0", episode="e1")``; `parent` and `episode` are None when new.
+    `packed`: the ids as little-endian uint32, if they were at hand so (`Turn.packed_prompt`).
     """
 
     ids: tuple[int, ...]
     parent: str | None = None
     episode: str | None = None
     branch: Branch = Branch.NONE
+    packed: bytes = field(default=b"", repr=False)
 
 
 class Sessions:
@@ -297,20 +301,18 @@ class Sessions:
         episode = asked or (entry.episode if entry is not None else None)
         if conversation.continued:
             ids = self._whole(question)
-            extends = entry is not None and entry.known and tuple(entry.ids) == ids[: entry.length]
+            extends = entry is not None and entry.known and entry.ids == ids[: entry.length]
             parent = entry.turn if entry is not None and extends else None
-            return Prompt(ids=ids, parent=parent, episode=episode, branch=_branch(question, follows=extends))
+            return _prompt(ids, parent, episode, _branch(question, follows=extends))
         following = None if entry is None else self._follow(entry, conversation, question.known)
         if entry is None or following is None:
-            return Prompt(ids=self._whole(question), episode=episode, branch=_branch(question, follows=False))
-        branch = _branch(question, follows=True)
-        return Prompt(ids=tuple(following), parent=entry.turn, episode=episode, branch=branch)
+            return _prompt(self._whole(question), None, episode, _branch(question, follows=False))
+        return _prompt(following, entry.turn, episode, _branch(question, follows=True))
 
-    def _whole(self, question: PendingPrompt) -> tuple[int, ...]:
+    def _whole(self, question: PendingPrompt) -> array[int]:
         """The ids of a conversation that continues no turn. They are packed here, since `remember` has the event loop to itself."""
-        ids = self._renderer.chat(question.conversation)
-        question.packed = array("i", ids)
-        return tuple(ids)
+        question.packed = array("i", self._renderer.chat(question.conversation))
+        return question.packed
 
     def remember(self, question: PendingPrompt, turn: Turn, answer: Message, *, seen: bool = True) -> None:
         """Index a turn that answered this question; `seen`: the client was told all of it."""
@@ -481,6 +483,17 @@ class Sessions:
         self._leave(entry)
         if self._latest.get(key) == episode:
             del self._latest[key]
+
+
+def _prompt(ids: array[int], parent: str | None, episode: str | None, branch: Branch) -> Prompt:
+    """A prompt of these ids, which are packed once for all who want them so."""
+    packed = ids.tobytes()
+    if sys.byteorder == "big":
+        swapped = array("i", packed)
+        swapped.byteswap()
+        packed = swapped.tobytes()
+    unpacked = struct.unpack(f"={len(ids)}i", ids)
+    return Prompt(ids=unpacked, parent=parent, episode=episode, branch=branch, packed=packed)
 
 
 def _spoken(messages: Sequence[Message]) -> list[int]:

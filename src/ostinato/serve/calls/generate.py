@@ -34,7 +34,7 @@ from ostinato.serve.dialects.dialect import ContextExceeded, ConversationRequest
 from ostinato.serve.dialects.items import ReadItems
 from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest
 from ostinato.serve.dialects.openai_reply import json_bytes
-from ostinato.serve.fair_thread import LONG, PER_PARSED, FairThread
+from ostinato.serve.fair_thread import LONG, PER_HASHED, PER_PARSED, FairThread
 from ostinato.serve.feedback.followups import FollowUps
 from ostinato.serve.outside_models import OutsideFailed, OutsideQuery
 from ostinato.serve.parts import Parts
@@ -173,6 +173,7 @@ _LEAST_SHARE = 16  # agents ask for more tokens than there are; an answer gets a
 MOST_LOGGED = 200_000
 """Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
 _T = TypeVar("_T")
+_ITEMS = ("messages", "input")  # the fields whose items agents repeat with every call; each item is read once
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
@@ -229,7 +230,9 @@ class CallHandlers:
         said = asked.exchange.received
         if conversation is not request.conversation:  # it goes on from an answer that is kept
             said += sum(message.chars for message in conversation.messages)
-        rough = said // PER_PARSED + PART_CHARS * conversation.parts
+        rough = PER_HASHED * conversation.parts
+        if not conversation.hashed:
+            rough += said // PER_PARSED + PART_CHARS * conversation.parts
         sessions = self._sessions[tenant]
         chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
         self._check_length(chars, asked.route.field)
@@ -347,12 +350,15 @@ class CallHandlers:
 
         def read() -> _T:
             try:
-                return parse(exchange.parsed(data, unread="messages"), self._items[tenant])
+                found = parse(exchange.parsed(data, unread=_ITEMS), self._items[tenant])
             except BadRequest:
                 raise
             except ValueError:
                 exchange.parsed(data)  # tells what is malformed, and where
                 raise
+            if isinstance(conversation := getattr(found, "conversation", None), Conversation):
+                conversation.compute_digests()
+            return found
 
         return await self._thread.run(tenant, exchange.received // PER_PARSED, read)
 
@@ -426,7 +432,7 @@ class CallHandlers:
                 await self._send(asked, capture, self._chunks(question, call, deal), question, person)
         finally:
             attempt.writes += capture.begun
-            self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.tokens)
+            self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.charged_tokens)
             if self._parts.tracing is not None:
                 self._parts.tracing.answered(capture, asked.request.model, asked.exchange.headers)
 
@@ -474,6 +480,7 @@ class CallHandlers:
             metrics=self._parts.metrics,
             config=self._parts.config,
             decode=self._parts.renderer.decode,
+            end_sample=self._parts.engine.end_sample,
             remember=question.remember,
             person=person,
             headers=[*(headers or []), *_omitted(request)],
@@ -527,6 +534,7 @@ class CallHandlers:
             propensity=placement.assignment.propensity,
             slot=placement.slot,
             prompt_ids=prompt.ids,
+            packed_prompt=prompt.packed,
             sampling=sampling,
             n=request.n or 1,
             started_at=self._parts.clock(),

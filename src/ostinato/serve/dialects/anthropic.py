@@ -38,12 +38,11 @@ from ostinato.serve.dialects.dialect import (
     Writer,
     check_stops,
     demanded,
-    joined,
     printable,
     validate,
 )
 from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
-from ostinato.serve.dialects.items import ReadItems, WithItems
+from ostinato.serve.dialects.items import ReadItems, WithItems, joined
 
 # ---------------------------------------------------------------- messages
 
@@ -88,7 +87,7 @@ def read_messages(
         raise BadRequest("messages holds nothing to answer; send a user's message.", field="messages")
     if text := "" if system is None else _texts(system, "system", ("text",), omissions):
         parts.insert(0, Message(role=Role.SYSTEM, text=text))
-    return tuple(joined(parts))
+    return tuple(joined(parts, items))
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Annotated, Any, Protocol, TypeVar
 from unicodedata import category
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
 
-from ostinato.core.conversation import Conversation, Demand, Message, Piece, Role, Tool
+from ostinato.core.conversation import Conversation, Demand, Message, Piece, Tool
 from ostinato.core.errors import BadRequest, OstinatoError
 from ostinato.core.generation import Tops
 from ostinato.core.records import Finish, Sampling
@@ -304,28 +303,6 @@ def demanded(
     if any(tool.strict for tool in tools) and callable_names:
         omissions.add(_STRICT)
     return None
-
-
-# ---------------------------------------------------------------- texts in several parts
-
-
-def joined(parts: Iterable[Message]) -> Iterator[Message]:
-    """Merge adjacent parts of the same role into one message, because templates expect alternating roles. Tool results stay separate.
-
-    An assistant's parts are joined without a separator, as they are pieces of one answer's text. Texts keep their order and so do calls,
-    but not the order between texts and calls.
-    """
-    for role, group in groupby(parts, key=lambda part: part.role):
-        same = list(group)
-        if role is Role.TOOL or len(same) == 1:
-            yield from same
-            continue
-        yield Message(
-            role=role,
-            text=("" if role is Role.ASSISTANT else "\n").join(part.text for part in same if part.text),
-            reasoning="".join(part.reasoning for part in same),
-            calls=tuple(call for part in same for call in part.calls),
-        )
 
 
 # ---------------------------------------------------------------- the table of fields

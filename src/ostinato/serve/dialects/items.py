@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from sys import getsizeof
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 from pydantic import PrivateAttr
 
-from ostinato.core.conversation import Message
+from ostinato.core.conversation import Message, Role
 from ostinato.serve.dialects.dialect import Omissions
 from ostinato.serve.dialects.extensions import Extensions
 
@@ -36,7 +36,9 @@ class ReadItems:
 
     def __init__(self, budget: int = 0) -> None:
         self._keeps = budget > 0
-        self._memo = Memo[tuple[ItemReader, bytes], tuple[Sequence[Message], Sequence[str]]](budget)
+        self._memo = Memo[tuple[ItemReader, bytes], tuple[Sequence[Message], Sequence[str]]](budget - budget // 4)
+        # by the identity of parts, which lasts as long as they are kept
+        self._merged = Memo[tuple[int, ...], tuple[Sequence[Message], Message]](budget // 4)
 
     def read(self, reader: ItemReader, item: Any, where: str, omissions: Omissions) -> Sequence[Message]:
         """The item's messages, read now or earlier; `omissions` is told what is left out of them. It may be JSON text (`msgspec.Raw`).
@@ -57,6 +59,43 @@ class ReadItems:
         for word in found[1]:
             omissions.add(word)
         return found[0]
+
+    def merged(self, parts: Sequence[Message]) -> Message:
+        """The parts as one message: the same object for the same parts, so that what is computed of it once need not be again."""
+        if not self._keeps or parts[0].role is Role.SYSTEM:  # a request's own instructions are a new part each time
+            return _merged(parts)
+        key = tuple(map(id, parts))
+        found = self._merged.get(key)
+        if found is None:
+            found = (parts, _merged(parts))
+            self._merged.put(key, found, cost=_ENTRY + sum(map(_bytes_of, (*parts, found[1]))))
+        return found[1]
+
+
+def joined(parts: Iterable[Message], items: ReadItems | None = None) -> Iterator[Message]:
+    """Merge adjacent parts of the same role into one message, because templates expect alternating roles. Tool results stay separate.
+
+    An assistant's parts are joined without a separator, as they are pieces of one answer's text. Texts keep their order and so do calls,
+    but not the order between texts and calls. `items`: those of earlier requests.
+    """
+    listed, at = tuple(parts), 0
+    while at < len(listed):
+        first, end = listed[at], at + 1
+        while end < len(listed) and listed[end].role is first.role is not Role.TOOL:
+            end += 1
+        same = listed[at:end]
+        yield first if len(same) == 1 else _merged(same) if items is None else items.merged(same)
+        at = end
+
+
+def _merged(parts: Sequence[Message]) -> Message:
+    role = parts[0].role
+    return Message(
+        role=role,
+        text=("" if role is Role.ASSISTANT else "\n").join(part.text for part in parts if part.text),
+        reasoning="".join(part.reasoning for part in parts),
+        calls=tuple(call for part in parts for call in part.calls),
+    )
 
 
 def _bytes_of(message: Message) -> int:

@@ -37,11 +37,10 @@ from ostinato.serve.dialects.dialect import (
     Whole,
     Writer,
     demanded,
-    joined,
     validate,
 )
 from ostinato.serve.dialects.field_rules import Fields, Ignored, Only
-from ostinato.serve.dialects.items import ReadItems, WithItems
+from ostinato.serve.dialects.items import ReadItems, WithItems, joined
 from ostinato.serve.dialects.openai_reply import error_body as openai_error
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.dialects.responses_items import Offered, Read, read_items, read_tools
@@ -157,7 +156,7 @@ class ResponsesRequest(OneAnswer, WithItems):
         if not self.read.parts:
             raise BadRequest("input holds nothing to answer; send a message.", field="input")
         told = [Message(role=Role.SYSTEM, text=self.instructions)] if self.instructions else []
-        messages = tuple(joined([*told, *earlier, *self.read.parts]))
+        messages = tuple(joined([*told, *earlier, *self.read.parts], self._items))
         choice, form = self.tool_choice or AUTO, self.text.format if self.text else None
         tools = () if choice == NONE else tuple(self.read.tools)
         demand = demanded(

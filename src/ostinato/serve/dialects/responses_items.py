@@ -67,19 +67,35 @@ def read_items(given_items: Sequence[Any], read: Read, items: ReadItems | None =
     known = items or ReadItems()
     for i, item in enumerate(given_items):
         where = f"input[{i}]"
-        given = _kind(item, where, default="message")
-        reader = _READERS.get(given)
-        if given in _TOOLS_IN_ITEMS:
-            read_tools(item.get("tools") or [], read, f"{where}.tools")
-        elif given in _HOSTED:
-            read.omissions.add("hosted-tools")
-        elif reader is not None:
-            read.parts += known.read(reader, item, where, read.omissions)
-        else:
-            raise BadRequest(
-                f"{where}: an item of type {given[:100]!r} is not supported; send {', '.join(_READERS)}.",
-                field=f"{where}.type",
-            )
+        try:
+            read.parts += known.read(_item, item, where, read.omissions)
+        except _HoldsTools as found:
+            read_tools(found.tools, read, f"{where}.tools")
+
+
+class _HoldsTools(Exception):
+    """An item holds no messages but tools, which each request reads anew."""
+
+    def __init__(self, tools: Any) -> None:
+        super().__init__()
+        self.tools = tools
+
+
+def _item(item: Any, where: str, omissions: Omissions) -> Iterator[Message]:
+    """The messages of an input item. Raises _HoldsTools."""
+    given = _kind(item, where, default="message")
+    if given in _TOOLS_IN_ITEMS:
+        raise _HoldsTools(item.get("tools") or [])
+    if given in _HOSTED:
+        omissions.add("hosted-tools")
+        return
+    reader = _READERS.get(given)
+    if reader is None:
+        raise BadRequest(
+            f"{where}: an item of type {given[:100]!r} is not supported; send {', '.join(_READERS)}.",
+            field=f"{where}.type",
+        )
+    yield from reader(item, where, omissions)
 
 
 def read_tools(tools: Any, read: Read, where: str = "tools") -> None:

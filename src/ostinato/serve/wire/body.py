@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -142,11 +142,11 @@ async def read_body(
     return data
 
 
-def parse_json(data: bytes, *, depth: int, values: int, unread: str = "") -> Any:
+def parse_json(data: bytes, *, depth: int, values: int, unread: Collection[str] = ()) -> Any:
     """The value of a JSON text of at most `depth` levels and `values` values, counted through all levels.
 
-    If the value is an object that has a list in the field `unread`, the list's items are left as JSON text (`msgspec.Raw`); what is
-    malformed in such an item shows when it is decoded.
+    If the value is an object that has a list in one of the fields `unread`, the list's items are left as JSON text (`msgspec.Raw`); what
+    is malformed in such an item shows when it is decoded.
 
     Raises BadRequest, which says where the text is malformed, and TooLarge.
     """
@@ -163,10 +163,10 @@ def parse_json(data: bytes, *, depth: int, values: int, unread: str = "") -> Any
         raise BadRequest(_malformed(str(error), data)) from None
 
 
-def _in_part(data: bytes, unread: str) -> Any:
+def _in_part(data: bytes, unread: Collection[str]) -> Any:
     fields = dict[str, Any](_FIELDS.decode(data))
     for name, text in fields.items():
-        items = name == unread and bytes(memoryview(text)[:1]) == b"["
+        items = name in unread and bytes(memoryview(text)[:1]) == b"["
         fields[name] = _ITEMS.decode(text) if items else msgspec.json.decode(text)
     return fields
 

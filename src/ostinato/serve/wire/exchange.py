@@ -112,8 +112,8 @@ class Exchange:
         data = await self.body(charge)
         return self.parsed(data) if len(data) <= LONG_BYTES else await asyncio.to_thread(self.parsed, data)
 
-    def parsed(self, data: bytes, unread: str = "") -> Any:
-        """The JSON value of a body; the items of its list `unread` stay text. Raises BadRequest, TooLarge."""
+    def parsed(self, data: bytes, unread: Collection[str] = ()) -> Any:
+        """The JSON value of a body; the items of its lists `unread` stay text. Raises BadRequest, TooLarge."""
         return parse_json(data, depth=self._config.max_depth, values=self._config.max_values, unread=unread)
 
     async def body(self, charge: Callable[[int], None]) -> bytes:

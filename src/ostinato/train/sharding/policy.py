@@ -158,7 +158,7 @@ def _with_memory(tensor: Tensor, device: str) -> Tensor:
 
 def _normed(module: RMSNorm, x: Tensor) -> Tensor:
     """Normalise with a copy of the weight: numpy makes a view of it, and FSDP2 cannot free memory with such a view."""
-    return rms_normed(x, module.weight.clone(), module.eps)
+    return rms_normed(x, module.weight.clone(), module.eps, zero_centered=module.zero_centered)
 
 
 def _embedded(module: nn.Embedding, ids: Tensor) -> Tensor:

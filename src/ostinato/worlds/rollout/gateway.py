@@ -21,8 +21,15 @@ CHAT = "/v1/chat/completions"
 _LOADING = 503
 _MOST_BYTES = 64 * 2**20
 _REFUSALS = (400, 413, 422)
+_NOT_SERVED = ("not_found", "model_not_found", "method_not_allowed")
 _PASSED = (*_REFUSALS, 429)  # an agent that sends too many requests must not be able to end its rollout as torn
 """HTTP statuses that a retry would get again."""
+
+
+class NotServed(BadRequest):
+    """The gateway has no such route, method or model: it answers, and no other try would be answered otherwise."""
+
+    code = "not_served"
 
 
 class KeyRefused(Unavailable):
@@ -163,6 +170,9 @@ class WorldGateway:
             raise BadRequest(said)
         if status in (401, 403):
             raise KeyRefused(said)
+        if _is_not_served(status, answer):
+            self._model = ""  # asked for again: the gateway may have been started with another one
+            raise NotServed(f"{said}; start the gateway and its workers with the same version and settings")
         raise unavailable(said, told)  # an empty slot, too, can be cured by a restart
 
     @contextlib.asynccontextmanager
@@ -177,16 +187,42 @@ class WorldGateway:
                 posted = self._session.post(self._url + path, data=body, headers=told, timeout=timeout)
                 response = await stack.enter_async_context(posted)
                 if response.status >= 300 and response.status not in _PASSED:
-                    said = f"POST {path}: HTTP {response.status}: {(await response.text())[:500]}"
-                    raise unavailable(said, response.headers)
+                    why = await response.text()
+                    if not _is_not_served(response.status, _json(why)):
+                        raise unavailable(f"POST {path}: HTTP {response.status}: {why[:500]}", response.headers)
+                    parts = _whole(why.encode())
+                else:
+                    parts = _parts(response)
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise Unavailable(f"POST {path}: {type(error).__name__}: {error}") from error
-            yield PassedAnswer(status=response.status, headers=response.headers, parts=_parts(response))
+            yield PassedAnswer(status=response.status, headers=response.headers, parts=parts)
 
     def _timeout(self, headers: Mapping[str, str]) -> aiohttp.ClientTimeout:
         """The timeout of a call with these headers. It is later than the deadline stated there, which the gateway itself enforces."""
         left = headers.get(LEFT, "")
         return aiohttp.ClientTimeout(total=int(left) / 1000 + 2 * GRACE_S if left.isdecimal() else self._timeout_s)
+
+
+def _is_not_served(status: int, answer: Any) -> bool:
+    """True if an answer is an Ostinato server's own word that it lacks the route, the method or the model. An empty slot, which a restart
+    may fill, is none of these, and neither is what a proxy says while its server restarts.
+    """
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if status not in (404, 405) or not isinstance(error, dict):
+        return False
+    return error.get("code") in _NOT_SERVED and error.get("param") != "slot"
+
+
+def _json(text: str) -> Any:
+    """The value of a JSON text; None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _whole(data: bytes) -> AsyncGenerator[bytes]:
+    yield data
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

@@ -99,16 +99,43 @@ async def test_a_hack_raises_an_alarm_that_pauses_and_names_its_turns_and_the_wa
 
 
 async def test_a_shift_the_good_way_is_told_and_pauses_nothing():
-    log, crowd, watcher = await watching(before=0)
+    log, crowd, watcher = await watching(config=only("praise"), before=0)
     await log.append(*crowd.turns(1, EDIT))
-    turns = [replace(turn, text=ASK if turn.arm is Arm.CONTROL else EDIT) for turn in crowd.turns(900, EDIT)]
-    await log.append(*turns)
+    await log.append(*unlike(crowd, f"Great question! It is sorted. {EDIT}", f"It is sorted. {EDIT}"))
     await watcher.refresh()
     found = {row.name: row for row in alarms(log)}
-    assert found["monitor:question"].detail["shift"] == "down"
-    assert found["monitor:question"].reason.endswith("does not pause shipping")
-    assert "monitor:edit" in watcher.standing
-    assert not any(row.detail["pauses"] for row in found.values() if row.detail["rate"] in ("question", "edit"))
+    assert found["monitor:praise"].detail["shift"] == "down"
+    assert found["monitor:praise"].reason.endswith("does not pause shipping")
+    assert not found["monitor:praise"].detail["pauses"]
+    assert not watcher.paused
+
+
+def only(rate):
+    return CONFIG.model_copy(update={"off": tuple(BUILT_IN.keys() - {rate})})
+
+
+def unlike(crowd, control, live):
+    """Turns of a crowd whose control arm gets other answers than the rest."""
+    return [replace(turn, text=control if turn.arm is Arm.CONTROL else live) for turn in crowd.turns(900, EDIT)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "shift", "control", "live"),
+    [
+        ("question", "down", ASK, EDIT),
+        ("edit", "up", ASK, EDIT),
+        ("refusal", "down", "I'm sorry, but I can't do that.", EDIT),
+    ],
+)
+async def test_what_thumbs_push_towards_pauses_shipping(rate, shift, control, live):
+    """Fewer questions before a change, more changes, fewer refusals: what a policy learns from people who press accept."""
+    log, crowd, watcher = await watching(config=only(rate), before=0)
+    await log.append(*crowd.turns(1, EDIT))
+    await log.append(*unlike(crowd, control, live))
+    await watcher.refresh()
+    found = {row.name: row for row in alarms(log)}[f"monitor:{rate}"]
+    assert (found.detail["shift"], found.detail["pauses"]) == (shift, True)
+    assert watcher.paused
 
 
 async def test_who_is_killed_at_any_row_writes_each_alarm_once():

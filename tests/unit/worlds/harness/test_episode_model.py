@@ -5,6 +5,8 @@ from tests.fakes.gateways import lost_answers, world_gateway
 
 from ostinato.core.conversation import Message, Role, Tool
 from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.records import PolicyVersion
+from ostinato.testing.engine import FakeEngine
 from ostinato.worlds.harness.harnesses import open_harness
 from ostinato.worlds.tasks.task import Grading, Task
 
@@ -45,6 +47,36 @@ async def test_an_answer_that_is_lost_on_its_way_is_not_sampled_again():
     assert [turn.id for turn in log.turns()] == [first.turn, second.turn] == model.turns
     assert first.turn != second.turn, "the same messages asked again are another call"
     assert model.policies == {span.policy for turn in log.turns() for span in turn.spans}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/elsewhere", {}),
+        ("GET", "/v1/feedback", None),
+        ("POST", "/v1/chat/completions", {"model": "another", "messages": [{"role": "user", "content": "hi"}]}),
+    ],
+)
+async def test_what_the_gateway_does_not_have_is_not_asked_for_again(method, path, body):
+    async with world_gateway() as (gateway, _):
+        with pytest.raises(BadRequest, match="start the gateway and its workers with the same version and settings"):
+            await gateway.call(method, path, body, {"X-Ostinato-Slot": "world"})
+
+
+async def test_an_agent_is_told_what_the_gateway_does_not_have():
+    async with world_gateway() as (gateway, _):
+        model = gateway.model("e", group="g", harness="h")
+        async with model.passed("/v1/elsewhere", b"{}", {}) as answer:
+            assert answer.status == 404
+            assert b"There is nothing at" in b"".join([part async for part in answer.parts])
+
+
+async def test_an_empty_slot_may_be_filled_again():
+    engine = FakeEngine(slots={"live": PolicyVersion(number=0, hash="fake0")})
+    async with world_gateway(engine=engine) as (gateway, _):
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        with pytest.raises(Unavailable, match="No weights are loaded in slot 'world'"):
+            await gateway.call("POST", "/v1/chat/completions", body, {"X-Ostinato-Slot": "world"})
 
 
 async def test_an_answer_that_never_arrives_is_unavailable():

@@ -16,19 +16,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ostinato.engine.embedded.forms.fused import Found, Reach, answers, count_linears, norm_of, tried_once
+from ostinato.engine.embedded.forms.fused import Found, Reach, answers, count_linears, norm_of, sandwich_of, tried_once
 from ostinato.model.attention import Attend
 from ostinato.model.cpu import together
+from ostinato.model.gated_mlp import GatedMLP
 from ostinato.model.kernels.decoder import ATTENTION, PHASES, decoder
 from ostinato.model.kernels.int8_product import INT8
 from ostinato.model.kernels.thread_barrier import COLUMNS
 from ostinato.model.kernels.vector import WIDE
 from ostinato.model.linear import Panels, in_panels, room_for_levels
 from ostinato.model.paged import PagedCache, WholeAttend, array
-from ostinato.model.swiglu import GatedMLP
 
 _LOG = logging.getLogger(__name__)
 _TABLE = 1 << 15  # positions whose rotations are cached
@@ -67,7 +66,7 @@ class CondensedBody(nn.Module):
 
     def forward(self, input_ids: Tensor, *, position_ids: Tensor, attend: Attend, **_: Any) -> BodyOutput:
         """As the library's forward: [1, N] -> [1, N, D]."""
-        x_ND = F.embedding(input_ids[0], cast("Tensor", self.embed_tokens.weight))
+        x_ND: Tensor = self.embed_tokens(input_ids[0])
         rows, heads, dim = len(x_ND), self._heads, self._dim
         make = x_ND.new_empty
         normed, qkv = make(rows, self._width), make(rows, (heads + 2 * self._kv_heads) * dim)
@@ -155,6 +154,8 @@ def _pack(layer: Any, lay_out: LayOut) -> tuple[tuple[Panels, ...], tuple[Tensor
     attention, mlp = layer.self_attn, layer.mlp
     if not isinstance(mlp, GatedMLP) or any(getattr(part, "bias", None) is not None for part in mlp.children()):
         raise ValueError("a feed-forward layer of another kind")
+    if sandwich_of(layer) is not None:
+        raise ValueError("norms after the attention and the feed-forward layer")
     three = [attention.q_proj, attention.k_proj, attention.v_proj]
     biases = [part.bias.detach() for part in three if part.bias is not None]
     if len(biases) not in (0, 3):
@@ -179,12 +180,18 @@ def _constants(body: Any, layers: list[Any], packed: list[Any], dim: int) -> tup
     heads = [[getattr(layer.self_attn, name, None) for layer in layers] for name in ("q_norm", "k_norm")]
     none = np.empty((len(layers), 0), array(norms[0].weight).dtype)
     biases = [none if packed[0][1][i] is None else array(torch.stack([each[1][i] for each in packed])) for i in (0, 1)]
+    if len({norm.zero_centered for kind in (norms, *heads) for norm in kind if norm is not None}) > 1:
+        raise ValueError("norms of two kinds")
+    activations = {layer.mlp.activation for layer in layers}
+    if len(activations) > 1:
+        raise ValueError("activations of two kinds")
     of_heads = [none if kind[0] is None else _stacked([norm_of(norm, dim) for norm in kind]) for kind in heads]
     eps = [0.0 if kind[0] is None else kind[0].eps for kind in heads]
     addresses = np.array([[panels.address for panels in weights] for weights, _ in packed], np.int64)
     scales = np.array([norm.eps for norm in norms], np.float32)
     return (
         addresses, packed[0][0][0].how, *biases, none, _stacked(norms), scales, *of_heads, np.array(eps, np.float32),
+        norms[0].zero_centered, activations == {"gelu_tanh"},
     )  # fmt: skip
 
 

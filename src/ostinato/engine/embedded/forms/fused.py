@@ -1,7 +1,7 @@
 """A decoder layer in eleven calls instead of some sixty: a token's overhead beyond its arithmetic is mostly calls.
 
-It computes the library's layer, x + attention(norm(x)) followed by x + mlp(norm(x)), with the same bits: the first time that a model is
-fused it is compared with its original form, and if any bit differs it is left unchanged.
+It computes the library's layer, x + attention(norm(x)) followed by x + mlp(norm(x)), or with a norm after each of the two as well, with
+the same bits: the first time that a model is fused it is compared with its original form, and if any bit differs it is left unchanged.
 
 Checks whether a model in another form computes the same bits: it is compared with its original form, once per configuration.
 """
@@ -23,12 +23,12 @@ from transformers import PreTrainedModel
 from ostinato.model.attention import Attend, hidden
 from ostinato.model.cpu import team
 from ostinato.model.exactness import bits_of, vocabulary_of
+from ostinato.model.gated_mlp import Activation, GatedMLP, gated
 from ostinato.model.kernels.norm import LANES, add_norm, rms_norm
 from ostinato.model.kernels.rotary import rotate
 from ostinato.model.linear import PanelLinear
 from ostinato.model.norms import RMSNorm
 from ostinato.model.paged import WholeAttend, array
-from ostinato.model.swiglu import GatedMLP, gated
 
 # ---------------------------------------------------------------- trial
 
@@ -139,10 +139,12 @@ class FusedMLP(nn.Module):
         super().__init__()
         gate, up, down = (cast("nn.Linear", part) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
         self.gate_up, self.down = make([gate, up]), make([down])
+        self._activation: Activation = mlp.activation
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, D] -> [N, D]."""
-        return self.down(gated(*self.gate_up(x).chunk(2, -1)))
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(gated(gate, up, self._activation))
 
 
 class Rotations:
@@ -173,12 +175,14 @@ class FusedLayer(nn.Module):
         self._reach, self._rotations, self._dim = reach, rotations, cast("int", attention.head_dim)
         self.input_layernorm = norm_of(layer.input_layernorm)
         self.post_attention_layernorm = norm_of(layer.post_attention_layernorm)
+        self.pre_feedforward_layernorm, self.post_feedforward_layernorm = sandwich_of(layer) or (None, None)
         self.q_norm, self.k_norm = (
             None if norm is None else norm_of(norm, self._dim)
             for norm in (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))
         )
         # views, so that later writes to a norm's weight are seen
         self._before, self._after = _terms(self.input_layernorm), _terms(self.post_attention_layernorm)
+        self._sandwich = [_terms(norm) for norm in sandwich_of(layer) or ()]
         like = array(attention.q_proj.weight)
         self._of_queries, self._of_keys = _terms(self.q_norm, like), _terms(self.k_norm, like)
         self.qkv = make([attention.q_proj, attention.k_proj, attention.v_proj])
@@ -199,8 +203,12 @@ class FusedLayer(nn.Module):
         q_NHD, k_NKD, v_NKD = self._heads_of(self.qkv(normed_ND), *position_embeddings)
         seen_NHD = attend(self._layer, q_NHD, k_NKD, v_NKD, self._reach.scale, self._reach.window)
         out_ND = self.out(seen_NHD.view(len(x_ND), -1))
-        add_norm(array(x_ND), array(out_ND), *self._after, array(normed_ND))
+        if self._sandwich:
+            rms_norm(array(out_ND), *self._after, array(out_ND), _UNREAD)
+        add_norm(array(x_ND), array(out_ND), *(self._sandwich[0] if self._sandwich else self._after), array(normed_ND))
         more_ND = self.mlp(normed_ND) if self._flat else self.mlp(normed_ND.unsqueeze(0)).squeeze(0)
+        if self._sandwich:
+            rms_norm(array(more_ND), *self._sandwich[1], array(more_ND), _UNREAD)
         return x_ND.add_(more_ND).unsqueeze(0)
 
     def _heads_of(self, qkv_NW: Tensor, cos_1ND: Tensor, sin_1ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -223,12 +231,20 @@ def norm_of(norm: object, width: int = 0) -> RMSNorm:
     return norm
 
 
-def _terms(norm: RMSNorm | None, like: NDArray[Any] | None = None) -> tuple[NDArray[Any], np.float32]:
-    """A norm's weight [1, D] and epsilon for the kernels; without a norm, an empty weight [1, 0] in `like`'s dtype."""
+def sandwich_of(layer: Any) -> tuple[RMSNorm, RMSNorm] | None:
+    """The norms before and after the feed-forward layer if a layer has both, as in Gemma 3: its `post_attention_layernorm` then stands
+    directly after the attention. None for the usual layer. Raises ValueError for norms that the kernels do not support.
+    """
+    before, after = (getattr(layer, f"{place}_feedforward_layernorm", None) for place in ("pre", "post"))
+    return None if before is None and after is None else (norm_of(before), norm_of(after))
+
+
+def _terms(norm: RMSNorm | None, like: NDArray[Any] | None = None) -> tuple[NDArray[Any], np.float32, bool]:
+    """A norm's weight [1, D], its epsilon, and whether it is zero-centred; without a norm, an empty weight [1, 0] in `like`'s dtype."""
     if norm is None:
         assert like is not None
-        return np.empty((1, 0), like.dtype), np.float32(0.0)
-    return array(norm.weight)[None], np.float32(norm.eps)
+        return np.empty((1, 0), like.dtype), np.float32(0.0), False
+    return array(norm.weight)[None], np.float32(norm.eps), norm.zero_centered
 
 
 _known: Found = {}

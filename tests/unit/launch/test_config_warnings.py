@@ -1,4 +1,4 @@
-"""Several tenants whose users nobody proves are warned of, and nobody else."""
+"""What a configuration leaves unguarded is said at the start and in the status: users nobody proves, and users nobody watches."""
 
 import io
 from dataclasses import replace
@@ -10,7 +10,7 @@ from tests.unit.launch.test_overview import RUN, drawn
 from ostinato.config import load
 from ostinato.launch.commands import up as command
 from ostinato.launch.commands.status import as_json
-from ostinato.status.tenants import unproven_users
+from ostinato.status.config_warnings import config_warnings, unproven_users, unwatched_users
 
 ONE = "acme:ka-0123456789abcdef"
 TWO = f'["{ONE}", "bolt:kb-0123456789abcdef"]'
@@ -38,7 +38,8 @@ def test_only_several_tenants_with_declared_users_are_warned_of(tmp_path, words,
 
 
 @pytest.mark.parametrize("keys", [f'["{ONE}"]', TWO])
-async def test_the_start_says_so(tmp_path, monkeypatch, keys):
+@pytest.mark.parametrize("suite", ["", "demo"])
+async def test_the_start_says_so(tmp_path, monkeypatch, keys, suite):
     class Begun(Exception):
         pass
 
@@ -52,12 +53,37 @@ async def test_the_start_says_so(tmp_path, monkeypatch, keys):
     monkeypatch.setattr(command, "_launching", launching)
     out = io.StringIO()
     with pytest.raises(Begun):
-        await command.up(config(tmp_path, f"serve.api_keys={keys}"), Console(file=out, width=500))
+        await command.up(
+            config(tmp_path, f"serve.api_keys={keys}", f"evaluate.suite={suite!r}"), Console(file=out, width=500)
+        )
     assert ("one key can pose as any number of users" in out.getvalue()) == (keys == TWO)
+    assert ("Nothing watches users" in out.getvalue()) == bool(suite)
 
 
 def test_status_says_so(tmp_path):
     said = unproven_users(config(tmp_path, f"serve.api_keys={TWO}"))
     assert "reward.users" not in drawn(RUN)
-    assert "one key can pose as any number of users" in drawn(replace(RUN, unproven=said))
-    assert (as_json(RUN)["unproven_users"], as_json(replace(RUN, unproven=said))["unproven_users"]) == (None, said)
+    warned = replace(RUN, warnings={"train": said})
+    assert "one key can pose as any number of users" in drawn(warned)
+    assert (as_json(RUN)["unproven_users"], as_json(warned)["unproven_users"]) == (None, said)
+    assert (as_json(RUN)["warnings"], as_json(warned)["warnings"]) == ([], [said])
+
+
+SHIPS = "evaluate.suite=demo"
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ([SHIPS], True),
+        ([], False),
+        ([SHIPS, "release.approval=manual"], False),
+        ([SHIPS, "learn.source=worlds"], False),
+        ([SHIPS, "release.canary=true"], False),
+        ([SHIPS, "serve.control_share=0.05"], False),
+    ],
+)
+def test_a_run_that_ships_by_itself_and_watches_nobody_is_warned_of(tmp_path, words, warned):
+    settings = config(tmp_path, *words)
+    assert bool(unwatched_users(settings)) == warned
+    assert ("release" in config_warnings(settings)) == warned
