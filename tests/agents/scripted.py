@@ -30,11 +30,10 @@ def stretched(work):
 
 
 class _Thread(EngineThread):
-    def _draw(self, model, drawing):
-        rows_MV = logits(model, torch.stack([state for _, state in drawing]))
-        forced = [self.script(sample)[sample.sampled] for sample, _ in drawing]
-        found = RowSoftmax.of(rows_MV, torch.ones(len(forced))).logprobs(np.array(forced)).tolist()
-        for (sample, _), token, logprob in zip(drawing, forced, found, strict=True):
+    def _draw(self, model, samples, states_MD):
+        forced = [self.script(sample)[sample.sampled] for sample in samples]
+        found = RowSoftmax.of(logits(model, states_MD), torch.ones(len(forced))).logprobs(np.array(forced)).tolist()
+        for sample, token, logprob in zip(samples, forced, found, strict=True):
             self._take(sample, token, logprob, ())
 
 
