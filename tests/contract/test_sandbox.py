@@ -153,6 +153,15 @@ async def test_output_beyond_the_limit_ends_the_program(box):
     assert len(ended.stdout) == box.spec.limits.output_bytes
 
 
+async def test_memory_that_forks_share_counts_once(box):
+    shares = (
+        "import os, time\nheld = bytearray(40 << 20)\nfor _ in range(5):\n  if os.fork() == 0:\n    time.sleep(0.5)\n    os._exit(0)\n"
+        "ends = [os.wait()[1] for _ in range(5)]\nprint(ends, len(held) >> 20)"
+    )
+    result = await box.exec(["python3", "-c", shares], timeout=20.0)
+    assert (result.stdout, result.killed_reason) == (b"[0, 0, 0, 0, 0] 40\n", None)
+
+
 async def test_memory_is_bounded_for_all_programs_together(box):
     one = await box.exec(["python3", "-c", "x = bytearray(300 << 20)"], timeout=30.0)
     assert one.killed_reason == "memory"

@@ -2,6 +2,7 @@
 #include "sandbox.h"
 
 #define MOST_PROCESSES 4096
+#define LOOK_NS 20000000 /* deadlines wait as long */
 #define SOCKET_BYTES (2 * 212992) /* both of a socket's buffers at LARGEST_BUFFER, which the filter lets nobody raise */
 #define PIPE_BYTES 65536
 #define MOST_QUEUES (1 << 16) /* sockets and pipes that are told apart; a power of two */
@@ -173,12 +174,22 @@ static uint64_t add_queues(const pid_t *pids, uint64_t *bytes, int count) {
 
 static uint64_t watch_kills;
 
+/* A process's part of the memory that it shares with others, as after a fork, and all of its own; at most `resident`, which counts what is
+   shared in full. Reading it takes the longer the more memory there is. */
+static uint64_t proportional(pid_t pid, uint64_t resident) {
+    char text[4096];
+    if (read_small(pid, "smaps_rollup", text, sizeof text) <= 0) return resident;
+    uint64_t own = (field(text, "Pss_Anon:") + field(text, "Pss_Shmem:")) << 10;
+    return own && own < resident ? own : resident;
+}
+
 /* Where no cgroup does it: keep the programs' memory, their sockets and pipes and the contents of the box's tmpfs below the limit, by
-   killing the largest processes first, as the kernel would. Shared memory counts once for each process that maps it. What is on its way
-   in a socket and open nowhere is not seen, nor what a program takes and gives back between two looks. */
+   killing the largest processes first, as the kernel would. Where shared memory, counted once for each process that maps it, would exceed
+   the limit, it is divided among them, as far as `LOOK_NS` suffice to find that out. What is on its way in a socket and open nowhere is not
+   seen, nor what a program takes and gives back between two looks. */
 void keep_memory(void) {
     static pid_t pids[MOST_PROCESSES];
-    static uint64_t bytes[MOST_PROCESSES];
+    static uint64_t bytes[MOST_PROCESSES], resident[MOST_PROCESSES];
     struct { long type, block, blocks, free, rest[16]; } space;
     char text[4096];
     int count = list(pids, MOST_PROCESSES);
@@ -186,9 +197,15 @@ void keep_memory(void) {
     for (int i = 0; i < count; i++) {
         bytes[i] = 0;
         if (read_small(pids[i], "status", text, sizeof text) > 0) bytes[i] = (field(text, "RssAnon:") + field(text, "RssShmem:")) << 10;
-        used += bytes[i];
+        used += resident[i] = bytes[i];
     }
     used += add_queues(pids, bytes, count);
+    uint64_t until = now() + LOOK_NS;
+    for (int i = 0; i < count && used > box.start.memory && now() < until; i++) {
+        uint64_t more = resident[i] - proportional(pids[i], resident[i]);
+        bytes[i] -= more;
+        used -= more;
+    }
     while (used > box.start.memory && count > 0) {
         int largest = 0;
         for (int i = 1; i < count; i++)

@@ -79,8 +79,11 @@ class GuestPrograms(Programs):
         if self._counts:
             return
         groups = [*(program.group for program in self._running.values()), *self._left]
+        most = self.settings.memory - self._in_use()
         sizes = sorted((held(pid), pid) for group in groups for pid in group.members())
-        over = self._in_use() + sum(size for size, _ in sizes) - self.settings.memory
+        if sum(size for size, _ in sizes) > most:  # what programs share was counted for each of them
+            sizes = sorted((min(size, held(pid, shared=False) or size), pid) for size, pid in sizes)
+        over = sum(size for size, _ in sizes) - most
         while over > 0 and sizes:
             size, pid = sizes.pop()
             end(pid)
@@ -92,10 +95,11 @@ class GuestPrograms(Programs):
         return (space.f_blocks - space.f_bfree) * space.f_frsize
 
 
-def held(pid: int) -> int:
-    """Memory of a process in bytes. Shared memory counts for every process that maps it."""
-    with contextlib.suppress(OSError), open(f"{PROC}/{pid}/status") as status:
-        return sum(int(line.split()[1]) << 10 for line in status if line.startswith(("RssAnon:", "RssShmem:")))
+def held(pid: int, *, shared: bool = True) -> int:
+    """Memory of a process in bytes. Shared memory counts in full, or else as the process's part of it, which takes longer to find out."""
+    file, names = ("status", ("RssAnon:", "RssShmem:")) if shared else ("smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
+    with contextlib.suppress(OSError), open(f"{PROC}/{pid}/{file}") as lines:
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(names))
     return 0
 
 
