@@ -246,7 +246,8 @@ def training(config: Config) -> TrainConfig:
     settings: dict[str, Any] = {}
     if config.train.compute == "auto":
         settings["compute"] = "bf16" if compute(config) == torch.bfloat16 else "fp32"
-    if config.learn.batch == "auto" and config.train.base_turns is None:
+    people = config.learn.source == "people"  # steps of rollouts have the number of turns that the rate was set for
+    if people and config.learn.batch == "auto" and config.train.base_turns is None:
         settings["base_turns"] = config.learn.least_turns
     return config.train.model_copy(update=settings)
 
