@@ -2,7 +2,7 @@
 #include "sandbox.h"
 
 #define MOST_PROCESSES 4096
-#define LOOK_NS 20000000 /* deadlines wait as long */
+#define SHARING 64 /* processes of which it is found out what they share */
 #define SOCKET_BYTES (2 * 212992) /* both of a socket's buffers at LARGEST_BUFFER, which the filter lets nobody raise */
 #define PIPE_BYTES 65536
 #define MOST_QUEUES (1 << 16) /* sockets and pipes that are told apart; a power of two */
@@ -178,14 +178,15 @@ static uint64_t watch_kills;
    shared in full. Reading it takes the longer the more memory there is. */
 static uint64_t proportional(pid_t pid, uint64_t resident) {
     char text[4096];
-    if (read_small(pid, "smaps_rollup", text, sizeof text) <= 0) return resident;
-    uint64_t own = (field(text, "Pss_Anon:") + field(text, "Pss_Shmem:")) << 10;
+    uint64_t own = 0;
+    if (read_small(pid, "smaps_rollup", text, sizeof text) > 0) own = (field(text, "Pss_Anon:") + field(text, "Pss_Shmem:")) << 10;
+    else if (read_small(pid, "status", text, sizeof text) <= 0 || !strstr(text, "RssAnon:")) return 0; /* it has ended */
     return own && own < resident ? own : resident;
 }
 
 /* Where no cgroup does it: keep the programs' memory, their sockets and pipes and the contents of the box's tmpfs below the limit, by
    killing the largest processes first, as the kernel would. Where shared memory, counted once for each process that maps it, would exceed
-   the limit, it is divided among them, as far as `LOOK_NS` suffice to find that out. What is on its way in a socket and open nowhere is not
+   the limit, it is divided among them, as long as there are no more than `SHARING`. What is on its way in a socket and open nowhere is not
    seen, nor what a program takes and gives back between two looks. */
 void keep_memory(void) {
     static pid_t pids[MOST_PROCESSES];
@@ -200,8 +201,7 @@ void keep_memory(void) {
         used += resident[i] = bytes[i];
     }
     used += add_queues(pids, bytes, count);
-    uint64_t until = now() + LOOK_NS;
-    for (int i = 0; i < count && used > box.start.memory && now() < until; i++) {
+    for (int i = 0; i < count && count <= SHARING && used > box.start.memory; i++) {
         uint64_t more = resident[i] - proportional(pids[i], resident[i]);
         bytes[i] -= more;
         used -= more;

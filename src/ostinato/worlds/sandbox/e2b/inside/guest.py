@@ -82,7 +82,7 @@ class GuestPrograms(Programs):
         most = self.settings.memory - self._in_use()
         sizes = sorted((held(pid), pid) for group in groups for pid in group.members())
         if sum(size for size, _ in sizes) > most:  # what programs share was counted for each of them
-            sizes = sorted((min(size, held(pid, shared=False) or size), pid) for size, pid in sizes)
+            sizes = sorted((min(size, held(pid, shared=False) or held(pid)), pid) for size, pid in sizes)
         over = sum(size for size, _ in sizes) - most
         while over > 0 and sizes:
             size, pid = sizes.pop()
