@@ -30,20 +30,30 @@ class PolicyVersion:
 
 
 class Finish(StrEnum):
-    """Why a turn ended. Turns with the last three reasons cannot be trained on: the policy is not responsible for how they ended."""
+    """Why a turn ended. Turns with the last three reasons cannot be trained on: the policy is not responsible for how they ended.
+
+    What a client saw until it left (`LEFT`) can be: when it leaves depends on the tokens so far, so the gradient of the expected reward is
+    that of the tokens sampled until then.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
     DEADLINE = "deadline"  # its rollout ran out of time; clients are told `LENGTH`
-    ABORT = "abort"  # the client went away, or the operator cancelled
+    LEFT = "left"  # the client closed the stream while the answer was being written
+    ABORT = "abort"  # the client went away before any of the answer was sent, or the server was stopped
     ERROR = "error"  # the engine failed
     GRAMMAR = "grammar"  # the demanded form is too complex to be enforced to the end: the client's fault, and no arm's
 
     @property
     def trainable(self) -> bool:
-        """True if the policy itself ended the turn, or ran out of a token or time budget."""
+        """True if the tokens are all that was sampled: the policy ended the turn, or a budget or the client did."""
         return self not in (Finish.ABORT, Finish.ERROR, Finish.GRAMMAR)
+
+    @property
+    def complete(self) -> bool:
+        """True if the client was sent a whole answer: the policy itself ended it, or it ran out of a token or time budget."""
+        return self.trainable and self is not Finish.LEFT
 
     @property
     def cut(self) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from ostinato.core.errors import Corrupt
 from ostinato.core.notices import Alarm
 from ostinato.core.pending_signals import PendingSignals
-from ostinato.core.records import Arm, Batch, Delivered, Holdback, Quarantine, Reward, Row, Signal, Source, Turn
+from ostinato.core.records import Arm, Batch, Delivered, Finish, Holdback, Quarantine, Reward, Row, Signal, Source, Turn
 from ostinato.core.seams import Cursor
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import CLOSED
@@ -265,7 +265,8 @@ class TurnLedger:
         if needs_reward(turn):
             most = self.config.max_signals
             self.counts["excess"] += len(said[most:])
-            self.open[turn.id] = OpenTurn(facts=facts, said=said[:most])
+            received = turn.finish is Finish.LEFT  # as much of it as its client took
+            self.open[turn.id] = OpenTurn(facts=facts, said=said[:most], delivered=received)
             self.touched[turn.id] = None
             self.watch(facts)
         else:
