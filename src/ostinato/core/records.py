@@ -388,7 +388,8 @@ class Batch:
     `step` counts from 1. `reference` is the release that the KL penalty is measured against. `credits` are each turn's advantages,
     one per sampled token, in the order of `turns`. `base` is set if the trainer first went back to the weights of a standing
     release because everything newer had been refused; otherwise a step starts from the step before it. `even`: all of people's turns weigh
-    the same; in batches of earlier versions the turns of an episode shared the weight of one.
+    the same; in batches of earlier versions the turns of an episode shared the weight of one. `weights`: each turn's weight in the loss, if
+    the turns were drawn with unequal chances from more than a step can hold.
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
@@ -400,6 +401,7 @@ class Batch:
     at: float
     base: PolicyVersion | None = None
     even: bool = False
+    weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

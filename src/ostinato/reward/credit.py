@@ -72,7 +72,8 @@ class SingleRollout:
     A reward reaches the earlier turns of its episode, discounted; the reward of a turn outside the batch reaches none. All turns weigh the
     same (`turn_weights`), in the RMS and in the capped shares: a person's mass is the weight of their turns. It is
     not the size of their advantages, which differs between good and bad turns: a cap that cut one kind more would bias what is learned.
-    `recent` says how much each person may have, given their share of the last steps.
+    `recent` says how much each person may have, given their share of the last steps. `weights`, by turn id, are those of turns that were
+    drawn with unequal chances (`Batch.weights`); None: all weigh the same.
 
     `baseline` and `recent` are only read here; the fold of the log updates them.
 
@@ -82,9 +83,16 @@ class SingleRollout:
         credit([Episode(id="e1", tenant="default", turns=(turn,))], {turn.id: 1.0}) == {turn.id: (1.0,) * len(turn.sampled_ids)}
     """
 
-    def __init__(self, config: RewardConfig, baseline: Baseline, recent: RecentShares | None = None) -> None:
+    def __init__(
+        self,
+        config: RewardConfig,
+        baseline: Baseline,
+        recent: RecentShares | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
         self._config = config
         self._baseline = baseline
+        self._weights = weights
         self._recent = recent or RecentShares(config.user_steps)
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
@@ -97,12 +105,13 @@ class SingleRollout:
         turns = [turn for episode in episodes for turn in episode.turns]
         _refuse_without_contrast([rewards[turn.id] for turn in turns])
         residuals_N, unit = self._residuals(episodes, rewards)
-        rms = math.sqrt(float(np.mean(residuals_N**2)))
+        weights = [] if self._weights is None else [self._weights[turn.id] for turn in turns]
+        rms = math.sqrt(float(np.average(residuals_N**2, weights=weights or None)))
         if rms < LEAST_RMS / unit:
             raise NoSignal(f"the baseline explains every reward: the residuals' RMS is below {LEAST_RMS:g}")
         advantages_N = residuals_N / rms
-        weights = masses_of([(counted_as(turn, self._config.users), turn.episode) for turn in turns], even=True)
-        scales = scales_of(weights, self._recent, self._config)
+        people = [(counted_as(turn, self._config.users), turn.episode) for turn in turns]
+        scales = scales_of(masses_of(people, even=True, weights=weights), self._recent, self._config)
         return {
             turn.id: (float(advantage) * scales.get(counted_as(turn, self._config.users), 1.0),) * len(turn.sampled_ids)
             for turn, advantage in zip(turns, advantages_N, strict=True)
