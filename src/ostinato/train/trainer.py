@@ -82,7 +82,10 @@ class Admission:
             )
         edited = [sample for sample in own if self._edits.admits(sample.turn)]
         if not edited:
-            raise NoSignal(f"none of {len(own)} turns follows its grammar as this llguidance reads it; see the log")
+            raise NoSignal(
+                f"none of {len(own)} turns follows its grammar as this llguidance reads it, and has the nucleus of its top_p recorded; "
+                "see the log"
+            )
         routed = [sample for sample in edited if self._experts.admits(sample.turn)]
         if not routed:
             raise NoSignal(
