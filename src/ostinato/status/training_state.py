@@ -114,6 +114,7 @@ FIGURES: Mapping[str, tuple[str, str]] = {
     "masked_share": ("Masked tokens", "share"),
     "entropy_proxy": ("Entropy, estimated from the sampled tokens", "nats per token"),
     "grad_norm": ("Gradient norm before clipping", "norm"),
+    "signal": ("Signal in the squared gradient", "share"),
     "loss": ("Loss", "nats"),
     "tokens_per_second": ("Training throughput", "tokens a second"),
     "seconds": ("Duration of a step", "seconds"),
