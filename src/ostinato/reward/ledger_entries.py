@@ -40,6 +40,7 @@ class Taught:
     """Whose turns are learned from: people's, and in each step `groups` groups of a simulated world's rollouts (0: none).
 
     `every`: a step takes all of people's turns that are ready, and waits until that is its even share of those that are not ready.
+    `worlds_weight`: see `ByOrigin`.
 
     Example: ``Taught(people=False, groups=8)``
     """
@@ -47,6 +48,7 @@ class Taught:
     people: bool = True
     groups: int = 0
     every: bool = False
+    worlds_weight: float | None = None
 
     @property
     def arms(self) -> frozenset[Arm]:

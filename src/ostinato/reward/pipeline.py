@@ -353,7 +353,7 @@ class RewardDesk:
         turns = [turn for turn, _ in chosen]
         values = {turn.id: entry.value for turn, entry in chosen}
         single = SingleRollout(self._config, ledger.baseline, ledger.recent)
-        credit: Credit = ByOrigin(people=single, worlds=GroupRelative())
+        credit: Credit = ByOrigin(people=single, worlds=GroupRelative(), worlds_weight=self._taught.worlds_weight)
         try:
             credits = credit(by_episode(turns), values)
         except NoSignal as error:

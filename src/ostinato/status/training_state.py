@@ -107,6 +107,8 @@ SHOWN = 50
 FIGURES: Mapping[str, tuple[str, str]] = {
     "reward_mean": ("Mean reward of the batch's turns", "reward"),
     "advantage_abs": ("Advantage, mean absolute value", "advantage"),
+    "push_people": ("People's part of the gradient", "norm of the tokens' advantages"),
+    "push_worlds": ("Worlds' part of the gradient", "norm of the tokens' advantages"),
     "ess": ("Effective sample size", "share of the batch"),
     "kl_k1": ("KL from the reference release", "nats per token"),
     "anchor_kl": ("KL from the anchor", "nats per token"),

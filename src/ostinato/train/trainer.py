@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ostinato.core.errors import BadConfig, BadWeights, Cancelled, Corrupt, NoSignal
 from ostinato.core.numerics import Contract
-from ostinato.core.records import Turn
+from ostinato.core.records import Arm, Turn
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Weights
 from ostinato.model import routing
@@ -478,4 +478,15 @@ def _counted(work: Sequence[Microbatch], usable: Sequence[Sample], before: int) 
         "largest_microbatch": float(max(item.packed.tokens for item in work)),
         "reward_mean": sum(sample.reward * sample.factor for sample in usable) / weight,
         "advantage_abs": sum(size * sample.weight for size, sample in zip(each, usable, strict=True)) / weight,
-    }
+    } | _pushes(usable)
+
+
+def _pushes(samples: Sequence[Sample]) -> dict[str, float]:
+    """By origin, the L2 norm of the tokens' advantages as they enter the loss: the gradient's norm, where tokens' scores are independent
+    and alike.
+    """
+    squares: dict[str, float] = {}
+    for sample in samples:
+        name = "push_worlds" if sample.turn.arm is Arm.WORLD else "push_people"
+        squares[name] = squares.get(name, 0.0) + sample.factor**2 * math.fsum(a * a for a in sample.advantages)
+    return {name: math.sqrt(square) for name, square in squares.items()}
