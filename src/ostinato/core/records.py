@@ -2,7 +2,7 @@
 
 Identifiers are strings chosen by the writer; times are Unix seconds (float); token ids are plain ints; log-probabilities are
 natural logs of the distribution that was sampled from (logits with biases, penalties and grammar constraints applied, divided by
-the temperature, before any top-p cut).
+the temperature, renormalised over what `top_p` leaves open).
 """
 
 from __future__ import annotations
@@ -201,7 +201,8 @@ class Turn:
 
     `numerics` is the id of the contract that the logprobs were computed under (`core.numerics`), "" if unknown.
     `routes` are the encoded expert ids of the P + T - 1 tokens that were computed (P: the prompt's length), b"" for a model
-    without experts. `group` names the rollouts of one task, None for a turn that is compared only with its baseline.
+    without experts. `nucleus`: the ids that `top_p` left open to each sampled token (`core.nucleus`), b"" if it left all open or they are
+    not known. `group` names the rollouts of one task, None for a turn that is compared only with its baseline.
     `verified`: the tenant proved that `user` made the request; otherwise `user` is only the caller's claim.
     `purpose`: what the call was for. `branch`: why it does not simply continue the turn before. `harness`: the hash of the calling
     program, as reported by itself; "" if it reported none. `calls`: the first 256 tool calls that the gateway parsed in `text`, in
@@ -226,6 +227,7 @@ class Turn:
     ended_at: float
     numerics: str = ""
     routes: bytes = b""
+    nucleus: bytes = b""
     group: str | None = None
     verified: bool = False
     auto: Pick | None = None

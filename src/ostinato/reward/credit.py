@@ -205,11 +205,15 @@ class ByOrigin:
     A group that a client names itself is credited like people's episodes, so that it is no way around the caps. If one of the two rules
     finds nothing to learn, its advantages are 0 and the other's are learned from.
 
-    Example: ``ByOrigin(people=SingleRollout(config, baseline), worlds=GroupRelative())``
+    `worlds_weight`: the RMS of worlds' advantages in a batch that holds both, relative to that of people's, each as it enters the loss and
+    without zeros. The gradient's norm grows as the RMS, and by the root of the tokens. Worlds' advantages are multiplied by at most 4 for
+    it, and divided by at most 4: where rollouts hardly differ there is little to learn. None: they stay as they are.
+
+    Example: ``ByOrigin(people=SingleRollout(config, baseline), worlds=GroupRelative(), worlds_weight=0.4)``
     """
 
-    def __init__(self, *, people: Credit, worlds: Credit) -> None:
-        self._people, self._worlds = people, worlds
+    def __init__(self, *, people: Credit, worlds: Credit, worlds_weight: float | None = None) -> None:
+        self._people, self._worlds, self._worlds_weight = people, worlds, worlds_weight
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
         """By turn id, one advantage per sampled token. Raises NoSignal where neither teaches anything, ValueError."""
@@ -227,4 +231,19 @@ class ByOrigin:
                 found |= {turn.id: (0.0,) * len(turn.sampled_ids) for episode in theirs for turn in episode.turns}
         if len(reasons) == 2:
             raise NoSignal("; ".join(reasons))
-        return found
+        if reasons or self._worlds_weight is None:
+            return found
+        theirs, ours = ([turn.id for episode in some for turn in episode.turns] for some in (simulated, served))
+        share = len(served) / len(ours)  # a person's turn's weight in the loss; a world's tokens weigh 1
+        factor = self._worlds_weight * share * _rms_of(found, ours) / _rms_of(found, theirs)
+        factor = min(_MOST_SCALED, max(1 / _MOST_SCALED, factor))
+        return found | {turn: tuple(factor * value for value in found[turn]) for turn in theirs}
+
+
+_MOST_SCALED = 4.0
+
+
+def _rms_of(credits: Mapping[str, Advantages], turns: Iterable[str]) -> float:
+    """The root mean square of these turns' advantages over their tokens, without those that are 0."""
+    values = np.concatenate([credits[turn] for turn in turns])
+    return math.sqrt(float(np.mean(values[values != 0.0] ** 2)))

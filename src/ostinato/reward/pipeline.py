@@ -396,7 +396,7 @@ class RewardDesk:
         weights = _weights(turns, chosen.weights, even=True) if chosen.weights else []
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
         single = SingleRollout(self._config, ledger.baseline, ledger.recent, by_turn)
-        credit: Credit = ByOrigin(people=single, worlds=GroupRelative())
+        credit: Credit = ByOrigin(people=single, worlds=GroupRelative(), worlds_weight=self._taught.worlds_weight)
         try:
             credits = credit(by_episode(turns), values)
         except NoSignal as error:
