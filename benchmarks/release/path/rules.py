@@ -116,7 +116,8 @@ class Ostinato(Rule):
     def __init__(self, product: Product, plan: Plan, config: PathConfig, screen: Screen | None = None) -> None:
         super().__init__(product, plan)
         self._screen = screen
-        self._path = ReleasePath(config, self.live, active=product.habits.active)
+        habits = product.habits
+        self._path = ReleasePath(config, self.live, active=habits.active, each=habits.turns_a_day, good=habits.mean)
         self._stays_U: Flags = product.places(0) < config.standing.share
         self._trial_U = product.places(0)
 

@@ -443,7 +443,8 @@ class ReleaseController:
         if self._paused() or self._braking.holds(state):
             return None
         if self._trials.on:
-            return await self._trials.begin(candidate, live, state.reason)
+            traffic = None if self._watch is None else await self._watch.traffic(state, self._clock())
+            return await self._trials.begin(candidate, live, state.reason, traffic)
         if self._config.require == "win" and not state.proven_better(candidate):
             why = f"not proven better than the best so far (release.require): {state.reason}"
             return await self.ledger.append("blocked", candidate, live, why)
