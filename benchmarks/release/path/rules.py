@@ -85,7 +85,7 @@ class Screen:
     """Ostinato's gate before users: it judges each candidate on a simulated suite, at the smallest margins that the suite can hold."""
 
     def __init__(self, product: Product, items: int) -> None:
-        defaults = GateConfig()
+        defaults = GateConfig(candidates_per_week=56)
         total = smallest_total_margin(items, defaults)
         config = defaults.model_copy(update={"margin": max(defaults.margin, total), "total_margin": total})
         self._gate, self._suite = Gate(config), Suite(product.stream(Stream.SUITE), items, config)

@@ -29,15 +29,17 @@ class Incumbents:
     """The incumbent versions when a candidate is judged. Several of them may be the same version.
 
     `best` is the last release that was proven better than the best before it; None if it cannot be sampled. `round` counts the
-    candidates that were judged before this one: items and seeds are drawn anew in each round.
+    candidates that were judged before this one: items and seeds are drawn anew in each round. `since_s` is how many seconds ago another
+    candidate was looked at; None: none was.
 
-    Example: ``Incumbents(live=v9, best=v6, anchor=v0, round=12)``
+    Example: ``Incumbents(live=v9, best=v6, anchor=v0, round=12, since_s=86_400.0)``
     """
 
     live: PolicyVersion
     best: PolicyVersion | None
     anchor: PolicyVersion
     round: int
+    since_s: float | None = None
 
     def named(self) -> dict[Incumbent, PolicyVersion]:
         """The incumbents that can be sampled, by name."""

@@ -62,7 +62,7 @@ def smallest_margin(error: float, level: float) -> float:
 def smallest_total_margin(items: int, gate: GateConfig) -> float:
     """The smallest total margin for a suite with `items` items in a round, by the assumed spreads.
 
-    Example: ``smallest_total_margin(500, GateConfig())`` is 0.044.
+    Example: ``smallest_total_margin(500, GateConfig())`` is 0.038.
     """
     return smallest_margin(assumed_error(items, gate), gate.total_alpha_at(gate.max_draws))
 
@@ -197,6 +197,7 @@ def decide(paired: Sequence[Paired], bars: Sequence[BarResult], config: GateConf
     Raises:
         ValueError: nothing to compare with live, or no items.
     """
+    config = config.after(match.incumbents.since_s)
     weighed = weigh([(pair, spread_of(pair.differences_I)) for pair in paired], bars, config)
     comparisons = weighed.comparisons
     against_live = next(found for found in comparisons if found.against is Incumbent.LIVE)

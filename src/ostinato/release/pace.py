@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, median
 
-from ostinato.core.records import ReleaseEvent
+from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.release.guard import GuardConfig
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.group_sequential import ShipPlan
@@ -75,6 +75,8 @@ class PaceHistory:
         self.trials: deque[TrialEnd] = deque(maxlen=KEPT)
         self.verdicts: deque[float] = deque(maxlen=KEPT)
         """When the gate came to a verdict."""
+        self._judged: tuple[str, float] | None = None
+        self._judged_before: float | None = None
         self.moved: deque[float] = deque(maxlen=KEPT)
         """When a version other than the starting model was put live for the first time, or a version was put live again."""
         self.trying = Spans()
@@ -88,8 +90,8 @@ class PaceHistory:
         """Take in one more line."""
         self._compared(event)
         verdict = str(event.detail.get("report", {}).get("verdict", ""))
-        if event.action == "evaluated" and verdict in ("SHIP", "BLOCK"):
-            self.verdicts.append(event.at)
+        if event.action == "evaluated":
+            self._evaluated(event, verdict in ("SHIP", "BLOCK"))
         if event.action == "canary":
             self._begun = (event.policy.hash, event.at)
         elif self._begun is not None and event.action in _ENDS and event.policy.hash == self._begun[0]:
@@ -100,6 +102,21 @@ class PaceHistory:
                 self.trials.append(TrialEnd(at=event.at, seconds=event.at - began, passed=passed))
         elif event.action in ("shipped", "rolled_back"):
             self._begun = None
+
+    def since_another(self, candidate: PolicyVersion, now: float) -> float | None:
+        """How many seconds ago the gate last looked at another candidate, or came to an earlier verdict on this one; None: it never did."""
+        at = None if self._judged is None else self._judged[1]
+        if self._judged is not None and candidate.hash == self._judged[0]:
+            at = self._judged_before
+        return None if at is None else now - at
+
+    def _evaluated(self, event: ReleaseEvent, ends: bool) -> None:
+        if self._judged is None or event.policy.hash != self._judged[0]:
+            self._judged_before = None if self._judged is None else self._judged[1]
+        if ends:
+            self.verdicts.append(event.at)
+        # after a verdict even the same version is another candidate
+        self._judged = "" if ends else event.policy.hash, event.at
 
     def _compared(self, event: ReleaseEvent) -> None:
         moves = event.action in ("shipped", "rolled_back")

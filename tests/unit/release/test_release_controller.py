@@ -707,6 +707,17 @@ async def test_a_harmless_canary_becomes_live_and_some_stay_behind_until_it_is_b
         await crowd.until("better", "rolled_back", slots=5)
 
 
+async def test_the_gate_is_told_how_long_ago_another_candidate_was_looked_at(disk):
+    judge, time = FakeJudge({3: [Verdict.BLOCK]}), Time()
+    control = controller(disk, judge, time)
+    await control.bootstrap(V0)
+    for policy in (V3, V5):
+        disk.publish(policy)
+        await control.step()
+        time.now += 3600.0
+    assert [each.since_s for each in judge.against] == [None, 3600.0]
+
+
 async def test_the_plan_of_the_looks_is_in_the_trials_first_line_and_a_restart_goes_on_with_it(disk):
     """With an hour of traffic the plan decides; an hour of the crowd's turns is what the trial's 200 seconds can expect."""
     time = Time()
