@@ -152,8 +152,9 @@ class Report:
     """Candidate against live on the first suite, with everything the verdict rests on. Differences are candidate minus live, in [-1, 1].
 
     `power` is the chance that an equally good candidate passes this look; `smallest_margin` is the smallest total margin that this suite
-    can hold at the observed spread. `better` says that a candidate that ships is proven better than the best release so far. `pass_rates`
-    and `sharpening` are its pass rates in one try and in several, and their changes.
+    can hold at the observed spread, and `draw_spread` the standard deviation of one of the anchor's draws of an item. `better` says that a
+    candidate that ships is proven better than the best release so far. `pass_rates` and `sharpening` are its pass rates in one try and in
+    several, and their changes.
     """
 
     suite: str
@@ -175,6 +176,7 @@ class Report:
     bars: tuple[BarResult, ...] = ()
     better: bool = False
     smallest_margin: float = 1.0
+    draw_spread: float | None = None
     round: int = 0
     pass_rates: PassRates | None = None
     sharpening: tuple[Sharpening, ...] = ()
