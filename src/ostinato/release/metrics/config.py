@@ -42,6 +42,12 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
         "denominator": ("turn",),
         "tolerance": 0.02,
     },
+    "harmed_users": {
+        "direction": "higher",
+        "numerator": ("accepted > 0",),
+        "unless": ("rejected", "ignored", "undone", "stopped", "turn.stopped"),
+        "tail": 0.05,
+    },
     "edit_survival": {
         "direction": "higher",
         "numerator": ("survived",),
@@ -87,10 +93,12 @@ DEFAULT_GUARDRAILS = (
     "feedback_coverage",
     "accepted_of_all",
     "returned",
+    "harmed_users",
 )
 """Guardrails of every trial, unless a declaration of that name says otherwise. `accepted_of_all` is there because acceptance covers only
 turns with feedback: a version that silences dissatisfied users raises it, but cannot raise the accepted share of all turns. `returned` is
-there because all of these are ratios over turns, in which people who leave soon hardly count."""
+there because all of these are ratios over turns, in which people who leave soon hardly count, and `harmed_users` because an average hides
+a minority."""
 
 
 RESERVED = "turn"
@@ -139,6 +147,13 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
         description="If set, the metric is the share of turns whose value exceeds this quantile from before the "
         "trial: 0.99 for a p99.",
     )
+    tail: float | None = Field(
+        default=None,
+        ge=0.01,
+        le=0.5,
+        description="If set, the metric is the share of users who are as badly off, beyond what was expected of each, as "
+        "this share of the comparator's users: 0.05 for the worst twentieth.",
+    )
     tolerance: float | None = Field(
         default=None,
         ge=0.0,
@@ -183,6 +198,10 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
             )
         if self.quantile is not None and (self.denominator or self.most != 1.0):
             raise ValueError("with a quantile each turn counts as one: leave out denominator and most")
+        if self.tail is not None and (of_days or self.role == "goal" or self.quantile is not None or self.most != 1.0):
+            raise ValueError(
+                "with a tail users are counted: no goal, no facts of users' days, no quantile and no `most`"
+            )
         if self.role == "goal" and self.most != 1.0 and self.tolerance is None:
             raise ValueError(f"a goal of values up to {self.most:g} needs a tolerance, in its own units")
         return self

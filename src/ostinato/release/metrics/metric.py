@@ -26,7 +26,8 @@ Measured = tuple[float, float]
 class Metric:
     """A ratio of sums over turns, scaled to [0, 1]: `most` in the metric's own units is 1 here.
 
-    `sign` is -1 where lower is better. `tolerance` is in the metric's own units.
+    `sign` is -1 where lower is better, as it is for the share of users in a `tail`; `better` is 1 if a higher ratio is better, else -1.
+    `tolerance` is in the metric's own units.
 
     Example: ``Metric.of(MetricConfig(name="acceptance"), margin=0.02)``
     """
@@ -40,15 +41,20 @@ class Metric:
     most: float
     quantile: float | None
     tolerance: float
+    better: Literal[-1, 1] = 1
+    tail: float | None = None
 
     @classmethod
     def of(cls, config: MetricConfig, margin: float) -> Metric:
         """The metric of a declaration; `margin`, on the [0, 1] scale, is the tolerance of a goal that names none."""
         tolerated = config.tolerated
+        better: Literal[-1, 1] = 1 if config.direction == "higher" else -1
         return cls(
             name=config.name,
             role=config.role,
-            sign=1 if config.direction == "higher" else -1,
+            sign=better if config.tail is None else -1,
+            better=better,
+            tail=config.tail,
             numerator=tuple(parse_term(text) for text in config.numerator),
             unless=tuple(parse_term(text) for text in config.unless),
             denominator=tuple(parse_term(text) for text in config.denominator),

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ostinato.release.metrics.config import DEFAULT_GOAL, MetricConfig
 from ostinato.release.metrics.metric import Metric
 from ostinato.release.trial.config import HOUR, Require, TrialConfig
-from ostinato.release.trial.contrast import Contrast, Effect, Indices, TimeSlot
+from ostinato.release.trial.contrast import Contrast, Effect, Indices, TimeSlot, contrast_of
 from ostinato.release.trial.verdict import Decision, MetricReading, NextAction, bounds_of, read, told
 
 # ---------------------------------------------------------------- balance
@@ -81,18 +81,14 @@ class ArmBalance:
 
 
 class Lately:
-    """Periods of `period_s`, in seconds since the trial began; another one begins once the release is called better.
+    """Periods of `period_s`, in seconds since the trial began; another one begins once the release is called better."""
 
-    Args:
-        metrics: the names of the metrics.
-    """
-
-    def __init__(self, metrics: Sequence[str], period_s: float, most_turns_a_day: float) -> None:
+    def __init__(self, metrics: Sequence[Metric], period_s: float, most_turns_a_day: float) -> None:
         self._period_s = period_s
-        self._most = most_turns_a_day
+        self._metrics, self._most = tuple(metrics), most_turns_a_day
         self._upto_s = 0.0
         self.since_s = 0.0
-        self._contrasts = {name: Contrast(most_turns_a_day) for name in metrics}
+        self._contrasts = {metric.name: contrast_of(metric, most_turns_a_day) for metric in metrics}
         self.afterwards: Mapping[str, Effect] | None = None
         """The effects of the first whole period after the release was called better."""
 
@@ -102,7 +98,7 @@ class Lately:
         anew = -math.inf if better_s is None or began_s < better_s else better_s
         if self.since_s < anew or began_s - self.since_s >= self._period_s:
             self.since_s = began_s
-            self._contrasts = {name: Contrast(self._most) for name in self._contrasts}
+            self._contrasts = {metric.name: contrast_of(metric, self._most) for metric in self._metrics}
         for name, slots in outcomes.items():
             for slot in slots.values():
                 self._contrasts[name].add(slot)
@@ -137,9 +133,8 @@ class Trial:
         self._config = config
         self._metrics = tuple(metrics) or (Metric.of(MetricConfig(name=DEFAULT_GOAL), config.margin),)
         self._goals = [metric for metric in self._metrics if metric.role == "goal"]
-        self._contrasts = {metric.name: Contrast(config.most_turns_a_day) for metric in self._metrics}
-        names = [metric.name for metric in self._metrics]
-        self._lately = Lately(names, config.retest_s, config.most_turns_a_day)
+        self._contrasts = {metric.name: contrast_of(metric, config.most_turns_a_day) for metric in self._metrics}
+        self._lately = Lately(self._metrics, config.retest_s, config.most_turns_a_day)
         self._by_tenant: dict[str, dict[str, Contrast]] = {goal.name: {} for goal in self._goals}
         self._balance = ArmBalance()
         self._back = ArmBalance()
@@ -285,10 +280,11 @@ class Trial:
         """A guardrail that looks worse than is tolerated, though that is not proven; it keeps the candidate from going live.
 
         A day of a user tells little beside all of their turns: where goals are known to two points, days are not. So that chance alone does
-        not hold equal versions until the limit, a metric of days must be beyond its tolerance by a test of level `ship_alpha`.
+        not hold equal versions until the limit, a metric of days must be beyond its tolerance by a test of level `ship_alpha`. One of the
+        worst off, who are few, holds nothing: it stops what is proven.
         """
         errors = -NormalDist().inv_cdf(self._config.ship_alpha)
-        for metric in (metric for metric in self._metrics if metric.role == "guardrail"):
+        for metric in (metric for metric in self._metrics if metric.role == "guardrail" and metric.tail is None):
             effect = readings[metric.name].effect
             doubt = errors * math.sqrt(effect.variance) if metric.daily else 0.0
             if effect.difference < -metric.allowed - doubt:

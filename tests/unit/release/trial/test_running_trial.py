@@ -132,8 +132,9 @@ async def test_a_candidate_that_is_better_in_every_way_ships():
         "feedback_coverage",
         "accepted_of_all",
         "returned",
+        "harmed_users",
     ]
-    assert decision.reason.endswith("; nothing is known of returned"), "no day is over"
+    assert decision.reason.endswith("; nothing is known of returned, harmed_users"), "no day is over, and users are few"
     assert told["acceptance"]["lower"] < 0.25 < told["acceptance"]["upper"]
     assert told["acceptance"]["role"] == "goal"
     assert 1.4 < told["latency_p99"]["threshold"] < 1.5
@@ -445,7 +446,7 @@ async def test_users_who_come_as_often_are_no_loss_though_the_share_grows():
     decision = await town.look(trial, 4)
     told = decision.reading.metrics["returned"]
     assert abs(told["estimate"]) < 0.05, "by the arms of turns it would be 0.11"
-    often, seldom = (trial._expected.of(("default", user))[-1] for user in ("u1", "u5"))
+    often, seldom = (trial._expected.of(("default", user))[-2] for user in ("u1", "u5"))
     assert often > seldom + 0.05, "the week before says who comes often"
 
 
