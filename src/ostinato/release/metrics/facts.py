@@ -1,6 +1,6 @@
-"""What metrics are made of: facts of a turn, the signals about it, and terms with thresholds over both.
+"""What metrics are made of: facts of a turn or of a user's day, the signals about a turn, and terms with thresholds over them.
 
-Facts need no signals; metrics name them with the prefix `turn.`.
+Facts need no signals; metrics name them with the prefix `turn.` or `user.`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,17 @@ _FACTS: Mapping[str, tuple[str, Callable[[Turn], float | None]]] = {
 
 SUGGESTS = "turn.suggests"
 
+USER_FACTS: Mapping[str, str] = {
+    "user": "1, of every user and day, for seven days after a visit",
+    "user.returned": "1 if the user came that day, else 0",
+    "user.log_turns": "log(1 + the user's turns of that day)",
+    "user.sessions": "the user's sessions of that day: turns without half an hour's pause between them",
+    "user.days_away": "whole days since the user's last visit, 0 if that is the day itself",
+}
+"""Every fact of a user's day (`retention.Retention`) and its meaning."""
+
 MEANINGS: Mapping[str, str] = {
+    **USER_FACTS,
     **{name: meaning for name, (meaning, _) in _FACTS.items()},
     SUGGESTS: "1 if it suggests something: the answer is neither empty nor `release.outcomes.nothing`",
     HEARD: "1 if anybody said anything about it",
