@@ -63,7 +63,7 @@ class OverlapIndex:
 
     def __init__(self, gram: int, shortest: int) -> None:
         self._gram, self._shortest = gram, min(shortest, gram)
-        self._runs: dict[int, dict[str, str]] = {}
+        self._runs: dict[int, dict[str, tuple[str, ...]]] = {}  # by length, run -> tests
 
     def __len__(self) -> int:
         return sum(map(len, self._runs.values()))
@@ -78,19 +78,27 @@ class OverlapIndex:
                 runs = self._runs.setdefault(length, {})
                 for run in _runs(words, length):
                     if len(set(run.split())) >= _DISTINCT:
-                        runs.setdefault(run, name)
+                        known = runs.get(run, ())
+                        runs[run] = known if name in known else (*known, name)
                         found += 1
         return found
 
     def within(self, text: str) -> tuple[str, str] | None:
         """The test and the first of its runs that the text contains; None if it contains none."""
+        return next(self._matches(text), None)
+
+    def shared(self, text: str) -> dict[str, str]:
+        """Every test that shares a run with the text, with the first such run."""
+        found: dict[str, str] = {}
+        for name, run in self._matches(text):
+            found.setdefault(name, run)
+        return found
+
+    def _matches(self, text: str) -> Iterator[tuple[str, str]]:
         words = _words(text)
         for length in sorted(self._runs, reverse=True):
             runs = self._runs[length]
-            for run in _runs(words, length):
-                if run in runs:
-                    return runs[run], run
-        return None
+            yield from ((name, run) for run in _runs(words, length) for name in runs.get(run, ()))
 
 
 def _words(text: str) -> list[str]:

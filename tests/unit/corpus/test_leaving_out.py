@@ -97,6 +97,16 @@ def test_thirteen_words_of_a_test_leave_a_file_out_and_twelve_do_not():
     assert tested.within(" ".join(WORDS[20:32])) is None
 
 
+def test_every_test_that_shares_a_run_is_named_with_its_first():
+    tested = OverlapIndex(13, 8)
+    for name, start in (("one", 0), ("two", 5), ("three", 100)):
+        tested.add(name, [" ".join(WORDS[start : start + 30])])
+    text = " ".join(WORDS[7:40])
+    assert tested.shared(text) == {"one": " ".join(WORDS[7:20]), "two": " ".join(WORDS[7:20])}
+    assert tested.within(text) == ("one", " ".join(WORDS[7:20]))
+    assert tested.shared("nothing of it") == {}
+
+
 def test_a_short_test_counts_as_a_whole_and_a_very_short_one_not_at_all():
     tested = OverlapIndex(13, 8)
     tested.add("suite", [" ".join(WORDS[:9]), "of two"])
