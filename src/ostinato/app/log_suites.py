@@ -23,9 +23,9 @@ from ostinato.config import Config
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.held_out import HeldOutPrompts, prompt_hash
-from ostinato.core.records import Batch, Reward, Turn
+from ostinato.core.records import Batch, Finish, Reward, Turn
 from ostinato.core.seams import Log
-from ostinato.corpus.contamination import OverlapIndex
+from ostinato.corpus.contamination import OverlapIndex, own_words, template_runs
 from ostinato.corpus.filters import CopyFinder, Document
 from ostinato.reward.credit import of_world
 from ostinato.serve.arms import ANONYMOUS
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 _BUILT_IN = {"exact": "pattern", "judge": "rubric"}
 CHUNK = 200
+SHORTEST = 8  # words of an item that can be recognised
+SAMPLE = 500  # prompts that the template is told from
 LENGTHS = ("short", "medium", "long")
 SHIPPED = ("demo", "demo-tab")
 OnProgress = Callable[[str, int, int], None]
@@ -164,9 +166,11 @@ async def draw_suite(
     found = DrawnSuite()
     candidates, trained = await _candidates(log, config, draw, found)
     copies = CopyFinder(draw.near)
+    sample = [each.turn for each in candidates[:SAMPLE]]
+    template = template_runs([people_wrote(reader, turn.prompt_ids) async for turn in _turns(log, sample)])
     done = 0
     async for turn in _turns(log, trained):
-        copies.of(_document(turn.id, people_wrote(reader, turn.prompt_ids)))
+        copies.of(_document(turn.id, own_words(people_wrote(reader, turn.prompt_ids), template)))
         done += 1
         on_progress("prompts trained on", done, len(trained))
     found.trained = done
@@ -182,7 +186,11 @@ async def draw_suite(
             if people[each.person] == draw.per_user:
                 found.left_out["of one person"] += 1
                 continue
-            if task := await _task(log, each, draw, reader, copies, found.left_out):
+            task = await _task(log, each, draw, reader, found.left_out)
+            own = "" if task is None else own_words(_unshared(task.messages), template)
+            if task is not None and copies.of(_document(each.turn, own)):
+                found.left_out["copy"] += 1
+            elif task is not None:
                 found.tasks.append(task)
                 found.strata[task.family] += 1
                 people[each.person] += 1
@@ -251,7 +259,7 @@ def _unsuited(turn: Turn, config: Config) -> str:
     """Why a turn of a person is no candidate; "" if it is one."""
     if turn.redacted or not turn.prompt_ids:
         return "forgotten"
-    if not turn.finish.trainable or turn.finish.cut:
+    if not turn.finish.trainable or turn.finish.cut or turn.finish is Finish.LEFT:
         return "cut short"
     return "" if turn.purpose in config.reward.purposes else "a chore"
 
@@ -268,7 +276,7 @@ def _quotas(candidates: Sequence[_Candidate], items: int) -> dict[tuple[str, str
 
 
 async def _task(
-    log: Log, each: _Candidate, draw: SuiteDraw, reader: PromptReader, copies: CopyFinder, left_out: Counter[str]
+    log: Log, each: _Candidate, draw: SuiteDraw, reader: PromptReader, left_out: Counter[str]
 ) -> Task | None:
     found = await log.find(Turn, [(each.turn,)])
     if not found or found[0].redacted:
@@ -282,9 +290,6 @@ async def _task(
     grading = _grading(draw, turn, each.reward)
     if isinstance(grading, str):
         left_out[grading] += 1
-        return None
-    if copies.of(_document(turn.id, _unshared(conversation.messages))):
-        left_out["copy"] += 1
         return None
     hash = prompt_hash(turn.prompt_ids)
     task = Task(
@@ -374,32 +379,52 @@ class SharedRun:
     turn: str
 
 
-async def contaminated(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contamination:
+    """What suites share with the people's turns that were trained on, the most shared first. `items` and `turns` were compared; `short`
+    items have too few words of their own to be recognised.
+    """
+
+    shared: tuple[SharedRun, ...]
+    items: int
+    turns: int
+    short: int
+
+
+async def contamination(
     log: Log,
     tasks: Mapping[str, Sequence[Task]],
     reader: PromptReader,
     *,
     gram: int = 13,
-    shortest: int = 8,
     on_progress: OnProgress = silent,
-) -> tuple[list[SharedRun], int]:
-    """The items that share `gram` words in a row with people's turns that were trained on, the most shared first; and how many turns.
+) -> Contamination:
+    """The items that share `gram` words in a row with people's turns that were trained on. `tasks` are the held-out tasks by suite.
 
-    An item's text without its system prompt counts, and its grading data; shorter texts of at least `shortest` words count as a whole.
-    `tasks` are the held-out tasks by suite.
+    An item's text counts without its system prompt and without the template that a tenth of a suite's items share, and its grading data;
+    what is shorter counts as a whole from eight words on.
     """
-    index = OverlapIndex(gram, shortest)
+    index = OverlapIndex(gram, SHORTEST)
+    templates: set[str] = set()
+    short = 0
     for suite, items in tasks.items():
+        template = template_runs(_unshared(task.messages) for task in items)
+        templates |= template
         for task in items:
-            texts = [message.text for message in task.messages if message.role is not Role.SYSTEM]
-            index.add(f"{suite}: {task.id}", [*texts, *(v for v in task.grading.data.values() if isinstance(v, str))])
+            data = [value for value in task.grading.data.values() if isinstance(value, str)]
+            texts = [own_words(_unshared(task.messages), template), *data]
+            short += not index.add(f"{suite}: {task.id}", texts)
     trained = [turn async for _, row in log.read(0, {Batch}) if isinstance(row, Batch) for turn in row.turns]
     shared: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     done = 0
     async for turn in _turns(log, trained):
+        if of_world(turn):
+            continue
         done += 1
-        for item, run in index.shared(f"{people_wrote(reader, turn.prompt_ids)}\n{turn.text}").items():
+        said = f"{own_words(people_wrote(reader, turn.prompt_ids), templates)}\n{turn.text}"
+        for item, run in index.shared(said).items():
             shared[item].append((turn.id, run))
         on_progress("turns trained on", done, len(trained))
     found = [SharedRun(item=item, run=of[0][1], turns=len(of), turn=of[0][0]) for item, of in shared.items()]
-    return sorted(found, key=lambda each: (-each.turns, each.item)), done
+    found.sort(key=lambda each: (-each.turns, each.item))
+    return Contamination(shared=tuple(found), items=sum(map(len, tasks.values())), turns=done, short=short)

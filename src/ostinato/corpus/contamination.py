@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 _WORDS = re.compile(r"\w+")
@@ -43,6 +44,30 @@ def _values(text: str) -> list[Any]:
         return [json.loads(text)]
     except (ValueError, RecursionError):
         return []
+
+
+TEMPLATE_RUN = 5  # words
+_TEMPLATE_SHARE, _TEMPLATE_LEAST = 0.1, 3
+
+
+def template_runs(texts: Iterable[str]) -> frozenset[str]:
+    """The runs of five words that stand in a tenth of the different texts, and in three at least: the template that they are written in."""
+    seen = set(texts)
+    counts = Counter(run for text in seen for run in set(_runs(_words(text), TEMPLATE_RUN)))
+    least = max(_TEMPLATE_LEAST, _TEMPLATE_SHARE * len(seen))
+    return frozenset(run for run, count in counts.items() if count >= least)
+
+
+def own_words(text: str, template: Collection[str]) -> str:
+    """The words of a text, in lower case, outside of these runs; all of them if none is outside.
+
+    Example: ``own_words("Answer in one short line: why?", {"answer in one short line"}) == "why"``
+    """
+    words = _words(text)
+    starts = [at for at, run in enumerate(_runs(words, TEMPLATE_RUN)) if run in template]
+    shared = {place for at in starts for place in range(at, at + TEMPLATE_RUN)}
+    own = [word for place, word in enumerate(words) if place not in shared]
+    return " ".join(own or words)
 
 
 class OverlapIndex:

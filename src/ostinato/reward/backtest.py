@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Arm, Delivered, NoReward, Pending, Quarantine, Reward, Signal, Turn
+from ostinato.core.records import Arm, Delivered, Finish, NoReward, Pending, Quarantine, Reward, Signal, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.reward.baseline import Floats
 from ostinato.reward.config import RewardConfig
@@ -103,6 +103,7 @@ async def _read(
                     ended_at=row.ended_at,
                     hold=hold or (GOLD if gold(row.tenant, row.user) else None),
                     redacted=row.redacted,
+                    delivered_at=row.ended_at if row.finish is Finish.LEFT else None,  # as much as its client took
                 )
                 past.signals += [signal for signal in early.pop(row.id, []) if signal.tenant == row.tenant]
             case Delivered():

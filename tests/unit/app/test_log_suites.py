@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.fakes.conversations import assistant, system, talk, user
 
 from ostinato.app.evaluation import check_suite
-from ostinato.app.log_suites import SuiteDraw, contaminated, draw_suite, held_out_prompts, open_reader
+from ostinato.app.log_suites import SuiteDraw, contamination, draw_suite, held_out_prompts, open_reader
 from ostinato.app.storage import open_log
 from ostinato.app.suites import open_task_suite
 from ostinato.app.trainer import open_desk
@@ -96,6 +96,7 @@ async def test_what_may_not_be_drawn_never_is(settings, reader):
         "forgotten": a_prompt(reader, 5),
         "aborted": a_prompt(reader, 6, finish=Finish.ABORT),
         "cut": a_prompt(reader, 7, finish=Finish.LENGTH),
+        "left": a_prompt(reader, 13, finish=Finish.LEFT),
         "chore": a_prompt(reader, 8, purpose=Purpose.SIDE),
         "program": a_prompt(reader, 9, arm=Arm.EVAL),
         "other tenant": a_prompt(reader, 10, tenant="bolt"),
@@ -107,7 +108,7 @@ async def test_what_may_not_be_drawn_never_is(settings, reader):
         await log.forget("default", "u5")
         found = await draw_suite(log, config, SuiteDraw(grade="exact", tenants=("default",)), reader)
     assert {task.about["turn"] for task in found.tasks} in ({"t0:0", "t3:0"}, {"t0:0", "t4:0"})
-    assert found.left_out == {"copy": 2, "trained on": 1, "forgotten": 1, "cut short": 2, "a chore": 1}
+    assert found.left_out == {"copy": 2, "trained on": 1, "forgotten": 1, "cut short": 3, "a chore": 1}
     assert found.trained == 1
 
 
@@ -262,9 +263,9 @@ async def test_planted_overlap_is_found_and_named_and_disjoint_text_is_not(setti
         await log.append(*trained, untrained, twelve, *(rewarded(turn, 1.0) for turn in (*trained, twelve)))
         await log.append(trained_on(1, *trained, twelve))
         tasks = open_task_suite(str(file), config).tasks.tasks
-        shared, turns = await contaminated(log, {"answers": tasks}, reader)
-    assert turns == 5
-    assert [(each.item, each.turns, each.turn) for each in shared] == [
+        found = await contamination(log, {"answers": tasks}, reader)
+    assert (found.items, found.turns, found.short) == (3, 5, 0)
+    assert [(each.item, each.turns, each.turn) for each in found.shared] == [
         ("answers: planted", 2, "t0:0"),
         ("answers: short", 1, "t2:0"),
     ]
@@ -274,6 +275,26 @@ async def test_planted_overlap_is_found_and_named_and_disjoint_text_is_not(setti
         "3 items, 5 turns of people that were trained on: 2 items share 13 words in a row with them" in seen.getvalue()
     )
     assert "answers: planted  in 2 turns, e.g. t0:0: " in seen.getvalue()
+
+
+async def test_the_words_that_all_prompts_share_are_neither_a_copy_nor_contamination(settings, reader, tmp_path):
+    """A product writes its instructions into the user's message. Of two questions in one template, both are items."""
+    template = f"{words(900, 40)}\n\n"
+    turns = [a_prompt(reader, i, template + words(i, 12)) for i in range(12)]
+    trained = [a_prompt(reader, 100 + i, template + words(100 + i, 12)) for i in range(3)]
+    same = a_prompt(reader, 200, template + words(100, 12))
+    config = settings()
+    with open_log(config) as log:
+        await log.append(*turns, *trained, same, *(rewarded(turn, 1.0) for turn in (*turns, *trained, same)))
+        await log.append(trained_on(1, *trained))
+        found = await draw_suite(log, config, SuiteDraw(grade="exact"), reader)
+        assert {task.about["turn"] for task in found.tasks} == {turn.id for turn in turns}
+        assert found.left_out == {"copy": 1, "trained on": 3}
+        assert (await contamination(log, {"answers": found.tasks}, reader)).shared == ()
+        await log.append(trained_on(2, turns[4]))
+        shared = (await contamination(log, {"answers": found.tasks}, reader)).shared
+    (hit,) = shared
+    assert (hit.turn, hit.run) == ("t4:0", words(4, 12))
 
 
 async def test_without_a_suite_there_is_nothing_to_check(settings):

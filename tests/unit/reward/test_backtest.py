@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Arm, NoReward, Pending, Quarantine, Reward
+from ostinato.core.records import Arm, Finish, NoReward, Pending, Quarantine, Reward
 from ostinato.reward.backtest import RewardOutcome, backtest, compare, past_turns
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.functions import considered, copilot
@@ -42,7 +42,8 @@ def traffic(rng: random.Random, count: int = 60) -> list[tuple[float, object]]:
     rows: list[tuple[float, object]] = []
     for i in range(count):
         ended = 10.0 * i + 10.0
-        turn = replace(a_turn(f"t{i}:0", user=f"u{i % 7}", ended_at=ended), episode=f"e{i}")
+        finish = Finish.LEFT if rng.random() < 0.2 else Finish.STOP
+        turn = replace(a_turn(f"t{i}:0", user=f"u{i % 7}", ended_at=ended, finish=finish), episode=f"e{i}")
         rows.append((ended, turn))
         if rng.random() < 0.8:
             rows.append((ended + 0.5, a_delivery(turn, at=ended + 0.5)))

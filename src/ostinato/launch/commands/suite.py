@@ -16,11 +16,11 @@ from rich.text import Text
 
 from ostinato.app.evaluation import gate_rules
 from ostinato.app.log_suites import (
+    Contamination,
     DrawnSuite,
     OnProgress,
-    SharedRun,
     SuiteDraw,
-    contaminated,
+    contamination,
     draw_suite,
     open_reader,
     suite_files,
@@ -104,21 +104,22 @@ async def check_suites(config: Config, files: Sequence[str], gram: int, machine:
     suites = {found.suite.name: found.tasks.tasks for found in (open_task_suite(name, config) for name in names)}
     reader = open_reader(config)
     with open_log(config) as log, _progress(disable=machine) as on_progress:
-        shared, turns = await contaminated(
-            log, suites, reader, gram=gram, shortest=min(8, gram), on_progress=on_progress
-        )
-    items = sum(map(len, suites.values()))
+        found = await contamination(log, suites, reader, gram=gram, on_progress=on_progress)
     if machine:
-        told = {"items": items, "turns": turns, "shared": [asdict(each) for each in shared]}
-        console.out(json.dumps(told), highlight=False)
+        console.out(json.dumps(asdict(found)), highlight=False)
     else:
-        _print_shared(shared, items, turns, gram, console)
-    return not shared
+        _print_shared(found, gram, console)
+    return not found.shared
 
 
-def _print_shared(shared: Sequence[SharedRun], items: int, turns: int, gram: int, console: Console) -> None:
-    told = f"{items} items, {turns} turns of people that were trained on: {len(shared)} items share {gram} words in a row with them"
-    console.print(Text(told, "yellow" if shared else "green"), soft_wrap=True)
+def _print_shared(found: Contamination, gram: int, console: Console) -> None:
+    shared = found.shared
+    told = f"{found.items} items, {found.turns} turns of people that were trained on: {len(shared)} items share {gram} words in a row"
+    console.print(Text(f"{told} with them", "yellow" if shared else "green"), soft_wrap=True)
+    if found.short:
+        console.print(
+            Text(f"{found.short} items have too few words of their own to be recognised", "dim"), soft_wrap=True
+        )
     for each in shared[:SHOWN]:
         where = f"{each.item}  in {each.turns} turns, e.g. {each.turn}: {shlex.quote(each.run)}"
         console.print(Text(f"  {plain(where)}"), soft_wrap=True)
