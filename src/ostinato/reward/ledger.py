@@ -104,7 +104,11 @@ def returns_of(entries: Sequence[Matured], discount: float) -> dict[str, float]:
     return {
         entry.facts.id: value
         for members in episodes.values()
-        for entry, value in zip(members, returns([member.value for member in members], discount), strict=True)
+        for entry, value in zip(
+            members,
+            returns([member.facts.id for member in members], [member.value for member in members], discount),
+            strict=True,
+        )
     }
 
 
