@@ -26,8 +26,8 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
     )
     reference: tuple[str, ...] = Field(
         default=("previous", "control"),
-        description="Arms on an earlier release whose users define what is usual now; the first of these with traffic "
-        "is used. Without any, what is usual is learned once and stays. Users without a name are always on live: "
+        description="Arms on an earlier release whose users define what is usual now; each of these with traffic is "
+        "compared with. Without any, what is usual is learned once and stays. Users without a name are always on live: "
         "beside a reference arm they are left out.",
     )
     false_alarm_sessions: float = Field(

@@ -22,7 +22,7 @@ from ostinato.release.monitors.pass_at_k import NarrowingWatch
 from ostinato.release.monitors.proxy_gap import GoldWatch
 from ostinato.release.monitors.rates import Rate
 
-FORMAT = "monitors@5"
+FORMAT = "monitors@6"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch
 """The rows that bear on alarms."""
