@@ -66,6 +66,12 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
         "whose rewards are not known yet, since each step makes them staler; and its learning rate grows with the root of its turns, to "
         "twice as much at most.",
     )
+    worlds_weight: float | None = Field(
+        default=0.4,
+        gt=0,
+        description="With source = 'both': the RMS of worlds' advantages, relative to that of people's, in a step. 0.4 is what grades of 0 "
+        "or 1 have where a fifth or four fifths are solved. null: as the grades have it.",
+    )
     publish_every: int = Field(default=2, ge=1, description="Steps between two published candidates.")
     checkpoint_every: int = Field(
         default=5,

@@ -201,10 +201,10 @@ async def test_the_default_dtype_of_the_process_changes_no_bit(subject, model):
     given = subject(model, "bf16")
     logits_MV = torch.randn(9, 1003, generator=torch.Generator().manual_seed(1)).bfloat16()
     rows = [Draw(temperature=0.7, top_p=(1.0, 0.9)[i % 2], u=i / 9) for i in range(9)]
-    turns, loaded, drawn = await sampled(given, tokens=100), module(given), draw(logits_MV, rows)
+    turns, loaded, drawn = await sampled(given, tokens=100), module(given), draw(logits_MV.clone(), rows)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        found, again = rescore(loaded, turns), draw(logits_MV, rows)
+        found, again = rescore(loaded, turns), draw(logits_MV.clone(), rows)
     finally:
         torch.set_default_dtype(torch.float32)
     assert (gap(turns, found.scores).differing, found.flips) == (0, 0)

@@ -82,6 +82,7 @@ turns = st.builds(
     ended_at=real,
     numerics=text,
     routes=st.binary(max_size=20),
+    nucleus=st.binary(max_size=20),
     group=st.none() | text,
     verified=st.booleans(),
     auto=st.none() | st.builds(Pick, arm=text, odds=st.dictionaries(text, real, max_size=3), cost=st.none() | real),

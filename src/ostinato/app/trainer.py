@@ -74,6 +74,7 @@ def taught_by(config: Config) -> Taught:
         people=source != "worlds",
         groups=0 if source == "people" else config.worlds.groups,
         every=source == "people" and config.learn.batch == "auto",
+        worlds_weight=config.learn.worlds_weight,
     )
 
 

@@ -54,6 +54,7 @@ class Chunk:
     `ids` and `logprobs` have one entry per token, all sampled by `policy`; so has `tops`, if requested. Text that could still
     become part of a stop string is withheld until it cannot; a stop string itself is never shown, though its tokens are in `ids`.
     `routes` is set on the sample's last chunk only: the encoded expert ids of its prompt and sampled tokens (see `Turn.routes`).
+    `nucleus`: the ids that `top_p` left open to each of these tokens (see `Turn.nucleus`); b"" if all, or if the engine cannot tell.
 
     A chunk of an outside model has a text, but neither ids nor a `policy`; its last chunk may have the `usage` that the model reported.
     """
@@ -66,6 +67,7 @@ class Chunk:
     finish: Finish | None = None
     seed: int = 0
     routes: bytes = b""
+    nucleus: bytes = b""
     usage: Usage | None = None
     tops: tuple[Tops, ...] = ()
 

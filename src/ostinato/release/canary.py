@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from secrets import token_hex
+from typing import Any
 
 from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.errors import Unavailable
@@ -23,6 +24,7 @@ from ostinato.release.metrics.metric import ExpectedMetrics, Metric, Past, metri
 from ostinato.release.metrics.reactions import Reacted, Reactions
 from ostinato.release.metrics.retention import DAY, REMEMBERED_DAYS, Retention
 from ostinato.release.moves import Moves
+from ostinato.release.pace import Traffic, ship_plan
 from ostinato.release.trial.config import HOUR, TrialConfig
 from ostinato.release.trial.contrast import POOLED, SlotTally
 from ostinato.release.trial.trial import Trial
@@ -124,7 +126,7 @@ class RunningTrial:
         self._thresholds = {}
         self._people, self._upto, self._answering = {}, record.began, False
         self._retention, self._day = Retention(record.began), 0
-        self._trial = Trial(self._config, active=self._active(record.began), metrics=self._metrics)
+        self._trial = Trial(self._config, active=self._active(record.began), metrics=self._metrics, plan=record.plan)
 
     async def _read(self, until: float = math.inf, past: float = math.inf) -> None:
         """Read the log up to `until`. If too many turns wait, those dropped count as missed if they ended after `past`, else as past."""
@@ -203,7 +205,7 @@ class RunningTrial:
         if end == self._retention.end(self._day):
             self._close_day(record, adding)
         day = int(end // DAY)
-        self._trial.share = record.share(end)
+        self._trial.share, self._trial.shipped = record.share(end), shipped
         outcomes = {metric.name: tally.slots(day) for metric, tally in zip(self._metrics, tallies, strict=True)}
         self._trial.add(came.slot(day), outcomes, end - record.began)
 
@@ -273,13 +275,19 @@ class Trials:
         """True if candidates are tried before they go live."""
         return self._running is not None
 
-    async def begin(self, candidate: PolicyVersion, live: PolicyVersion, reason: str) -> ReleaseEvent:
-        """Start a candidate's trial with its first users. Call this only where trials are on."""
+    async def begin(
+        self, candidate: PolicyVersion, live: PolicyVersion, reason: str, traffic: Traffic | None
+    ) -> ReleaseEvent:
+        """Start a candidate's trial with its first users, and fix the plan of its looks. Call this only where trials are on."""
         assert self._running is not None
         # A salt that nobody can guess: user names chosen by it could fill one arm and void the trial.
         # The line comes first: a restart between the two points the ref again, while a ref without its line would be parked.
         share = await self._running.first_share(self._clock())
-        trial = {"share": share, "salt": token_hex(16), "require": self._config.require}
+        trial: dict[str, Any] = {"share": share, "salt": token_hex(16), "require": self._config.require}
+        goals = [each for each in metrics_of(self._config.metrics, self._config.trial.margin) if each.role == "goal"]
+        plan = ship_plan(traffic, {goal.name: goal.allowed for goal in goals}, self._config.trial)
+        if plan is not None:
+            trial["plan"] = asdict(plan)
         event = await self._ledger.append("canary", candidate, live, reason, trial)
         await self._moves.point("canary", candidate)
         return event

@@ -72,7 +72,8 @@ class SingleRollout:
     A reward reaches the earlier turns of its episode, discounted; the reward of a turn outside the batch reaches none. All turns weigh the
     same (`turn_weights`), in the RMS and in the capped shares: a person's mass is the weight of their turns. It is
     not the size of their advantages, which differs between good and bad turns: a cap that cut one kind more would bias what is learned.
-    `recent` says how much each person may have, given their share of the last steps.
+    `recent` says how much each person may have, given their share of the last steps. `weights`, by turn id, are those of turns that were
+    drawn with unequal chances (`Batch.weights`); None: all weigh the same.
 
     `baseline` and `recent` are only read here; the fold of the log updates them.
 
@@ -82,9 +83,16 @@ class SingleRollout:
         credit([Episode(id="e1", tenant="default", turns=(turn,))], {turn.id: 1.0}) == {turn.id: (1.0,) * len(turn.sampled_ids)}
     """
 
-    def __init__(self, config: RewardConfig, baseline: Baseline, recent: RecentShares | None = None) -> None:
+    def __init__(
+        self,
+        config: RewardConfig,
+        baseline: Baseline,
+        recent: RecentShares | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
         self._config = config
         self._baseline = baseline
+        self._weights = weights
         self._recent = recent or RecentShares(config.user_steps)
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
@@ -97,12 +105,13 @@ class SingleRollout:
         turns = [turn for episode in episodes for turn in episode.turns]
         _refuse_without_contrast([rewards[turn.id] for turn in turns])
         residuals_N, unit = self._residuals(episodes, rewards)
-        rms = math.sqrt(float(np.mean(residuals_N**2)))
+        weights = [] if self._weights is None else [self._weights[turn.id] for turn in turns]
+        rms = math.sqrt(float(np.average(residuals_N**2, weights=weights or None)))
         if rms < LEAST_RMS / unit:
             raise NoSignal(f"the baseline explains every reward: the residuals' RMS is below {LEAST_RMS:g}")
         advantages_N = residuals_N / rms
-        weights = masses_of([(counted_as(turn, self._config.users), turn.episode) for turn in turns], even=True)
-        scales = scales_of(weights, self._recent, self._config)
+        people = [(counted_as(turn, self._config.users), turn.episode) for turn in turns]
+        scales = scales_of(masses_of(people, even=True, weights=weights), self._recent, self._config)
         return {
             turn.id: (float(advantage) * scales.get(counted_as(turn, self._config.users), 1.0),) * len(turn.sampled_ids)
             for turn, advantage in zip(turns, advantages_N, strict=True)
@@ -196,11 +205,15 @@ class ByOrigin:
     A group that a client names itself is credited like people's episodes, so that it is no way around the caps. If one of the two rules
     finds nothing to learn, its advantages are 0 and the other's are learned from.
 
-    Example: ``ByOrigin(people=SingleRollout(config, baseline), worlds=GroupRelative())``
+    `worlds_weight`: the RMS of worlds' advantages in a batch that holds both, relative to that of people's, each as it enters the loss and
+    without zeros. The gradient's norm grows as the RMS, and by the root of the tokens. Worlds' advantages are multiplied by at most 4 for
+    it, and divided by at most 4: where rollouts hardly differ there is little to learn. None: they stay as they are.
+
+    Example: ``ByOrigin(people=SingleRollout(config, baseline), worlds=GroupRelative(), worlds_weight=0.4)``
     """
 
-    def __init__(self, *, people: Credit, worlds: Credit) -> None:
-        self._people, self._worlds = people, worlds
+    def __init__(self, *, people: Credit, worlds: Credit, worlds_weight: float | None = None) -> None:
+        self._people, self._worlds, self._worlds_weight = people, worlds, worlds_weight
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
         """By turn id, one advantage per sampled token. Raises NoSignal where neither teaches anything, ValueError."""
@@ -218,4 +231,19 @@ class ByOrigin:
                 found |= {turn.id: (0.0,) * len(turn.sampled_ids) for episode in theirs for turn in episode.turns}
         if len(reasons) == 2:
             raise NoSignal("; ".join(reasons))
-        return found
+        if reasons or self._worlds_weight is None:
+            return found
+        theirs, ours = ([turn.id for episode in some for turn in episode.turns] for some in (simulated, served))
+        share = len(served) / len(ours)  # a person's turn's weight in the loss; a world's tokens weigh 1
+        factor = self._worlds_weight * share * _rms_of(found, ours) / _rms_of(found, theirs)
+        factor = min(_MOST_SCALED, max(1 / _MOST_SCALED, factor))
+        return found | {turn: tuple(factor * value for value in found[turn]) for turn in theirs}
+
+
+_MOST_SCALED = 4.0
+
+
+def _rms_of(credits: Mapping[str, Advantages], turns: Iterable[str]) -> float:
+    """The root mean square of these turns' advantages over their tokens, without those that are 0."""
+    values = np.concatenate([credits[turn] for turn in turns])
+    return math.sqrt(float(np.mean(values[values != 0.0] ** 2)))

@@ -40,6 +40,7 @@ class Taught:
     """Whose turns are learned from: people's, and in each step `groups` groups of a simulated world's rollouts (0: none).
 
     `every`: a step takes all of people's turns that are ready, and waits until that is its even share of those that are not ready.
+    `worlds_weight`: see `ByOrigin`.
 
     Example: ``Taught(people=False, groups=8)``
     """
@@ -47,6 +48,7 @@ class Taught:
     people: bool = True
     groups: int = 0
     every: bool = False
+    worlds_weight: float | None = None
 
     @property
     def arms(self) -> frozenset[Arm]:
@@ -69,8 +71,8 @@ def untrainable(
 
     ``finish:<x>``: cut by something other than the policy. ``arm:<x>``: control, evaluation and any other arm that is not in `arms`
     teach nothing. ``empty``: nothing was sampled. ``greedy``: temperature 0 explores nothing, and the log-probabilities are not those
-    of the choice made. ``top_p``: the log-probabilities are those of the whole distribution, but the tokens were drawn from its head,
-    so that even praise for everything would move the policy. ``cold``: sampled below the lowest temperature that is learned from.
+    of the choice made. ``top_p``: the tokens were drawn from the head of the distribution, and it is not known which tokens that was, so
+    that even praise for everything would move the policy. ``cold``: sampled below the lowest temperature that is learned from.
     ``purpose:<x>``: not one of `purposes`.
     """
     if not turn.finish.trainable:
@@ -81,7 +83,7 @@ def untrainable(
         return "empty"
     if turn.sampling.temperature == 0:
         return "greedy"
-    if turn.sampling.top_p < 1:
+    if turn.sampling.top_p < 1 and not turn.nucleus and not turn.redacted:
         return "top_p"
     if turn.sampling.temperature < min_temperature:
         return "cold"

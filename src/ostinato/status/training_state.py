@@ -107,6 +107,8 @@ SHOWN = 50
 FIGURES: Mapping[str, tuple[str, str]] = {
     "reward_mean": ("Mean reward of the batch's turns", "reward"),
     "advantage_abs": ("Advantage, mean absolute value", "advantage"),
+    "push_people": ("People's part of the gradient", "norm of the tokens' advantages"),
+    "push_worlds": ("Worlds' part of the gradient", "norm of the tokens' advantages"),
     "ess": ("Effective sample size", "share of the batch"),
     "kl_k1": ("KL from the reference release", "nats per token"),
     "anchor_kl": ("KL from the anchor", "nats per token"),
@@ -114,6 +116,7 @@ FIGURES: Mapping[str, tuple[str, str]] = {
     "masked_share": ("Masked tokens", "share"),
     "entropy_proxy": ("Entropy, estimated from the sampled tokens", "nats per token"),
     "grad_norm": ("Gradient norm before clipping", "norm"),
+    "signal": ("Signal in the squared gradient", "share"),
     "loss": ("Loss", "nats"),
     "tokens_per_second": ("Training throughput", "tokens a second"),
     "seconds": ("Duration of a step", "seconds"),

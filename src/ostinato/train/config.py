@@ -20,6 +20,13 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         "large, but no more than twice. null: the same for every step, or the least number of turns where steps take all that are "
         "ready.",
     )
+    signal_share: float | None = Field(
+        default=0.2,
+        gt=0,
+        le=1,
+        description="Where less than this share of the squared gradient is signal and the rest is noise, the learning rate falls with the "
+        "root of the share, to a quarter at most: AdamW takes as large steps on noise. null: it does not.",
+    )
     warmup_steps: int = Field(
         default=2,
         ge=0,

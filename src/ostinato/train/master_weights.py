@@ -23,6 +23,10 @@ class MasterWeights(Protocol):
         """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
         ...
 
+    def momentum_product(self) -> float:
+        """Inner product of the summed gradient with AdamW's momentum, the mean of earlier gradients."""
+        ...
+
     def update(self, *, learning_rate: float, scale: float) -> None:
         """One AdamW step with the gradient times `scale`; then the compute model holds the new rounding."""
         ...

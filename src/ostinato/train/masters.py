@@ -6,7 +6,7 @@ gradients are taken at the weights that people are served.
 
 All masters lie in one flat tensor, so the norm, AdamW and a checkpoint are one pass over memory each.
 
-The norm of a gradient with any number of entries.
+The norm of a gradient with any number of entries, and its product with another.
 """
 
 from __future__ import annotations
@@ -40,6 +40,18 @@ def sum_of_squares(parts: Iterable[Tensor]) -> Tensor:
         whole = len(flat) - len(flat) % _ROW
         for rows in (flat[:whole].view(-1, _ROW), flat[whole:].view(1, -1)):
             total += torch.linalg.vector_norm(rows, dim=1).double().square().sum().to(total.device)
+    return total
+
+
+_PART = 1 << 20
+
+
+def inner_product(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Sum of the products of all entries of pairs of fp32 tensors, as a float64 scalar; parts are added up in fp32."""
+    total = torch.zeros((), dtype=torch.float64)
+    for one, other in pairs:
+        for a, b in zip(one.reshape(-1).split(_PART), other.reshape(-1).split(_PART), strict=True):
+            total += torch.dot(a, b).double().to(total.device)
     return total
 
 
@@ -127,6 +139,10 @@ class Masters:
     def grad_norm(self) -> float:
         """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
         return float(sum_of_squares([self.grads]).sqrt())
+
+    def momentum_product(self) -> float:
+        """Inner product of the summed gradient with AdamW's momentum, the mean of earlier gradients."""
+        return float(inner_product([(self.grads, self.moments[0])]))
 
     @torch.no_grad()
     def update(self, *, learning_rate: float, scale: float) -> None:

@@ -4,7 +4,8 @@ Data flow: `Turn.routes` -> decoded and checked (`Experts.admits`) -> one row pe
 routers use these experts and compute the gate weights from their own live logits (`Experts.replaying`). A turn whose routes
 cannot be trusted is left out with a reason, never trained on as if it had no routes.
 
-Replay of the sampler's edits of logits: a grammar's masks, biases and penalties, reconstructed from a turn's own ids.
+Replay of the sampler's edits of logits: a grammar's masks, biases and penalties, reconstructed from a turn's own ids, and the nucleus
+that top_p left open, as the engine recorded it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ostinato.core import nucleus
 from ostinato.core import routes as codec
 from ostinato.core.errors import BadRequest, BadRoutes
 from ostinato.core.records import Turn
@@ -161,18 +163,20 @@ class AnswerEdits:
     def admits(self, turn: Turn) -> bool:
         """True if the turn's tokens were drawn from the model's own logits, or from edited ones that can be reconstructed."""
         try:
-            editor = self._editor(turn)
-        except BadRequest as error:
+            editor, nuclei = self._editor(turn), _nuclei(turn)
+        except (BadRequest, ValueError) as error:
             _LOG.warning("turn %s is left out: %s", turn.id, error)
             return False
-        if editor is None:
-            return True
-        for token in turn.sampled_ids:
-            edit = editor.edit()
-            if edit.allowed is not None and not edit.allowed[token >> 3] >> (token & 7) & 1:
+        for place, token in enumerate(turn.sampled_ids):
+            allowed = None if editor is None else editor.edit().allowed
+            if allowed is not None and not allowed[token >> 3] >> (token & 7) & 1:
                 _LOG.warning("turn %s is left out: its grammar, as read here, does not allow token %d", turn.id, token)
                 return False
-            editor.take(token)
+            if nuclei is not None and token not in nuclei[place]:
+                _LOG.warning("turn %s is left out: its nucleus does not hold token %d", turn.id, token)
+                return False
+            if editor is not None:
+                editor.take(token)
         return True
 
     def replay(self, turns: Sequence[Turn], start: int, stop: int) -> Mapping[int, Edit]:
@@ -184,12 +188,15 @@ class AnswerEdits:
         first = 0
         for turn in turns:
             end = first + len(turn.sampled_ids)
-            editor = self._editor(turn) if first < stop and end > start else None
-            if editor is not None:
+            needed = first < stop and end > start
+            editor, nuclei = (self._editor(turn), _nuclei(turn)) if needed else (None, None)
+            if editor is not None or nuclei is not None:
                 for place, token in enumerate(turn.sampled_ids[: stop - first], first):
                     if place >= start:
-                        made[place] = editor.edit()
-                    editor.take(token)
+                        edit = _UNEDITED if editor is None else editor.edit()
+                        made[place] = edit if nuclei is None else replace(edit, allowed=_bits(nuclei[place - first]))
+                    if editor is not None:
+                        editor.take(token)
             first = end
         return made
 
@@ -198,3 +205,20 @@ class AnswerEdits:
         if turn.sampling.grammar and self._grammars is None:
             self._grammars = self._load()
         return LogitEditor.of(turn.sampling, self._grammars)
+
+
+_UNEDITED = Edit(np.empty(0, np.int64), np.empty(0, np.float32), None)
+
+
+def _nuclei(turn: Turn) -> list[nucleus.Ids] | None:
+    """The ids that were open to each sampled token, a grammar's masks included; None if `top_p` closed none. Raises ValueError."""
+    if turn.sampling.top_p == 1.0 or turn.sampling.temperature == 0.0:
+        return None
+    return nucleus.decode(turn.nucleus, len(turn.sampled_ids))
+
+
+def _bits(ids: nucleus.Ids) -> NDArray[np.uint8]:
+    """As `Edit.allowed`, up to the largest of these ascending ids."""
+    open_V = np.zeros(int(ids[-1]) + 1, np.bool_)
+    open_V[ids] = True
+    return np.packbits(open_V, bitorder="little")

@@ -14,15 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ostinato.core.errors import BadConfig, BadWeights, Cancelled, Corrupt, NoSignal
 from ostinato.core.numerics import Contract
-from ostinato.core.records import Turn
+from ostinato.core.records import Arm, Turn
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Weights
 from ostinato.model import routing
@@ -82,7 +83,10 @@ class Admission:
             )
         edited = [sample for sample in own if self._edits.admits(sample.turn)]
         if not edited:
-            raise NoSignal(f"none of {len(own)} turns follows its grammar as this llguidance reads it; see the log")
+            raise NoSignal(
+                f"none of {len(own)} turns follows its grammar as this llguidance reads it, and has the nucleus of its top_p recorded; "
+                "see the log"
+            )
         routed = [sample for sample in edited if self._experts.admits(sample.turn)]
         if not routed:
             raise NoSignal(
@@ -156,6 +160,7 @@ class PolicyTrainer:
             edits=self._edits,
         )
         self._passes = Passes(self._policy, self._masters, self._experts, contract, config, self._ranks)
+        self._signal = GradientSignal(config.beta1)
         torch.manual_seed(config.seed)
 
     # ------------------------------------------------------------ one step
@@ -286,11 +291,15 @@ class PolicyTrainer:
         return consult(work, references, under, step=self.step_count, config=self.config)
 
     def _update(self, metrics: dict[str, float], turns: int) -> None:
-        warmup = min(1.0, (self.step_count + 1) / max(1, self.config.warmup_steps))
-        metrics["learning_rate"] = (
-            self.config.learning_rate * warmup * metrics["trust"] * batch_factor(turns, self.config)
-        )
         scale = metrics["clip_scale"] * metrics["mask_scale"]
+        self._signal.see(
+            square=(metrics["grad_norm"] * metrics["clip_scale"]) ** 2,
+            with_momentum=self._masters.momentum_product() * scale,
+        )
+        metrics["signal"] = self._signal.share
+        warmup = min(1.0, (self.step_count + 1) / max(1, self.config.warmup_steps))
+        trusted = metrics["trust"] * signal_factor(self._signal.share, self.config)
+        metrics["learning_rate"] = self.config.learning_rate * warmup * trusted * batch_factor(turns, self.config)
         self._masters.update(learning_rate=metrics["learning_rate"], scale=scale)
         self.step_count += 1
         self._held = {self.step_count}
@@ -300,7 +309,7 @@ class PolicyTrainer:
     def state(self) -> Checkpoint:
         """The whole state, as views of live memory: write it (`checkpoint.save`) before the next step."""
         weights, moments, part = self._masters.arrays()
-        moments = {**moments, "rng": torch.get_rng_state().numpy()}
+        moments = {**moments, "rng": torch.get_rng_state().numpy(), "signal": self._signal.state()}
         return Checkpoint(step=self.step_count, weights=weights, moments=moments, part=part)
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -311,6 +320,8 @@ class PolicyTrainer:
             )
         self._masters.restore(checkpoint)
         torch.set_rng_state(torch.from_numpy(np.array(checkpoint.moments["rng"])))
+        if "signal" in checkpoint.moments:  # checkpoints of earlier versions have none
+            self._signal.restore(checkpoint.moments["signal"])
         self.step_count = checkpoint.step
         self._held = {checkpoint.step}
 
@@ -335,6 +346,7 @@ class PolicyTrainer:
         self._masters.put(weights)
         self._masters.take_from_model()
         self._masters.forget_mean()
+        self._signal.forget_mean()
         self._held = set() if number is None else {number}
 
     def skip_step(self) -> None:
@@ -353,6 +365,63 @@ class PolicyTrainer:
     def present(self) -> Learned:
         """The present weights as a publishable result without metrics."""
         return Learned(step=self.step_count, policy_number=self.step_count, weights=self._masters.publish(), metrics={})
+
+
+class GradientSignal:
+    """The share of the gradient's expected square that is signal: |E g|^2 / E|g|^2, a moving average over about ten steps.
+
+    Two gradients of independent batches have E[g . g'] = |E g|^2 (McCandlish et al., arXiv:1812.06162, whose noise scale is B (1/share - 1)
+    for batches of B). Here g' is AdamW's momentum, the mean of the gradients of earlier steps, so it costs one inner product. It begins at
+    1. Where steps overshoot, successive gradients point against each other and the share is negative.
+    """
+
+    def __init__(self, beta1: float) -> None:
+        self._beta1 = beta1
+        self._signal = self._square = 0.0
+        self._seen = 0  # gradients in the momentum
+
+    def see(self, *, square: float, with_momentum: float) -> None:
+        """A step's squared gradient, and its inner product with the momentum before the step."""
+        if self._seen:
+            self._signal += _SIGNAL_RATE * (with_momentum / (1 - self._beta1**self._seen) - self._signal)
+            self._square += _SIGNAL_RATE * (square - self._square)
+        elif not self._square:
+            self._signal = self._square = square
+        self._seen += 1
+
+    def forget_mean(self) -> None:
+        """The momentum was dropped."""
+        self._seen = 0
+
+    @property
+    def share(self) -> float:
+        """At most about 1."""
+        return self._signal / self._square if self._square else 1.0
+
+    def state(self) -> NDArray[np.uint8]:
+        """What a checkpoint keeps."""
+        return np.array([self._signal, self._square, self._seen], "<f8").view(np.uint8)
+
+    def restore(self, state: NDArray[Any]) -> None:
+        """The inverse of `state`."""
+        self._signal, self._square, seen = np.array(state).view("<f8").tolist()
+        self._seen = int(seen)
+
+
+_SIGNAL_RATE = 0.1
+_LEAST_FACTOR = 0.25
+
+
+def signal_factor(share: float, config: TrainConfig) -> float:
+    """How much of `learning_rate` suits a gradient of which this share is signal: sqrt(share / signal_share), from 1/4 to 1.
+
+    The rule of `batch_factor`: to AdamW, half the signal is half the batch.
+
+    Example: ``signal_factor(0.1, TrainConfig(signal_share=0.2))`` is sqrt(0.5).
+    """
+    if config.signal_share is None:
+        return 1.0
+    return min(1.0, max(_LEAST_FACTOR, math.sqrt(max(0.0, share) / config.signal_share)))
 
 
 def batch_factor(turns: int, config: TrainConfig) -> float:
@@ -409,4 +478,15 @@ def _counted(work: Sequence[Microbatch], usable: Sequence[Sample], before: int) 
         "largest_microbatch": float(max(item.packed.tokens for item in work)),
         "reward_mean": sum(sample.reward * sample.factor for sample in usable) / weight,
         "advantage_abs": sum(size * sample.weight for size, sample in zip(each, usable, strict=True)) / weight,
-    }
+    } | _pushes(usable)
+
+
+def _pushes(samples: Sequence[Sample]) -> dict[str, float]:
+    """By origin, the L2 norm of the tokens' advantages as they enter the loss: the gradient's norm, where tokens' scores are independent
+    and alike.
+    """
+    squares: dict[str, float] = {}
+    for sample in samples:
+        name = "push_worlds" if sample.turn.arm is Arm.WORLD else "push_people"
+        squares[name] = squares.get(name, 0.0) + sample.factor**2 * math.fsum(a * a for a in sample.advantages)
+    return {name: math.sqrt(square) for name, square in squares.items()}

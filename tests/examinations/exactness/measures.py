@@ -31,11 +31,13 @@ from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.model import routing
 from ostinato.model.attention import Attend, hidden, logits
 from ostinato.model.load import build, load_model, weights_of
+from ostinato.model.logit_edits import edit_logits
 from ostinato.model.logprobs import RowSoftmax
 from ostinato.model.numerics import contract
 from ostinato.model.paged import WholeAttend
 from ostinato.testing.records import a_sample
 from ostinato.train.config import TrainConfig
+from ostinato.train.replay import AnswerEdits
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
@@ -115,10 +117,16 @@ def rescore(
     return Rescored(scores, routed, flips)
 
 
+def _no_grammars() -> Any:
+    raise AssertionError("no turn has a grammar")
+
+
 def _score(model: PreTrainedModel, states_MD: torch.Tensor, turn: Turn) -> list[float]:
     temperature = turn.sampling.temperature or 1.0
     temperatures_M = torch.full((len(states_MD),), temperature, dtype=torch.float32)
-    normal = RowSoftmax.of(logits(model, states_MD), temperatures_M)
+    logits_MV = logits(model, states_MD)
+    edit_logits(logits_MV, AnswerEdits(_no_grammars).replay([turn], 0, len(logits_MV)))
+    normal = RowSoftmax.of(logits_MV, temperatures_M)
     return normal.logprobs(np.array(turn.sampled_ids)).tolist()
 
 

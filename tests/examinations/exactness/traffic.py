@@ -165,4 +165,5 @@ def _turn(request: Generate, index: int, chunks: Sequence[Chunk], numerics: str)
         spans=tuple(spans),
         sampling=request.sampling,
         routes=chunks[-1].routes,
+        nucleus=b"".join(chunk.nucleus for chunk in chunks),
     )

@@ -5,9 +5,11 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from ostinato.core import nucleus
 from ostinato.core.conversation import Conversation, Demand, Message, Role
 from ostinato.core.errors import BadRequest, NoSignal
 from ostinato.core.generation import Generate
@@ -15,11 +17,14 @@ from ostinato.core.records import Finish, PolicyVersion, Sampling, Span
 from ostinato.core.samples import Sample
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
+from ostinato.engine.embedded.sampler import Draw, draw
 from ostinato.model.load import build
+from ostinato.model.logit_edits import Edit
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny_engine import tiny_engine
 from ostinato.train.config import TrainConfig
 from ostinato.train.policy import token_logprobs
+from ostinato.train.replay import AnswerEdits
 from ostinato.train.trainer import PolicyTrainer
 
 CONFIG = TrainConfig(compute="fp32", publish="fp32", learning_rate=1e-3)
@@ -51,6 +56,7 @@ async def turns_of(tiny, sampling, *, n=1, prompt=ASKED):
             sampled_ids=sampled,
             logprobs=tuple(value for chunk in mine for value in chunk.logprobs),
             spans=(Span(policy=V0, tokens=len(sampled)),),
+            nucleus=b"".join(chunk.nucleus for chunk in mine),
             sampling=sampling,
             finish=mine[-1].finish,
             text="".join(chunk.text for chunk in mine),
@@ -63,10 +69,11 @@ def bits(values):
     return torch.tensor(values, dtype=torch.float32).view(torch.int32).tolist()
 
 
-async def test_answers_keep_their_schema_and_the_trainer_has_the_engines_bits(tmp_path):
+@pytest.mark.parametrize("top_p", [1.0, 0.95])
+async def test_answers_keep_their_schema_and_the_trainer_has_the_engines_bits(tmp_path, top_p):
     async with tiny_engine(tmp_path) as tiny:
         grammar = tiny.renderer.grammar(ASKED)
-        sampling = Sampling(max_tokens=150, grammar=grammar, presence_penalty=0.3, logit_bias=((65, 1.5),))
+        sampling = Sampling(max_tokens=150, grammar=grammar, presence_penalty=0.3, logit_bias=((65, 1.5),), top_p=top_p)
         turns = [turn for seed in range(6) for turn in await turns_of(tiny, replace(sampling, seed=seed), n=5)]
         trainer = PolicyTrainer(tiny.path, CONFIG)
     for turn in turns:
@@ -78,7 +85,7 @@ async def test_answers_keep_their_schema_and_the_trainer_has_the_engines_bits(tm
         assert len(value["sizes"]) <= 3
     assert len({turn.text for turn in turns}) > 25, "a model's own words"
     assert [bits(found) for found in trainer.score(turns)] == [bits(turn.logprobs) for turn in turns]
-    plain = [replace(turn, sampling=replace(turn.sampling, grammar="")) for turn in turns]
+    plain = [replace(turn, sampling=replace(turn.sampling, grammar="", top_p=1.0)) for turn in turns]
     assert trainer.score(plain) != [turn.logprobs for turn in turns], "without the mask there are other numbers"
     samples = [Sample(turn=turn, reward=1.0, advantages=(1.0,) * len(turn.sampled_ids)) for turn in turns]
     metrics = trainer.step(samples).metrics
@@ -92,6 +99,15 @@ async def test_answers_keep_their_schema_and_the_trainer_has_the_engines_bits(tm
         {"frequency_penalty": -0.7},
         {"logit_bias": ((66, 4.0), (258, -100.0))},
         {"presence_penalty": -1.0, "frequency_penalty": 0.5, "temperature": 0.6},
+        {"top_p": 0.8},
+        {"top_p": 0.5, "temperature": 1.4},
+        {
+            "top_p": 0.9,
+            "temperature": 0.7,
+            "presence_penalty": -1.0,
+            "frequency_penalty": 0.5,
+            "logit_bias": ((66, 4.0),),
+        },
     ],
 )
 async def test_penalties_and_biases_are_the_trainers_too(tmp_path, edits):
@@ -133,16 +149,11 @@ def test_the_gradient_is_that_of_the_edited_distribution(tmp_path):
     torch.manual_seed(0)
     weight = torch.randn(37, 8, requires_grad=True)
     states, targets, heat = torch.randn(5, 8), torch.tensor([3, 5, 3, 7, 9]), torch.tensor([1.0, 0.7, 1.0, 2.0, 1.0])
-    import numpy as np
-
-    from ostinato.model.logit_edits import Edit
-
     may = np.zeros(40, np.uint8)
     may[[3, 5, 11, 36]] = 1
     packed = np.packbits(may, bitorder="little")
-    none = np.array([], np.int64), np.array([], np.float32)
     edits = {
-        1: Edit(*none, packed),
+        1: Edit(*NONE, packed),
         2: Edit(np.array([3, 4]), np.array([0.5, -2.0], np.float32), packed),
         4: Edit(np.array([9]), np.array([-1.0], np.float32), None),
     }
@@ -165,6 +176,72 @@ def test_the_gradient_is_that_of_the_edited_distribution(tmp_path):
         (found * coefficients).sum().backward()
         torch.testing.assert_close(weight.grad, gradient, atol=1e-5, rtol=1e-5)
         weight.grad = None
+
+
+NONE = np.array([], np.int64), np.array([], np.float32)
+
+
+def test_a_constant_advantage_has_no_gradient_under_top_p_whatever_the_trainers_weights():
+    """Every outcome of the sampler's draw, each with its probability: on the sampler's weights, and on others with importance weights."""
+    torch.manual_seed(1)
+    sampler, states_1D = torch.randn(40, 8), torch.randn(1, 8)
+    drawn = draw(states_1D @ sampler.T, [Draw(temperature=0.9, top_p=0.8, u=0.5)])
+    (ids,) = nucleus.decode(drawn.nuclei[0], 1)
+    assert 3 < len(ids) < 30
+    sampling = Sampling(max_tokens=1, temperature=0.9, top_p=0.8)
+    turns = [replace(a_turn(sampled=(t,)), sampling=sampling, nucleus=drawn.nuclei[0]) for t in ids.tolist()]
+    states_KD, heat_K, targets_K = states_1D.repeat(len(ids), 1), torch.full((len(ids),), 0.9), torch.from_numpy(ids)
+    edits = AnswerEdits(no_grammars)
+    assert all(map(edits.admits, turns))
+
+    def logprobs(weight, changes):
+        return token_logprobs(lambda states: states @ weight.T, states_KD, targets_K, heat_K, changes)
+
+    behaviour_K = logprobs(sampler, lambda a, b: edits.replay(turns, a, b))
+    assert behaviour_K.exp().sum() == pytest.approx(1.0, abs=1e-6), "all outcomes of the draw"
+    moved = sampler + 0.3 * torch.randn(40, 8)
+    (recomputed,) = nucleus.decode(draw(states_1D @ moved.T, [Draw(temperature=0.9, top_p=0.8, u=0.5)]).nuclei[0], 1)
+    assert {*recomputed} != {*ids}, "the trainer cannot find the set again once it has moved"
+    sizes = {}
+    for name, start, changes in (
+        ("same weights", sampler, lambda a, b: edits.replay(turns, a, b)),
+        ("moved weights", moved, lambda a, b: edits.replay(turns, a, b)),
+        ("whole distribution", sampler, None),
+        ("recomputed set", moved, lambda a, b: dict.fromkeys(range(a, b), Edit(*NONE, bits_of(recomputed)))),
+    ):
+        weight = start.clone().requires_grad_()
+        now_K = logprobs(weight, changes)
+        seen = now_K.isfinite()
+        # E[pi / mu grad log pi], the sum over outcomes of mu
+        (behaviour_K.exp() * (now_K.detach() - behaviour_K).exp() * now_K)[seen].sum().backward()
+        sizes[name] = float(weight.grad.norm())
+    assert max(sizes["same weights"], sizes["moved weights"]) < 1e-5
+    assert min(sizes["whole distribution"], sizes["recomputed set"]) > 0.02
+
+
+def bits_of(ids):
+    may = np.zeros(40, np.bool_)
+    may[ids] = True
+    return np.packbits(may, bitorder="little")
+
+
+def no_grammars():
+    raise AssertionError("no turn has a grammar")
+
+
+async def test_what_top_p_left_open_must_be_known_and_hold_the_tokens(tmp_path):
+    async with tiny_engine(tmp_path) as tiny:
+        (turn,) = await turns_of(tiny, Sampling(max_tokens=30, seed=5, top_p=0.7))
+        trainer = PolicyTrainer(tiny.path, CONFIG)
+    sets = nucleus.decode(turn.nucleus, len(turn.sampled_ids))
+    outside = next(token for token in range(256) if token not in sets[0])
+    wrong = replace(turn, id="wrong:0", sampled_ids=(outside, *turn.sampled_ids[1:]))
+    others = replace(turn, id="none:0", nucleus=b""), replace(turn, id="short:0", nucleus=nucleus.encode(sets[0]))
+    samples = [
+        Sample(turn=each, reward=1.0, advantages=(1.0,) * len(each.sampled_ids)) for each in (turn, wrong, *others)
+    ]
+    metrics = trainer.step(samples).metrics
+    assert (metrics["turns"], metrics["grammar_refused"], metrics["mismatch_differing"]) == (1, 3, 0)
 
 
 def form(pattern):

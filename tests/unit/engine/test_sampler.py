@@ -1,6 +1,8 @@
+import numpy as np
 import pytest
 import torch
 
+from ostinato.core import nucleus
 from ostinato.engine.embedded.sampler import Draw, draw, uniform
 
 
@@ -30,11 +32,18 @@ def test_draws_follow_the_softmax(vocab):
     )  # stratified: each token's share is exact to the grid
 
 
-def test_logprob_is_of_the_uncut_distribution_at_its_temperature():
+def test_logprob_is_of_the_distribution_that_was_drawn_from():
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(2)).bfloat16()
-    drawn = draw(logits, [way(temperature=0.5, top_p=0.3), way(temperature=2.0), way(temperature=0.0)])
+    drawn = draw(logits.clone(), [way(temperature=0.5, top_p=0.3), way(temperature=2.0), way(temperature=0.0)])
     for row, temperature in enumerate((0.5, 2.0, 1.0)):
-        expected = (logits[row].float() / temperature).log_softmax(-1)[drawn.tokens[row]]
+        shaped = logits[row].float() / temperature
+        if nuclei := drawn.nuclei[row]:
+            (ids,) = nucleus.decode(nuclei, 1)
+            shut = torch.ones(300, dtype=torch.bool)
+            shut[torch.from_numpy(ids)] = False
+            shaped = shaped.masked_fill(shut, -torch.inf)
+        assert bool(nuclei) == (row == 0)
+        expected = shaped.log_softmax(-1)[drawn.tokens[row]]
         assert drawn.logprobs[row] == pytest.approx(float(expected), abs=1e-5)
     assert drawn.tokens[2] == int(logits[2].argmax())
 
@@ -48,7 +57,7 @@ def test_top_p_keeps_the_smallest_sufficient_set(scale, vocab):
     seen = {
         t
         for start in range(0, 4000, 400)
-        for t in draw(logits.expand(400, -1), [way(u, 1.0, 0.8) for u in us[start : start + 400]]).tokens
+        for t in draw(logits.repeat(400, 1), [way(u, 1.0, 0.8) for u in us[start : start + 400]]).tokens
     }
     assert seen <= set(order.indices[: size + 1].tolist())  # one either side of the threshold in float32
     assert len(seen) >= 0.7 * size
@@ -57,10 +66,11 @@ def test_top_p_keeps_the_smallest_sufficient_set(scale, vocab):
 def test_a_row_does_not_depend_on_its_neighbours():
     logits = torch.randn(40, 777, generator=torch.Generator().manual_seed(4))
     ways = [way(uniform(1, 0, i), (0.0, 1.0, 0.6)[i % 3], (1.0, 0.9)[i % 2]) for i in range(40)]
-    together = draw(logits, ways)
+    together = draw(logits.clone(), ways)
     for i in range(40):
         alone = draw(logits[i : i + 1], ways[i : i + 1])
         assert (alone.tokens[0], alone.logprobs[0]) == (together.tokens[i], together.logprobs[i])
+        assert alone.nuclei[0] == together.nuclei[i]
 
 
 def test_impossible_tokens_are_never_drawn():
@@ -70,11 +80,13 @@ def test_impossible_tokens_are_never_drawn():
     assert set(draw(logits.expand(5, -1), [way(u) for u in edge]).tokens) == {17, 599}
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_unsound_logits_are_reported_and_harm_no_other_row(bad):
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("kernels", ["own", "torch"])
+def test_unsound_logits_are_reported_and_harm_no_other_row(bad, top_p, kernels):
     logits = torch.randn(2, 50)
-    logits[0, 3] = bad
-    drawn = draw(logits, [way(), way()])
+    logits[0, 3 if bad > 0 or bad != bad else slice(None)] = bad
+    drawn = draw(logits, [way(top_p=top_p), way(top_p=top_p)], kernels)
     assert drawn.sound == [False, True]
     assert 0 <= drawn.tokens[1] < 50
 
@@ -86,3 +98,13 @@ def test_a_nucleus_too_small_for_any_token_keeps_the_likeliest(vocab: int, kerne
     likeliest = logits_MV.argmax(-1).tolist()
     rows = [Draw(temperature=1.0, top_p=1e-50, u=u) for u in (0.0, 0.5, 1 - 1e-16)]
     assert draw(logits_MV, rows, kernels).tokens == likeliest
+
+
+def test_nucleus_sets_are_read_back_and_nothing_else_is():
+    sets = [np.array([0]), np.array([3, 4, 150_000]), np.arange(1000)]
+    packed = b"".join(map(nucleus.encode, sets))
+    for found, made in zip(nucleus.decode(packed, 3), sets, strict=True):
+        np.testing.assert_array_equal(found, made)
+    for wrong, tokens in ((packed, 2), (packed[:-4], 3), (packed[:-1], 3), (b"", 1), (b"\0\0\0\0", 1)):
+        with pytest.raises(ValueError, match="nucleus"):
+            nucleus.decode(wrong, tokens)

@@ -1,6 +1,6 @@
 """vLLM's processed log-probabilities mean what ours mean, for the same logits, wherever a turn may be learned from.
 
-Ours: softmax of the edited logits over the temperature, before any nucleus is cut (`engine.embedded.sampler.draw`).
+Ours: softmax of the edited logits over the temperature, renormalised over the nucleus (`engine.embedded.sampler.draw`).
 """
 
 import numpy as np
@@ -11,6 +11,7 @@ from tests.fakes.vllm_tokens import TokenVllm
 from tests.unit.engine.test_vllm import ask, collect, version
 
 from ostinato.core.records import Sampling
+from ostinato.engine.embedded.sampler import Draw, draw
 from ostinato.model.logit_edits import LogitEditor, edit_logits
 from ostinato.model.logprobs import RowSoftmax
 from ostinato.testing.engine import VOCAB_SIZE
@@ -41,6 +42,7 @@ async def told(**sampling):
     async with vllm_engine(fake) as engine:
         await engine.load("live", version(1))
         chunks = await collect(engine, ask(max_tokens=12, **sampling))
+    assert not any(chunk.nucleus for chunk in chunks), "a server does not tell it"
     return [i for chunk in chunks for i in chunk.ids], [value for chunk in chunks for value in chunk.logprobs]
 
 
@@ -63,8 +65,8 @@ async def test_temperature_biases_and_penalties_mean_the_same(sampling):
     assert values == pytest.approx(ours(Sampling(**({"max_tokens": 12} | sampling)), ids), abs=2e-5)
 
 
-async def test_a_nucleus_does_not_mean_the_same_which_is_why_such_turns_are_held_back(monkeypatch):
-    """Likely tokens, so that they lie within the nucleus: vLLM's numbers are higher by the logarithm of its mass, ours are not cut."""
+async def test_a_nucleus_means_the_same_but_is_not_told_which_is_why_such_turns_are_held_back(monkeypatch):
+    """Likely tokens, so that they lie within the nucleus."""
     kept = logits
 
     def favoured(place):
@@ -74,5 +76,11 @@ async def test_a_nucleus_does_not_mean_the_same_which_is_why_such_turns_are_held
 
     monkeypatch.setitem(globals(), "logits", favoured)
     ids, values = await told(temperature=1.0, top_p=0.5)
-    apart = np.array(values) - ours(Sampling(max_tokens=12, temperature=1.0), ids)
-    assert (apart > 1e-3).all()
+    whole = np.array(values) - ours(Sampling(max_tokens=12, temperature=1.0), ids)
+    assert (whole > 1e-3).all(), "higher by the logarithm of the nucleus's mass"
+    drawn = [
+        draw(torch.from_numpy(logits(i))[None], [Draw(temperature=1.0, top_p=0.5, u=0.5)]) for i in range(len(ids))
+    ]
+    assert [row.tokens[0] for row in drawn] == ids
+    assert values == pytest.approx([row.logprobs[0] for row in drawn], abs=2e-5)
+    assert all(row.nuclei[0] for row in drawn)

@@ -283,7 +283,11 @@ async def test_who_only_reads_a_segment_digests_no_dictionary_for_packing(
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.table)
 def test_every_field_of_a_record_is_stored(kind: Any):
-    apart = {"prompt_ids", "sampled_ids", "logprobs", "spans", "text", "routes", "calls"} if kind is TURNS else set()
+    apart = (
+        {"prompt_ids", "sampled_ids", "logprobs", "spans", "text", "routes", "nucleus", "calls"}
+        if kind is TURNS
+        else set()
+    )
     assert {*kind.body, *kind.said} | apart == {field.name for field in fields(kind.record) if field.init}
 
 

@@ -1,6 +1,7 @@
 """Credit within groups: figures a person can check, and the gradient against enumeration."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -116,6 +117,43 @@ def test_worlds_and_people_in_one_batch_are_credited_each_by_its_own_rule():
     found = mixed()(by_episode(people + worlds), values)
     assert found[people[0].id] == (1.0, 1.0)
     assert [found[turn.id][0] for turn in worlds] == [0.5, 0.5, -0.5]
+
+
+@pytest.mark.parametrize("weight", [0.2, 0.4, 0.8])
+def test_the_worlds_share_of_a_step_is_as_set(weight: float):
+    """Turns of several tokens, people's episodes of two turns, rollouts of one and of three, and one group without a difference."""
+    people = [t for n in range(4) for t in rollouts(None, 2, arm=Arm.LIVE)]
+    people = [replace(turn, id=f"p{n}:0", episode=f"p{n // 2}", user=f"u{n}") for n, turn in enumerate(people)]
+    worlds, flat = rollouts("g", 1, 3, 1, 1, sampled=(7, 8, 9)), rollouts("flat", 1, 1)
+    values = final(worlds, 1.0, 0.0, 0.0, 0.0) | final(flat, 1.0, 1.0)
+    values |= {turn.id: 0.75 if n % 3 else -0.25 for n, turn in enumerate(people)}
+    turns = [*people, *worlds, *flat]
+    rule = ByOrigin(people=SingleRollout(RewardConfig(), Baseline()), worlds=GroupRelative(), worlds_weight=weight)
+    found, plain = rule(by_episode(turns), values), mixed()(by_episode(turns), values)
+    row = Batch(
+        step=1,
+        turns=tuple(turn.id for turn in turns),
+        credits=tuple(found[turn.id] for turn in turns),
+        reference=PolicyVersion(number=0, hash="0"),
+        at=0.0,
+        even=True,
+    )
+    rewards = [Reward(turn=turn.id, value=values[turn.id], function="f@1", signals=(), at=0.0) for turn in turns]
+    sizes = {True: list[float](), False: list[float]()}
+    for sample in training_batch(row, turns, rewards).samples:
+        sizes[sample.turn in people] += [sample.factor * a for a in sample.advantages if a]
+    rms = {who: math.sqrt(sum(a * a for a in each) / len(each)) for who, each in sizes.items()}
+    assert rms[False] / rms[True] == pytest.approx(weight)
+    assert all(found[turn.id] == plain[turn.id] for turn in people), "people's are as ever"
+    ratios = {a / b for turn in worlds for a, b in zip(found[turn.id], plain[turn.id], strict=True)}
+    assert max(ratios) == pytest.approx(min(ratios)), "the direction within a group is as ever"
+
+
+def test_rollouts_that_hardly_differ_are_not_blown_up():
+    people, worlds = rollouts(None, 1, arm=Arm.LIVE), rollouts("g", 1, 1)
+    rule = ByOrigin(people=SingleRollout(RewardConfig(), Baseline()), worlds=GroupRelative(), worlds_weight=1.0)
+    found = rule(by_episode(people + worlds), final(people, 0.75) | final(worlds, 0.51, 0.5))
+    assert found[worlds[0].id][0] == pytest.approx(4 * 0.005)
 
 
 def test_no_cap_bites_on_a_world_and_a_clients_group_is_no_way_around_one():

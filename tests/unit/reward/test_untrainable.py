@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ostinato.core.nucleus import decode, encode
 from ostinato.core.records import Holdback, PolicyVersion, Sampling
 from ostinato.reward.config import RewardConfig
 from ostinato.testing.records import a_signal
@@ -40,18 +41,28 @@ def test_praise_for_everything_moves_the_policy_if_tokens_were_drawn_from_the_nu
     assert np.linalg.norm(cut) > 0.1, "the record is of the whole distribution"
 
 
-@pytest.mark.parametrize(("top_p", "trained"), [(1.0, 2), (0.8, 0), (0.999, 0)])
-async def test_no_such_turn_reaches_a_batch(log, now, open_desk, turn, top_p: float, trained: int):
-    sampling = Sampling(max_tokens=8, top_p=top_p)
-    turns = [turn(0, sampling=sampling), turn(1, sampling=sampling)]
+@pytest.mark.parametrize(
+    ("top_p", "kept", "trained"), [(1.0, False, 2), (0.8, False, 0), (0.999, False, 0), (0.8, True, 2)]
+)
+async def test_such_a_turn_reaches_a_batch_only_with_its_nucleus(
+    log, now, open_desk, turn, top_p: float, kept: bool, trained: int
+):
+    sampling, ids = Sampling(max_tokens=8, top_p=top_p), np.flatnonzero(nucleus(softmax(LOGITS_V), top_p))
+    turns = [turn(i, sampling=sampling, nucleus=encode(ids) if kept else b"") for i in range(2)]
     await log.append(*turns, a_signal(turns[0]), a_signal(turns[1], "rejected"))
     now.at = 99.0
     desk = open_desk(log)
     made = await desk.batch(1, 2, V0)
     samples = made.samples if made else ()
     assert len(samples) == trained
-    p_V = softmax(LOGITS_V)
-    gradient = sum(expected_gradient(nucleus(p_V, s.turn.sampling.top_p), p_V, 1.0) for s in samples) + np.zeros(8)
+    p_V, gradient = softmax(LOGITS_V), np.zeros(8)
+    for sample in samples:
+        drawn_V, seen_V = nucleus(p_V, sample.turn.sampling.top_p), p_V.copy()
+        if sample.turn.nucleus:  # the trainer's distribution is then renormalised over the same tokens
+            (ids,) = decode(sample.turn.nucleus, 1)
+            seen_V[np.setdiff1d(np.arange(8), ids)] = 0.0
+            seen_V /= seen_V.sum()
+        gradient += drawn_V @ (np.eye(8) - seen_V)
     assert np.linalg.norm(gradient) < 1e-14
     assert set(log.reasons(Holdback).values()) == (set() if trained else {"top_p"})
 

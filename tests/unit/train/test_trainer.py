@@ -108,6 +108,16 @@ def test_packed_loss_and_gradient_equal_the_unpacked_ones(path: Path, monkeypatc
     torch.testing.assert_close(packed, alone, atol=1e-5 * scale, rtol=0)
 
 
+def test_a_step_tells_how_hard_people_and_worlds_push(path: Path):
+    trainer = PolicyTrainer(path, CONFIG)
+    served, simulated = samples(trainer, (turn("a", "bcd"), 0.5), (turn("a", "bce"), -1.0))
+    simulated = replace(simulated, turn=replace(simulated.turn, arm=Arm.WORLD), weight=0.5, summed=True)
+    metrics = trainer.step([replace(served, weight=0.5), simulated]).metrics
+    assert metrics["push_people"] == pytest.approx(0.25 * math.sqrt(3))
+    assert metrics["push_worlds"] == pytest.approx(math.sqrt(3))
+    assert "push_worlds" not in trainer.step([served]).metrics
+
+
 def test_a_trainer_must_be_told_its_arithmetic(path: Path):
     """ "auto" is the engine's, whatever this CPU is quick in."""
     with pytest.raises(BadConfig, match='set it to "bf16" or "fp32"'):

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato.core import nucleus
 from ostinato.core.generation import Tops
 from ostinato.core.records import logit_divisor
-from ostinato.model.devices.softmax import TensorSoftmax, invert
+from ostinato.model.devices.softmax import TensorSoftmax
 from ostinato.model.logit_edits import Edit, edit_logits
 from ostinato.model.logprobs import GREEDY, RowSoftmax, softmax
 
@@ -54,13 +55,16 @@ class Draw:
 class Drawn:
     """One entry per row. `sound` is False if the logits held a NaN or +inf, or only -inf; the token is then meaningless.
 
-    Example: ``Drawn(tokens=[5], logprobs=[-0.3], sound=[True], tops=[()])``.
+    `nuclei`: the ids that `top_p` left open (`core.nucleus`); b"" if it left all open.
+
+    Example: ``Drawn(tokens=[5], logprobs=[-0.3], sound=[True], tops=[()], nuclei=[b""])``.
     """
 
     tokens: list[int]
     logprobs: list[float]
     sound: list[bool]
     tops: list[Tops]
+    nuclei: list[bytes]
 
 
 def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch"] = "own") -> Drawn:
@@ -72,25 +76,21 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch
         kernels: "own" or "torch"; "torch" takes logits on any device.
 
     Returns:
-        Tokens and their log-probabilities: log_softmax(logits / temperature) of the edited logits, before any top-p cut, with
-        temperature 1 for greedy rows.
+        Tokens and their log-probabilities: log_softmax(logits / temperature) of the edited logits, of which those outside of the
+        nucleus are -inf, with temperature 1 for greedy rows.
     """
     edit_logits(logits_MV, {i: row.edit for i, row in enumerate(rows) if row.edit is not None})
     # explicit dtypes: another thread that builds a model changes the process's default dtype in the meantime
     temperatures_M = torch.tensor([logit_divisor(row.temperature) for row in rows], dtype=torch.float32)
+    nuclei = [_cut(logits_MV[i], row) if row.temperature and row.top_p < 1.0 else b"" for i, row in enumerate(rows)]
     normal = softmax(logits_MV, temperatures_M, kernels)
     tokens_M = normal.draw(np.array([row.u if row.temperature else GREEDY for row in rows]))
-    cut = [i for i, row in enumerate(rows) if row.temperature and row.top_p < 1.0]
-    if cut:
-        scaled_CV = logits_MV[cut].float() / temperatures_M[cut, None].to(logits_MV.device)
-        top_p_C = torch.tensor([rows[i].top_p for i in cut], dtype=torch.float32).to(logits_MV.device)
-        kept_CV = _nucleus(scaled_CV.softmax(-1), top_p_C)
-        tokens_M[cut] = invert(kept_CV, torch.tensor([rows[i].u for i in cut], dtype=torch.float64)).cpu().numpy()
     return Drawn(
         tokens=tokens_M.tolist(),
         logprobs=normal.logprobs(tokens_M).tolist(),
         sound=normal.sound().tolist(),
         tops=_tops(logits_MV, normal, [row.tops for row in rows]),
+        nuclei=nuclei,
     )
 
 
@@ -111,14 +111,20 @@ def _tops(logits_MV: Tensor, normal: RowSoftmax | TensorSoftmax, wanted: Sequenc
     ]
 
 
-def _nucleus(mass_CV: Tensor, top_p_C: Tensor) -> Tensor:
-    """Zero all but the smallest set of likeliest tokens with at least `top_p` of the mass (Holtzman et al., arXiv:1904.09751)."""
-    target_C1 = (mass_CV.sum(-1) * top_p_C)[:, None]
-    best_CK, where_CK = mass_CV.topk(min(_TOP, mass_CV.shape[-1]), dim=-1)
-    if bool((best_CK.sum(-1, keepdim=True) < target_C1).any()):
-        best_CK, where_CK = mass_CV.sort(dim=-1, descending=True)
-    before_CK = best_CK.cumsum(-1) - best_CK
-    beyond_CK = before_CK >= target_C1
-    beyond_CK[:, 0] = False  # the likeliest is kept even if `top_p` is rounded to 0
-    best_CK = best_CK.masked_fill(beyond_CK, 0.0)
-    return torch.zeros_like(mass_CV).scatter_(1, where_CK, best_CK)
+def _cut(logits_V: Tensor, row: Draw) -> bytes:
+    """Set the logits outside of the row's nucleus to -inf, as a grammar does; returns the ids that stay open.
+
+    The nucleus is the smallest set of likeliest tokens with at least `top_p` of the mass (Holtzman et al., arXiv:1904.09751).
+    """
+    mass_V = (logits_V.float() / row.temperature).softmax(-1)
+    target = float(mass_V.sum()) * row.top_p
+    best_K, where_K = mass_V.topk(min(_TOP, len(mass_V)))
+    if float(best_K.sum()) < target:
+        best_K, where_K = mass_V.sort(descending=True)
+    open_K = best_K.cumsum(-1) - best_K < target
+    open_K[0] = True  # the likeliest is kept even if `top_p` is rounded to 0
+    ids = where_K[open_K & (best_K > 0)].sort().values
+    shut_V = torch.ones_like(logits_V, dtype=torch.bool)
+    shut_V[ids] = False
+    logits_V.masked_fill_(shut_V, -torch.inf)
+    return nucleus.encode(ids.cpu().numpy())

@@ -189,6 +189,7 @@ def draw_rows(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], l
         logprobs=[logprob for drawn in parts for logprob in drawn.logprobs],
         sound=[sound for drawn in parts for sound in drawn.sound],
         tops=[tops for drawn in parts for tops in drawn.tops],
+        nuclei=[nucleus for drawn in parts for nucleus in drawn.nuclei],
     )
 
 
@@ -531,11 +532,11 @@ class EngineThread(threading.Thread):
         drawn = draw_rows(model, states_MD, rows, self._lanes)
         for i, sample in enumerate(samples):
             if drawn.sound[i]:
-                self._take(sample, drawn.tokens[i], drawn.logprobs[i], drawn.tops[i])
+                self._take(sample, drawn.tokens[i], drawn.logprobs[i], drawn.tops[i], drawn.nuclei[i])
             else:
                 self._spoiled(sample)
 
-    def _take(self, sample: Generation, token: int, logprob: float, tops: Tops) -> None:
+    def _take(self, sample: Generation, token: int, logprob: float, tops: Tops, nucleus: bytes) -> None:
         if sample.editor is not None and (why := sample.editor.take(token)):  # fed the end token too, if it is allowed
             # the compiler's message quotes the whole grammar, which is the client's text
             _LOG.warning("request %s: its grammar cannot go on: %.120s", sample.request.id, why.partition("\n")[0])
@@ -547,7 +548,7 @@ class EngineThread(threading.Thread):
         stream = self._streams[sample].texts[sample.index]
         last = sample.sampled == sample.request.sampling.max_tokens
         text, finish = shown(stream, token, self._stop_ids, last=last)
-        self._emit(sample, (token,), (logprob,), text, finish, (tops,) if tops else ())
+        self._emit(sample, (token,), (logprob,), text, finish, (tops,) if tops else (), nucleus)
 
     def _spoiled(self, sample: Generation) -> None:
         _LOG.error("request %s: the logits are not finite; the stream ends", sample.request.id)
@@ -563,6 +564,7 @@ class EngineThread(threading.Thread):
         text: str,
         finish: Finish | None,
         tops: tuple[Tops, ...] = (),
+        nucleus: bytes = b"",
     ) -> None:
         chunk = Chunk(
             index=sample.index,
@@ -573,6 +575,7 @@ class EngineThread(threading.Thread):
             finish=finish,
             seed=sample.seed,
             routes=b"" if finish is None else self._routes(sample, len(sample.ids)),
+            nucleus=nucleus,
             tops=tops,
         )
         self._outbox.append((self._streams[sample].deliver, chunk))

@@ -1,6 +1,7 @@
 """A turn <-> its columns: a JSON head, packed ids, packed log-probabilities, and its text if the tokens do not spell it.
 
-Behind the log-probabilities stand, each only if there is any, the parsed tool calls and the grammar: what is encrypted with the turn.
+Behind the log-probabilities stand, each only if there is any, the nucleus sets, the parsed tool calls and the grammar: what is encrypted
+with the turn.
 
 Packing has two steps. `prepare` needs only the turn, so it can refuse the turn before any lock is taken. The rest depends on the segment
 that the turn is written to: the numbers of its policies there, its base, and the texts of its tokens.
@@ -31,6 +32,7 @@ from ostinato.record.codec.tokens import (
 )
 
 _WRITTEN = b"\1"  # precedes a grammar together with what else the caller wrote; no compressed grammar begins with it
+_NUCLEUS = b"\3"  # precedes the length and the compressed nucleus sets
 _CALLED = b"\2"  # precedes the length and the JSON of the parsed calls; the length is 0 if they are not known
 _TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
 
@@ -38,7 +40,7 @@ _TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A turn that can be stored. `ids`: flat, prompt first. `logprobs`: packed. `grammar`: what constrained them, compressed; or empty.
-    `calls`: the parsed tool calls, packed; empty for none.
+    `calls`: the nucleus sets and the parsed tool calls, packed; empty for none.
     """
 
     head: bytes
@@ -117,9 +119,28 @@ def prepare(turn: Turn) -> Prepared:
         bytes(turn.routes)
         field = "calls"
         calls = _pack_calls(turn.calls)
+        field = "nucleus"
+        calls = _pack_nucleus(turn.nucleus) + calls
     except (ValueError, TypeError) as error:
         raise BadRequest(f"Turn.{field} cannot be stored: {error}", field=field) from error
     return Prepared(head, ids, logprobs, zlib.compress(grammar) if grammar else b"", calls)
+
+
+def _pack_nucleus(nucleus: bytes) -> bytes:
+    packed = zlib.compress(nucleus)
+    return _NUCLEUS + write_ints(len(packed)) + packed if nucleus else b""
+
+
+def _unpack_nucleus(packed: bytes) -> tuple[bytes, bytes]:
+    """The inverse of `_pack_nucleus`; also returns the bytes that follow. Raises ValueError, IndexError."""
+    if packed[:1] != _NUCLEUS:
+        return b"", packed
+    (size,), at = read_ints(packed[1:], 1)
+    end = 1 + at + size
+    try:
+        return zlib.decompress(packed[1 + at : end]), packed[end:]
+    except zlib.error as error:
+        raise ValueError(f"nucleus sets cannot be read: {error}") from error
 
 
 def _pack_calls(calls: tuple[ParsedCall, ...] | None) -> bytes:
@@ -185,7 +206,7 @@ def head_owner(plain: bytes) -> tuple[str, str]:
 
 
 def pack_logprobs_column(prepared: Prepared) -> bytes:
-    """Log-probabilities, then the calls and the grammar. `unpack_logprobs` separates them; a zero byte stands for missing
+    """Log-probabilities, then the nucleus sets, the calls and the grammar. `unpack_logprobs` separates them; a zero byte stands for missing
     log-probabilities.
     """
     rest = prepared.calls + prepared.grammar
@@ -221,6 +242,7 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
     except Forgotten:
         erased: dict[str, Any] = {"prompt_ids": (), "sampled_ids": (), "logprobs": (), "text": "", "calls": None}
         return Turn(**fields, **erased, spans=_spans(home, spans, 0))
+    nucleus, beside = _unpack_nucleus(beside)
     calls, grammar = _unpack_calls(beside)
     if grammar:  # a call's grammar and stop strings may quote what was said, so they are erased with the tokens
         fields["sampling"] = replace(fields["sampling"], **_written(grammar))
@@ -232,6 +254,7 @@ def decode(home: TurnSegment, stored: Any) -> Turn:
         spans=_spans(home, spans, len(numbers)),
         text=words,
         routes=ways,
+        nucleus=nucleus,
         calls=calls if calls or home.knows_calls else None,
     )
 

@@ -33,10 +33,12 @@ def _length(turn: Turn) -> float | None:
     return None if turn.finish is Finish.ERROR else float(sum(span.tokens for span in turn.spans))
 
 
+_STOPPED = (Finish.LEFT, Finish.ABORT)
+
 _FACTS: Mapping[str, tuple[str, Callable[[Turn], float | None]]] = {
     "turn": ("1, of every turn", lambda turn: 1.0),
     "turn.failed": ("1 if the engine failed", lambda turn: float(turn.finish is Finish.ERROR)),
-    "turn.stopped": ("1 if it was broken off: somebody pressed stop or left", lambda turn: float(turn.finish is Finish.ABORT)),
+    "turn.stopped": ("1 if it was broken off: somebody pressed stop or left", lambda turn: float(turn.finish in _STOPPED)),
     "turn.cut_off": ("1 if it ran into its token budget", lambda turn: float(turn.finish is Finish.LENGTH)),
     "turn.latency": ("seconds from request to end; none where the engine failed", _latency),
     "turn.tokens": ("sampled tokens; none where the engine failed", _length),

@@ -29,7 +29,17 @@ from ostinato.release.metrics.config import DEFAULT_GOAL, MetricConfig
 from ostinato.release.metrics.metric import Metric
 from ostinato.release.trial.config import HOUR, Require, TrialConfig
 from ostinato.release.trial.contrast import Contrast, Effect, Indices, TimeSlot, contrast_of
-from ostinato.release.trial.verdict import Decision, MetricReading, NextAction, bounds_of, read, told
+from ostinato.release.trial.group_sequential import GroupSequentialTest, ShipPlan
+from ostinato.release.trial.verdict import (
+    Decision,
+    MetricReading,
+    NextAction,
+    bounds_of,
+    enough,
+    in_goal_direction,
+    read,
+    told,
+)
 
 # ---------------------------------------------------------------- balance
 
@@ -127,13 +137,22 @@ class Trial:
     Args:
         active: users of an ordinary day who take part; the first share reaches `first_people` of them.
         metrics: the metrics to compare, goals first (`metrics_of`). Without any, acceptance is the goal and nothing else is watched.
+        plan: the plan of the looks that decide whether it goes live; without one the confidence sequence decides, at any look.
     """
 
-    def __init__(self, config: TrialConfig, *, active: float, metrics: Sequence[Metric] = ()) -> None:
+    def __init__(
+        self, config: TrialConfig, *, active: float, metrics: Sequence[Metric] = (), plan: ShipPlan | None = None
+    ) -> None:
         self._config = config
         self._metrics = tuple(metrics) or (Metric.of(MetricConfig(name=DEFAULT_GOAL), config.margin),)
         self._goals = [metric for metric in self._metrics if metric.role == "goal"]
         self._contrasts = {metric.name: contrast_of(metric, config.most_turns_a_day) for metric in self._metrics}
+        planned = {} if plan is None else plan.information
+        self._tests = {
+            goal.name: GroupSequentialTest(planned[goal.name], plan)
+            for goal in self._goals
+            if plan is not None and goal.name in planned
+        }
         self._lately = Lately(self._metrics, config.retest_s, config.most_turns_a_day)
         self._by_tenant: dict[str, dict[str, Contrast]] = {goal.name: {} for goal in self._goals}
         self._balance = ArmBalance()
@@ -161,13 +180,18 @@ class Trial:
             for stratum, slot in slots.items():
                 self._contrasts[name].add(slot)
                 self._add_tenant(name, stratum, slot)
+        for goal in () if self.shipped else self._goals:
+            if goal.name in self._tests:
+                effect = in_goal_direction(self._contrasts[goal.name].effect(), goal)
+                if enough(effect, goal, self._config):
+                    self._tests[goal.name].add(effect, ended_s)
         self._lately.add(outcomes, ended_s, self.better_s)
         self._deal(came)
 
     def look(self, elapsed_s: float) -> Decision:
         """The decision `elapsed_s` after the start. The share that it names is in force from here on."""
         effects = {name: contrast.effect() for name, contrast in self._contrasts.items()}
-        readings = read(effects, self._metrics, self._config)
+        readings = read(effects, self._metrics, self._config, self._tests)
         goals = [readings[goal.name] for goal in self._goals]
         decision = (
             self._void(goals[0])
@@ -362,10 +386,20 @@ class Trial:
 
     def _not_worse(self, goals: Sequence[MetricReading]) -> str:
         each = (
-            f"{self._named(goal)}not worse than {_amount(self._of(goal).tolerance, self._of(goal))}: {self._interval(goal)}"
+            f"{self._named(goal)}not worse than {_amount(self._of(goal).tolerance, self._of(goal))}: "
+            f"{self._interval(goal)}{self._rule(goal)}"
             for goal in goals
         )
         return "; ".join(each)
+
+    def _rule(self, goal: MetricReading) -> str:
+        """The rule that found it not worse."""
+        test, metric = self._tests.get(goal.metric), self._of(goal)
+        if test is None or goal.bound is None:
+            return ", by the confidence sequence"
+        least = _amount(metric.sign * metric.most * goal.bound, metric, sign=True)
+        end = "at most" if metric.sign < 0 else "at least"
+        return f", by look {test.looks} of the group-sequential plan ({test.fraction:.0%} of its information): {end} {least}"
 
     def _looks_worse(self, reading: MetricReading) -> str:
         tolerated = _amount(self._of(reading).tolerance, self._of(reading))

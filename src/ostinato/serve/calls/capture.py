@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from ostinato.core import nucleus
 from ostinato.core.errors import GrammarTooComplex, OstinatoError, Unavailable
 from ostinato.core.generation import Chunk, Generate, Tops, Usage
 from ostinato.core.records import Arm, Branch, Finish, Pick, PolicyVersion, Purpose, Sampling, Span, Turn
@@ -149,6 +150,7 @@ class Choice:
     finish: Finish | None = None
     seed: int | None = None
     routes: bytes = b""
+    nucleus: bytearray = field(default_factory=bytearray)
     usage: Usage | None = None
     tops: list[Tops] = field(default_factory=list[Tops])  # sent to the client, not stored
     reading: AnswerParser | None = None
@@ -198,6 +200,8 @@ class Capture:
         choice.ids += chunk.ids
         choice.logprobs += chunk.logprobs
         choice.tops += chunk.tops
+        if len(choice.nucleus) <= nucleus.MAX_BYTES:  # beyond it they are not stored
+            choice.nucleus += chunk.nucleus
         choice.text.append(chunk.text)
         if chunk.policy is not None:
             choice.seed = chunk.seed
@@ -210,7 +214,7 @@ class Capture:
             raise DeadlinePassed
         if chunk.finish is Finish.GRAMMAR:
             raise GrammarTooComplex(self.call.form)
-        if not chunk.finish.trainable:
+        if not chunk.finish.complete:
             raise EngineFailed(f"The engine ended the answer early ({chunk.finish}); send the request again.")
 
     def drop(self, chunk: Chunk) -> None:
@@ -299,6 +303,7 @@ class Capture:
             ended_at=self._clock(),
             numerics=call.numerics,
             routes=choice.routes,
+            nucleus=bytes(choice.nucleus) if len(choice.nucleus) <= nucleus.MAX_BYTES else b"",
             group=call.group,
             harness=call.harness,
             verified=call.verified,

@@ -83,7 +83,8 @@ def read_call(line: bytes) -> RankCall:
     """The inverse of `call_line`. Raises ValueError."""
     found = json.loads(line)
     for sample in found["samples"]:
-        sample["turn"]["routes"] = base64.b64decode(sample["turn"]["routes"])
+        for name in ("routes", "nucleus"):
+            sample["turn"][name] = base64.b64decode(sample["turn"][name])
     return _CALL.validate_python(found)
 
 

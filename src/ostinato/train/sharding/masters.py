@@ -33,7 +33,7 @@ from ostinato.core.weights import (
 from ostinato.model.tensors import bytes_of, dtype_name, named_tensors, put_array, values_of
 from ostinato.train.checkpoint import Arrays, Checkpoint
 from ostinato.train.config import TrainConfig
-from ostinato.train.masters import sum_of_squares
+from ostinato.train.masters import inner_product, sum_of_squares
 from ostinato.train.pieces import RankPart
 from ostinato.train.sharding.balance import rows_of
 from ostinato.train.sharding.group import RankGroup
@@ -203,6 +203,13 @@ class ShardedMasters:
         """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
         total = sum_of_squares(self._grads().values()).view(1)
         return math.sqrt(square) if (square := float(self._group.total(total))) >= 0 else square  # a NaN stays a NaN
+
+    def momentum_product(self) -> float:
+        """Inner product of the summed gradient with AdamW's momentum, the mean of earlier gradients."""
+        mean = self._moments["exp_avg"]
+        return float(
+            self._group.total(inner_product((grad, mean[name]) for name, grad in self._grads().items()).view(1))
+        )
 
     @torch.no_grad()
     def update(self, *, learning_rate: float, scale: float) -> None:

@@ -12,6 +12,7 @@ from ostinato.release.canary import RunningTrial
 from ostinato.release.ledger import TrialRecord
 from ostinato.release.metrics.config import MetricConfig, OutcomeConfig, completed
 from ostinato.release.trial.config import TrialConfig
+from ostinato.release.trial.group_sequential import ShipPlan
 from ostinato.release.trial.verdict import NextAction
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn
@@ -263,6 +264,25 @@ async def test_who_looks_late_or_anew_reads_the_same():
         )
     again = town.running()
     assert await again.look(town.record, town.began, town.now + MATURITY_S) == last
+
+
+async def test_who_looks_late_has_taken_the_same_planned_looks_and_takes_none_again():
+    town = Town()
+    await town.begin()
+    patient = CONFIG.model_copy(update={"margin": 0.03, "limit_s": 1e6})
+    plan = ShipPlan(information={"acceptance": 2_000.0}, alpha=0.05, limit_s=1e6)
+    town.record = replace(town.record, plan=plan)
+    trial, seen = town.running(config=patient), []
+    for _ in range(8):
+        await town.slot()
+        last = await trial.look(town.record, town.began, town.now + MATURITY_S)
+        seen.append(last.reading.bound)
+        assert await trial.look(town.record, town.began, town.now + MATURITY_S) is None
+    assert len({bound for bound in seen if bound is not None}) >= 3
+    again = town.running(config=patient.model_copy(update={"ship_alpha": 0.2}))
+    late = await again.look(town.record, town.began, town.now + MATURITY_S)
+    assert late.reading.bound == last.reading.bound, "by the plan, whatever the settings say by now"
+    assert late.reading.metrics["acceptance"]["bound"] == last.reading.bound
 
 
 async def test_a_restart_in_a_long_trial_knows_what_was_known_before(caplog):
