@@ -4,7 +4,7 @@
 - rewards -> people who teach against gold people: `teacher_favour`
 - turns, rewards and signals -> the reward against outcomes, live and control: `outcome_gap`
 - batches -> who teaches most: `influence:person`, `influence:tenant`
-- the release ledger -> the gate's results on best-of-k: `best_of_k`
+- the release ledger -> the gate's results on best-of-k and on how answers differ: `best_of_k`, `answers_alike`
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ostinato.core.seams import Cursor
 from ostinato.release.monitors.behaviour import Behaviour
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import InfluenceWatch, TurnOwners
-from ostinato.release.monitors.pass_at_k import NarrowingWatch
+from ostinato.release.monitors.pass_at_k import ALIKE, NarrowingWatch
 from ostinato.release.monitors.proxy_gap import GoldWatch, OutcomeGapWatch
 from ostinato.release.monitors.rates import Rate
 
@@ -49,17 +49,17 @@ class Monitors:
         self._gold = GoldWatch(config)
         self._outcomes = OutcomeGapWatch(config)
         self._influence = InfluenceWatch(config)
-        self._narrowing = NarrowingWatch()
+        self._narrowing, self._alike = NarrowingWatch(), NarrowingWatch(ALIKE)
 
     @property
     def paused(self) -> bool:
-        """True while an alarm stands that pauses shipping: a behaviour alarm does so only if its shift is harmful."""
+        """True while an alarm stands that pauses shipping: a behaviour alarm does so if its shift is harmful, `answers_alike` never."""
         return self.behaviour.paused or bool(self._others)
 
     @property
     def standing(self) -> list[str]:
         """The names of the alarms that stand."""
-        return [*self.behaviour.names, *self._others]
+        return [*self.behaviour.names, *self._others, *self._alike.standing]
 
     @property
     def crowded(self) -> bool:
@@ -68,7 +68,7 @@ class Monitors:
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
         """Begin without a state, from the newest row about each alarm in the log, by name. Alarms that stand there stay."""
-        for watch in (self.behaviour, self._gold, self._outcomes, self._influence, self._narrowing):
+        for watch in (self.behaviour, self._gold, self._outcomes, self._influence, self._narrowing, self._alike):
             watch.begin(alarms)
 
     def apply(self, seq: Cursor, row: Watched) -> list[Alarm]:
@@ -88,12 +88,13 @@ class Monitors:
                 yield from self._turn(row)
             case Alarm():
                 self.behaviour.alarm(row)
-                for watch in (self._gold, self._outcomes, self._influence, self._narrowing):
+                for watch in (self._gold, self._outcomes, self._influence, self._narrowing, self._alike):
                     watch.alarm(row)
             case ReleaseEvent():
                 yield from self.behaviour.release(row)
                 if self._enabled:
                     yield from self._narrowing.release(row)
+                    yield from self._alike.release(row)
             case Reward():
                 yield from self._reward(row)
             case Signal():
@@ -123,6 +124,7 @@ class Monitors:
             "outcomes": self._outcomes.snapshot(),
             "influence": self._influence.snapshot(),
             "narrowing": self._narrowing.snapshot(),
+            "alike": self._alike.snapshot(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> bool:
@@ -138,4 +140,5 @@ class Monitors:
         self._outcomes.restore(state["outcomes"])
         self._influence.restore(state["influence"])
         self._narrowing.restore(state["narrowing"])
+        self._alike.restore(state["alike"])
         return True

@@ -211,6 +211,7 @@ _OTHERS = frozenset(
         proxy_gap.OLD_TEACHER_FAVOUR,
         proxy_gap.OUTCOME_GAP,
         pass_at_k.NAME,
+        pass_at_k.ALIKE,
         BY_PERSON,
         BY_TENANT,
     }
