@@ -167,6 +167,7 @@ UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which no
 GROUPS = 10_000  # groups with an outcome that are remembered, so that none is split
 LATE_GROUP = "late_group"
 GOLD = "gold"
+HELD_OUT = "held_out"
 
 
 def kind_of(reason: str) -> str:

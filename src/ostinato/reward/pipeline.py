@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mappi
 from dataclasses import replace
 
 from ostinato.core.errors import Conflict, Corrupt, NoSignal, StorageFull
+from ostinato.core.held_out import HeldOutPrompts
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Reward, Row, Turn
 from ostinato.core.samples import Sample, TrainingBatch
@@ -36,7 +37,7 @@ from ostinato.reward.batching import (
 )
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import ByOrigin, GroupRelative, SingleRollout, by_episode, of_world
-from ostinato.reward.ledger import FLAT, NO_SIGNAL, PASSED_OVER, TOO_FEW, TOO_LONG, UNTAKEN, returns_of
+from ostinato.reward.ledger import FLAT, GONE, HELD_OUT, NO_SIGNAL, PASSED_OVER, TOO_FEW, TOO_LONG, UNTAKEN, returns_of
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
@@ -110,6 +111,7 @@ class RewardDesk:
         numerics: the id of the only contract whose turns may be trained on; None: any.
         gold: the people whose turns are never trained on.
         taught: whether people's turns are trained on, a batch of them or all, and how many groups of rollouts go into a step.
+        held_out: the prompts that candidates are measured on: turns that begin with one are never trained on.
 
     Example::
 
@@ -128,6 +130,7 @@ class RewardDesk:
         numerics: str | None = None,
         gold: Gold = nobody,
         taught: Taught | None = None,
+        held_out: HeldOutPrompts | None = None,
     ) -> None:
         self._log = log
         self._asker = asker
@@ -135,6 +138,7 @@ class RewardDesk:
         self._config = config or RewardConfig()
         self._numerics = numerics
         self._taught = taught or Taught()
+        self._held_out = held_out or HeldOutPrompts()
         plan = f"{self._config.function} {sorted(self._config.options.items())}"
         self._reading = LedgerFollower(log, self._config, folds, plan, gold, self._taught.arms)
         self._deciding = Deciding(log, self._config)
@@ -266,14 +270,18 @@ class RewardDesk:
     async def _fetch(
         self, steps: int, size: int, base: PolicyVersion | None
     ) -> tuple[list[tuple[Turn, Matured]], ChosenTurns]:
-        """What `_choose` returns, with its turns; those whose turns are erased or not in the log any more are held back."""
+        """What `_choose` returns, with its turns; those whose turns are erased, not in the log any more or about a held-out prompt are held
+        back.
+        """
         while entries := (chosen := await self._choose(steps, size, base)).entries:
             turns = await self._log.find(Turn, [(entry.facts.id,) for entry in entries])
             there = {turn.id for turn in turns if not turn.redacted}
-            if len(there) == len(entries):
+            why = {entry.facts.id: GONE for entry in entries if entry.facts.id not in there}
+            why |= {turn.id: HELD_OUT for turn in turns if turn.id in there and self._held_out.covers(turn.prompt_ids)}
+            if not why:
                 return list(zip(turns, entries, strict=True)), chosen
-            now, gone = self._clock(), [entry.facts.id for entry in entries if entry.facts.id not in there]
-            await self._write([Holdback(turn=turn, reason="gone", at=now) for turn in gone])
+            now = self._clock()
+            await self._write([Holdback(turn=turn, reason=reason, at=now) for turn, reason in why.items()])
         return [], chosen
 
     async def _choose(self, steps: int, size: int, base: PolicyVersion | None) -> ChosenTurns:

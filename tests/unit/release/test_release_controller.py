@@ -696,7 +696,7 @@ async def test_a_harmless_canary_becomes_live_and_some_stay_behind_until_it_is_b
     assert disk.refs["canary"] == "m3"
     event = await crowd.until("shipped")
     assert "canary not worse than 10.0 pp" in event.reason
-    assert event.reason.endswith("by the confidence sequence"), "the traffic of an hour was not known yet"
+    assert "by the confidence sequence" in event.reason, "the traffic of an hour was not known yet"
     assert (disk.refs["live"], disk.refs["previous"]) == ("m3", "m0")
     assert control.ledger.state.dealing.previous == pytest.approx(0.5)
     event = await crowd.until("better")
