@@ -34,7 +34,7 @@ from ostinato.worlds.grading.functions import FunctionGrader, FunctionGrading, r
 from ostinato.worlds.grading.grade import Grade, Grader, PatternGrader, SuggestionGrader, read_pattern, read_suggestion
 from ostinato.worlds.grading.harbor import HarborGrader, read_harbor
 from ostinato.worlds.grading.judge import JudgedGrader, RubricGrader, RubricJudge
-from ostinato.worlds.grading.own import own_graders
+from ostinato.worlds.grading.own import OwnGrader, own_graders
 from ostinato.worlds.grading.sandboxed_program import Apart
 from ostinato.worlds.grading.suites import PytestGrader, read_suite
 from ostinato.worlds.harness.harnesses import HARNESSES, is_agent, no_harness, open_harness
@@ -129,7 +129,7 @@ async def open_grading(
             assert isinstance(boxes, GVisorBoxes | E2BBoxes)
             runs = RunsInBoxes(boxes, config.sandbox, python=python)
         effort = None if proving else settings.effort
-        own = own_graders(settings.graders, GRADERS)
+        own = _open_own(config, leaving)
         yield boxes, open_graders(boxes, runs, python, effort=effort, judge=judge, own=own)
 
 
@@ -144,8 +144,16 @@ async def open_answer_grading(
     async with contextlib.AsyncExitStack() as leaving:
         judge = await leaving.enter_async_context(_open_judge(config, environment)) if judged else None
         runs = leaving.enter_context(contextlib.closing(SingleRuns(config.sandbox)))
-        own = own_graders(config.worlds.graders, GRADERS)
+        own = _open_own(config, leaving)
         yield None, open_graders(None, runs, python_inside(), judge=judge, own=own)
+
+
+def _open_own(config: Config, leaving: contextlib.AsyncExitStack) -> dict[str, OwnGrader]:
+    """The operator's own graders, whose processes end when the stack is left. Raises BadConfig."""
+    own = own_graders(config.worlds.graders, GRADERS)
+    for grader in own.values():
+        leaving.push_async_callback(grader.close)
+    return own
 
 
 @contextlib.asynccontextmanager

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import sys
-from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ostinato.core.child_process import ChildProcess
 from ostinato.core.errors import BadConfig
 from ostinato.core.seams import RewardFn
 from ostinato.reward.config import RewardConfig
@@ -86,8 +84,7 @@ class Isolated:
         self._answer_s = answer_s
         self._load_s = load_s
         self._max_abs = max_abs
-        self._process: Process | None = None
-        self._transport: asyncio.SubprocessTransport | None = None
+        self._process: ChildProcess | None = None
         self._loaded = False
 
     async def open(self) -> None:
@@ -116,34 +113,14 @@ class Isolated:
     async def close(self) -> None:
         """Kill the process, if there is one, and all that it started."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        assert process.stdin is not None
-        process.stdin.close()
-        with contextlib.suppress(OSError):
-            await process.stdin.wait_closed()
-        output = None if self._transport is None else self._transport.get_pipe_transport(1)
-        if output is not None:
-            output.close()  # a process left running may hold its other end, which the wait below would wait for
-        await process.wait()
+        if process is not None:
+            await process.kill()
 
-    async def _start(self) -> Process:
+    async def _start(self) -> ChildProcess:
         """A process that has loaded the function."""
-        command = (sys.executable, "-m", "ostinato.reward.child")
-        loop = asyncio.get_running_loop()
-        self._transport, protocol = await loop.subprocess_exec(
-            lambda: SubprocessStreamProtocol(limit=LONGEST_LINE, loop=loop),
-            *command,
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=None,
-            start_new_session=True,
-        )
-        self._process = process = Process(self._transport, protocol, loop)
+        self._process = process = await ChildProcess.start("ostinato.reward.child", longest_line=LONGEST_LINE)
         try:
-            await _send(process, [json.dumps(self._hello).encode() + b"\n"])
+            await process.send([json.dumps(self._hello).encode() + b"\n"])
             line = await _line(process, self._load_s)
         except _Lost as lost:
             await self.close()
@@ -159,11 +136,11 @@ class Isolated:
         return Unloadable(text) if self._loaded else BadConfig(text)
 
     async def _converse(
-        self, process: Process, questions: Sequence[RewardRequest], answers: list[Answer | None]
+        self, process: ChildProcess, questions: Sequence[RewardRequest], answers: list[Answer | None]
     ) -> None:
         """Ask the remaining questions, and add each answer as it comes. Raises _Lost."""
         rest = questions[len(answers) :]
-        sending = asyncio.ensure_future(_send(process, [question_line(question) for question in rest]))
+        sending = asyncio.ensure_future(process.send([question_line(question) for question in rest]))
         try:
             for question in rest:
                 line = await _line(process, self._answer_s)
@@ -177,22 +154,12 @@ class Isolated:
             await asyncio.gather(sending, return_exceptions=True)
 
 
-async def _send(process: Process, lines: Sequence[bytes]) -> None:
-    """Write the lines as the pipe has room. That the process is gone is noticed when its answer is awaited."""
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):
-        for line in lines:
-            process.stdin.write(line)
-            await process.stdin.drain()
-
-
-async def _line(process: Process, seconds: float) -> bytes:
+async def _line(process: ChildProcess, seconds: float) -> bytes:
     """The next line. Raises _Lost: late, too long, or the process has ended."""
-    assert process.stdout is not None
     for patience in (seconds, GRACE_S):
         try:
             async with asyncio.timeout(patience):
-                line = await process.stdout.readline()
+                line = await process.answers.readline()
         except TimeoutError:
             continue
         except ValueError:
@@ -201,8 +168,8 @@ async def _line(process: Process, seconds: float) -> bytes:
             return line
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
-                await process.wait()
-        raise _Lost(failed(f"its process ended ({process.returncode})"))
+                await process.process.wait()
+        raise _Lost(failed(f"its process ended ({process.process.returncode})"))
     raise _Lost(Failure(reason=f"reward_hung: no answer in {seconds:g} s"))
 
 

@@ -3,6 +3,8 @@ how they are tried through a gateway, here a fake one that speaks the real HTTP 
 """
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -314,6 +316,41 @@ async def test_a_judge_alone_grades_what_no_program_can(tmp_path, gateway):
         BadConfig, match=r"task 'i0': the grader 'rubric' asks the model of \[worlds.judge\], which is not set"
     ):
         open_task_suite(str(tmp_path / "judged.jsonl"), settings(tmp_path))
+
+
+async def test_a_grader_of_ones_own_that_ends_its_process_costs_no_score(tmp_path, gateway, monkeypatch):
+    """It runs beside the evaluation, sees task and answer, is asked again, and has ended with the evaluation."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    (tmp_path / "graders_apart.py").write_text(
+        "import os\nfrom pathlib import Path\nfrom ostinato.worlds.grading.grade import last_answer\n"
+        f"marks = Path({str(marks)!r})\n"
+        "def own(task, rollout):\n"
+        "    first = not any(marks.iterdir())\n"
+        "    (marks / str(os.getpid())).touch()\n"
+        "    if first:\n"
+        "        os._exit(9)\n"
+        "    return (int(last_answer(rollout)) + task.grading.data['plus']) % 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own.jsonl").write_text(
+        "".join(json.dumps(item | {"grader": "own", "plus": 1}) + "\n" for item in ITEMS)
+    )
+    config = settings(
+        tmp_path,
+        "worlds.graders.own='graders_apart:own'",
+        "serve.admin_key='an-admin-key-0123456789'",
+        "evaluate.runner.retry_pause_s=0.01",
+        "evaluate.grade_timeout_s=60",
+    )
+    gateway.texts = [("1", "stop"), ("2", "stop")]
+    found = open_task_suite(str(tmp_path / "own.jsonl"), config)
+    scores = await open_runner(config, f"{gateway.url}v1", found).run("candidate", V9, range(2))
+    assert [score.score for score in scores] == [0.0, 1.0] * 6
+    processes = [int(path.name) for path in marks.iterdir()]
+    assert len(processes) == 2
+    assert os.getpid() not in processes
+    assert not [process for process in processes if (Path("/proc") / str(process)).exists()]
 
 
 async def test_a_gateway_that_is_loading_is_waited_for(tmp_path, gateway):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ostinato.reward.runners as isolation
+from ostinato.core import child_process
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
 from ostinato.reward.protocol import (
@@ -212,12 +212,12 @@ def started(monkeypatch) -> list[int]:
     """The processes that were started, by their ids."""
     pids: list[int] = []
 
-    class Counted(isolation.Process):
+    class Counted(child_process.Process):
         def __init__(self, *parts):
             super().__init__(*parts)
             pids.append(self.pid)
 
-    monkeypatch.setattr(isolation, "Process", Counted)
+    monkeypatch.setattr(child_process, "Process", Counted)
     return pids
 
 

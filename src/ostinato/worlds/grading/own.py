@@ -1,98 +1,189 @@
-"""Graders of the operator's own, as Python functions: ``grade(task, rollout)`` gives a number from 0 to 1, or a `Grade`."""
+"""Graders of the operator's own, as Python functions: ``grade(task, rollout)`` gives a number from 0 to 1, or a `Grade`.
+
+They run in a process of their own, so that one that hangs, exits, prints or uses up memory disturbs nothing but the grade that it was asked
+for. The module is imported here, too, for errors at the start and for the hash of the function's source.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-import threading
+import itertools
+import json
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from blake3 import blake3
+from pydantic import ConfigDict, TypeAdapter
 
+from ostinato.core.child_process import ChildProcess
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.named_function import find_function
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task
 
-_ROUNDING = 1e-9  # by which a sum of shares may miss 0 or 1
-_MOST_STUCK = 32
+ROUNDING = 1e-9
+"""By which a sum of shares may miss 0 or 1."""
+LOAD_S = 60.0
+"""Longest import of a grader's module in its process."""
+LONGEST_LINE = 1 << 22  # bytes of an answer
+LONGEST_TEXT = 500  # characters of what a function raised, or gave instead of a grade
+
+# ---------------------------------------------------------------- the wire
+
+
+READY = b'"Ready"\n'
+
+_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants")
+_question = TypeAdapter(tuple[int, Task, Rollout], config=_config)
+_grade = TypeAdapter(tuple[Grade], config=_config)
+
+
+def read_question(line: bytes) -> tuple[int, Task, Rollout]:
+    """The number of a question, and the outcome that is to be graded."""
+    return _question.validate_json(line)
+
+
+def answer_line(number: int, kind: str, told: Any) -> bytes:
+    """The answer to a question as a line: a `grade`, what the function `raised`, or what is `unusable`."""
+    body = _grade.dump_python((told,), mode="json")[0] if kind == "grade" else _short(told)
+    return json.dumps([number, kind, body]).encode() + b"\n"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
+
+
+# ---------------------------------------------------------------- the process
+
+
+class _GradingProcess:
+    """A child that has loaded the function, and the questions that it is busy with."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[tuple[str, Any]]] = {}
+        self._reading = asyncio.create_task(self._read())
+        self.ended = self._retired = False
+
+    async def ask(self, task: Task, rollout: Rollout) -> tuple[str, Any]:
+        """The kind of the answer and the answer. Raises Unavailable."""
+        if self.ended:
+            raise Unavailable(f"its process ended ({self._child.process.returncode})")
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        try:
+            await self._child.send([_question.dump_json((number, task, rollout)) + b"\n"])
+            return await answer
+        finally:
+            del self._asked[number]
+            await self._close_if_done()
+
+    async def retire(self) -> None:
+        """Kill it once the questions that it is busy with have ended. No more may be asked."""
+        self._retired = True
+        await self._close_if_done()
+
+    async def _close_if_done(self) -> None:
+        if self._retired and not self._asked and not self.ended:
+            await self.close()
+
+    async def close(self) -> None:
+        """Kill it and all that it started. Idempotent."""
+        self.ended = True
+        self._reading.cancel()
+        await self._child.kill()
+
+    async def _read(self) -> None:
+        with contextlib.suppress(ValueError, TypeError):  # no answer of ours, or one that is too long
+            while line := await self._child.answers.readline():
+                number, kind, told = json.loads(line)
+                answer = self._asked.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result((kind, told))
+        self.ended = True
+        await self._child.kill()
+        why = Unavailable(f"its process ended ({self._child.process.returncode})")
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(why)
+
+
+# ---------------------------------------------------------------- the grader
 
 
 class OwnGrader:
     """Implements `Grader` by a function, plain or async, which has the task's `grading.timeout_s` for one outcome.
 
-    A plain function runs on a thread of its own, so that one that waits holds up no other; one that computes shares the interpreter, and
-    one that never ends keeps its thread. What it raises, and no answer in time, is Unavailable: a missing grade is not a grade of 0.
-    `identity` is the setting's value and a hash of the function's source.
+    A plain function runs on a thread of its own, so that one that waits holds up no other. When a grade is late, the process gets no more
+    questions and is killed once the others that it is busy with have ended. What the function raises, no answer in time, and the end of
+    its process are Unavailable: a missing grade is not a grade of 0. `identity` is the setting's value and a hash of the function's source.
+
+    Args:
+        key: the setting.
+        name: its value, "module:function".
+        function: the function, imported here.
 
     Example: ``await OwnGrader("worlds.graders.brevity", "yours:brevity", brevity).grade(task, rollout)``
     """
 
-    def __init__(self, key: str, name: str, function: Callable[[Task, Rollout], Any]) -> None:
-        self._key, self._function = key, function
+    def __init__(self, key: str, name: str, function: Callable[..., Any]) -> None:
+        self._key, self._name = key, name
         self.identity = f"{name}@{blake3(_source(function)).hexdigest()[:16]}"
-        self._stuck = 0
+        self._starting = asyncio.Lock()
+        self._process: _GradingProcess | None = None
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
         where = f"task {task.id!r}: the grader of {self._key}"
-        if self._stuck >= _MOST_STUCK:
-            raise Unavailable(f"{where} has {self._stuck} calls that do not end; mend it and start again")
-        time = asyncio.timeout(task.grading.timeout_s)
+        process = await self._running(where)
         try:
-            async with time:
-                found = await self._called(task, rollout)
-        except Exception as error:
-            if isinstance(error, TimeoutError) and time.expired():
-                raise Unavailable(
-                    f"{where} gave no grade in {task.grading.timeout_s:g} s (grading.timeout_s)"
-                ) from error
-            raise Unavailable(f"{where} raised {type(error).__name__}: {error}") from error
-        grade = found if isinstance(found, Grade) else None
-        given: Any = found if grade is None else grade.value
-        try:
-            value = -1.0 if isinstance(given, str | bytes) else float(given)  # numpy's numbers count, too
-        except (TypeError, ValueError):
-            value = -1.0
-        if not -_ROUNDING <= value <= 1.0 + _ROUNDING:
-            raise BadConfig(f"{where} gave {found!r}; it must give a number from 0 to 1, or a Grade of one")
-        return grade or Grade(value=min(1.0, max(0.0, value)))
+            async with asyncio.timeout(task.grading.timeout_s):
+                kind, told = await process.ask(task, rollout)
+        except TimeoutError as error:
+            if self._process is process:
+                self._process = None
+            await process.retire()
+            why = f"{where} gave no grade in {task.grading.timeout_s:g} s (grading.timeout_s)"
+            raise Unavailable(why) from error
+        except Unavailable as error:
+            raise Unavailable(f"{where}: {error}") from error
+        if kind == "raised":
+            raise Unavailable(f"{where} raised {told}")
+        if kind != "grade":
+            raise BadConfig(f"{where} gave {told}; it must give a number from 0 to 1, or a Grade of one")
+        return _grade.validate_python((told,))[0]
 
-    async def _called(self, task: Task, rollout: Rollout) -> Any:
-        if inspect.iscoroutinefunction(self._function):
-            return await self._function(task, rollout)
-        self._stuck += 1
-        found, error = await _on_a_thread(lambda: self._function(task, rollout), self._ended)
-        if error is not None:
-            raise error
-        return await found if inspect.isawaitable(found) else found
+    async def close(self) -> None:
+        """Kill the process that runs the function, if there is one. Idempotent; `grade` may be called again afterwards."""
+        process, self._process = self._process, None
+        if process is not None:
+            await process.close()
 
-    def _ended(self) -> None:
-        self._stuck -= 1
-
-
-async def _on_a_thread(call: Callable[[], Any], ended: Callable[[], None]) -> tuple[Any, Exception | None]:
-    """What a call gave or raised, on a daemon thread, which cannot keep the process from ending. `ended` is called when it has ended."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[tuple[Any, Exception | None]] = loop.create_future()
-
-    def settle(value: Any, error: Exception | None) -> None:
-        ended()
-        if not result.done():
-            result.set_result((value, error))
-
-    def run() -> None:
-        value, failed = None, None
-        try:
-            value = call()
-        except BaseException as error:  # noqa: BLE001 (raised where it is awaited)
-            failed = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, value, failed)
-
-    threading.Thread(target=run, name="grader", daemon=True).start()
-    return await result
+    async def _running(self, where: str) -> _GradingProcess:
+        """The process that questions go to, started if there is none. Raises Unavailable."""
+        async with self._starting:
+            if self._process is None or self._process.ended:
+                child = await ChildProcess.start("ostinato.worlds.grading.own_child", longest_line=LONGEST_LINE)
+                hello = {"key": self._key, "name": self._name, "path": sys.path}
+                try:
+                    async with asyncio.timeout(LOAD_S):
+                        await child.send([json.dumps(hello).encode() + b"\n"])
+                        line = await child.answers.readline()
+                except BaseException as error:
+                    await child.kill()
+                    if isinstance(error, TimeoutError):
+                        raise Unavailable(f"{where}: its module is not imported in {LOAD_S:g} s") from error
+                    raise
+                if line != READY:
+                    await child.kill()
+                    why = json.loads(line) if line else f"its process ended ({child.process.returncode})"
+                    raise Unavailable(f"{where}: {why}")
+                self._process = _GradingProcess(child)
+            return self._process
 
 
 def _source(function: Callable[..., Any]) -> bytes:
