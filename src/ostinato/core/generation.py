@@ -19,6 +19,9 @@ class Generate:
     `within_s`: seconds from now after which every unfinished sample ends with `Finish.DEADLINE`, whatever its state; 0 or less means at
     once. None means no limit.
 
+    `paired`: the answer is compared with another version's from the same seed, so tokens are drawn such that near distributions give the
+    same one as often as possible; an engine that cannot do so ignores it.
+
     Example: ``Generate(id="r1", slot="live", prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=64), cache_salt="acme")``
     """
 
@@ -30,6 +33,7 @@ class Generate:
     cache_salt: str = ""
     tops: int = 0
     within_s: float | None = None
+    paired: bool = False
 
 
 Tops = tuple[tuple[int, float], ...]

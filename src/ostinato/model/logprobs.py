@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ostinato.model.cpu import split
 from ostinato.model.devices.softmax import TensorSoftmax
-from ostinato.model.kernels.softmax import TILE, invert, logprobs, logs, normalise
+from ostinato.model.kernels.softmax import TILE, invert, logprobs, logs, normalise, race
 from ostinato.model.paged import array
 
 GREEDY = -1.0
@@ -66,6 +66,11 @@ class RowSoftmax:
         every = (self.logits, self.temperatures_M, self.tops_M, self.sums_MK, self.totals_M, u_M, tokens)
         split(len(u_M), lambda a, b: invert(*(x[a:b] for x in every)))
         return tokens
+
+    def race(self, rows_P: NDArray[np.int64], keys_P: NDArray[np.uint64], tokens_M: NDArray[np.int64]) -> None:
+        """Fill in the winners of these rows' races: a draw by a key, the same for near distributions more often than by `draw`."""
+        where = (self.logits, self.temperatures_M, self.tops_M)
+        split(len(rows_P), lambda a, b: race(*where, rows_P[a:b], keys_P[a:b], tokens_M))
 
 
 def softmax(logits_MV: Tensor, temperatures_M: Tensor, kernels: Literal["own", "torch"]) -> RowSoftmax | TensorSoftmax:

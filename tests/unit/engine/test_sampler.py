@@ -1,9 +1,15 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from ostinato.core import nucleus
-from ostinato.engine.embedded.sampler import Draw, draw, uniform
+from ostinato.core.generation import Generate
+from ostinato.core.records import PolicyVersion, Sampling
+from ostinato.core.weights import Snapshot, WeightArray
+from ostinato.engine.embedded.sampler import Draw, draw, key_of, uniform
+from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
 
 
 def way(u=0.5, temperature=1.0, top_p=1.0):
@@ -108,3 +114,108 @@ def test_nucleus_sets_are_read_back_and_nothing_else_is():
     for wrong, tokens in ((packed, 2), (packed[:-4], 3), (packed[:-1], 3), (b"", 1), (b"\0\0\0\0", 1)):
         with pytest.raises(ValueError, match="nucleus"):
             nucleus.decode(wrong, tokens)
+
+
+# ---------------------------------------------------------------- races: draws of versions that are compared
+
+
+def raced(logits, seeds, kernels="own", temperature=1.0, top_p=1.0):
+    rows = [Draw(temperature=temperature, top_p=top_p, u=uniform(s, 0, 3), race=key_of(s, 0, 3)) for s in seeds]
+    return draw(logits.expand(len(rows), -1).clone(), rows, kernels)
+
+
+def drawn_by_sum(logits, seeds):
+    return draw(logits.expand(len(seeds), -1).clone(), [way(uniform(s, 0, 3)) for s in seeds])
+
+
+@pytest.mark.parametrize("kernels", ["own", "torch"])
+def test_a_races_winners_follow_the_softmax(kernels):
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(1)) * 1.5
+    tokens = torch.tensor(raced(logits, range(20_000), kernels, temperature=0.7).tokens)
+    expected = (logits[0].double() / 0.7).softmax(-1) * 20_000
+    often = expected > 20
+    counts = torch.bincount(tokens, minlength=40).double()
+    chi = float(((counts - expected) ** 2 / expected)[often].sum())
+    assert chi < 2.0 * int(often.sum()), (chi, int(often.sum()))
+
+
+def test_both_kernels_name_the_same_winner_and_its_own_logprob():
+    logits = torch.randn(1, 1500, generator=torch.Generator().manual_seed(2))
+    for top_p in (1.0, 0.8):
+        own, torchs = (raced(logits, range(300), kernels, top_p=top_p) for kernels in ("own", "torch"))
+        assert own.tokens == torchs.tokens
+        assert own.nuclei == torchs.nuclei
+        assert len(set(own.tokens)) > 100
+    found = raced(logits, range(300))
+    expected = logits[0].double().log_softmax(-1)[found.tokens]
+    assert torch.allclose(torch.tensor(found.logprobs, dtype=torch.float64), expected, atol=1e-5)
+
+
+def test_near_distributions_part_less_by_a_race_than_by_running_sums():
+    """Two versions from the same seeds, on peaked and on flat distributions. No pairing parts less than half of their L1 distance."""
+    for scale, nearer in ((4.0, 0.7), (0.5, 0.4)):
+        generator = torch.Generator().manual_seed(7)
+        parted = {"race": 0.0, "sum": 0.0, "least": 0.0}
+        for _ in range(10):
+            one = torch.randn(1, 2000, generator=generator) * scale
+            two = one + torch.randn(1, 2000, generator=generator) * 0.1
+            parted["least"] += float((one.softmax(-1) - two.softmax(-1)).abs().sum()) / 2
+            for name, draws in (("race", raced), ("sum", drawn_by_sum)):
+                a, b = (draws(each, range(400)).tokens for each in (one, two))
+                parted[name] += sum(x != y for x, y in zip(a, b, strict=True)) / 400
+        assert 0.8 * parted["least"] < parted["race"] < nearer * parted["sum"], (scale, parted)
+
+
+def test_a_race_leaves_greedy_rows_other_rows_and_impossible_tokens_alone():
+    logits = torch.randn(3, 600, generator=torch.Generator().manual_seed(4))
+    rows = [Draw(temperature=0.0, top_p=1.0, u=0.3, race=9), way(0.3), Draw(temperature=1.0, top_p=1.0, u=0.3, race=9)]
+    for kernels in ("own", "torch"):
+        mixed = draw(logits.clone(), rows, kernels)
+        assert mixed.tokens[0] == int(logits[0].argmax())
+        assert mixed.tokens[1] == draw(logits[1:2].clone(), [way(0.3)], kernels).tokens[0]
+        assert mixed.tokens[2] == draw(logits[2:].clone(), rows[2:], kernels).tokens[0]
+    shut = torch.full((1, 600), float("-inf"))
+    shut[0, 17], shut[0, 599] = 0.0, 0.0
+    for kernels in ("own", "torch"):
+        assert set(raced(shut, range(64), kernels).tokens) == {17, 599}
+
+
+def nudged(weight: WeightArray) -> WeightArray:
+    """The same with each number changed by up to three percent."""
+    values = weight.data.view(np.float32)
+    changed = values * (1.0 + 0.03 * np.sin(np.arange(values.size, dtype=np.float32).reshape(values.shape)))
+    return replace(weight, data=changed.view(np.uint8))
+
+
+async def test_the_engine_draws_an_evaluations_answers_by_races_that_depend_on_seed_and_place_only(tmp_path):
+    """The answers of two versions that are nearly the same, from twelve seeds, begin alike for longer in pairs."""
+    prompt = tuple(b"What is near?")
+
+    async def answers(engine, paired, n=1):
+        found = []
+        for seed in range(12):
+            sampling = Sampling(max_tokens=24, temperature=1.0, seed=seed)
+            request = Generate(id=f"{seed}", slot="live", prompt_ids=prompt, sampling=sampling, n=n, paired=paired)
+            ids = [[] for _ in range(n)]
+            async for chunk in engine.generate(request):
+                ids[chunk.index] += chunk.ids
+            found.append(ids)
+        return found
+
+    def alike(one, two):
+        return sum(
+            next((i for i, (a, b) in enumerate(zip(x, y, strict=False)) if a != b), 24)
+            for [x], [y] in zip(one, two, strict=True)
+        )
+
+    async with tiny_engine(tmp_path) as tiny:
+        first = {paired: await answers(tiny.engine, paired) for paired in (True, False)}
+        assert first[True] != first[False]
+        assert [ids[:1] for ids in await answers(tiny.engine, True, n=3)] == first[True], (
+            "whatever else is drawn beside it"
+        )
+        near = {name: nudged(weight) for name, weight in tiny_snapshot(tmp_path, 0, seed=0).weights.items()}
+        await tiny.engine.load("live", Snapshot(policy=PolicyVersion(number=1, hash="near"), weights=near))
+        second = {paired: await answers(tiny.engine, paired) for paired in (True, False)}
+    told = {paired: alike(first[paired], second[paired]) for paired in (True, False)}
+    assert told[True] > 3 * told[False], told

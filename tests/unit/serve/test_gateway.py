@@ -494,3 +494,12 @@ async def test_keys_guard_everything_but_health():
         assert (await w.chat(headers=good))[0] == 200
         assert w.log.turns()[0].tenant == "acme"
         assert (await w.get("/metrics", headers=good))[0] == 200
+
+
+async def test_only_answers_to_an_evaluation_are_drawn_in_pairs():
+    """A version's answers are compared with another's from one seed; people's and rollouts' are not."""
+    async with world(engine=FakeEngine(slots={"live": V0, "world": V0, "evaluation": V1}), admin_key=ADMIN) as w:
+        for slot in ("evaluation", "world", "live"):
+            assert (await w.chat(headers={"x-ostinato-slot": slot, "x-ostinato-key": ADMIN}))[0] == 200
+        assert (await w.chat())[0] == 200
+        assert [request.paired for request in w.engine.requests] == [True, False, True, False]

@@ -26,18 +26,24 @@ def uniform(seed: int, index: int, position: int) -> float:
 
     The finaliser is Stafford's variant 13 as used in Steele, Lea, Flood (2014), "Fast splittable pseudorandom number generators".
     """
+    return (key_of(seed, index, position) >> 11) / (1 << 53)
+
+
+def key_of(seed: int, index: int, position: int) -> int:
+    """The 64 bits that `uniform` is made of: the key of a race."""
     state = 0
     for part in (seed, index, position):
         state = (state + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
-    return (state >> 11) / (1 << 53)
+    return state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """How one row is sampled. `u` in [0, 1) decides the draw; temperature 0 ignores it.
+    """How one row is sampled. `u` in [0, 1) decides the draw; temperature 0 ignores it. With a `race` that key decides instead, so that
+    near distributions draw the same token more often.
 
     `edit`: the logit edits that are applied first. `tops`: how many of the likeliest tokens are also returned.
 
@@ -47,6 +53,7 @@ class Draw:
     temperature: float
     top_p: float
     u: float
+    race: int | None = None
     edit: Edit | None = None
     tops: int = 0
 
@@ -84,7 +91,10 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch
     temperatures_M = torch.tensor([logit_divisor(row.temperature) for row in rows], dtype=torch.float32)
     nuclei = [_cut(logits_MV[i], row) if row.temperature and row.top_p < 1.0 else b"" for i, row in enumerate(rows)]
     normal = softmax(logits_MV, temperatures_M, kernels)
+    raced = {i: row.race for i, row in enumerate(rows) if row.race is not None and row.temperature}
     tokens_M = normal.draw(np.array([row.u if row.temperature else GREEDY for row in rows]))
+    if raced:
+        normal.race(np.array([*raced], np.int64), np.array([*raced.values()], np.uint64), tokens_M)
     return Drawn(
         tokens=tokens_M.tolist(),
         logprobs=normal.logprobs(tokens_M).tolist(),

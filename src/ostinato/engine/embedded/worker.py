@@ -35,7 +35,7 @@ from ostinato.core.weights import Swap
 from ostinato.engine.admission import shown
 from ostinato.engine.embedded.forms.condensed import is_condensed
 from ostinato.engine.embedded.kv import KVShape, KVStore
-from ostinato.engine.embedded.sampler import Draw, Drawn, draw, uniform
+from ostinato.engine.embedded.sampler import Draw, Drawn, draw, key_of, uniform
 from ostinato.engine.embedded.scheduler import Generation, Scheduled, Scheduler
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden, logits
@@ -524,6 +524,7 @@ class EngineThread(threading.Thread):
                 temperature=sample.request.sampling.temperature,
                 top_p=sample.request.sampling.top_p,
                 u=uniform(sample.seed, sample.index, sample.sampled),
+                race=key_of(sample.seed, sample.index, sample.sampled) if sample.request.paired else None,
                 edit=None if sample.editor is None else sample.editor.edit(),
                 tops=sample.request.tops,
             )

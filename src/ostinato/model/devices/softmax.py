@@ -57,8 +57,34 @@ class TensorSoftmax:
             tokens_M[drawn] = invert(scaled_CV.exp_(), torch.from_numpy(u_M[drawn])).cpu().numpy()
         return tokens_M
 
+    def race(self, rows_P: NDArray[np.int64], keys_P: NDArray[np.uint64], tokens_M: NDArray[np.int64]) -> None:
+        """Fill in the winners of these rows' races, as `kernels.softmax.race` does."""
+        at = torch.from_numpy(rows_P).to(self.logits.device)
+        logs_PV = (self.logits[at].float() / self.temperatures_M[at, None]).sub_(self.totals_M[at, None])
+        keys_P1 = torch.from_numpy(keys_P.view(np.int64)).to(self.logits.device)[:, None]
+        numbers_V = torch.arange(1, logs_PV.shape[1] + 1, device=logs_PV.device)
+        exponentials_PV = uniforms(keys_P1 + numbers_V * _signed(0x9E3779B97F4A7C15)).log_().neg_()
+        tokens_M[rows_P] = exponentials_PV.div_(logs_PV.double().exp_()).argmin(-1).cpu().numpy()
+
     def _rows(self, rows: NDArray[np.int64]) -> Tensor:
         return self.logits[torch.from_numpy(rows).to(self.logits.device)]
+
+
+def _signed(number: int) -> int:
+    """A number of 64 bits as torch, which has no unsigned ones, writes it."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _without_sign(bits: Tensor, places: int) -> Tensor:
+    """The bits shifted right, with zeros from the left."""
+    return (bits >> places) & ((1 << (64 - places)) - 1)
+
+
+def uniforms(states: Tensor) -> Tensor:
+    """SplitMix64's finaliser of 64-bit states, as float64 in (0, 1]."""
+    mixed = (states ^ _without_sign(states, 30)) * _signed(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ _without_sign(mixed, 27)) * _signed(0x94D049BB133111EB)
+    return (_without_sign(mixed ^ _without_sign(mixed, 31), 11).double() + 1.0) * 2.0**-53
 
 
 def invert(mass_CV: Tensor, u_C: Tensor) -> Tensor:

@@ -108,6 +108,31 @@ def invert(logits_MV, temperatures_M, tops_M, sums_MK, totals_M, u_M, tokens_M):
         tokens_M[r] = token
 
 
+_STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def race(logits_MV, temperatures_M, tops_M, rows_P, keys_P, tokens_M):
+    """The winner of an exponential race in each of these rows: the least E_i / p_i, where E_i = -log u_i is SplitMix64's number i from the
+    row's key. It wins with probability p_i, and as E_i is the same for whatever p, near distributions mostly have one winner.
+    """
+    for i in range(len(rows_P)):
+        r = rows_P[i]
+        t, top = temperatures_M[r], tops_M[r]
+        state, best, token = keys_P[i], np.inf, 0
+        for v in range(logits_MV.shape[1]):
+            state += _STEP
+            mass = np.float64(exp(load(logits_MV[r, v]) / t - top))
+            if mass > 0.0:
+                z = (state ^ (state >> _30)) * _FIRST
+                z = (z ^ (z >> _27)) * _SECOND
+                u = (np.float64((z ^ (z >> _31)) >> _11) + 1.0) * 2.0**-53
+                if 1.0 - u < best * mass and -log64(u) < best * mass:  # -log u >= 1 - u, which is quickly had
+                    best, token = -log64(u) / mass, v
+        tokens_M[r] = token
+
+
 @njit(nogil=True, cache=True)
 def logs(totals_M, out_M):
     """Fill out_M with the logarithms of totals, in fp64."""

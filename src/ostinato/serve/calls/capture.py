@@ -78,6 +78,7 @@ class Call:
             cache_salt=f"{self.tenant}/{self.user}" if self.arm is Arm.WORLD else self.tenant,
             tops=self.tops,
             within_s=within_s,
+            paired=self.arm is Arm.EVAL,
         )
 
     def turn_ids(self) -> list[str]:
