@@ -4,7 +4,8 @@
 
 Users differ in taste (beta) and in how much they ask (log-normal, many times more for some), come back slot after slot, and half of them
 are treated, without effect. `normal` and `student` are 95% intervals at the last look, with Student's t on the effective number of users;
-`above` and `below` say how often a one-sided sequence of level 0.05 was beyond the truth at any look.
+`above` and `below` say how often a one-sided sequence of level 0.05 was beyond the truth at any look, and `planned` how often a bound of
+a plan of looks was, if the plan expects what a first trial had in the end.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot, log_evidence
+from ostinato.release.trial.group_sequential import GroupSequentialTest, ShipPlan
 
 RESULT = RESULTS / "release_coverage.json"
 USERS = (20, 50, 200)
 LEVEL = 0.05
 SLOTS_A_DAY = 12
+_FEWEST = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Covered:
-    """Shares of the runs. Example: ``Covered(users=20, mean=0.6, runs=500, normal=0.88, student=0.95, above=0.02, below=0.01)``"""
+    """Shares of the runs. Example: ``Covered(users=20, mean=0.6, runs=500, normal=0.88, student=0.95, above=0.02, below=0.01,
+    planned=0.05)``
+    """
 
     users: int
     mean: float
@@ -38,6 +43,7 @@ class Covered:
     student: float
     above: float
     below: float
+    planned: float
 
 
 def effects(rng: np.random.Generator, users: int, mean: float, correlation: float, slots: int) -> list[Effect]:
@@ -66,9 +72,12 @@ def effects(rng: np.random.Generator, users: int, mean: float, correlation: floa
 def covered(users: int, mean: float, correlation: float, *, runs: int, slots: int = 16) -> Covered:
     """The shares over `runs` seeded runs."""
     rng = np.random.default_rng(users)
-    normal = student = above = below = 0
+    normal = student = above = below = planned = 0
+    first = 1.0 / effects(rng, users, mean, correlation, slots)[-1].variance
+    plan = ShipPlan(information={"goal": first}, alpha=LEVEL, limit_s=float(slots))
     for _ in range(runs):
         found = effects(rng, users, mean, correlation, slots)
+        planned += _beyond(found, GroupSequentialTest(first, plan))
         last = found[-1]
         error = math.sqrt(last.variance)
         normal += abs(last.difference) <= 1.96 * error
@@ -78,10 +87,18 @@ def covered(users: int, mean: float, correlation: float, *, runs: int, slots: in
             for side in (1, -1)
         ]
         above, below = above + wrong[0], below + wrong[1]
-    shares = (count / runs for count in (normal, student, above, below))
-    return Covered(
-        users=users, mean=mean, runs=runs, **dict(zip(("normal", "student", "above", "below"), shares, strict=True))
-    )
+    counts = {"normal": normal, "student": student, "above": above, "below": below, "planned": planned}
+    return Covered(users=users, mean=mean, runs=runs, **{name: count / runs for name, count in counts.items()})
+
+
+def _beyond(found: list[Effect], test: GroupSequentialTest) -> bool:
+    """True if a bound of the planned looks was above the truth, which is 0; looks begin at five effective users on a side."""
+    highest = -math.inf
+    for number, effect in enumerate(found, 1):
+        if effect.people >= _FEWEST:
+            test.add(effect, float(number))
+        highest = max(highest, test.lower)
+    return highest > 0.0
 
 
 def main() -> None:

@@ -180,7 +180,7 @@ def measure(name: str, rule: Gate | AgainstLive, items: int, step: float, runs: 
 
 def rules(items: int) -> Iterator[tuple[str, Gate | AgainstLive]]:
     """The rules for a suite of this many items. The defaults are included only if they pass the check of margins."""
-    defaults = GateConfig()
+    defaults = GateConfig(candidates_per_week=56)
     total = smallest_total_margin(items, defaults)
     smallest = defaults.model_copy(update={"margin": max(defaults.margin, total), "total_margin": total})
     yield "gate, smallest margin", Gate(smallest)

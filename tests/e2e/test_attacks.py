@@ -181,7 +181,7 @@ def values_that_break_sums(siege):
 
 @plot
 def teaching_answers_that_nobody_read(siege):
-    """Bolt wants an answer of acme's that nobody saw to be learned from: it praises it and says that it was delivered."""
+    """Bolt wants an answer of acme's that nobody read to its end to be rewarded: it praises it and says that it was delivered."""
     key = {"idempotency-key": secrets.token_hex(8)}
     with siege.acme.stream(n=16, headers=key) as (turn, lines):
         next(lines)
@@ -191,8 +191,8 @@ def teaching_answers_that_nobody_read(siege):
     read = siege.acme.ask().turn
     assert siege.acme.say(read) == "accepted"
     yield
-    assert siege.turn(turn).finish is Finish.ABORT
-    assert siege.holdback(turn) == "finish:abort"
+    assert siege.turn(turn).finish is Finish.LEFT
+    assert siege.reward(turn) == -0.125, "that of an answer that was broken off, whatever another tenant says"
     assert turn not in siege.delivered()
     assert {mine, read} <= siege.delivered()
     assert siege.reward(read) == 0.75

@@ -176,4 +176,4 @@ async def test_a_hundred_streams_at_once_and_those_that_were_left_are_all_turns(
         while len(log.turns()) < 100:  # what a client left is written when the engine has stopped
             await asyncio.sleep(0.01)
     finishes = [turn.finish for turn in log.turns()]
-    assert (finishes.count(Finish.TOOL_CALLS), finishes.count(Finish.ABORT)) == (90, 10)
+    assert (finishes.count(Finish.TOOL_CALLS), finishes.count(Finish.LEFT)) == (90, 10)

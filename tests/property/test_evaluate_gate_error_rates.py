@@ -143,10 +143,10 @@ def ladder(config, items, step, candidates, seed):
 
 def test_small_losses_do_not_add_up():
     """Against live alone, most of thirty candidates that are one point worse each ship."""
-    config = GateConfig(margin=0.03, total_margin=0.04)
+    config = GateConfig(margin=0.03, total_margin=0.04, candidates_per_week=56)
     ends = [ladder(config, 600, -0.01, 30, seed)[0] for seed in range(8)]
     assert min(ends) >= -0.04
-    alone = GateConfig(margin=0.03, total_margin=0.99)
+    alone = GateConfig(margin=0.03, total_margin=0.99, candidates_per_week=56)
     assert ladder(alone, 600, -0.01, 30, 0)[0] <= -0.10, "the bound against best and anchor is what holds it"
 
 

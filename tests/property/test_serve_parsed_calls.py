@@ -186,4 +186,4 @@ async def test_an_answer_whose_client_left_has_the_calls_that_were_sent():
         writer.close()
         await eventually(lambda: w.log.turns())
         (turn,) = w.log.turns()
-        assert (turn.finish, [call.name for call in turn.calls]) == (Finish.ABORT, ["read"])
+        assert (turn.finish, [call.name for call in turn.calls]) == (Finish.LEFT, ["read"])

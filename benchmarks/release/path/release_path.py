@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, Field
 
 from ostinato.release.metrics.config import DEFAULT_GOAL
+from ostinato.release.pace import Traffic, ship_plan
 from ostinato.release.trial.config import HOUR, TrialConfig
 from ostinato.release.trial.contrast import POOLED, TimeSlot
 from ostinato.release.trial.incumbent_test import StandingConfig, StandingWatch
@@ -72,11 +73,15 @@ class ReleasePath(Generic[V]):
     Args:
         start: the version that is live, and the best known.
         active: users of an ordinary day.
+        each: turns of one of them on such a day, and `good`: the share of good ones, for the plan of a trial's looks. None: no plan.
     """
 
-    def __init__(self, config: PathConfig, start: V, *, active: float) -> None:
+    def __init__(
+        self, config: PathConfig, start: V, *, active: float, each: float | None = None, good: float = 0.6
+    ) -> None:
         self._config = config
         self._active = active
+        self._each, self._good = each, good
         self.live = self.previous = self.best = start
         self.candidate: V | None = None
         self.trial: Trial | None = None
@@ -93,7 +98,10 @@ class ReleasePath(Generic[V]):
         """Put a candidate that passed the gate on trial. This ends the proving of the live version."""
         self.candidate, self.previous, self._began = candidate, self.live, now
         active = self._active * (1.0 - self._config.standing.share)
-        self.trial = Trial(self._config.trial, active=active)
+        config = self._config.trial
+        turns = None if self._each is None else round(self._each * active)
+        traffic = None if turns is None else Traffic(people=round(active), turns=turns, good=self._good)
+        self.trial = Trial(config, active=active, plan=ship_plan(traffic, {DEFAULT_GOAL: config.margin}, config))
 
     def deal(self) -> UserSplit[V]:
         """Which users get which version from now on."""

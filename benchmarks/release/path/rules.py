@@ -85,7 +85,7 @@ class Screen:
     """Ostinato's gate before users: it judges each candidate on a simulated suite, at the smallest margins that the suite can hold."""
 
     def __init__(self, product: Product, items: int) -> None:
-        defaults = GateConfig()
+        defaults = GateConfig(candidates_per_week=56)
         total = smallest_total_margin(items, defaults)
         config = defaults.model_copy(update={"margin": max(defaults.margin, total), "total_margin": total})
         self._gate, self._suite = Gate(config), Suite(product.stream(Stream.SUITE), items, config)
@@ -116,7 +116,8 @@ class Ostinato(Rule):
     def __init__(self, product: Product, plan: Plan, config: PathConfig, screen: Screen | None = None) -> None:
         super().__init__(product, plan)
         self._screen = screen
-        self._path = ReleasePath(config, self.live, active=product.habits.active)
+        habits = product.habits
+        self._path = ReleasePath(config, self.live, active=habits.active, each=habits.turns_a_day, good=habits.mean)
         self._stays_U: Flags = product.places(0) < config.standing.share
         self._trial_U = product.places(0)
 

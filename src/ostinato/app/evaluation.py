@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostinato.app.storage import Run
 from ostinato.config import Config
@@ -133,15 +134,27 @@ MEASURED = 5
 
 
 async def note_resolution(run: Run, suite: Suite) -> None:
-    """Write into the log whether the suite can hold the total margin at the spread that its last verdicts measured. Idempotent."""
-    found: list[float] = []
+    """Write into the log whether the suite can hold the margins, at the spread that its verdicts measured. Idempotent.
+
+    From the first verdict on by the spread of the anchor's draws, from `MEASURED` on by that of the differences.
+    """
+    reports: list[Mapping[str, Any]] = []
     async for _, row in run.log.read(0, {ReleaseEvent}):
         report = row.detail.get("report", {}) if isinstance(row, ReleaseEvent) else {}
         if report.get("suite_hash") == suite.hash and report.get("verdict") != "EXTEND" and "smallest_margin" in report:
-            found.append(float(report["smallest_margin"]))
-    if len(found) < MEASURED:
-        return
-    smallest, margin = median(found[-MEASURED:]), run.config.evaluate.gate.total_margin
+            reports.append(report)
+    gate = run.config.evaluate.gate
+    if len(reports) < MEASURED:
+        spreads = [float(report["draw_spread"]) for report in reports if report.get("draw_spread")]
+        if not spreads:
+            return
+        raised, why = False, f"as the anchor's draws of suite {suite.name!r} vary, it can hold its margins"
+        try:
+            check_margins(suite.name, items_in_round(suite, gate), gate, median(spreads))
+        except BadConfig as error:
+            raised, why = True, str(error)
+        return await note(run.log, COARSE, raised=raised, why=why, at=wall_clock())
+    smallest, margin = median(float(report["smallest_margin"]) for report in reports[-MEASURED:]), gate.total_margin
     why = f"as the last {MEASURED} verdicts measured it, suite {suite.name!r} can hold a total margin of {100 * smallest:.1f} pp"
     if smallest > margin:
         why += (

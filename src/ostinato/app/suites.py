@@ -109,7 +109,9 @@ def _hash(taskset: Taskset, tasks: Sequence[Task], config: Config) -> str:
     asked = sorted({str(config.worlds.temperature) for task in tasks if task.temperature is None})
     own = own_graders(config.worlds.graders, GRADERS)
     graders = sorted({own[task.grading.grader].identity for task in tasks if task.grading.grader in own})
-    return blake3("\0".join([taskset.hash, str(len(tasks)), *asked, *used, *graders]).encode()).hexdigest()
+    judge = config.worlds.judge if any(task.grading.grader == "rubric" for task in tasks) else None
+    judged = [] if judge is None else [judge.model_dump_json(include={"model", "axes"})]
+    return blake3("\0".join([taskset.hash, str(len(tasks)), *asked, *used, *graders, *judged]).encode()).hexdigest()
 
 
 def _demo_items() -> tuple[str, list[dict[str, Any]]]:
@@ -208,8 +210,9 @@ class HeldOutWorld:
     def _grading(self) -> AbstractAsyncContextManager[tuple[Backend | None, Grader]]:
         """Answers alone need no backend and no judge: their tests run in this machine's namespaces, whatever `sandbox.backend` is."""
         only_answers = all(task.harness == ONE_ANSWER for task in self.tasks.tasks)
-        if only_answers and {task.grading.grader for task in self.tasks.tasks}.isdisjoint(GRADERS_IN_BOXES):
-            return open_answer_grading(self.config)
+        graders = {task.grading.grader for task in self.tasks.tasks}
+        if only_answers and graders.isdisjoint(GRADERS_IN_BOXES):
+            return open_answer_grading(self.config, judged="rubric" in graders)
         return open_grading(self.config, proving=True)
 
     @contextlib.asynccontextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
 
+from ostinato.app.log_suites import held_out_prompts
 from ostinato.app.numerics import trainer_backend, training
 from ostinato.app.storage import Run, home
 from ostinato.config import Config
@@ -63,7 +64,15 @@ def open_desk(
     gold = gold_people(config.release.monitors)
     asker = asker or asker_of(config.reward)
     return RewardDesk(
-        log, asker, wall_clock, config.reward, folds=folds, numerics=only, gold=gold, taught=taught_by(config)
+        log,
+        asker,
+        wall_clock,
+        config.reward,
+        folds=folds,
+        numerics=only,
+        gold=gold,
+        taught=taught_by(config),
+        held_out=held_out_prompts(config),
     )
 
 

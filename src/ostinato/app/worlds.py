@@ -33,7 +33,7 @@ from ostinato.worlds.grading.effort import Alarm, EffortConfig, WatchedGrader
 from ostinato.worlds.grading.functions import FunctionGrader, FunctionGrading, read_data
 from ostinato.worlds.grading.grade import Grade, Grader, PatternGrader, SuggestionGrader, read_pattern, read_suggestion
 from ostinato.worlds.grading.harbor import HarborGrader, read_harbor
-from ostinato.worlds.grading.judge import JudgedGrader, RubricJudge
+from ostinato.worlds.grading.judge import JudgedGrader, RubricGrader, RubricJudge
 from ostinato.worlds.grading.own import own_graders
 from ostinato.worlds.grading.sandboxed_program import Apart
 from ostinato.worlds.grading.suites import PytestGrader, read_suite
@@ -59,13 +59,13 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- grading
 
 
-GRADERS = ("function", "pattern", "pytest", "python_tests", "suggestion", "harbor")
+GRADERS = ("function", "pattern", "pytest", "python_tests", "suggestion", "harbor", "rubric")
 """The names that tasks and suites may use."""
 
 GRADERS_IN_BOXES = ("function", "pytest", "harbor")
 """Those that need a backend of sandboxes."""
 
-_GRADERS_OF_TEXT = ("pattern", "suggestion")
+_GRADERS_OF_TEXT = ("pattern", "suggestion", "rubric")
 """Those that run nothing."""
 
 
@@ -75,7 +75,7 @@ def check_grading(task: Task, own: Collection[str] = ()) -> None:
     `own` are the names of the operator's own graders, whose data nobody else can check.
     """
     match task.grading.grader:
-        case name if name in own:
+        case name if name in own or name == "rubric":  # which judges any text
             return
         case "function":
             read_data(FunctionGrading, task)
@@ -118,14 +118,7 @@ async def open_grading(
     """
     settings = config.worlds
     async with contextlib.AsyncExitStack() as leaving:
-        judge = None
-        if settings.judge is not None:
-            key = environment.get(settings.judge.key_env, "").strip() if settings.judge.key_env else ""
-            if settings.judge.key_env and not key:
-                raise BadConfig(
-                    f"worlds.judge takes its key from the variable {settings.judge.key_env}, which is not set"
-                )
-            judge = await leaving.enter_async_context(RubricJudge(settings.judge, key))
+        judge = await leaving.enter_async_context(_open_judge(config, environment))
         boxes = open_backend(config.sandbox)
         leaving.push_async_callback(boxes.close)
         python = PYTHON if config.sandbox.backend == "e2b" else python_inside()
@@ -141,11 +134,32 @@ async def open_grading(
 
 
 @contextlib.asynccontextmanager
-async def open_answer_grading(config: Config) -> AsyncGenerator[tuple[None, Grader]]:
-    """A grader of single answers: none of `GRADERS_IN_BOXES`, and their tests run in this machine's namespaces."""
-    with contextlib.closing(SingleRuns(config.sandbox)) as runs:
+async def open_answer_grading(
+    config: Config, environment: Mapping[str, str] = os.environ, *, judged: bool = False
+) -> AsyncGenerator[tuple[None, Grader]]:
+    """A grader of single answers: none of `GRADERS_IN_BOXES`, and their tests run in this machine's namespaces.
+
+    `judged`: some are graded by `rubric`. Raises BadConfig for a judge whose key is not set.
+    """
+    async with contextlib.AsyncExitStack() as leaving:
+        judge = await leaving.enter_async_context(_open_judge(config, environment)) if judged else None
+        runs = leaving.enter_context(contextlib.closing(SingleRuns(config.sandbox)))
         own = own_graders(config.worlds.graders, GRADERS)
-        yield None, open_graders(None, runs, python_inside(), own=own)
+        yield None, open_graders(None, runs, python_inside(), judge=judge, own=own)
+
+
+@contextlib.asynccontextmanager
+async def _open_judge(config: Config, environment: Mapping[str, str]) -> AsyncGenerator[RubricJudge | None]:
+    """The judge of `worlds.judge`, None without one. Raises BadConfig if its key is not set."""
+    settings = config.worlds.judge
+    if settings is None:
+        yield None
+        return
+    key = environment.get(settings.key_env, "").strip() if settings.key_env else ""
+    if settings.key_env and not key:
+        raise BadConfig(f"worlds.judge takes its key from the variable {settings.key_env}, which is not set")
+    async with RubricJudge(settings, key) as judge:
+        yield judge
 
 
 def open_graders(
@@ -165,7 +179,8 @@ def open_graders(
         runs: where completions are graded.
         python: the path of an interpreter inside of a sandbox of `backend`.
         effort: the price of effort; None: nothing.
-        judge: judges solved outcomes of function and repository tasks too; the caller opens and closes it.
+        judge: judges solved outcomes of function and repository tasks too, and alone those of the grader `rubric`; the caller opens and
+            closes it.
         alarm: told of outcomes reached by cheating; None: a warning in this process's log.
         own: the operator's own graders by name.
     """
@@ -179,6 +194,7 @@ def open_graders(
     graders["python_tests"] = CompletionGrader(runs)
     graders["pattern"] = PatternGrader()
     graders["suggestion"] = SuggestionGrader()
+    graders["rubric"] = RubricGrader(judge)
     graders |= own or {}
     return WatchedGrader(graders, effort or EffortConfig(), alarm or _warn)
 
@@ -221,6 +237,10 @@ def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
         if is_agent(task.harness) and task.top_p < 1.0:
             raise BadConfig(f"task {task.id!r}, field 'top_p': an agent's calls are sampled whole; leave it out")
         check_grading(task, own)
+        if task.grading.grader == "rubric" and config.worlds.judge is None:
+            raise BadConfig(
+                f"task {task.id!r}: the grader 'rubric' asks the model of [worlds.judge], which is not set; set it, or name another grader"
+            )
 
 
 def runs_code(config: Config, tasks: Iterable[Task]) -> bool:

@@ -17,6 +17,8 @@ from ostinato.cli.approvals import alarms, approve, refuse, rollback, ship
 from ostinato.cli.connect import connect, watch
 from ostinato.cli.corpus import corpus
 from ostinato.cli.options import Common, console
+from ostinato.cli.reward import reward
+from ostinato.cli.suite import suite
 from ostinato.cli.weights import weights
 from ostinato.cli.workers import compute, housekeeping, plan, rollout, run_worker, serve, train
 from ostinato.cli.worlds import worlds
@@ -35,6 +37,8 @@ app.command(connect)
 app.command(watch)
 app.command(worlds)
 app.command(corpus)
+app.command(reward)
+app.command(suite)
 for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rollback, plan, compute):
     app.command(_command)
 

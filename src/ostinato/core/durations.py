@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from ostinato.core.errors import BadConfig
+
 
 def ago(seconds: float) -> str:
     """A time span for people. Example: ``ago(200) == "3 min"``"""
@@ -9,3 +13,14 @@ def ago(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
+
+
+_UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def seconds_in(text: str) -> float:
+    """The seconds of a time span as people write it: a number and s, min, h, d or w. Raises BadConfig. Example: ``seconds_in("7d")``"""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)", text.strip())
+    if match is None:
+        raise BadConfig(f"{text!r} is not a time span; write a number and a unit: 90min, 12h, 7d, 2w")
+    return float(match[1]) * _UNITS[match[2]]

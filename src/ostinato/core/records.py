@@ -30,20 +30,30 @@ class PolicyVersion:
 
 
 class Finish(StrEnum):
-    """Why a turn ended. Turns with the last three reasons cannot be trained on: the policy is not responsible for how they ended."""
+    """Why a turn ended. Turns with the last three reasons cannot be trained on: the policy is not responsible for how they ended.
+
+    What a client saw until it left (`LEFT`) can be: when it leaves depends on the tokens so far, so the gradient of the expected reward is
+    that of the tokens sampled until then.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
     DEADLINE = "deadline"  # its rollout ran out of time; clients are told `LENGTH`
-    ABORT = "abort"  # the client went away, or the operator cancelled
+    LEFT = "left"  # the client closed the stream while the answer was being written
+    ABORT = "abort"  # the client went away before any of the answer was sent, or the server was stopped
     ERROR = "error"  # the engine failed
     GRAMMAR = "grammar"  # the demanded form is too complex to be enforced to the end: the client's fault, and no arm's
 
     @property
     def trainable(self) -> bool:
-        """True if the policy itself ended the turn, or ran out of a token or time budget."""
+        """True if the tokens are all that was sampled: the policy ended the turn, or a budget or the client did."""
         return self not in (Finish.ABORT, Finish.ERROR, Finish.GRAMMAR)
+
+    @property
+    def complete(self) -> bool:
+        """True if the client was sent a whole answer: the policy itself ended it, or it ran out of a token or time budget."""
+        return self.trainable and self is not Finish.LEFT
 
     @property
     def cut(self) -> bool:
@@ -380,7 +390,8 @@ class Batch:
     `step` counts from 1. `reference` is the release that the KL penalty is measured against. `credits` are each turn's advantages,
     one per sampled token, in the order of `turns`. `base` is set if the trainer first went back to the weights of a standing
     release because everything newer had been refused; otherwise a step starts from the step before it. `even`: all of people's turns weigh
-    the same; in batches of earlier versions the turns of an episode shared the weight of one.
+    the same; in batches of earlier versions the turns of an episode shared the weight of one. `weights`: each turn's weight in the loss, if
+    the turns were drawn with unequal chances from more than a step can hold.
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
@@ -392,6 +403,7 @@ class Batch:
     at: float
     base: PolicyVersion | None = None
     even: bool = False
+    weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

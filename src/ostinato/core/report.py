@@ -29,15 +29,17 @@ class Incumbents:
     """The incumbent versions when a candidate is judged. Several of them may be the same version.
 
     `best` is the last release that was proven better than the best before it; None if it cannot be sampled. `round` counts the
-    candidates that were judged before this one: items and seeds are drawn anew in each round.
+    candidates that were judged before this one: items and seeds are drawn anew in each round. `since_s` is how many seconds ago another
+    candidate was looked at; None: none was.
 
-    Example: ``Incumbents(live=v9, best=v6, anchor=v0, round=12)``
+    Example: ``Incumbents(live=v9, best=v6, anchor=v0, round=12, since_s=86_400.0)``
     """
 
     live: PolicyVersion
     best: PolicyVersion | None
     anchor: PolicyVersion
     round: int
+    since_s: float | None = None
 
     def named(self) -> dict[Incumbent, PolicyVersion]:
         """The incumbents that can be sampled, by name."""
@@ -150,8 +152,9 @@ class Report:
     """Candidate against live on the first suite, with everything the verdict rests on. Differences are candidate minus live, in [-1, 1].
 
     `power` is the chance that an equally good candidate passes this look; `smallest_margin` is the smallest total margin that this suite
-    can hold at the observed spread. `better` says that a candidate that ships is proven better than the best release so far. `pass_rates`
-    and `sharpening` are its pass rates in one try and in several, and their changes.
+    can hold at the observed spread, and `draw_spread` the standard deviation of one of the anchor's draws of an item. `better` says that a
+    candidate that ships is proven better than the best release so far. `pass_rates` and `sharpening` are its pass rates in one try and in
+    several, and their changes.
     """
 
     suite: str
@@ -173,6 +176,7 @@ class Report:
     bars: tuple[BarResult, ...] = ()
     better: bool = False
     smallest_margin: float = 1.0
+    draw_spread: float | None = None
     round: int = 0
     pass_rates: PassRates | None = None
     sharpening: tuple[Sharpening, ...] = ()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 _WORDS = re.compile(r"\w+")
@@ -45,6 +46,30 @@ def _values(text: str) -> list[Any]:
         return []
 
 
+TEMPLATE_RUN = 5  # words
+_TEMPLATE_SHARE, _TEMPLATE_LEAST = 0.1, 3
+
+
+def template_runs(texts: Iterable[str]) -> frozenset[str]:
+    """The runs of five words that stand in a tenth of the different texts, and in three at least: the template that they are written in."""
+    seen = set(texts)
+    counts = Counter(run for text in seen for run in set(_runs(_words(text), TEMPLATE_RUN)))
+    least = max(_TEMPLATE_LEAST, _TEMPLATE_SHARE * len(seen))
+    return frozenset(run for run, count in counts.items() if count >= least)
+
+
+def own_words(text: str, template: Collection[str]) -> str:
+    """The words of a text, in lower case, outside of these runs; all of them if none is outside.
+
+    Example: ``own_words("Answer in one short line: why?", {"answer in one short line"}) == "why"``
+    """
+    words = _words(text)
+    starts = [at for at, run in enumerate(_runs(words, TEMPLATE_RUN)) if run in template]
+    shared = {place for at in starts for place in range(at, at + TEMPLATE_RUN)}
+    own = [word for place, word in enumerate(words) if place not in shared]
+    return " ".join(own or words)
+
+
 class OverlapIndex:
     """An index of the runs of words that no file may contain.
 
@@ -63,7 +88,7 @@ class OverlapIndex:
 
     def __init__(self, gram: int, shortest: int) -> None:
         self._gram, self._shortest = gram, min(shortest, gram)
-        self._runs: dict[int, dict[str, str]] = {}
+        self._runs: dict[int, dict[str, tuple[str, ...]]] = {}  # by length, run -> tests
 
     def __len__(self) -> int:
         return sum(map(len, self._runs.values()))
@@ -78,19 +103,27 @@ class OverlapIndex:
                 runs = self._runs.setdefault(length, {})
                 for run in _runs(words, length):
                     if len(set(run.split())) >= _DISTINCT:
-                        runs.setdefault(run, name)
+                        known = runs.get(run, ())
+                        runs[run] = known if name in known else (*known, name)
                         found += 1
         return found
 
     def within(self, text: str) -> tuple[str, str] | None:
         """The test and the first of its runs that the text contains; None if it contains none."""
+        return next(self._matches(text), None)
+
+    def shared(self, text: str) -> dict[str, str]:
+        """Every test that shares a run with the text, with the first such run."""
+        found: dict[str, str] = {}
+        for name, run in self._matches(text):
+            found.setdefault(name, run)
+        return found
+
+    def _matches(self, text: str) -> Iterator[tuple[str, str]]:
         words = _words(text)
         for length in sorted(self._runs, reverse=True):
             runs = self._runs[length]
-            for run in _runs(words, length):
-                if run in runs:
-                    return runs[run], run
-        return None
+            yield from ((name, run) for run in _runs(words, length) for name in runs.get(run, ()))
 
 
 def _words(text: str) -> list[str]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
+
+_DAY = 86_400.0
+_A_WEEK = 8.0
+"""A week's shares for candidates a day or more apart: seven days' and the one from before the week."""
 
 
 class BarConfig(BaseModel, frozen=True, extra="forbid"):
@@ -88,8 +92,11 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         description="Probability of shipping a candidate that is worse than live by the margin, all looks together; "
         "against best and anchor, and for 'better', the probability over a whole week.",
     )
-    candidates_per_week: int = Field(
-        default=56, ge=1, description="Candidates judged per week, among which the weekly alpha is shared."
+    candidates_per_week: Literal["auto"] | Annotated[float, Field(ge=1.0)] = Field(
+        default="auto",
+        description="How the weekly alpha is shared. 'auto': a candidate gets what came in since the one before, for a "
+        "day at most; one a day gets an eighth of the week's, and no week's candidates get more than all of it, "
+        "however many there are. A number: so many equal shares, without regard to how many there are.",
     )
     first_draws: int = Field(default=8, ge=1, le=1024, description="Samples per item and policy at the first look.")
     max_draws: int = Field(default=8, ge=1, le=1024, description="Samples per item and policy at the last look.")
@@ -140,8 +147,20 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         return self
 
     def total_alpha_at(self, draws: int) -> float:
-        """The part of the weekly alpha that one candidate may spend at the look with this many draws."""
-        return self.alpha_at(draws) / self.candidates_per_week
+        """The part of the weekly alpha that one candidate may spend at the look with this many draws.
+
+        With 'auto' that of a candidate after a day or more; `after` gives the settings for one that comes sooner.
+        """
+        return self.alpha_at(draws) / (_A_WEEK if self.candidates_per_week == "auto" else self.candidates_per_week)
+
+    def after(self, since_s: float | None) -> GateConfig:
+        """The settings for a candidate that comes so many seconds after another was looked at; None: none was.
+
+        What nobody fetches within a day is lost: seven days, and the one before them, have ``alpha (7 + 1) / 8`` to spend.
+        """
+        if self.candidates_per_week != "auto" or since_s is None:
+            return self
+        return self.model_copy(update={"candidates_per_week": _A_WEEK * _DAY / min(max(since_s, 1.0), _DAY)})
 
     def schedule(self) -> tuple[int, ...]:
         """Draw counts at which the gate looks: doubling from `first_draws` and ending at `max_draws`.

@@ -16,6 +16,7 @@ from ostinato.core.report import BarResult, Incumbent, Incumbents, ItemScore, Re
 from ostinato.evaluate.config import BarConfig, GateConfig
 from ostinato.evaluate.gate import Match, Paired, Selection, decide, judge_bar, pair_up, seed_of, select
 from ostinato.evaluate.pass_at_k import pass_rates, sharpening
+from ostinato.evaluate.statistics import draw_spread
 from ostinato.evaluate.suites import Item, Suite
 
 Scores = dict[tuple[str, int], ItemScore]
@@ -167,7 +168,7 @@ class Evaluation:
         return found
 
     def _coverage(self, candidate: PolicyVersion, against: Incumbents, draws: int) -> dict[str, Any]:
-        """The report's fields `pass_rates` and `sharpening`, with k the number of draws, on the first suite."""
+        """The report's fields `pass_rates`, `sharpening` and `draw_spread`, with k the number of draws, on the first suite."""
         suite = self._runners[0].suite
         scores = self._first(suite, candidate, draws)
         found = (
@@ -177,6 +178,7 @@ class Evaluation:
         return {
             "pass_rates": pass_rates(scores, draws),
             "sharpening": tuple(each for each in found if each is not None),
+            "draw_spread": draw_spread(self._first(suite, against.anchor, draws)),
         }
 
     def _match(self, candidate: PolicyVersion, against: Incumbents, draws: int) -> Match:

@@ -62,7 +62,7 @@ def smallest_margin(error: float, level: float) -> float:
 def smallest_total_margin(items: int, gate: GateConfig) -> float:
     """The smallest total margin for a suite with `items` items in a round, by the assumed spreads.
 
-    Example: ``smallest_total_margin(500, GateConfig())`` is 0.044.
+    Example: ``smallest_total_margin(500, GateConfig())`` is 0.038.
     """
     return smallest_margin(assumed_error(items, gate), gate.total_alpha_at(gate.max_draws))
 
@@ -72,8 +72,13 @@ def items_for(margin: float, level: float, gate: GateConfig) -> int:
     return math.ceil((smallest_margin(assumed_error(1, gate), level) / margin) ** 2)
 
 
-def check_margins(suite: str, items: int, gate: GateConfig) -> None:
-    """Raise BadConfig if a margin is below `smallest_margin`: the suite is too small, and too many equally good candidates are blocked."""
+def check_margins(suite: str, items: int, gate: GateConfig, measured: float | None = None) -> None:
+    """Raise BadConfig if a margin is below `smallest_margin`: the suite is too small, and too many equally good candidates are blocked.
+
+    `measured`: the standard deviation of a draw, once the anchor's draws have shown it; until then `gate.draw_spread` is assumed.
+    """
+    if measured is not None:
+        gate = gate.model_copy(update={"draw_spread": measured})
     looks = {"margin": gate.alpha_at(gate.max_draws), "total_margin": gate.total_alpha_at(gate.max_draws)}
     for name, level in looks.items():
         margin, smallest = getattr(gate, name), smallest_margin(assumed_error(items, gate), level)
@@ -83,9 +88,15 @@ def check_margins(suite: str, items: int, gate: GateConfig) -> None:
                 f"suite {suite!r} draws {items} items x {gate.max_draws} for a candidate: the smallest evaluate.gate.{name} that "
                 f"it can hold is {100 * smallest:.1f} pp, and {100 * margin:.1f} pp is set. Give it "
                 f"{items_for(margin, level, gate)} items in a round, or set evaluate.gate.{name}={enough:g} and live with that "
-                f"resolution (assumed: a version's effect on an item varies by {gate.item_spread:g} and a draw by "
-                f"{gate.draw_spread:g}; evaluate.gate.item_spread and draw_spread say so)"
+                f"resolution ({_spreads(gate, measured)})"
             )
+
+
+def _spreads(gate: GateConfig, measured: float | None) -> str:
+    said = f"assumed: a version's effect on an item varies by {gate.item_spread:g}"
+    if measured is not None:
+        return f"measured: a draw varies by {measured:.3g}; {said}"
+    return f"{said} and a draw by {gate.draw_spread:g}; evaluate.gate.item_spread and draw_spread say so"
 
 
 def check_bars(bars: Sequence[tuple[BarConfig, str, int]]) -> None:
@@ -197,6 +208,7 @@ def decide(paired: Sequence[Paired], bars: Sequence[BarResult], config: GateConf
     Raises:
         ValueError: nothing to compare with live, or no items.
     """
+    config = config.after(match.incumbents.since_s)
     weighed = weigh([(pair, spread_of(pair.differences_I)) for pair in paired], bars, config)
     comparisons = weighed.comparisons
     against_live = next(found for found in comparisons if found.against is Incumbent.LIVE)

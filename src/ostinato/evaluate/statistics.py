@@ -173,6 +173,21 @@ def suite_mean(scores: Iterable[ItemScore], confidence: float = 0.95) -> Estimat
     return Estimate(mean=mean, lower=lower, upper=upper, error=error, df=float(n - 1), n=n)
 
 
+def draw_spread(scores: Iterable[ItemScore]) -> float | None:
+    """The standard deviation of one draw of an item, pooled over a version's items (one-way analysis of variance); None without two draws.
+
+    Example: binary items that are solved at a rate of 0.25 on average, with rates that spread by 0.25, give 0.35.
+    """
+    items: dict[str, list[float]] = {}
+    for score in scores:
+        items.setdefault(score.item, []).append(score.score)
+    again = [np.array(values) for values in items.values() if len(values) > 1]
+    if not again:
+        return None
+    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in again)
+    return math.sqrt(squares / sum(len(values) - 1 for values in again))
+
+
 def mean_lower(items: Sequence[Sequence[float]], alpha: float) -> float:
     """One-sided 1 - alpha lower bound of a mean over items. An item is its draws' values in [0, 1], which are not independent evidence.
 

@@ -6,9 +6,10 @@ fence is encoded by a second tokenizer that knows no control tokens.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
-from ostinato.core.conversation import Conversation, Role
+from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.seams import AnswerReader
 from ostinato.model.answer_formats import format_for
@@ -167,6 +168,26 @@ class HFRenderer:
             return ids[end + 1 :]
         return ids
 
+    def conversation_of(self, ids: Sequence[int]) -> Conversation | None:
+        """The inverse of `chat`: a conversation, of messages without tools, that `chat` renders to these ids. None if none was found, as
+        for a template that names no roles in words.
+        """
+        found = self.messages_of(ids)
+        trimmed = [replace(message, text=message.text.strip()) for message in found]
+        for messages in (found, trimmed):
+            for asked in (messages[:-1], messages):  # first as the opening of an answer, then as one that is continued
+                if not asked or (asked is messages and messages[-1].role is not Role.ASSISTANT):
+                    continue
+                conversation = Conversation(messages=tuple(asked), continued=asked is messages)
+                with contextlib.suppress(BadRequest):
+                    if self.chat(conversation) == list(ids):
+                        return conversation
+        return None
+
+    def messages_of(self, ids: Sequence[int]) -> list[Message]:
+        """The messages in a rendered conversation, the opening of the answer included; [] if its template names no roles in words."""
+        return _messages(list(_segments(ids, self.token_bytes)))
+
     def grammar(self, conversation: Conversation) -> str:
         thinks = bool(self._format.reasoning)
         opening = self._template.opening
@@ -245,6 +266,39 @@ class HFRenderer:
             found.append(GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id)
         ids = {int(i) for item in found if item is not None for i in (item if isinstance(item, list) else [item])}
         return frozenset(ids.union(self._control[token] for token in self._template.ends[:1]))
+
+
+_ROLES = {role.value: role for role in (Role.SYSTEM, Role.USER, Role.ASSISTANT)} | {"model": Role.ASSISTANT}
+
+
+def _segments(ids: Sequence[int], bytes_of: Callable[[int], bytes]) -> Iterator[str]:
+    """The text between control tokens, also where there is none."""
+    held: list[bytes] = []
+    for token in ids:
+        if piece := bytes_of(token):
+            held.append(piece)
+        else:
+            yield b"".join(held).decode(errors="replace")
+            held = []
+    yield b"".join(held).decode(errors="replace")
+
+
+def _messages(segments: Sequence[str]) -> list[Message]:
+    """The messages of a rendered conversation: a role is the first line of a segment, or a segment of its own. [] if there is none."""
+    messages: list[Message] = []
+    role: Role | None = None
+    for text in segments:
+        line, newline, rest = text.partition("\n")
+        if role is not None:
+            messages.append(Message(role=role, text=text.removeprefix("\n\n")))
+            role = None
+        elif (named := _ROLES.get(line.strip())) is not None and newline:
+            messages.append(Message(role=named, text=rest))
+        elif named is not None:
+            role = named
+        elif text.strip():
+            return []
+    return messages
 
 
 def _control_tokens(core: Tokenizer) -> dict[str, int]:

@@ -10,7 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from secrets import token_hex
+from typing import Any
 
+from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, Person, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.seams import Clock, Cursor, Log
@@ -18,9 +20,11 @@ from ostinato.release.approvals import Approvals
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State, TrialRecord
 from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig, OutcomeConfig
-from ostinato.release.metrics.metric import ExpectedMetrics, Past, metrics_of, wanted
+from ostinato.release.metrics.metric import ExpectedMetrics, Metric, Past, metrics_of, wanted
 from ostinato.release.metrics.reactions import Reacted, Reactions
+from ostinato.release.metrics.retention import DAY, REMEMBERED_DAYS, Retention
 from ostinato.release.moves import Moves
+from ostinato.release.pace import Traffic, ship_plan
 from ostinato.release.trial.config import HOUR, TrialConfig
 from ostinato.release.trial.contrast import POOLED, SlotTally
 from ostinato.release.trial.trial import Trial
@@ -31,8 +35,7 @@ from ostinato.release.trial.verdict import Decision, NextAction
 
 logger = logging.getLogger(__name__)
 
-_DAY = 86_400.0
-_REMEMBERED_S = 7 * _DAY
+_REMEMBERED_S = REMEMBERED_DAYS * DAY
 
 
 class RunningTrial:
@@ -64,6 +67,7 @@ class RunningTrial:
         self._expected = ExpectedMetrics(people={}, usual_M=())
         self._tenants: frozenset[str] = frozenset()
         self._answering = False
+        self._retention, self._day = Retention(0.0), 0
         self._thresholds: dict[str, float | None] = {}
         self.missed = 0
         """The number of trial turns that were dropped without being judged, because more came at once than are held."""
@@ -111,7 +115,7 @@ class RunningTrial:
         async for _ in self._log.read(after, {Turn}):
             since += 1
         # always from the log, even if the trial before it was followed, so that a restarted worker knows the same past
-        self._past = Past(self._metrics)
+        self._past = Past(self._metrics, record.began)
         self._reactions = self._from(await self._log.before_last(self._outcomes.past + since, Turn))
         await self._read(record.began, record.began)
         for each, known in self._take(record.began, record.began):
@@ -121,7 +125,8 @@ class RunningTrial:
         self._tenants = frozenset(self._past.tenants(self._config.tenant_people))
         self._thresholds = {}
         self._people, self._upto, self._answering = {}, record.began, False
-        self._trial = Trial(self._config, active=self._active(record.began), metrics=self._metrics)
+        self._retention, self._day = Retention(record.began), 0
+        self._trial = Trial(self._config, active=self._active(record.began), metrics=self._metrics, plan=record.plan)
 
     async def _read(self, until: float = math.inf, past: float = math.inf) -> None:
         """Read the log up to `until`. If too many turns wait, those dropped count as missed if they ended after `past`, else as past."""
@@ -133,7 +138,7 @@ class RunningTrial:
                 continue
             self._past.remember(each.person, each.ended_at, each.known(each.ended_at + self._outcomes.maturity_s))
             # otherwise the people would only grow in number in weeks without a trial
-            if each.ended_at - self._forgot >= _DAY:
+            if each.ended_at - self._forgot >= DAY:
                 self._past.forget(each.ended_at - _REMEMBERED_S)
                 self._forgot = each.ended_at
 
@@ -155,12 +160,14 @@ class RunningTrial:
 
     def _active(self, now: float) -> float:
         assert self._reactions is not None
-        return float(len(self._past.active(now - _DAY) | self._reactions.people()))
+        return float(len(self._past.active(now - DAY) | self._reactions.people()))
 
     def _next_end(self, record: TrialRecord) -> float:
-        """The end of the next slot: on the grid, or where a new share came into force, so that shares are constant within a slot."""
+        """The end of the next slot: on the grid, or where a new share came into force, so that shares are constant within a slot, or
+        where a day of the trial ends.
+        """
         grid = record.began + self._config.slot_s * (math.floor((self._upto - record.began) / self._config.slot_s) + 1)
-        return min([grid, *(at for at, _ in record.shares if at > self._upto)])
+        return min([grid, self._retention.end(self._day), *(at for at, _ in record.shares if at > self._upto)])
 
     def _add(self, record: TrialRecord, end: float) -> None:
         assert self._trial is not None
@@ -188,16 +195,43 @@ class RunningTrial:
             self._answering = True
             person = self._people.setdefault(each.person, len(self._people))
             came.add(POOLED, person, side, (0.0, 1.0), 0.0)
-            stratum = each.person[0] if each.person[0] in self._tenants else POOLED
+            self._retention.see(each.person, each.ended_at)
+            stratum = self._stratum(each.person)
             expected_M = self._expected.of(each.person)
             for (metric, tally, threshold), expected in zip(adding, expected_M, strict=True):
                 measured = metric.measure(known, threshold)
                 if measured is not None:
                     tally.add(stratum, person, side, measured, expected)
-        day = int(end // _DAY)
-        self._trial.share = record.share(end)
+        if end == self._retention.end(self._day):
+            self._close_day(record, adding)
+        day = int(end // DAY)
+        self._trial.share, self._trial.shipped = record.share(end), shipped
         outcomes = {metric.name: tally.slots(day) for metric, tally in zip(self._metrics, tallies, strict=True)}
         self._trial.add(came.slot(day), outcomes, end - record.began)
+
+    def _stratum(self, person: Person) -> str:
+        return person[0] if person[0] in self._tenants else POOLED
+
+    def _close_day(self, record: TrialRecord, adding: Sequence[tuple[Metric, SlotTally, float | None]]) -> None:
+        """Add the rows of a day that is over to the metrics of users' days.
+
+        Each user counts for the arm to which the salt and the share dealt them when the day began: those who stay away have no turn that
+        could tell their arm, and those who come after a share grew are more often people who come often.
+        """
+        assert self._trial is not None
+        share, key = record.share(self._retention.end(self._day - 1)), dealing_key(record.salt)
+        daily = [(m, metric, tally) for m, (metric, tally, _) in enumerate(adding) if metric.daily]
+        back = SlotTally()
+        for who, known in self._retention.rows(self._day):
+            person, treated, expected_M = self._people[who], place_of(key, *who) < share, self._expected.of(who)
+            back.add(POOLED, person, treated, (known["user.returned"], 1.0), 0.0)
+            for m, metric, tally in daily:
+                measured = metric.measure(known)
+                if measured is not None:
+                    tally.add(self._stratum(who), person, treated, measured, expected_M[m])
+        self._trial.come_back(back.slot(self._day), share)
+        self._day += 1
+        self._retention.forget(self._day)
 
     def _fix_thresholds(self) -> None:
         """Set each threshold before the first slot, or, if too little was known then, before a later one; then it stays."""
@@ -241,13 +275,19 @@ class Trials:
         """True if candidates are tried before they go live."""
         return self._running is not None
 
-    async def begin(self, candidate: PolicyVersion, live: PolicyVersion, reason: str) -> ReleaseEvent:
-        """Start a candidate's trial with its first users. Call this only where trials are on."""
+    async def begin(
+        self, candidate: PolicyVersion, live: PolicyVersion, reason: str, traffic: Traffic | None
+    ) -> ReleaseEvent:
+        """Start a candidate's trial with its first users, and fix the plan of its looks. Call this only where trials are on."""
         assert self._running is not None
         # A salt that nobody can guess: user names chosen by it could fill one arm and void the trial.
         # The line comes first: a restart between the two points the ref again, while a ref without its line would be parked.
         share = await self._running.first_share(self._clock())
-        trial = {"share": share, "salt": token_hex(16), "require": self._config.require}
+        trial: dict[str, Any] = {"share": share, "salt": token_hex(16), "require": self._config.require}
+        goals = [each for each in metrics_of(self._config.metrics, self._config.trial.margin) if each.role == "goal"]
+        plan = ship_plan(traffic, {goal.name: goal.allowed for goal in goals}, self._config.trial)
+        if plan is not None:
+            trial["plan"] = asdict(plan)
         event = await self._ledger.append("canary", candidate, live, reason, trial)
         await self._moves.point("canary", candidate)
         return event

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, Unavailable
@@ -387,7 +387,8 @@ class ReleaseController:
             self._parked = False
             await self._moves.point(self._best_ref, incumbents.best)
         try:
-            report = await evals.run(candidate, against=incumbents)
+            since_s = self.ledger.history.since_another(candidate, self._clock())
+            report = await evals.run(candidate, against=replace(incumbents, since_s=since_s))
         except Conflict:
             newest = await self._versions.resolve("candidate")
             if newest is None or newest[0] == candidate:
@@ -443,7 +444,8 @@ class ReleaseController:
         if self._paused() or self._braking.holds(state):
             return None
         if self._trials.on:
-            return await self._trials.begin(candidate, live, state.reason)
+            traffic = None if self._watch is None else await self._watch.traffic(state, self._clock())
+            return await self._trials.begin(candidate, live, state.reason, traffic)
         if self._config.require == "win" and not state.proven_better(candidate):
             why = f"not proven better than the best so far (release.require): {state.reason}"
             return await self.ledger.append("blocked", candidate, live, why)

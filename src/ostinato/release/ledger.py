@@ -20,6 +20,7 @@ from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Clock, Cursor, Log
 from ostinato.release.pace import PaceHistory, RolledBack
 from ostinato.release.trial.config import Require
+from ostinato.release.trial.group_sequential import ShipPlan
 
 # ---------------------------------------------------------------- ancestry
 
@@ -74,8 +75,8 @@ class TrialRecord:
     """A trial as recorded in the ledger. `shares` are the candidate's shares of the users, each with the time from which it is in force.
 
     `better_at` is when it was called better, and `retested` whether that held afterwards; both None before that.
-    `require` is the requirement in force when it began: a rule that is changed later holds for later trials. `told_at` is when the ledger
-    last got a line about its state.
+    `require` is the requirement in force when it began, and `plan` that of its looks (None: the confidence sequence decides): a rule that
+    is changed later holds for later trials. `told_at` is when the ledger last got a line about its state.
 
     Example: ``TrialRecord(candidate=v9, against=v8, salt="9f2c", shares=((60.0, 0.05), (1860.0, 0.25)), shipped=False)``
     """
@@ -88,6 +89,7 @@ class TrialRecord:
     better_at: float | None = None
     retested: bool | None = None
     require: Require = "no_loss"
+    plan: ShipPlan | None = None
     told_at: float = 0.0
 
     @property
@@ -291,6 +293,7 @@ def _canary(state: State, event: ReleaseEvent) -> State:
         salt=str(event.detail["salt"]),
         shares=((event.at, float(event.detail["share"])),),
         require="win" if event.detail.get("require") == "win" else "no_loss",
+        plan=ShipPlan.read(event.detail.get("plan")),
     )
     return replace(state, trial=trial)
 

@@ -2,9 +2,10 @@
 
 The ledger's times alone decide, so a restarted worker decides alike.
 
-A trial ends once its evidence is large enough, so traffic sets the pace: a candidate that is as good as live ships, nine times in ten,
-once the variance V of the difference is so small that ``reach(V) + z(0.9) sqrt(V) = margin``, where ``reach`` is the half-width of the
-one-sided confidence sequence (`trial.contrast`), as sample sizes of equivalence tests are found (Julious, Statistics in Medicine 23, 2004).
+A trial ends once its evidence is large enough, so traffic sets the pace: a single test of a candidate that is as good as live passes, nine
+times in ten, once the variance V of the difference is so small that ``(z(1 - alpha) + z(0.9)) sqrt(V) = margin``, as sample sizes of
+equivalence tests are found (Julious, Statistics in Medicine 23, 2004). The plan of a trial's looks (`trial.group_sequential`) is made for
+that information, or for what the traffic gives within the trial's time limit, if that is less.
 
 The budget gives upper bounds on the expected number of wrong decisions in the last weeks.
 """
@@ -13,14 +14,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, median
 
-from ostinato.core.records import ReleaseEvent
+from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.release.guard import GuardConfig
 from ostinato.release.trial.config import TrialConfig
-from ostinato.release.trial.contrast import lower_bound
+from ostinato.release.trial.group_sequential import ShipPlan
 from ostinato.release.trial.incumbent_test import StandingConfig
 
 KEPT = 500
@@ -74,6 +75,8 @@ class PaceHistory:
         self.trials: deque[TrialEnd] = deque(maxlen=KEPT)
         self.verdicts: deque[float] = deque(maxlen=KEPT)
         """When the gate came to a verdict."""
+        self._judged: tuple[str, float] | None = None
+        self._judged_before: float | None = None
         self.moved: deque[float] = deque(maxlen=KEPT)
         """When a version other than the starting model was put live for the first time, or a version was put live again."""
         self.trying = Spans()
@@ -87,8 +90,8 @@ class PaceHistory:
         """Take in one more line."""
         self._compared(event)
         verdict = str(event.detail.get("report", {}).get("verdict", ""))
-        if event.action == "evaluated" and verdict in ("SHIP", "BLOCK"):
-            self.verdicts.append(event.at)
+        if event.action == "evaluated":
+            self._evaluated(event, verdict in ("SHIP", "BLOCK"))
         if event.action == "canary":
             self._begun = (event.policy.hash, event.at)
         elif self._begun is not None and event.action in _ENDS and event.policy.hash == self._begun[0]:
@@ -99,6 +102,21 @@ class PaceHistory:
                 self.trials.append(TrialEnd(at=event.at, seconds=event.at - began, passed=passed))
         elif event.action in ("shipped", "rolled_back"):
             self._begun = None
+
+    def since_another(self, candidate: PolicyVersion, now: float) -> float | None:
+        """How many seconds ago the gate last looked at another candidate, or came to an earlier verdict on this one; None: it never did."""
+        at = None if self._judged is None else self._judged[1]
+        if self._judged is not None and candidate.hash == self._judged[0]:
+            at = self._judged_before
+        return None if at is None else now - at
+
+    def _evaluated(self, event: ReleaseEvent, ends: bool) -> None:
+        if self._judged is None or event.policy.hash != self._judged[0]:
+            self._judged_before = None if self._judged is None else self._judged[1]
+        if ends:
+            self.verdicts.append(event.at)
+        # after a verdict even the same version is another candidate
+        self._judged = "" if ends else event.policy.hash, event.at
 
     def _compared(self, event: ReleaseEvent) -> None:
         moves = event.action in ("shipped", "rolled_back")
@@ -176,6 +194,8 @@ ALIKE = 0.15
 ENOUGH = 3
 """The number of passed trials from which on their measured durations replace the computed one."""
 _BISECTIONS = 60
+_INFLATION = 1.1
+"""How much more information several looks need than a single test, for the same power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,12 +228,22 @@ class Cadence:
 
 
 def needed_variance(margin: float, alpha: float) -> float:
-    """The variance of the difference at which an equally good candidate passes the margin with probability `POWER`."""
-    low, high = 0.0, margin
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if _wants(middle**2, alpha) <= margin else (low, middle)
-    return low**2
+    """The variance of the difference by which an equally good candidate has shipped with probability `POWER`."""
+    return (margin / _quantiles(alpha)) ** 2 / _INFLATION
+
+
+def ship_plan(traffic: Traffic | None, allowed: Mapping[str, float], config: TrialConfig) -> ShipPlan | None:
+    """The plan of a trial's looks; None if the traffic is not known: then the confidence sequence decides.
+
+    `allowed` is the loss that each goal may show, as a share. The share of good turns is the first goal's; a plan that is wrong for another
+    costs time, and no errors.
+    """
+    if traffic is None or not traffic.people or not traffic.turns:
+        return None
+    within = 1.0 / variance_of(traffic, config.limit_s / DAY, config.most_turns_a_day)
+    alpha = config.ship_alpha
+    planned = {goal: min((_quantiles(alpha) / loss) ** 2, within) for goal, loss in allowed.items()}
+    return ShipPlan(information=planned, alpha=alpha, limit_s=config.limit_s)
 
 
 def variance_of(traffic: Traffic, days: float, most_turns_a_day: float) -> float:
@@ -261,7 +291,13 @@ def _trial_s(traffic: Traffic, config: TrialConfig, sees: float) -> float | None
 
 def _wants(variance: float, alpha: float) -> float:
     """The margin that an equally good candidate passes with probability `POWER` at this variance."""
-    return -lower_bound(0.0, variance, alpha) + NormalDist().inv_cdf(POWER) * math.sqrt(variance)
+    return _quantiles(alpha) * math.sqrt(variance * _INFLATION)
+
+
+def _quantiles(alpha: float) -> float:
+    """The standard errors between no loss and the margin that a single test of this level and power needs."""
+    normal = NormalDist()
+    return normal.inv_cdf(1.0 - alpha) + normal.inv_cdf(POWER)
 
 
 # ---------------------------------------------------------------- budget

@@ -27,6 +27,8 @@ from ostinato.release.trial.config import HOUR
 # ---------------------------------------------------------------- outcomes
 
 
+_DAYS = 9  # of users' visits that are kept
+_Met = frozenset[tuple[Arm, str, bool]]  # arms and versions, and whether the user was dealt to them by chance
 _FAILED = Metric.of(MetricConfig(name="failed"), 0.0)
 
 
@@ -46,6 +48,9 @@ class Outcomes:
         self._window: deque[Reacted] = deque()
         self._by_turn: dict[str, Reacted] = {}
         self._early = PendingSignals[Signal](most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
+        self._came: dict[int, dict[Person, _Met]] = {}  # by day; not limited to the window's turns
+        self._met: dict[_Met, _Met] = {}  # each set once, whoever met it
+        self._returned: dict[Arm, tuple[tuple[str, int, int], dict[tuple[int, Person], tuple[float, int]]]] = {}
 
     async def refresh(self) -> None:
         """Read the log's new rows; the first time, only as far back as the window reaches, however long the log is."""
@@ -103,6 +108,28 @@ class Outcomes:
         """Per slot and person who was dealt to the arm: turns that did not end in an engine error, and all turns."""
         return self._tally(_FAILED, arm, policy, since, until, dealt=True, slot_s=slot_s)
 
+    def returned_by_day(
+        self, arm: Arm, policy: PolicyVersion, since: float, until: float
+    ) -> dict[tuple[int, Person], tuple[float, int]]:
+        """By day and person who was dealt to the arm and came to it on the day before: 1 if they came, to whatever arm, and the count 1.
+
+        Only whole days between `since` and `until`, in UTC, of the last week: a day that is not over would count against those who are
+        yet to come. Only the day before is asked about, since shares may have changed before it.
+        """
+        first, over = math.ceil(since / DAY), math.floor((until - self._config.maturity_s) / DAY)
+        key = policy.hash, first, over
+        if self._returned.get(arm, (None,))[0] != key:  # a look a second, and one new day in 86,400
+            sides = {(arm, policy.hash, True), (arm, "", True)}
+            tally = {
+                (day + 1, person): (float(person in self._came.get(day + 1, {})), 1)
+                for day, people in self._came.items()
+                if first <= day and day + 1 < over
+                for person, met in people.items()
+                if met & sides
+            }
+            self._returned[arm] = key, tally
+        return self._returned[arm][1]
+
     def _tally(
         self, metric: Metric, arm: Arm, policy: PolicyVersion, since: float, until: float, *, dealt: bool, slot_s: float
     ) -> dict[tuple[int, Person], tuple[float, int]]:
@@ -125,12 +152,22 @@ class Outcomes:
         found = reacted(turn, self._wanted, self._config.nothing)
         if found is None:
             return
+        self._visit(found)
         self._window.append(found)
         self._by_turn[turn.id] = found
         for signal in self._early.claim(turn.tenant, turn.id):
             self._signal(signal)
         if len(self._window) > self._config.window:
             del self._by_turn[self._window.popleft().turn]
+
+    def _visit(self, found: Reacted) -> None:
+        people = self._came.setdefault(int(found.ended_at // DAY), {})
+        met, side = people.get(found.person, frozenset()), (found.arm, found.policy, found.dealt)
+        if side not in met:
+            met |= {side}
+            people[found.person] = self._met.setdefault(met, met)
+        if len(self._came) > _DAYS:
+            del self._came[min(self._came)]
 
     def _signal(self, signal: Signal) -> None:
         found = self._by_turn.get(signal.turn)
@@ -214,7 +251,7 @@ class ReleaseWatch:
         self._looked: dict[tuple[str, float, str], int] = {}
 
     async def live(self, state: State, control: PolicyVersion, after: Cursor, now: float) -> Harm | None:
-        """Live against control since live shipped: acceptance and engine errors, half of alpha each.
+        """Live against control since live shipped: acceptance, engine errors and users who came again the next day, a third of alpha each.
 
         `after` is the place in the log of the line that put it live: looks are counted from there, so a restart goes on with them.
         """
@@ -231,6 +268,10 @@ class ReleaseWatch:
             "success rate against the control arm": (
                 outcomes.success_by_slot(Arm.LIVE, live, since, now, slot_s),
                 lambda: outcomes.success_by_slot(Arm.CONTROL, control, since, now, slot_s),
+            ),
+            "users who came again the next day against the control arm": (
+                outcomes.returned_by_day(Arm.LIVE, live, since, now),
+                lambda: outcomes.returned_by_day(Arm.CONTROL, control, since, now),
             ),
         }
         return self._look(live, since, self._outcomes.upto - after, pairs)

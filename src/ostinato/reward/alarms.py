@@ -114,6 +114,7 @@ REMEDIES: Mapping[str, str] = {
     "cold": "clients ask for a temperature below reward.min_temperature: override it in serve.sampling",
     "top_p": "clients ask for a top_p below 1: override it in serve.sampling, or serve with the embedded engine",
     "too_few": "too few turns came for a batch: lower learn.batch",
+    "passed_over": "a step cannot hold all that is said: raise reward.batch_tokens, or give the trainer a faster machine",
     "untaken": "the trainer waited for the gate: ship more often",
     "too_long": "they have too many tokens: raise reward.batch_tokens",
 }

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from random import Random
+
+import numpy as np
 
 from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
@@ -137,6 +140,107 @@ def dealt(parts: Sequence[LearnablePart], *, size: int, config: RewardConfig, ev
         if queues[tenant]:
             heappush(nexts, share.after(queues[tenant][0]))
     return sorted(taken, key=lambda entry: entry.facts.seq) if cut or len(taken) >= size else []
+
+
+FLOOR = 0.1  # of the mean noise, added to every part's: no chance is so small that a few turns decide a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenTurns:
+    """The turns of a batch, in the order of the log. If people's were drawn from more than it can hold: their weights by turn id, and the
+    turns that were passed over.
+    """
+
+    entries: Sequence[Matured] = ()
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    passed: Sequence[Matured] = ()
+
+
+def drawn(
+    parts: Sequence[LearnablePart],
+    fair: Container[str],
+    *,
+    noise: Callable[[LearnablePart], float],
+    most: int,
+    seed: str,
+) -> ChosenTurns:
+    """Draws a batch from more parts than it can hold, so that the gradient's expectation is that of all and its variance is small.
+
+    The variance of sum_i g_i / p_i over a draw with chances p_i and sum_i p_i tokens_i = `most` is least for p_i ~ |g_i| / sqrt(tokens_i)
+    (Neyman 1934 for unequal costs; for rollouts PODS, arXiv:2504.13818). With |g_i| ~ |A_i| sqrt(tokens_i), `noise`, both are known before
+    any forward pass, and p_i ~ |A_i| per token is a rate that long and short answers share. A turn's weight is the inverse of its chance,
+    times a factor that leaves its tenant the weight of as many turns as it has in the batch. Each part has one chance: what is passed over
+    must not be drawn from again, or it would count twice.
+
+    Args:
+        parts: the ready parts.
+        fair: the first turns' ids of the parts that a fair deal takes (`dealt`). A tenant gets as many tokens as there; one that has all
+            of its parts in it keeps them, and one that has none waits.
+        noise: a part's share of the gradient's noise, sqrt(sum A^2 tokens) over its turns.
+        most: tokens that the batch may have.
+        seed: decides the draw.
+    """
+    tenants: dict[str, list[LearnablePart]] = defaultdict(list)
+    for part in parts:
+        tenants[part.tenant].append(part)
+    margin = 1.0 - max(part.tokens for part in parts) / most  # a draw exceeds its expectation by one part at most
+    chances: dict[str, float] = {}
+    factors: dict[str, float] = {}
+    for tenant, theirs in tenants.items():
+        given = [part for part in theirs if _first(part) in fair]
+        if not given:
+            continue
+        if len(given) == len(theirs):
+            found = [1.0] * len(theirs)
+        else:
+            budget = margin * sum(part.tokens for part in given)
+            found = _chances([noise(part) for part in theirs], [part.tokens for part in theirs], budget)
+        chances |= {_first(part): chance for part, chance in zip(theirs, found, strict=True)}
+        expected = sum(chance * len(part.entries) for part, chance in zip(theirs, found, strict=True))
+        factors[tenant] = expected / sum(len(part.entries) for part in theirs)
+    pool = [part for part in parts if _first(part) in chances]
+    kept = _systematic(sorted(pool, key=lambda part: (part.tokens, part.newest)), chances, Random(seed).random())
+    weights = {
+        entry.facts.id: factors[part.tenant] / chances[_first(part)]
+        for part in pool
+        if _first(part) in kept
+        for entry in part.entries
+    }
+    entries = sorted((entry for part in pool for entry in part.entries), key=lambda entry: entry.facts.seq)
+    return ChosenTurns(
+        entries=[entry for entry in entries if entry.facts.id in weights],
+        weights=weights,
+        passed=[entry for entry in entries if entry.facts.id not in weights],
+    )
+
+
+def _first(part: LearnablePart) -> str:
+    return part.entries[0].facts.id
+
+
+def _chances(noises: Sequence[float], tokens: Sequence[int], budget: float) -> list[float]:
+    """min(1, c noise / sqrt(tokens)) for each part, with c such that the tokens drawn are `budget` on average."""
+    costs_N = np.array(tokens, dtype=np.float64)
+    noises_N = np.array(noises)
+    rates_N = (noises_N + (FLOOR * noises_N.mean() or 1.0)) / np.sqrt(costs_N)
+    low, high = 0.0, 1.0 / float(rates_N.min())
+    for _ in range(100):  # bisection down to the last bit
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.minimum(1.0, middle * rates_N) @ costs_N <= budget else (low, middle)
+    return np.minimum(1.0, low * rates_N).tolist()
+
+
+def _systematic(parts: Sequence[LearnablePart], chances: Mapping[str, float], start: float) -> set[str]:
+    """The first turns' ids of the parts drawn, each with its own chance (Madow 1949): one for every whole number that start + the sum of
+    the chances passes. Sorted by tokens, the parts drawn have their expected number of tokens, give or take the longest part's.
+    """
+    kept, at = set[str](), start
+    for name in map(_first, parts):
+        after = at + chances[name]
+        if chances[name] >= 1.0 or int(after) > int(at):
+            kept.add(name)
+        at = after if chances[name] < 1.0 else at
+    return kept
 
 
 def gathered(parts: Iterable[LearnablePart], *, groups: int, tokens: int, fewer: bool) -> list[Matured]:

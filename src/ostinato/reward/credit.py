@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from ostinato.core.errors import NoSignal
 from ostinato.core.records import Advantages, Arm, Turn
 from ostinato.core.samples import Episode
 from ostinato.core.seams import Credit
-from ostinato.reward.baseline import Baseline, Floats, context_of, counted_as
+from ostinato.reward.baseline import Baseline, BaselineInputs, Floats, context_of, counted_as
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 
@@ -48,16 +49,24 @@ def by_episode(turns: Iterable[Turn]) -> list[Episode]:
     ]
 
 
-def returns(rewards: Sequence[float], discount: float) -> list[float]:
-    """The return of each turn of an episode: its own reward plus the discounted later ones. G_t = r_t + discount * G_t+1.
+def returns(turns: Sequence[str], rewards: Sequence[float], discount: float) -> list[float]:
+    """The return of each turn of an episode, by ids: its own reward plus the discounted later ones. G_t = r_t + discount * G_t+1.
 
-    Example: ``returns([0.0, 0.0, 1.0], 0.5) == [0.25, 0.5, 1.0]``
+    The choices of one call do not follow each other: each is followed by the next call, and the call before by their mean.
+
+    Example: ``returns(["a:0", "b:0", "c:0"], [0.0, 0.0, 1.0], 0.5) == [0.25, 0.5, 1.0]``
     """
-    value, found = 0.0, list[float]()
-    for reward in reversed(rewards):
-        value = reward + discount * value
-        found.append(value)
+    later, found = 0.0, list[float]()
+    for _, choices in groupby(zip(reversed(turns), reversed(rewards), strict=True), key=lambda pair: call_of(pair[0])):
+        values = [reward + discount * later for _, reward in choices]
+        later = math.fsum(values) / len(values)
+        found += values
     return found[::-1]
+
+
+def call_of(turn: str) -> str:
+    """The call that a turn is a choice of, by ids."""
+    return turn.rpartition(":")[0] or turn
 
 
 # ---------------------------------------------------------------- single rollouts
@@ -72,7 +81,14 @@ class SingleRollout:
     A reward reaches the earlier turns of its episode, discounted; the reward of a turn outside the batch reaches none. All turns weigh the
     same (`turn_weights`), in the RMS and in the capped shares: a person's mass is the weight of their turns. It is
     not the size of their advantages, which differs between good and bad turns: a cap that cut one kind more would bias what is learned.
-    `recent` says how much each person may have, given their share of the last steps.
+    `recent` says how much each person may have, given their share of the last steps. `weights`, by turn id, are those of turns that were
+    drawn with unequal chances (`Batch.weights`); None: all weigh the same.
+
+    Turns of one prompt in a batch are compared with each other: what the others got, weighted as the baseline weighs evidence, goes into
+    the baseline as so many more turns of the prompt (leave one out: Kool et al., 2019). The others are those of other people, whose rewards
+    do not depend on this answer, so that the gradient stays unbiased, and the other choices of one call. Choices that somebody saw side by
+    side take acceptances from each other: there it is the gradient of being preferred. A turn that its person asked for again is not among
+    the others: it exists because of what the first one said.
 
     `baseline` and `recent` are only read here; the fold of the log updates them.
 
@@ -82,9 +98,16 @@ class SingleRollout:
         credit([Episode(id="e1", tenant="default", turns=(turn,))], {turn.id: 1.0}) == {turn.id: (1.0,) * len(turn.sampled_ids)}
     """
 
-    def __init__(self, config: RewardConfig, baseline: Baseline, recent: RecentShares | None = None) -> None:
+    def __init__(
+        self,
+        config: RewardConfig,
+        baseline: Baseline,
+        recent: RecentShares | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
         self._config = config
         self._baseline = baseline
+        self._weights = weights
         self._recent = recent or RecentShares(config.user_steps)
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
@@ -97,12 +120,13 @@ class SingleRollout:
         turns = [turn for episode in episodes for turn in episode.turns]
         _refuse_without_contrast([rewards[turn.id] for turn in turns])
         residuals_N, unit = self._residuals(episodes, rewards)
-        rms = math.sqrt(float(np.mean(residuals_N**2)))
+        weights = [] if self._weights is None else [self._weights[turn.id] for turn in turns]
+        rms = math.sqrt(float(np.average(residuals_N**2, weights=weights or None)))
         if rms < LEAST_RMS / unit:
             raise NoSignal(f"the baseline explains every reward: the residuals' RMS is below {LEAST_RMS:g}")
         advantages_N = residuals_N / rms
-        weights = masses_of([(counted_as(turn, self._config.users), turn.episode) for turn in turns], even=True)
-        scales = scales_of(weights, self._recent, self._config)
+        people = [(counted_as(turn, self._config.users), turn.episode) for turn in turns]
+        scales = scales_of(masses_of(people, even=True, weights=weights), self._recent, self._config)
         return {
             turn.id: (float(advantage) * scales.get(counted_as(turn, self._config.users), 1.0),) * len(turn.sampled_ids)
             for turn, advantage in zip(turns, advantages_N, strict=True)
@@ -111,15 +135,53 @@ class SingleRollout:
     def _residuals(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> tuple[Floats, float]:
         """Returns minus baseline, and the unit they are in: with it no square overflows, and dividing by the RMS cancels it."""
         turns = [turn for episode in episodes for turn in episode.turns]
-        expected_N = np.array([self._baseline.predict(context_of(turn, self._config.users)) for turn in turns])
+        contexts = [context_of(turn, self._config.users) for turn in turns]
+        expected_N = np.array([self._baseline.predict(context) for context in contexts])
         largest = max(float(np.abs(expected_N).max()), *(abs(rewards[turn.id]) for turn in turns))
         unit = 2.0 ** min(1023, max(0, math.frexp(largest)[1]))  # a power of two: division by it rounds nothing
         reached = [
             value
             for episode in episodes
-            for value in returns([rewards[turn.id] / unit for turn in episode.turns], self._config.discount)
+            for value in returns(
+                [turn.id for turn in episode.turns],
+                [rewards[turn.id] / unit for turn in episode.turns],
+                self._config.discount,
+            )
         ]
-        return np.array(reached) - expected_N / unit, unit
+        evidence_N = np.array([self._baseline.evidence(context) for context in contexts])
+        expected_N = leave_one_out(turns, contexts, np.array(reached), expected_N / unit, evidence_N)
+        return np.array(reached) - expected_N, unit
+
+
+def leave_one_out(
+    turns: Sequence[Turn],
+    contexts: Sequence[BaselineInputs],
+    reached_N: Floats,
+    expected_N: Floats,
+    evidence_N: Floats,
+) -> Floats:
+    """Each turn's expected return, with what other turns of its prompt reached as further evidence. See `SingleRollout`.
+
+    Args:
+        turns: those of the batch.
+        contexts: theirs.
+        reached_N: their returns.
+        expected_N: what the baseline expects.
+        evidence_N: how many turns that is worth.
+    """
+    alike: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for i, context in enumerate(contexts):
+        alike[context.person[0], context.prompt].append(i)
+    found_N = expected_N.copy()
+    for members in (members for members in alike.values() if len(members) > 1):
+        for i in members:
+            others = [
+                j
+                for j in members
+                if j != i and (contexts[j].person != contexts[i].person or call_of(turns[j].id) == call_of(turns[i].id))
+            ]
+            found_N[i] += (reached_N[others] - expected_N[i]).sum() / (evidence_N[i] + len(others))
+    return found_N
 
 
 def _refuse_without_contrast(rewards: Sequence[float]) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ostinato.core.records import NoReward, Pending, Reward, Signal, Turn
+from ostinato.core.records import Finish, NoReward, Pending, Reward, Signal, Turn
 
 ACCEPTED = "accepted"
 REJECTED = frozenset({"rejected", "undone"})
@@ -49,6 +49,7 @@ def copilot(
     t: Annotated[float, Field(gt=0, lt=1)] = 0.25,
     window: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3600.0,
     silence: Annotated[float, Field(allow_inf_nan=False)] | None = 0.0,
+    left: Weight = 0.5,
 ) -> Reward | Pending | NoReward:
     """Accepted 1 - t, rejected -t, ignored or nothing shown 0: it pays to show a suggestion iff P(accepted) > t.
 
@@ -56,6 +57,9 @@ def copilot(
     signals `accepted`, `rejected` and `undone` decides, so a suggestion that was accepted and then undone counts as rejected. A
     value of 0 or less says that the event did not happen: `accepted` with value 0 is a rejection, the other two are ignored.
     A turn without signals gets `silence` as its reward, or NoReward if that is None, for when silence means nothing.
+
+    A stream that the client closed before its end is worth -t times the probability that a person stopped it, unless a signal decides: 1
+    after the signal `interrupted`, else `left`. Set `left` to 0 for an editor that cancels requests while people type.
 
     Nothing is decided before `window` seconds after `turn.ended_at`; `Reward.at` is that instant, not the time of the call.
 
@@ -66,9 +70,10 @@ def copilot(
     if now < deadline:
         return Pending(until=deadline)
     kept = considered(signals, deadline)
-    if not kept and silence is None:
+    stopped = _stopped(turn, kept, left)
+    if not kept and silence is None and not stopped:
         return NoReward(reason="silence")
-    value = 0.0 if kept or silence is None else silence
+    value = -t * stopped if stopped else 0.0 if kept or silence is None else silence
     for signal in kept:
         if signal.name == ACCEPTED:
             value = 1.0 - t if signal.value > 0 else -t
@@ -104,7 +109,7 @@ def tab(
     Example: ``"-"`` answered at 10.0 with a window of 30 s -> ``Reward(turn="a:0", value=0.0, function="tab@1", signals=(), at=40.0)``
     """
     if turn.text.strip() not in ("", nothing):
-        answer = copilot(turn, signals, now, t=t, window=window, silence=None)
+        answer = copilot(turn, signals, now, t=t, window=window, silence=None, left=0.0)
         return replace(answer, function="tab@1") if isinstance(answer, Reward) else answer
     deadline = turn.ended_at + window
     if now < deadline:
@@ -126,6 +131,7 @@ class AgentWeights:
     dissatisfied: float = 0.5
     refused: float = 0.5
     interrupted: float = 0.3
+    left: float = 0.5
     error: float = 0.1
 
 
@@ -143,12 +149,14 @@ def agent(
     dissatisfied: Weight = AgentWeights.dissatisfied,
     refused: Weight = AgentWeights.refused,
     interrupted: Weight = AgentWeights.interrupted,
+    left: Weight = AgentWeights.left,
     error: Weight = AgentWeights.error,
 ) -> Reward | Pending | NoReward:
     """The reward of a coding agent's turn: the sum of `agent_parts`, clipped to [-1, 1], `window` seconds after the turn ended.
 
-    A turn without signals gets `silence`, or `NoReward` if that is None, since a client that observes nothing sends nothing. Praise, a
-    call that ran and a conversation that goes on are worth 0: they count as signals, but being liked is not rewarded.
+    A turn without signals gets `silence`, or `NoReward` if that is None, since a client that observes nothing sends nothing; one whose
+    client left while it was written has been stopped, with probability `left`. Praise, a call that ran and a conversation that goes on are
+    worth 0: they count as signals, but being liked is not rewarded.
 
     Example: half of its lines stand after an hour, and the tests passed -> 0.0 + 0.5
     """
@@ -156,7 +164,8 @@ def agent(
     if now < deadline:
         return Pending(until=deadline)
     heard = considered(signals, deadline)
-    if not heard and silence is None:
+    stopped = _stopped(turn, heard, left)
+    if not heard and silence is None and not stopped:
         return NoReward(reason="silence")
     weights = AgentWeights(
         t=t,
@@ -166,15 +175,17 @@ def agent(
         dissatisfied=dissatisfied,
         refused=refused,
         interrupted=interrupted,
+        left=left,
         error=error,
     )
-    value = _bounded(agent_parts(heard, weights)) if heard or silence is None else silence
+    value = _bounded(agent_parts(heard, weights, stopped)) if heard or stopped or silence is None else silence
     names = tuple(signal.id for signal in heard)
     return Reward(turn=turn.id, value=value, function="agent@2", signals=names, at=deadline)
 
 
-def agent_parts(heard: Sequence[Signal], weights: AgentWeights) -> dict[str, float]:
-    """The value of each part of `agent`, from the signals that count, given in order; parts without signals are left out.
+def agent_parts(heard: Sequence[Signal], weights: AgentWeights, stopped: float = 0.0) -> dict[str, float]:
+    """The value of each part of `agent`, from the signals that count, given in order, and the probability that a person stopped the turn
+    while it was written; parts that say nothing are left out.
 
     ====================  ======================================================================================================
     Part                  Worth
@@ -185,7 +196,7 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights) -> dict[str, flo
     `explicit`            + explicit if somebody accepted it, - explicit if they rejected or undid it, whichever was last
     `dissatisfied`        - dissatisfied if the next message was a retry, a correction or a complaint
     `refused`             - refused if somebody refused one of its calls
-    `interrupted`         - interrupted if somebody stopped it
+    `interrupted`         - interrupted if somebody stopped it, after its end or before it
     `tool errors`         - error for each of its calls that failed, three at most
     ====================  ======================================================================================================
 
@@ -209,21 +220,23 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights) -> dict[str, flo
         parts["dissatisfied"] = -weights.dissatisfied
     if _happened(heard, "tool_rejected"):
         parts["refused"] = -weights.refused
-    if _happened(heard, "interrupted"):
-        parts["interrupted"] = -weights.interrupted
+    stopped = 1.0 if _happened(heard, "interrupted") else stopped
+    if stopped:
+        parts["interrupted"] = -weights.interrupted * stopped
     errors = _happened(heard, "tool_error")
     if errors:
         parts["tool errors"] = -weights.error * min(len(errors), _MOST_ERRORS)
     return parts
 
 
-def parts_of(reward: Reward, signals: Iterable[Signal], options: Mapping[str, Any]) -> dict[str, float]:
-    """The parts of a reward that `agent` gave under these options; {} if another function gave it, or other options applied."""
+def parts_of(turn: Turn, reward: Reward, signals: Iterable[Signal], options: Mapping[str, Any]) -> dict[str, float]:
+    """The parts of a turn's reward that `agent` gave under these options; {} if another function gave it, or other options applied."""
     if not reward.function.startswith("agent@"):
         return {}
     known = {field.name for field in fields(AgentWeights)}
     weights = AgentWeights(**{name: value for name, value in options.items() if name in known})
-    parts = agent_parts(considered(signals, reward.at), weights)
+    heard = considered(signals, reward.at)
+    parts = agent_parts(heard, weights, _stopped(turn, heard, weights.left))
     return parts if math.isclose(_bounded(parts), reward.value, abs_tol=1e-9) else {}
 
 
@@ -233,6 +246,15 @@ def _latest_shares(heard: Sequence[Signal]) -> list[float]:
     names = [signal.name for signal in looks]
     last = KEPT_A_DAY if KEPT_A_DAY in names else names[-1] if names else ""
     return [max(0.0, min(1.0, signal.value)) for signal in looks if signal.name == last]
+
+
+def _stopped(turn: Turn, heard: Sequence[Signal], left: float) -> float:
+    """The probability that a person stopped a turn while it was written: 0 if it ended otherwise; `left` if its client left and nothing
+    says why, since clients also time out.
+    """
+    if turn.finish is not Finish.LEFT:
+        return 0.0
+    return 1.0 if _happened(heard, "interrupted") else left
 
 
 def _happened(heard: Sequence[Signal], *names: str) -> list[str]:

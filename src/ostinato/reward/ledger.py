@@ -20,7 +20,7 @@ from typing import Any
 from ostinato.core.errors import Corrupt
 from ostinato.core.notices import Alarm
 from ostinato.core.pending_signals import PendingSignals
-from ostinato.core.records import Arm, Batch, Delivered, Holdback, Quarantine, Reward, Row, Signal, Source, Turn
+from ostinato.core.records import Arm, Batch, Delivered, Finish, Holdback, Quarantine, Reward, Row, Signal, Source, Turn
 from ostinato.core.seams import Cursor
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import CLOSED
@@ -91,16 +91,25 @@ class Teaching:
         self._held_at = None if state["at"] is None else float(state["at"])
 
     def _observe(self, entries: Sequence[Matured]) -> None:
-        episodes: dict[tuple[str, str], list[Matured]] = defaultdict(list)
-        for entry in entries:
-            episodes[entry.facts.tenant, entry.facts.episode].append(entry)
-        reached = {
-            entry.facts.id: value
-            for members in episodes.values()
-            for entry, value in zip(members, returns([member.value for member in members], self._discount), strict=True)
-        }
+        reached = returns_of(entries, self._discount)
         for entry in entries:
             self._baseline.observe(entry.facts.context, reached[entry.facts.id], entry.facts.sampled)
+
+
+def returns_of(entries: Sequence[Matured], discount: float) -> dict[str, float]:
+    """The return of each turn, by id, within these turns, oldest first."""
+    episodes: dict[tuple[str, str], list[Matured]] = defaultdict(list)
+    for entry in entries:
+        episodes[entry.facts.tenant, entry.facts.episode].append(entry)
+    return {
+        entry.facts.id: value
+        for members in episodes.values()
+        for entry, value in zip(
+            members,
+            returns([member.facts.id for member in members], [member.value for member in members], discount),
+            strict=True,
+        )
+    }
 
 
 # ---------------------------------------------------------------- settled turns
@@ -152,13 +161,17 @@ class Settled:
 
 KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm}
 NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT = "no_signal", "too_few", "too_long", "untaken", "flat"
-WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT})  # holdbacks of whole units
+PASSED_OVER = "passed_over"
+WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT, PASSED_OVER})  # holdbacks of whole units
 STALE = "stale"
-TEACHING = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, STALE})  # why turns are held back that teach the baseline
+TEACHING = frozenset(
+    {NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, PASSED_OVER, STALE}
+)  # why turns are held back that teach the baseline
 UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which nobody can have said anything
 GROUPS = 10_000  # groups with an outcome that are remembered, so that none is split
 LATE_GROUP = "late_group"
 GOLD = "gold"
+HELD_OUT = "held_out"
 
 
 def kind_of(reason: str) -> str:
@@ -265,7 +278,8 @@ class TurnLedger:
         if needs_reward(turn):
             most = self.config.max_signals
             self.counts["excess"] += len(said[most:])
-            self.open[turn.id] = OpenTurn(facts=facts, said=said[:most])
+            received = turn.finish is Finish.LEFT  # as much of it as its client took
+            self.open[turn.id] = OpenTurn(facts=facts, said=said[:most], delivered=received)
             self.touched[turn.id] = None
             self.watch(facts)
         else:
@@ -398,7 +412,12 @@ class TurnLedger:
         taught = [entry for entry in taken if entry is not None]
         people = [entry for entry in taught if not entry.facts.world]
         self.teaching.batch(people)
-        masses = masses_of([(entry.facts.context.person, entry.facts.episode) for entry in people], even=batch.even)
+        weights = dict(zip(batch.turns, batch.weights, strict=True)) if batch.weights else {}
+        masses = masses_of(
+            [(entry.facts.context.person, entry.facts.episode) for entry in people],
+            even=batch.even,
+            weights=[weights[entry.facts.id] for entry in people] if weights else (),
+        )
         self.recent.observe(masses, scales_of(masses, self.recent, self.config))
         for entry in taught:
             self.counts["trained"] += 1

@@ -13,19 +13,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import replace
 
 from ostinato.core.errors import Conflict, Corrupt, NoSignal, StorageFull
+from ostinato.core.held_out import HeldOutPrompts
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import Batch, Holdback, PolicyVersion, Reward, Row, Turn
 from ostinato.core.samples import Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.reward.alarms import FUNCTION
-from ostinato.reward.batching import LearnablePart, dealt, gathered, longest_part, ready_parts, waited_in_vain
+from ostinato.reward.batching import (
+    ChosenTurns,
+    LearnablePart,
+    dealt,
+    drawn,
+    gathered,
+    longest_part,
+    ready_parts,
+    waited_in_vain,
+)
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import ByOrigin, GroupRelative, SingleRollout, by_episode, of_world
-from ostinato.reward.ledger import FLAT, NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN
+from ostinato.reward.ledger import FLAT, GONE, HELD_OUT, NO_SIGNAL, PASSED_OVER, TOO_FEW, TOO_LONG, UNTAKEN, returns_of
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
@@ -55,23 +67,30 @@ def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward
     if missing:
         raise Corrupt(f"batch {batch.step} names turn {missing[0]}, which the log does not hold; restore the log")
     ordered = [known[turn_id] for turn_id in batch.turns]
-    weights = iter(turn_weights([_episode(turn) for turn in ordered if not of_world(turn)], even=batch.even))
-    in_worlds = iter(turn_weights([_episode(turn) for turn in ordered if of_world(turn)], even=False))
+    weights = batch.weights or _weights(ordered, {}, even=batch.even)
     samples = (
         Sample(
             turn=turn,
             reward=values[turn.id],
             advantages=advantages,
-            weight=next(in_worlds if of_world(turn) else weights),
+            weight=weight,
             summed=of_world(turn),
         )
-        for turn, advantages in zip(ordered, batch.credits, strict=True)
+        for turn, advantages, weight in zip(ordered, batch.credits, weights, strict=True)
     )
     return TrainingBatch(row=batch, samples=tuple(samples))
 
 
-def _episode(turn: Turn) -> tuple[str, str]:
-    return turn.tenant, turn.episode
+def _weights(turns: Sequence[Turn], relative: Mapping[str, float], *, even: bool) -> list[float]:
+    """Each turn's weight in a batch: people's turns as `turn_weights` has it, times their `relative` weights, if there are any."""
+    people = [turn for turn in turns if not of_world(turn)]
+    equal = turn_weights([(turn.tenant, turn.episode) for turn in people], even=even)
+    if relative:
+        mean = math.fsum(relative[turn.id] for turn in people) / len(people)
+        equal = [weight * relative[turn.id] / mean for turn, weight in zip(people, equal, strict=True)]
+    simulated = iter(turn_weights([(turn.tenant, turn.episode) for turn in turns if of_world(turn)], even=False))
+    served = iter(equal)
+    return [next(simulated if of_world(turn) else served) for turn in turns]
 
 
 # ---------------------------------------------------------------- the desk
@@ -92,6 +111,7 @@ class RewardDesk:
         numerics: the id of the only contract whose turns may be trained on; None: any.
         gold: the people whose turns are never trained on.
         taught: whether people's turns are trained on, a batch of them or all, and how many groups of rollouts go into a step.
+        held_out: the prompts that candidates are measured on: turns that begin with one are never trained on.
 
     Example::
 
@@ -110,6 +130,7 @@ class RewardDesk:
         numerics: str | None = None,
         gold: Gold = nobody,
         taught: Taught | None = None,
+        held_out: HeldOutPrompts | None = None,
     ) -> None:
         self._log = log
         self._asker = asker
@@ -117,6 +138,7 @@ class RewardDesk:
         self._config = config or RewardConfig()
         self._numerics = numerics
         self._taught = taught or Taught()
+        self._held_out = held_out or HeldOutPrompts()
         plan = f"{self._config.function} {sorted(self._config.options.items())}"
         self._reading = LedgerFollower(log, self._config, folds, plan, gold, self._taught.arms)
         self._deciding = Deciding(log, self._config)
@@ -152,7 +174,7 @@ class RewardDesk:
         and those that are too long for a batch, ``too_long``: with long turns a batch has fewer than `size`.
         """
         async with self._busy:
-            return [turn for turn, _ in await self._fetch(steps, size, base)]
+            return [turn for turn, _ in (await self._fetch(steps, size, base))[0]]
 
     async def ready(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[TurnFacts]:
         """As `turns`, without reading the turns from the log: for a trainer that may take no step now, however many are ready.
@@ -162,7 +184,7 @@ class RewardDesk:
         no turns to their age.
         """
         async with self._busy:
-            chosen = await self._choose(steps, size, base)
+            chosen = (await self._choose(steps, size, base)).entries
             if chosen:
                 await self._give_up(UNTAKEN, "no batch took it", {entry.facts.unit for entry in chosen})
             return [entry.facts for entry in chosen]
@@ -187,8 +209,8 @@ class RewardDesk:
                 raise Conflict(
                     f"step {step} was asked for, but the log's last batch is {self.last_step}; ask for the next"
                 )
-            chosen = await self._fetch(step - 1, size, base)
-            return await self._record(step, chosen, reference, base) if chosen else None
+            turns, chosen = await self._fetch(step - 1, size, base)
+            return await self._record(step, turns, chosen, reference, base) if turns else None
 
     async def history(self, after_step: int = 0) -> AsyncIterator[TrainingBatch]:
         """The recorded batches with a step above `after_step`, oldest first: what a restarted trainer replays.
@@ -245,18 +267,24 @@ class RewardDesk:
 
     # ------------------------------------------------------------ batches
 
-    async def _fetch(self, steps: int, size: int, base: PolicyVersion | None) -> list[tuple[Turn, Matured]]:
-        """The entries that `_choose` returns, with their turns; those whose turns are erased or not in the log any more are held back."""
-        while entries := await self._choose(steps, size, base):
+    async def _fetch(
+        self, steps: int, size: int, base: PolicyVersion | None
+    ) -> tuple[list[tuple[Turn, Matured]], ChosenTurns]:
+        """What `_choose` returns, with its turns; those whose turns are erased, not in the log any more or about a held-out prompt are held
+        back.
+        """
+        while entries := (chosen := await self._choose(steps, size, base)).entries:
             turns = await self._log.find(Turn, [(entry.facts.id,) for entry in entries])
             there = {turn.id for turn in turns if not turn.redacted}
-            if len(there) == len(entries):
-                return list(zip(turns, entries, strict=True))
-            now, gone = self._clock(), [entry.facts.id for entry in entries if entry.facts.id not in there]
-            await self._write([Holdback(turn=turn, reason="gone", at=now) for turn in gone])
-        return []
+            why = {entry.facts.id: GONE for entry in entries if entry.facts.id not in there}
+            why |= {turn.id: HELD_OUT for turn in turns if turn.id in there and self._held_out.covers(turn.prompt_ids)}
+            if not why:
+                return list(zip(turns, entries, strict=True)), chosen
+            now = self._clock()
+            await self._write([Holdback(turn=turn, reason=reason, at=now) for turn, reason in why.items()])
+        return [], chosen
 
-    async def _choose(self, steps: int, size: int, base: PolicyVersion | None) -> list[Matured]:
+    async def _choose(self, steps: int, size: int, base: PolicyVersion | None) -> ChosenTurns:
         """Hold back the turns that cannot be learned from any more, and select a batch from the rest. See `turns`."""
         now, ledger = self._clock(), self._reading.ledger
         lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
@@ -280,29 +308,49 @@ class RewardDesk:
                 for entry in part.entries
             ]
         )
-        entries = self._deal([part for part in parts if part.newest not in useless], size, lineage, steps)
-        if entries is None:
-            return []
-        if not entries:
+        chosen = self._deal([part for part in parts if part.newest not in useless], size, lineage, steps)
+        if chosen is None:
+            return ChosenTurns()
+        if not chosen.entries:
             await self._give_up(TOO_FEW, f"no batch of {size}")
-        return entries
+        return chosen
 
-    def _deal(self, parts: Sequence[LearnablePart], size: int, lineage: Lineage, steps: int) -> list[Matured] | None:
+    def _deal(self, parts: Sequence[LearnablePart], size: int, lineage: Lineage, steps: int) -> ChosenTurns | None:
         """People's turns, if there are enough of them, and groups of rollouts: as many as a step takes, or fewer if people's turns
         are taken too. None if a step should wait for others.
         """
         people = [part for part in parts if not part.world]
-        served = dealt(people, size=size, config=self._config, every=self._taught.every)
-        whole = len(served) == sum(len(part.entries) for part in people)  # what does not fit will be stale anyhow
-        if self._taught.every and whole and served and len(served) < self._even_share(served, lineage, steps):
-            return None
+        served: Sequence[Matured] = dealt(people, size=size, config=self._config, every=self._taught.every)
+        draw = None
+        if self._taught.every and served:
+            if len(served) == sum(len(part.entries) for part in people):
+                if len(served) < self._even_share(served, lineage, steps):
+                    return None
+            else:
+                draw = self._draw(people, served, steps)
+                served = draw.entries
         first = {entry.facts.id for entry in served}
         used = sum(part.tokens for part in parts if part.entries[0].facts.id in first)
         left = self._config.batch_tokens - used
         simulated = gathered(
             [part for part in parts if part.world], groups=self._taught.groups, tokens=left, fewer=bool(served)
         )
-        return sorted([*served, *simulated], key=lambda entry: entry.facts.seq)
+        entries = sorted([*served, *simulated], key=lambda entry: entry.facts.seq)
+        return ChosenTurns(entries=entries) if draw is None else replace(draw, entries=entries)
+
+    def _draw(self, people: Sequence[LearnablePart], fair: Sequence[Matured], steps: int) -> ChosenTurns:
+        """Draw from people's turns, more of which are ready than a step can hold."""
+        baseline = self._reading.ledger.baseline
+
+        def noise(part: LearnablePart) -> float:
+            reached = returns_of(part.entries, self._config.discount)
+            missed = (
+                (reached[each.facts.id] - baseline.predict(each.facts.context), each.facts) for each in part.entries
+            )
+            return math.sqrt(sum(residual * residual * facts.sampled for residual, facts in missed))
+
+        seed = f"{steps} {fair[0].facts.id}"
+        return drawn(people, {entry.facts.id for entry in fair}, noise=noise, most=self._config.batch_tokens, seed=seed)
 
     def _even_share(self, served: Sequence[Matured], lineage: Lineage, steps: int) -> float:
         """A step's even share of people's turns that may be learned from, beside these: one that k more steps can take before it is too
@@ -343,16 +391,19 @@ class RewardDesk:
     async def _record(
         self,
         step: int,
-        chosen: Sequence[tuple[Turn, Matured]],
+        found: Sequence[tuple[Turn, Matured]],
+        chosen: ChosenTurns,
         reference: PolicyVersion,
         base: PolicyVersion | None,
     ) -> TrainingBatch:
-        """Give credit and write the batch. Raises NoSignal, Conflict."""
+        """Give credit and write the batch, with the turns that it passed over. Raises NoSignal, Conflict."""
         ledger = self._reading.ledger
         ledger.teaching.catch_up()
-        turns = [turn for turn, _ in chosen]
-        values = {turn.id: entry.value for turn, entry in chosen}
-        single = SingleRollout(self._config, ledger.baseline, ledger.recent)
+        turns = [turn for turn, _ in found]
+        values = {turn.id: entry.value for turn, entry in found}
+        weights = _weights(turns, chosen.weights, even=True) if chosen.weights else []
+        by_turn = dict(zip(values, weights, strict=True)) if weights else None
+        single = SingleRollout(self._config, ledger.baseline, ledger.recent, by_turn)
         credit: Credit = ByOrigin(people=single, worlds=GroupRelative(), worlds_weight=self._taught.worlds_weight)
         try:
             credits = credit(by_episode(turns), values)
@@ -368,8 +419,14 @@ class RewardDesk:
             at=self._clock(),
             base=base,
             even=True,
+            weights=tuple(weights),
         )
-        await self._write([batch])
+        passed = [
+            Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)
+            for entry in chosen.passed
+        ]
+        await self._log.append(batch, *passed)  # at once: whoever was passed over is not drawn from again
+        await self._reading.catch_up()
         if ledger.last_batch != batch:
             raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
         return training_batch(batch, turns, await self._log.find(Reward, [(turn.id,) for turn in turns]))

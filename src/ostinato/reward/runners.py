@@ -35,6 +35,13 @@ LONGEST_LINE = 1 << 20  # bytes of an answer
 GRACE_S = 0.2  # a desk that was itself held up reads once more before it calls the function late
 
 
+LOST = (
+    "reward_hung:",
+    *(f"reward_failed: {why}" for why in ("its process ended", "its answer is longer", "not an answer")),
+)
+"""How the reasons of failures begin that cost a process."""
+
+
 class _Lost(Exception):
     """The process is lost; `failure` is the answer about the turn that it was busy with."""
 

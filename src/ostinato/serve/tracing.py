@@ -51,7 +51,7 @@ class Tracing:
             start_time=_nanoseconds(call.started_at),
             attributes=_attributes(capture, model),
         )
-        if any(choice.finish is None or not choice.finish.trainable for choice in capture.choices):
+        if any(choice.finish is None or not choice.finish.complete for choice in capture.choices):
             span.set_status(Status(StatusCode.ERROR))
         span.end(_nanoseconds(self._clock()))
 

@@ -202,7 +202,7 @@ class RunFacts:
             released=None
             if row.step is None
             else await self._ask(lambda: self._questions.shipped_since(row.step or 0)),
-            parts=parts_of(rewards[0], signals, self._run.config.reward.options) if rewards else {},
+            parts=parts_of(turn, rewards[0], signals, self._run.config.reward.options) if rewards else {},
         )
 
     async def learning(self) -> LearningNow:

@@ -158,6 +158,28 @@ async def test_a_run_without_a_suite_says_so_once_and_takes_it_back(tmp_path):
     assert "nothing ships by itself" in alarms[0].reason
 
 
+async def test_what_the_anchors_draws_show_is_told_after_the_first_verdict_with_the_remedy(tmp_path):
+    """A hundred items hold 8.6 points if a draw varies by 0.245, and 10.0 if by 0.35."""
+    margins = "evaluate.gate.total_margin=0.09", "evaluate.gate.margin=0.09", "evaluate.gate.sealed_share=0.0"
+    config = suite(tmp_path, *margins, count=100, grader="pattern", pattern="x")
+    with open_run(config) as run:
+        own = open_suite(config).suite
+        assert (await check_suite(config)).hash == own.hash, "by the assumed spread it may start"
+        for number, spread in enumerate([0.35, 0.1, 0.1]):
+            report = {"verdict": "BLOCK", "suite_hash": own.hash, "smallest_margin": 0.5, "draw_spread": spread}
+            policy = PolicyVersion(number=number, hash=f"{number:064x}")
+            await run.log.append(
+                ReleaseEvent(
+                    id=str(number), action="evaluated", policy=policy, previous=None, reason="", detail={"report": report}, at=1.0
+                )
+            )  # fmt: skip
+            await note_resolution(run, own)
+        alarms = [row async for _, row in run.log.read(0, {Alarm})]
+    assert [(alarm.name, str(alarm.state)) for alarm in alarms] == [(COARSE, "raised"), (COARSE, "cleared")]
+    assert "measured: a draw varies by 0.35" in alarms[0].reason
+    assert "items in a round, or set evaluate.gate.total_margin=" in alarms[0].reason
+
+
 async def test_a_suite_that_proves_coarser_than_its_margin_raises_an_alarm_once_that_was_measured(tmp_path):
     config = suite(tmp_path, "evaluate.gate.total_margin=0.04", grader="pattern", pattern="x")
     with open_run(config) as run:

@@ -281,6 +281,41 @@ async def test_answers_alone_need_no_backend_and_no_judge(tmp_path, gateway):
         assert len(await runner(tmp_path, gateway, more).run("candidate", V9, range(1))) == 6
 
 
+async def test_a_judge_alone_grades_what_no_program_can(tmp_path, gateway):
+    """Its axes' weighted mean; an axis that it leaves unanswered is left out with its weight, and none at all is no grade."""
+    asked = []
+
+    async def judge(request):
+        body = await request.json()
+        asked.append(body)
+        odd = json.loads(body["messages"][1]["content"].split("\n", 1)[0])["said"][-1] in "13579"
+        kind = "kind" in body["messages"][0]["content"].split("\n\n")[1]
+        said = {"option": ("yes" if odd else "no") if kind else "maybe" if odd else "yes"}
+        return web.json_response({"choices": [{"message": {"content": json.dumps(said)}}]})
+
+    axis = "{{name='{0}', asks='Is it {1}?', options={{no=0.0, yes=1.0}}, weight={2}}}"
+    axes = f"[{axis.format('tone', 'kind', 0.3)}, {axis.format('length', 'short', 0.1)}]"
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", judge)
+    async with TestServer(app) as server:
+        where = f"worlds.judge={{url='{server.make_url('/v1')}', model='m', axes={axes}}}"
+        graded = [{**item, "grader": "rubric"} for item in ITEMS]
+        (tmp_path / "judged.jsonl").write_text("".join(json.dumps(item) + "\n" for item in graded))
+        config = settings(tmp_path, where, "serve.admin_key='an-admin-key-0123456789'", "sandbox.backend='e2b'")
+        found = open_task_suite(str(tmp_path / "judged.jsonl"), config)
+        assert not found.runs_code
+        gateway.texts = [("1", "stop"), ("2", "stop")]
+        scores = await open_runner(config, f"{gateway.url}v1", found).run("candidate", V9, range(2))
+    assert {(score.draw, round(score.score, 9)) for score in scores} == {(0, 1.0), (1, 0.25)}
+    assert {body["model"] for body in asked} == {"m"}
+    other = settings(tmp_path, where.replace("'m'", "'m2'"))
+    assert open_task_suite(str(tmp_path / "judged.jsonl"), other).suite.hash != found.suite.hash
+    with pytest.raises(
+        BadConfig, match=r"task 'i0': the grader 'rubric' asks the model of \[worlds.judge\], which is not set"
+    ):
+        open_task_suite(str(tmp_path / "judged.jsonl"), settings(tmp_path))
+
+
 async def test_a_gateway_that_is_loading_is_waited_for(tmp_path, gateway):
     gateway.loading = 3
     own = runner(tmp_path, gateway, "evaluate.runner.attempts=1")

@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.core.errors import BadConfig
 from ostinato.corpus.config import CorpusConfig
-from ostinato.corpus.contamination import OverlapIndex, strings
+from ostinato.corpus.contamination import OverlapIndex, own_words, strings, template_runs
 from ostinato.corpus.filters import CopyFinder, Document, text_of
 
 CONFIG = CorpusConfig()
@@ -95,6 +95,26 @@ def test_thirteen_words_of_a_test_leave_a_file_out_and_twelve_do_not():
     assert tested.within("x = 1 " + " ".join(WORDS[20:33]) + " y") == ("suite", " ".join(WORDS[20:33]))
     assert tested.within("x = 1 " + ", ".join(WORDS[20:33]).upper()) is not None, "case and signs do not count"
     assert tested.within(" ".join(WORDS[20:32])) is None
+
+
+def test_every_test_that_shares_a_run_is_named_with_its_first():
+    tested = OverlapIndex(13, 8)
+    for name, start in (("one", 0), ("two", 5), ("three", 100)):
+        tested.add(name, [" ".join(WORDS[start : start + 30])])
+    text = " ".join(WORDS[7:40])
+    assert tested.shared(text) == {"one": " ".join(WORDS[7:20]), "two": " ".join(WORDS[7:20])}
+    assert tested.within(text) == ("one", " ".join(WORDS[7:20]))
+    assert tested.shared("nothing of it") == {}
+
+
+def test_a_template_is_what_many_texts_share():
+    texts = [f"Answer the question in one short line, please: {word} {word}y?" for word in WORDS[:20]]
+    template = template_runs([*texts, *texts[:1] * 50])
+    assert own_words(texts[3], template) == "word3 word3y"
+    assert own_words("Please answer: why?", template) == "please answer why"
+    assert own_words("answer the question in one short line", template) == "answer the question in one short line"
+    assert template_runs(texts[:2]) == frozenset(), "two texts alike are no template"
+    assert template_runs([*texts[:1] * 50, "something else altogether"]) == frozenset(), "a text that many send is none"
 
 
 def test_a_short_test_counts_as_a_whole_and_a_very_short_one_not_at_all():

@@ -14,6 +14,7 @@ from ostinato.evaluate.config import BarConfig, GateConfig, RunnerConfig
 from ostinato.evaluate.evaluation import Evaluation
 from ostinato.evaluate.gate import seed_of
 from ostinato.evaluate.runner import Attempted, SuiteRunner, item_seed
+from ostinato.evaluate.statistics import draw_spread
 from ostinato.evaluate.suites import Item, Suite
 
 V7, V9, V11 = (PolicyVersion(number=n, hash=h) for n, h in ((7, "aa"), (9, "bb"), (11, "cc")))
@@ -237,6 +238,7 @@ async def test_evaluation_samples_nothing_twice_and_survives_a_restart():
     # the world scores both alike: all differences are 0, on only six items
     assert (report.difference, report.draws, report.suite_hash) == (0.0, 2, SUITE.hash)
     assert report.verdict == Verdict.EXTEND
+    assert report.draw_spread == draw_spread(first.scores(SUITE, V7)), "of the anchor"
     asked = len(world.calls)
     assert asked == 12, "live, best and anchor are one version, which is drawn once"
 

@@ -10,6 +10,7 @@ from scipy import stats
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.statistics import (
     clustered_difference,
+    draw_spread,
     mcnemar,
     mean_difference,
     paired_items,
@@ -167,3 +168,23 @@ def test_wrong_pairing_is_an_error_that_names_the_pair():
         paired_items([*full, ItemScore(item="i00000", draw=0, score=0.0)], full)
     with pytest.raises(ValueError, match=r"answers in \[0, 1\]"):
         paired_items([ItemScore(item="a", draw=0, score=1.5)], [ItemScore(item="a", draw=0, score=1.0)])
+
+
+def test_one_draw_of_a_binary_item_varies_as_the_rates_say():
+    """A mean of 0.25 whose rates spread by 0.25: sqrt(0.25 - 0.25^2 - 0.25^2) = 0.354, where 0.245 is assumed."""
+    rng = np.random.default_rng(3)
+    rates_I = rng.beta(0.5, 1.5, 4_000)
+    scores = [
+        ItemScore(item=str(item), draw=draw, score=float(rng.random() < rate))
+        for item, rate in enumerate(rates_I)
+        for draw in range(2)
+    ]
+    assert (rates_I.mean(), rates_I.std()) == (pytest.approx(0.25, abs=0.01), pytest.approx(0.25, abs=0.01))
+    assert draw_spread(scores) == pytest.approx(0.354, abs=0.01)
+    assert draw_spread([score for score in scores if score.draw == 0]) is None
+    assert draw_spread([]) is None
+    uneven = [
+        ItemScore(item=item, draw=draw, score=score)
+        for item, draw, score in (("a", 0, 0.0), ("a", 1, 1.0), ("b", 0, 1.0))
+    ]
+    assert draw_spread(uneven) == pytest.approx(0.5**0.5), "an item with one draw tells nothing"

@@ -64,26 +64,30 @@ def test_sealing_does_not_depend_on_what_else_a_suite_holds_and_never_takes_all(
     assert sealed_ids(suite(1), 0.5) == frozenset()
 
 
+OFTEN = GateConfig(candidates_per_week=56)
+
+
 @pytest.mark.parametrize(
     ("items", "margin"), [(164, 0.077), (500, 0.044), (1000, 0.031), (2000, 0.022), (4000, 0.0157)]
 )
 def test_the_smallest_total_margin_of_a_suite(items, margin):
-    assert smallest_total_margin(items, GateConfig()) == pytest.approx(margin, abs=0.0005)
-    needed = items_for(margin, GateConfig().total_alpha_at(8), GateConfig())
-    assert smallest_total_margin(needed, GateConfig()) <= margin
+    assert smallest_total_margin(items, OFTEN) == pytest.approx(margin, abs=0.0005)
+    needed = items_for(margin, OFTEN.total_alpha_at(8), OFTEN)
+    assert smallest_total_margin(needed, OFTEN) <= margin
+    assert smallest_total_margin(items, GateConfig()) == pytest.approx(0.866 * margin, rel=0.02), "one a day at most"
 
 
 def test_margins_below_what_the_suite_can_hold_are_refused_with_a_way_out():
     with pytest.raises(BadConfig, match=r"smallest evaluate\.gate\.total_margin that it can hold is 7\.7 pp") as caught:
-        check_margins("held-out", 164, GateConfig(margin=0.06))
+        check_margins("held-out", 164, OFTEN.model_copy(update={"margin": 0.06}))
     assert "Give it 1089 items" in str(caught.value)
     remedy = str(caught.value).split("total_margin=")[1].split(" ")[0]
-    check_margins("held-out", 164, GateConfig(margin=0.06, total_margin=float(remedy)))
+    check_margins("held-out", 164, OFTEN.model_copy(update={"margin": 0.06, "total_margin": float(remedy)}))
     with pytest.raises(BadConfig, match=r"evaluate\.gate\.margin that it can hold is 5\.3 pp"):
-        check_margins("held-out", 164, GateConfig(total_margin=0.1))
-    check_margins("held-out", 1089, GateConfig())
+        check_margins("held-out", 164, OFTEN.model_copy(update={"total_margin": 0.1}))
+    check_margins("held-out", 1089, OFTEN)
     with pytest.raises(BadConfig, match=r"evaluate\.gate\.item_spread"):
-        check_margins("held-out", 1000, GateConfig(draw_spread=0.5))
+        check_margins("held-out", 1000, OFTEN.model_copy(update={"draw_spread": 0.5}))
 
 
 def test_a_bar_that_faultless_answers_cannot_clear_is_refused_with_a_way_out():

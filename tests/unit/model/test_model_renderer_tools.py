@@ -1,6 +1,7 @@
 """Tools, calls and results in chat templates of several families: rendered as the template says, continued exactly, never forged."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.fakes.chat_templates import STYLES, styled_model
@@ -264,3 +265,24 @@ def test_the_reader_begins_where_the_generation_prompt_ends(renderers):
     assert "".join(piece.text for piece in pieces[0]).strip() == "Yes."
     assert renderers["thinking"]._template.opening == "<think>\n"
     assert {renderers[name]._template.opening for name in STYLES if name != "thinking"} == {""}
+
+
+def test_a_prompt_is_read_back_as_what_renders_to_it_or_not_at_all(renderer, name):
+    """Never as another conversation, however a text looks; and always where the template names its roles in words."""
+    talks = [
+        talk(user("Sort a list.")),
+        talk(user("a"), assistant("b"), user("c\n\nd ")),
+        talk(user("user\nassistant\nwho speaks?")),
+        talk(user(EVIL)),
+        replace(talk(user("a"), assistant("def f(x):\n    ")), continued=True),
+    ]
+    found = []
+    for each in talks:
+        ids = renderer.chat(each)
+        found.append(renderer.conversation_of(ids))
+        assert found[-1] is None or renderer.chat(found[-1]) == ids
+    if name in ("qwen", "llama"):
+        assert [back.messages[-1].text.strip() for back in found] == [each.messages[-1].text.strip() for each in talks]
+        assert [back.continued for back in found] == [False] * 4 + [True]
+    assert renderer.conversation_of(renderer.encode("a plain completion")) is None
+    assert renderer.conversation_of([]) is None

@@ -10,6 +10,7 @@ from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.guard import GuardConfig, judge, look_due
 from ostinato.release.ledger import State
 from ostinato.release.metrics.config import OutcomeConfig
+from ostinato.release.pace import DAY
 from ostinato.release.watch import Outcomes, ReleaseWatch
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn
@@ -96,3 +97,34 @@ def condemned(rng, *, windows=30, users=40):
 def test_an_equally_good_release_is_condemned_within_alpha_over_many_windows():
     rng = np.random.default_rng(5)
     assert sum(condemned(rng) for _ in range(150)) / 150 <= 0.1
+
+
+async def returns(leave, days):
+    """Two hundred users a side who come every day, until those of live leave. What the guard found at the end of each day."""
+    log, chance, gone, found = MemoryLog(), random.Random(1), set(), []
+    outcomes = Outcomes(log, OutcomeConfig(maturity_s=0.0, window=WINDOW))
+    guard = ReleaseWatch(outcomes, RULES, clustered_difference, 1800.0)
+    for day in range(days):
+        for n in range(400):
+            arm, policy = ((Arm.LIVE, V3), (Arm.CONTROL, V0))[n % 2]
+            if n in gone or chance.random() < 0.1:
+                continue
+            at = DAY * (day + 0.25 + n / 1000)
+            made = a_turn(f"{day}:{n}", user=f"u{n}", arm=arm, version=policy.number, ended_at=at)
+            await log.append(replace(made, propensity=0.5))
+            if arm is Arm.LIVE and chance.random() < leave:
+                gone.add(n)
+        found.append(await guard.live(replace(STATE, shipped_at=0.0), V0, 0, (day + 0.9) * DAY))
+    return found
+
+
+async def test_users_of_live_who_do_not_come_again_are_harm():
+    found = await returns(0.3, 4)
+    assert found[:2] == [None, None], "the first day after the first is not over"
+    harm = next(each for each in found if each is not None)
+    assert harm.measure == "users who came again the next day against the control arm"
+    assert harm.loss > 0.15
+
+
+async def test_users_who_come_as_seldom_as_controls_are_none():
+    assert await returns(0.0, 6) == [None] * 6

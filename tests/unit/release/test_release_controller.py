@@ -1,6 +1,8 @@
 """The controller with fakes around it: what ships, what is blocked, what comes back, and death at every single write."""
 
 import asyncio
+import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -36,6 +38,7 @@ from ostinato.release.controller import ReleaseConfig, ReleaseController
 from ostinato.release.guard import GuardConfig
 from ostinato.release.ledger import ReleaseLedger, State, fold
 from ostinato.release.metrics.config import OutcomeConfig
+from ostinato.release.trial.group_sequential import ShipPlan
 from ostinato.testing.records import a_turn
 
 ALONE = "because SHIP; on the gate alone, without a canary"
@@ -693,6 +696,7 @@ async def test_a_harmless_canary_becomes_live_and_some_stay_behind_until_it_is_b
     assert disk.refs["canary"] == "m3"
     event = await crowd.until("shipped")
     assert "canary not worse than 10.0 pp" in event.reason
+    assert "by the confidence sequence" in event.reason, "the traffic of an hour was not known yet"
     assert (disk.refs["live"], disk.refs["previous"]) == ("m3", "m0")
     assert control.ledger.state.dealing.previous == pytest.approx(0.5)
     event = await crowd.until("better")
@@ -701,6 +705,44 @@ async def test_a_harmless_canary_becomes_live_and_some_stay_behind_until_it_is_b
     assert event.detail["reading"]["better"]
     with pytest.raises(AssertionError, match="no "):
         await crowd.until("better", "rolled_back", slots=5)
+
+
+async def test_the_gate_is_told_how_long_ago_another_candidate_was_looked_at(disk):
+    judge, time = FakeJudge({3: [Verdict.BLOCK]}), Time()
+    control = controller(disk, judge, time)
+    await control.bootstrap(V0)
+    for policy in (V3, V5):
+        disk.publish(policy)
+        await control.step()
+        time.now += 3600.0
+    assert [each.since_s for each in judge.against] == [None, 3600.0]
+
+
+async def test_the_plan_of_the_looks_is_in_the_trials_first_line_and_a_restart_goes_on_with_it(disk):
+    """With an hour of traffic the plan decides; an hour of the crowd's turns is what the trial's 200 seconds can expect."""
+    time = Time()
+    control = controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
+    await control.bootstrap(V0)
+    crowd = Crowd(disk, control, time, {V0: 0.5, V3: 0.75})
+    await crowd.slot()
+    time.now += 3600.0
+    await crowd.slot()
+    disk.publish(V3)
+    event = await control.step()
+    assert event.action == "canary"
+    plan = control.ledger.state.trial.plan
+    assert ShipPlan.read(json.loads(json.dumps(event.detail["plan"]))) == plan
+    assert (plan.alpha, plan.limit_s) == (0.05, 200.0)
+    assert 0.0 < plan.information["acceptance"] < 856.4, "a single test of ten points needs so much"
+    await crowd.slot()
+    crowd.control = controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
+    await crowd.control.bootstrap(V0)
+    assert crowd.control.ledger.state.trial.plan == plan
+    event = await crowd.until("shipped")
+    assert re.search(
+        r"canary not worse than 10.0 pp: .*, by look \d+ of the group-sequential plan \(\d+% of", event.reason
+    )
+    assert event.detail["reading"]["bound"] > -0.1
 
 
 @pytest.mark.parametrize(("later", "action"), [(0.75, "confirmed"), (0.5, "faded")])

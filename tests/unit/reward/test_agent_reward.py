@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 
-from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
+from ostinato.core.records import Finish, NoReward, Pending, Reward, Signal, Source
 from ostinato.core.samples import Episode
 from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
@@ -67,7 +67,7 @@ def test_the_reward_is_the_sum_of_its_parts_within_one(signals, parts):
     reward = decided(*signals)
     assert isinstance(reward, Reward)
     assert reward.value == pytest.approx(max(-1.0, sum(parts.values())))
-    assert parts_of(reward, signals, {"window": 100.0}) == pytest.approx(parts)
+    assert parts_of(TURN, reward, signals, {"window": 100.0}) == pytest.approx(parts)
 
 
 def test_what_came_after_the_window_does_not_count():
@@ -84,9 +84,23 @@ def test_silence_means_what_the_operator_says():
 def test_parts_are_those_of_the_options_it_was_given_under():
     signals = [said("tests_passed")]
     reward = decided(*signals, tests=1.0)
-    assert parts_of(reward, signals, {"tests": 1.0, "window": 100.0}) == {"tests": 1.0}
-    assert parts_of(reward, signals, {}) == {}
-    assert parts_of(replace(reward, function="copilot@1"), signals, {"tests": 1.0}) == {}
+    assert parts_of(TURN, reward, signals, {"tests": 1.0, "window": 100.0}) == {"tests": 1.0}
+    assert parts_of(TURN, reward, signals, {}) == {}
+    assert parts_of(TURN, replace(reward, function="copilot@1"), signals, {"tests": 1.0}) == {}
+
+
+def test_a_turn_whose_client_left_was_stopped_for_certain_only_if_something_says_so():
+    left = replace(TURN, finish=Finish.LEFT)
+
+    def worth(*signals, turn=left, **options):
+        reward = agent(turn, signals, 500.0, window=100.0, **options)
+        assert isinstance(reward, Reward)
+        assert parts_of(turn, reward, signals, options) == ({"interrupted": reward.value} if reward.value else {})
+        return reward.value
+
+    assert worth() == pytest.approx(-0.15), "a client may also have timed out"
+    assert worth(left=1.0) == worth(said("interrupted"), left=0.0) == worth(said("interrupted"), turn=TURN) == -0.3
+    assert isinstance(agent(left, (), 500.0, window=100.0, left=0.0), NoReward)
 
 
 def test_it_is_found_by_name_and_its_weights_are_checked():
@@ -94,7 +108,7 @@ def test_it_is_found_by_name_and_its_weights_are_checked():
     assert function(TURN, [said("tests_passed", TURN.ended_at - 1)], TURN.ended_at).value == 0.25
     with pytest.raises(Exception, match="tests"):
         load("ostinato.reward.functions:agent", {"tests": 3.0})
-    assert AgentWeights() == AgentWeights(0.5, 1.0, 0.5, 0.5, 0.5, 0.5, 0.3, 0.1)
+    assert AgentWeights() == AgentWeights(0.5, 1.0, 0.5, 0.5, 0.5, 0.5, 0.3, 0.5, 0.1)
 
 
 def test_the_old_name_of_the_weight_of_an_explicit_verdict_is_taken_with_a_warning(caplog):
@@ -123,7 +137,7 @@ def credit(*rewards, users=None):
     for number, each in enumerate(rewards):
         turns = tuple(
             replace(
-                a_turn(f"r{number}{i}:0"),
+                a_turn(f"r{number}{i}:0", prompt=(number, i)),
                 episode=f"e{number}",
                 user=f"u{number}",
                 started_at=float(i),

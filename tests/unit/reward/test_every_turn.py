@@ -122,10 +122,10 @@ async def test_sessions_that_go_on_are_trained_on_as_much_as_single_turns(log, n
 
 
 async def test_a_step_that_is_full_waits_for_nobody(log, now):
-    """Where more comes than a batch holds, what it leaves is lost in any case."""
+    """Where more comes than a batch holds, what it leaves is lost in any case. A draw leaves room for one part."""
     config = ALONE.model_copy(update={"batch_tokens": 5 * LEAST * TOKENS})
     steps, share = await run(log, now, Traffic(1_500), EVERY, config=config)
-    assert set(steps) == {5 * LEAST}
+    assert set(steps) == {5 * LEAST - 1}
     assert len(steps) >= 13
     assert share["e"] > 0.2
 

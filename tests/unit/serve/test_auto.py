@@ -387,7 +387,7 @@ async def test_a_client_that_leaves_ends_the_call_outside_and_blames_nobody(outs
             writer.close()
         await eventually(lambda: outside.left == 2)
         await eventually(lambda: len(w.log.turns()) == 2)
-        assert {turn.finish for turn in w.log.turns()} == {Finish.ABORT}
+        assert {turn.finish for turn in w.log.turns()} == {Finish.LEFT}
         assert {turn.text for turn in w.log.turns()} == {"fro"}
 
 

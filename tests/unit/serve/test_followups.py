@@ -4,12 +4,12 @@ import asyncio
 import itertools
 
 import pytest
-from gateway_world import world
+from gateway_world import ASK, world
 from tests.deadlines import PATIENT_S
 from tests.fakes.otlp_exports import JSON, claude, encode, logs
 
 from ostinato.core.errors import Unavailable
-from ostinato.core.records import Signal
+from ostinato.core.records import Finish, Signal
 from ostinato.reward.functions import AgentWeights, agent_parts
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
@@ -206,6 +206,76 @@ async def test_an_answer_that_was_stopped_and_kept_by_nobody_is_not_the_one_befo
         await say(w, history, "Reverse it.\n[Request interrupted by user]\nThat is wrong.", user="ann")
         history, _ = await say(w, history, "Reverse it.", user="ann")
         assert [(row.turn, row.name) for row in await told(w, 1)] == [(turn, "followed_up")]
+
+
+# ---------------------------------------------------------------- stopped while it was written
+
+
+WRITTEN = "I will delete the branch now. " * 40
+ASKED = {"role": "user", "content": "Delete the branch."}
+
+
+async def stopped(w, history, **fields):
+    """Ask, stop the answer in the middle of its stream; the turn, and the text that came."""
+    body = {**ASK, "messages": history, "stream": True, "user": "ann", **fields}
+    reader, writer = await w.connect(body)
+    text = b""
+    while text.count(b'"delta":{"content"') < 3:
+        more = await reader.read(512)
+        assert more, text
+        text += more
+    writer.close()
+    async with asyncio.timeout(PATIENT_S):
+        while not any(turn.finish is Finish.LEFT for turn in w.log.turns()):
+            await asyncio.sleep(0.005)
+    (turn,) = [turn for turn in w.log.turns() if turn.finish is Finish.LEFT]
+    assert 3 <= len(turn.sampled_ids) < len(WRITTEN)
+    return turn.id, WRITTEN[:3]
+
+
+def a_slow_world():
+    engine = FakeEngine(lambda _: WRITTEN, delay_s=0.002)
+    return world(engine=engine, next_message=True, default_max_tokens=2_000, real=True)
+
+
+NOTE = "[Request interrupted by user]"
+NO = "That is wrong."
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "names"),
+    [
+        (lambda text: [ASKED, {"role": "user", "content": NOTE}, {"role": "user", "content": NO}], 2),
+        (lambda text: [{"role": "user", "content": f"{ASKED['content']}\n{NOTE}\n{NO}"}], 2),
+        (lambda text: [ASKED, {"role": "assistant", "content": text}, {"role": "user", "content": NO}], 2),
+        (lambda text: [ASKED, {"role": "assistant", "content": text}, {"role": "user", "content": "And the tag?"}], 1),
+        (lambda text: [ASKED, {"role": "assistant", "content": "Else."}, {"role": "user", "content": NO}], 0),
+        (lambda text: [ASKED], 0),  # perhaps a program that tries again
+        (lambda text: [{"role": "user", "content": "Rename the branch."}], 0),
+    ],
+)
+async def test_whoever_goes_on_with_other_words_had_stopped_the_answer(goes_on, names):
+    async with a_slow_world() as w:
+        first = {"role": "user", "content": "List the branches."}
+        _, headers, body = await w.chat(messages=[first], user="ann", max_tokens=4)
+        history = [first, body["choices"][0]["message"]]
+        turn, text = await stopped(w, [*history, ASKED])
+        await w.chat(messages=[*history, *goes_on(text)], user="ann", max_tokens=4)
+        found = [(row.turn, row.name) for row in await told(w, names + 1) if row.turn != headers["x-ostinato-turn"]]
+        assert found == [(turn, "interrupted"), (turn, "dissatisfied")][:names]
+
+
+async def test_what_was_stopped_while_an_agent_worked_is_not_blamed_on_the_call_before():
+    async with world(engine=FakeEngine(lambda _: CALL), next_message=True, real=True) as w:
+        _, _, body = await w.chat(messages=[ASKED], tools=TOOLS, user="ann")
+        message = body["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "main"}
+        history = [ASKED, message, result]
+        w.engine.script, w.engine.delay_s = (lambda _: WRITTEN), 0.002
+        turn, _ = await stopped(w, history, tools=TOOLS, max_tokens=1_000)
+        said = {"role": "user", "content": f"{NOTE}\n{NO}"}
+        await w.chat(messages=[*history, said], tools=TOOLS, user="ann", max_tokens=4)
+        assert [(row.turn, row.name) for row in await told(w, 2)] == [(turn, "interrupted"), (turn, "dissatisfied")]
 
 
 # ---------------------------------------------------------------- asked again

@@ -57,13 +57,14 @@ def line(row: Row, parts: Mapping[str, float] | None = None) -> str:
 async def parts_in(log: Log, rows: Iterable[Row], options: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """The parts of the rewards among these rows, by turn, where they are known, under these options of the reward function."""
     rewards = [row for row in rows if isinstance(row, Reward) and row.signals]
-    tenants = {turn.id: turn.tenant for turn in await log.find(Turn, [(row.turn,) for row in rewards])}
-    named = [(tenants[row.turn], id) for row in rewards if row.turn in tenants for id in row.signals]
+    turns = {turn.id: turn for turn in await log.find(Turn, [(row.turn,) for row in rewards])}
+    named = [(turns[row.turn].tenant, id) for row in rewards if row.turn in turns for id in row.signals]
     said = {(signal.tenant, signal.id): signal for signal in await log.find(Signal, named)}
     found: dict[str, dict[str, float]] = {}
     for row in rewards:
-        signals = [said[key] for id in row.signals if (key := (tenants.get(row.turn, ""), id)) in said]
-        found[row.turn] = parts_of(row, signals, options)
+        if (turn := turns.get(row.turn)) is not None:
+            signals = [said[key] for id in row.signals if (key := (turn.tenant, id)) in said]
+            found[row.turn] = parts_of(turn, row, signals, options)
     return found
 
 

@@ -17,6 +17,7 @@ from ostinato.app.evaluation import (
 from ostinato.app.storage import Home, Run
 from ostinato.config import Config
 from ostinato.core.errors import OstinatoError
+from ostinato.evaluate.suites import Suite
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.leader import act
 from ostinato.launch.workers.prepare import prepared
@@ -50,7 +51,6 @@ async def _judge(run: Run, life: Life) -> None:
     if suite is None:
         life.pulse.begin("guarding what is live; there is no suite, so nothing ships by itself")
     else:
-        await note_resolution(run, suite)
         life.pulse.begin("waiting for the gateway")
         url = config.evaluate.gateway or await unless(life.stopping, gateway(run.home))
         evaluation = open_evaluation(config, url)
@@ -60,18 +60,24 @@ async def _judge(run: Run, life: Life) -> None:
     life.pulse.trouble = lambda: "; ".join(dict.fromkeys(filter(None, (controller.trouble, monitors.trouble)))) or None
     await monitors.refresh()  # an alarm that is already raised must pause the first step
     progress = Progress(run.home.progress("release"), kept_bytes(config))
-    telling = asyncio.create_task(tell_pace(controller, config.evaluate.gate.alpha, progress))
+    telling = asyncio.create_task(tell_pace(run, controller, suite, progress))
     try:
         await asyncio.gather(controller.run(life.stopping), monitors.run(life.stopping))
     finally:
         telling.cancel()
 
 
-async def tell_pace(controller: ReleaseController, gate_alpha: float, progress: Progress) -> None:
-    """Write a progress line every `_PACE_S` seconds on how many releases the traffic can carry. Until cancelled."""
+async def tell_pace(run: Run, controller: ReleaseController, suite: Suite | None, progress: Progress) -> None:
+    """Write a progress line every `_PACE_S` seconds on how many releases the traffic can carry, and after new verdicts note in the log
+    what the suite resolves. Until cancelled.
+    """
+    judged = 0
     while True:
         try:
-            progress.paced(await controller.pace(gate_alpha=gate_alpha))
+            progress.paced(await controller.pace(gate_alpha=run.config.evaluate.gate.alpha))
+            if suite is not None and controller.ledger.state.judged != judged:
+                await note_resolution(run, suite)
+                judged = controller.ledger.state.judged
         except OstinatoError as error:
             logger.warning("release: no figures on the pace now: %s", error)
         await asyncio.sleep(_PACE_S)

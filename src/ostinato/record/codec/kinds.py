@@ -141,6 +141,7 @@ FORMS: Mapping[str, Form] = {
     "float": Form(real),
     "int": Form(whole),
     "tuple[str, ...]": Form(_texts, tuple),
+    "tuple[float, ...]": Form(lambda values: [real(value) for value in values], tuple),
     "Mapping[str, Any]": Form(dict),
     "PolicyVersion": _POLICY,
     "PolicyVersion | None": _or_none(_POLICY),
@@ -231,7 +232,13 @@ SMALL = (
     Kind("rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto")),
     Kind("quarantines", Quarantine, ("turn",), ("turn", "reason", "at", "upto")),
     Kind("holdbacks", Holdback, ("turn",), ("turn", "reason", "at")),
-    Kind("batches", Batch, ("step",), ("step", "turns", "credits", "reference", "at", "base", "even"), for_ever=True),
+    Kind(
+        "batches",
+        Batch,
+        ("step",),
+        ("step", "turns", "credits", "reference", "at", "base", "even", "weights"),
+        for_ever=True,
+    ),
     Kind(
         "releases",
         ReleaseEvent,

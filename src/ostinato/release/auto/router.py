@@ -218,7 +218,7 @@ class Router:
         if turn.finish == Finish.ERROR:
             arm.failed += 1
             self._measure(release, person, _FAILED, 1.0)
-        elif turn.finish.trainable:
+        elif turn.finish.complete:
             self._measure(release, person, _FAILED, 0.0)
             self._measure(release, person, "seconds", turn.ended_at - turn.started_at)
             self._waiting[turn.id] = (release, person)

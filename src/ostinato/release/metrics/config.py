@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from ostinato.release.metrics.facts import MEANINGS, parse_term
+from ostinato.release.metrics.facts import MEANINGS, USER_FACTS, parse_term
 
 # ---------------------------------------------------------------- built-in metrics
 
@@ -42,6 +42,12 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
         "denominator": ("turn",),
         "tolerance": 0.02,
     },
+    "harmed_users": {
+        "direction": "higher",
+        "numerator": ("accepted > 0",),
+        "unless": ("rejected", "ignored", "undone", "stopped", "turn.stopped"),
+        "tail": 0.05,
+    },
     "edit_survival": {
         "direction": "higher",
         "numerator": ("survived",),
@@ -69,6 +75,10 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
     "latency_p99": {"direction": "lower", "numerator": ("turn.latency",), "quantile": 0.99, "tolerance": 0.01},
     "suggestions_shown": {"direction": "higher", "numerator": ("turn.suggests",), "tolerance": 0.05},
     "feedback_coverage": {"direction": "higher", "numerator": ("turn.heard",), "tolerance": 0.05},
+    "returned": {"direction": "higher", "numerator": ("user.returned",), "tolerance": 0.02},
+    "turns_per_user": {"direction": "higher", "numerator": ("user.log_turns",), "most": 6.0, "tolerance": 0.1},
+    "sessions_per_user": {"direction": "higher", "numerator": ("user.sessions",), "most": 10.0, "tolerance": 0.1},
+    "days_to_return": {"direction": "lower", "numerator": ("user.days_away",), "most": 7.0, "tolerance": 0.1},
 }
 """By name of the metric, the fields of its declaration."""
 
@@ -82,9 +92,13 @@ DEFAULT_GUARDRAILS = (
     "latency_p99",
     "feedback_coverage",
     "accepted_of_all",
+    "returned",
+    "harmed_users",
 )
-"""Guardrails of every trial, unless a declaration of that name says otherwise. The last is there because acceptance covers only turns with
-feedback: a version that silences dissatisfied users raises it, but cannot raise the accepted share of all turns."""
+"""Guardrails of every trial, unless a declaration of that name says otherwise. `accepted_of_all` is there because acceptance covers only
+turns with feedback: a version that silences dissatisfied users raises it, but cannot raise the accepted share of all turns. `returned` is
+there because all of these are ratios over turns, in which people who leave soon hardly count, and `harmed_users` because an average hides
+a minority."""
 
 
 RESERVED = "turn"
@@ -92,7 +106,7 @@ RESERVED = "turn"
 
 
 class MetricConfig(BaseModel, frozen=True, extra="forbid"):
-    """A ratio over turns that a trial wants to raise or lower, or must not make worse.
+    """A ratio over turns, or over users' days, that a trial wants to raise or lower, or must not make worse.
 
     Fields that a declaration leaves out are taken from the built-in metric of its name, if there is one.
     """
@@ -110,7 +124,7 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
     numerator: tuple[str, ...] = Field(
         default=(),
         description="Terms: signals by name or facts of the turn (`turn.latency`), as they are or with a threshold "
-        "('stars >= 4'). The largest known one of a turn counts.",
+        "('stars >= 4'). The largest known one of a turn counts. Or facts of a user's day (`user.returned`) alone.",
     )
     unless: tuple[str, ...] = Field(
         default=(), description="Terms: if one of them is above 0, the turn counts as 0, whatever the numerator says."
@@ -132,6 +146,13 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
         lt=1.0,
         description="If set, the metric is the share of turns whose value exceeds this quantile from before the "
         "trial: 0.99 for a p99.",
+    )
+    tail: float | None = Field(
+        default=None,
+        ge=0.01,
+        le=0.5,
+        description="If set, the metric is the share of users who are as badly off, beyond what was expected of each, as "
+        "this share of the comparator's users: 0.05 for the worst twentieth.",
     )
     tolerance: float | None = Field(
         default=None,
@@ -170,8 +191,17 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _whole(self) -> MetricConfig:
+        of_days = [name for name in self.names() if name in USER_FACTS]
+        if of_days and (self.quantile is not None or len(of_days) < len(self.names())):
+            raise ValueError(
+                f"{of_days[0]} is a fact of a user's day: name no signals or facts of turns beside it, and no quantile"
+            )
         if self.quantile is not None and (self.denominator or self.most != 1.0):
             raise ValueError("with a quantile each turn counts as one: leave out denominator and most")
+        if self.tail is not None and (of_days or self.role == "goal" or self.quantile is not None or self.most != 1.0):
+            raise ValueError(
+                "with a tail users are counted: no goal, no facts of users' days, no quantile and no `most`"
+            )
         if self.role == "goal" and self.most != 1.0 and self.tolerance is None:
             raise ValueError(f"a goal of values up to {self.most:g} needs a tolerance, in its own units")
         return self
@@ -202,7 +232,7 @@ def completed(declared: Sequence[MetricConfig], signals: Collection[str]) -> tup
     for metric in metrics.values():
         for name, field in metric.names().items():
             if name not in MEANINGS and name not in known:
-                where, hint = f"metric {metric.name!r}, {field}", _nearest(name, known)
+                where, hint = f"metric {metric.name!r}, {field}", _nearest(name, [*known, *USER_FACTS])
                 raise ValueError(
                     f"{where}: no signal {name!r} is known; {hint}; list signals of your own in release.signals"
                 )

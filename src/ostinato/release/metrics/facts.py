@@ -1,6 +1,6 @@
-"""What metrics are made of: facts of a turn, the signals about it, and terms with thresholds over both.
+"""What metrics are made of: facts of a turn or of a user's day, the signals about a turn, and terms with thresholds over them.
 
-Facts need no signals; metrics name them with the prefix `turn.`.
+Facts need no signals; metrics name them with the prefix `turn.` or `user.`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ def _length(turn: Turn) -> float | None:
     return None if turn.finish is Finish.ERROR else float(sum(span.tokens for span in turn.spans))
 
 
+_STOPPED = (Finish.LEFT, Finish.ABORT)
+
 _FACTS: Mapping[str, tuple[str, Callable[[Turn], float | None]]] = {
     "turn": ("1, of every turn", lambda turn: 1.0),
     "turn.failed": ("1 if the engine failed", lambda turn: float(turn.finish is Finish.ERROR)),
-    "turn.stopped": ("1 if it was broken off: somebody pressed stop or left", lambda turn: float(turn.finish is Finish.ABORT)),
+    "turn.stopped": ("1 if it was broken off: somebody pressed stop or left", lambda turn: float(turn.finish in _STOPPED)),
     "turn.cut_off": ("1 if it ran into its token budget", lambda turn: float(turn.finish is Finish.LENGTH)),
     "turn.latency": ("seconds from request to end; none where the engine failed", _latency),
     "turn.tokens": ("sampled tokens; none where the engine failed", _length),
@@ -45,7 +47,17 @@ _FACTS: Mapping[str, tuple[str, Callable[[Turn], float | None]]] = {
 
 SUGGESTS = "turn.suggests"
 
+USER_FACTS: Mapping[str, str] = {
+    "user": "1, of every user and day, for seven days after a visit",
+    "user.returned": "1 if the user came that day, else 0",
+    "user.log_turns": "log(1 + the user's turns of that day)",
+    "user.sessions": "the user's sessions of that day: turns without half an hour's pause between them",
+    "user.days_away": "whole days since the user's last visit, 0 if that is the day itself",
+}
+"""Every fact of a user's day (`retention.Retention`) and its meaning."""
+
 MEANINGS: Mapping[str, str] = {
+    **USER_FACTS,
     **{name: meaning for name, (meaning, _) in _FACTS.items()},
     SUGGESTS: "1 if it suggests something: the answer is neither empty nor `release.outcomes.nothing`",
     HEARD: "1 if anybody said anything about it",

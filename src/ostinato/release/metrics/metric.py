@@ -13,7 +13,8 @@ from typing import Literal
 
 from ostinato.core.records import Person
 from ostinato.release.metrics.config import MetricConfig
-from ostinato.release.metrics.facts import Term, largest, parse_term
+from ostinato.release.metrics.facts import USER_FACTS, Term, largest, parse_term
+from ostinato.release.metrics.retention import REMEMBERED_DAYS, Retention
 
 Role = Literal["goal", "guardrail", "diagnostic"]
 
@@ -25,7 +26,8 @@ Measured = tuple[float, float]
 class Metric:
     """A ratio of sums over turns, scaled to [0, 1]: `most` in the metric's own units is 1 here.
 
-    `sign` is -1 where lower is better. `tolerance` is in the metric's own units.
+    `sign` is -1 where lower is better, as it is for the share of users in a `tail`; `better` is 1 if a higher ratio is better, else -1.
+    `tolerance` is in the metric's own units.
 
     Example: ``Metric.of(MetricConfig(name="acceptance"), margin=0.02)``
     """
@@ -39,15 +41,20 @@ class Metric:
     most: float
     quantile: float | None
     tolerance: float
+    better: Literal[-1, 1] = 1
+    tail: float | None = None
 
     @classmethod
     def of(cls, config: MetricConfig, margin: float) -> Metric:
         """The metric of a declaration; `margin`, on the [0, 1] scale, is the tolerance of a goal that names none."""
         tolerated = config.tolerated
+        better: Literal[-1, 1] = 1 if config.direction == "higher" else -1
         return cls(
             name=config.name,
             role=config.role,
-            sign=1 if config.direction == "higher" else -1,
+            sign=better if config.tail is None else -1,
+            better=better,
+            tail=config.tail,
             numerator=tuple(parse_term(text) for text in config.numerator),
             unless=tuple(parse_term(text) for text in config.unless),
             denominator=tuple(parse_term(text) for text in config.denominator),
@@ -57,12 +64,17 @@ class Metric:
         )
 
     @property
+    def daily(self) -> bool:
+        """True if it is measured once per user and day instead of once per turn."""
+        return all(term.name in USER_FACTS for term in self.numerator)
+
+    @property
     def allowed(self) -> float:
         """The tolerance on the [0, 1] scale."""
         return self.tolerance / self.most
 
     def raw(self, known: Mapping[str, float]) -> float | None:
-        """The value of a turn with the facts and signals `known`, before any comparison; None where the turn has none."""
+        """The value of a turn, or of a user's day, with the facts and signals `known`, before any comparison; None where it has none."""
         for term in self.unless:
             if term.name in known and term.happened(known):
                 return 0.0
@@ -101,14 +113,14 @@ def wanted(metrics: Sequence[Metric]) -> frozenset[str]:
 # ---------------------------------------------------------------- the period before a trial
 
 
-_SHRINK = 6.0  # turns of an average user that a user's own past is mixed with
+_SHRINK = 6.0  # turns, or days, of an average user that a user's own past is mixed with
 _MOST_VALUES = 20_000
 _IN_THE_TAIL = 5.0  # values beyond a quantile that are needed to estimate it
 
 
 @dataclass(slots=True)
 class _History:
-    """A person: when last seen, and by metric the sums of numerator and denominator, and the number of turns."""
+    """A person: when last seen, and by metric the sums of numerator and denominator, and the number of turns (or days)."""
 
     seen: float
     sums_M: list[tuple[float, float, int]] = field(default_factory=list[tuple[float, float, int]])
@@ -130,22 +142,32 @@ class ExpectedMetrics:
 
 
 class Past:
-    """Adds up the turns from before a comparison. M metrics."""
+    """Adds up the turns from before a comparison. M metrics.
 
-    def __init__(self, metrics: Sequence[Metric]) -> None:
+    Args:
+        until: when the comparison begins, in Unix seconds. Users' days are counted back from there; without it none are counted.
+    """
+
+    def __init__(self, metrics: Sequence[Metric], until: float | None = None) -> None:
         self._metrics = metrics
+        self._days = None if until is None or not any(metric.daily for metric in metrics) else Retention(until)
         self._people: dict[Person, _History] = {}
         self._quantiles = tuple(metric for metric in metrics if metric.quantile is not None)
         self._values: dict[str, deque[float]] = {metric.name: deque(maxlen=_MOST_VALUES) for metric in self._quantiles}
 
     def remember(self, person: Person, at: float, known: Mapping[str, float]) -> None:
         """Add one turn, with the facts and signals that are known of it."""
-        sums_M = self.see(person, at).sums_M
+        history = self.see(person, at)
+        if self._days is not None:
+            self._days.see(person, at)
         self.sample(known)
+        self._add(history, known)
+
+    def _add(self, history: _History, known: Mapping[str, float]) -> None:
         for m, metric in enumerate(self._metrics):
             if metric.quantile is None and (measured := metric.measure(known)) is not None:
-                over, under, turns = sums_M[m]
-                sums_M[m] = over + measured[0], under + measured[1], turns + 1
+                over, under, rows = history.sums_M[m]
+                history.sums_M[m] = over + measured[0], under + measured[1], rows + 1
 
     def see(self, person: Person, at: float) -> _History:
         """Note that a person was there, and nothing of the turn."""
@@ -176,7 +198,13 @@ class Past:
         return tuple(tenant for tenant, count in counts.most_common() if count >= least)
 
     def expected(self) -> ExpectedMetrics:
-        """Each person's own ratio, mixed with `_SHRINK` turns of the average; later turns do not change the result."""
+        """Each person's own ratio, mixed with `_SHRINK` turns, or days, of the average; later turns do not change the result."""
+        if self._days is not None:
+            for day in range(1 - REMEMBERED_DAYS, 0):
+                for person, known in self._days.rows(day):
+                    if (history := self._people.get(person)) is not None:
+                        self._add(history, known)
+            self._days = None
         usual_M, mixed_M = zip(*(self._usual(m) for m in range(len(self._metrics))), strict=True)
         people = {
             who: tuple(

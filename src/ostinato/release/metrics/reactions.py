@@ -51,7 +51,7 @@ def reacted(turn: Turn, wanted: Collection[str], nothing: str) -> Reacted | None
     if turn.finish is Finish.GRAMMAR:
         return None
     hashes = {span.policy.hash for span in turn.spans}
-    cut = turn.finish in (Finish.ERROR, Finish.ABORT)
+    cut = turn.finish in (Finish.ERROR, Finish.LEFT, Finish.ABORT)
     if not turn.arm.people or turn.auto is not None or len(hashes) > 1 or not (hashes or cut):
         return None
     return Reacted(

@@ -417,7 +417,7 @@ class Behaviour:
 
     def turn(self, turn: Turn) -> Iterator[Alarm]:
         """Take in a turn; yields the alarms that it raises or clears, without ids."""
-        if not turn.arm.people or turn.redacted or not turn.finish.trainable:
+        if not turn.arm.people or turn.redacted or not turn.finish.complete:
             return
         if not self._expecting.uses(turn.arm.value):
             return

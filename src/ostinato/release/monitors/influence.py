@@ -187,9 +187,10 @@ def _masses(row: Batch, owners: TurnOwners) -> dict[str, tuple[Person | None, fl
     found = {turn: owners.get(turn) for turn in row.turns}
     sizes = Counter((owner.person[0], owner.episode) for owner in found.values() if owner is not None)
     masses: dict[str, tuple[Person | None, float]] = {}
-    for turn, advantages in zip(row.turns, row.credits, strict=True):
+    weights = row.weights or (1.0,) * len(row.turns)
+    for turn, advantages, weight in zip(row.turns, row.credits, weights, strict=True):
         owner = found[turn]
-        mass = math.fsum(map(abs, advantages))
+        mass = weight * math.fsum(map(abs, advantages))
         if owner is None:
             masses[turn] = None, mass
         else:

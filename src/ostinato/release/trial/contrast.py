@@ -23,10 +23,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinato.release.metrics.metric import Measured
+from ostinato.release.metrics.metric import Measured, Metric
 
 _ROUNDING = 1e-18
 _EXACT = 1e-12
+_SHRUNKEN_TURNS = 6.0
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # its multiples fill [0, 1) evenly
+_IN_THE_TAIL = 5.0  # users of the comparator beyond a quantile that are needed to estimate it
+_TURNS_EACH = (
+    3.0  # turns of a user on average; with one the variance is up to twice as large, from three on it is right
+)
+_MOVED = 0.1  # of the treated users of a slot who were the comparator's before: a share grew
 _LEAST = 1e-9  # turns, or units of a metric's denominator, below which a side counts as empty
 
 Floats = NDArray[np.float64]
@@ -179,6 +186,92 @@ class Contrast:
             none_U = np.zeros(more, dtype=np.bool_)
             self._treated_U = np.concatenate([self._treated_U, none_U])
             self._came_U = np.concatenate([self._came_U, none_U])
+
+
+class TailContrast:
+    """Harm to a minority: the share of treated users who are among the worst off, of whom the comparator has the share `tail`.
+
+    An average hides twenty points lost by one user in twenty. Each user has a score, the mean of what is left of their outcomes once the
+    expected ones, the slot's mean and their own side's mean (which other metrics judge) are subtracted, shrunken towards 0 by
+    `_SHRUNKEN_TURNS` turns, so that few turns make nobody extreme.
+    The users below the comparator's quantile of share `tail` count. Where versions are equal both sides' scores have one distribution, so
+    that share is `tail` and its variance is ``tail (1 - tail) (1 / n_T + 1 / n_C)``, whatever the scores are: it needs no estimate. Half a
+    turn up or down, another for each user, keeps users of equal outcomes from having one score, which would lie on either side of the
+    quantile as a whole. Users with the very score of the quantile count in part, such that the comparator's share is exactly `tail`.
+
+    Both sides must have been watched for as long: once a share grew, by which users are moved to the treated side, scores begin anew.
+
+    Args:
+        sign: 1 if a higher outcome is better, -1 if a lower one is.
+    """
+
+    def __init__(self, tail: float, sign: Literal[-1, 1]) -> None:
+        self._tail, self._sign = tail, sign
+        self._clear()
+
+    def add(self, slot: TimeSlot) -> None:
+        """Add a slot, of any length."""
+        if not len(slot.people_R):
+            return
+        more = int(slot.people_R.max()) + 1 - len(self._turns_U)
+        if more > 0:
+            grown = (0, more + len(self._turns_U))
+            self._left_U, self._units_U = np.pad(self._left_U, grown), np.pad(self._units_U, grown)
+            self._turns_U, self._side_U = np.pad(self._turns_U, grown), np.pad(self._side_U, grown)
+        moved = int((self._side_U[slot.people_R[slot.treated_R]] < 0).sum())
+        if moved > _MOVED * slot.treated_R.sum():
+            self._clear()
+            self.add(slot)
+            return
+        units_R = slot.turns_R if slot.units_R is None else slot.units_R
+        left_R = slot.good_R - units_R * slot.expected_R
+        left_R = left_R - units_R * left_R.sum() / max(units_R.sum(), _LEAST)
+        np.add.at(self._left_U, slot.people_R, left_R)
+        np.add.at(self._units_U, slot.people_R, units_R)
+        np.add.at(self._turns_U, slot.people_R, slot.turns_R)
+        self._side_U[slot.people_R[~slot.treated_R]] = -1
+        self._side_U[slot.people_R[slot.treated_R]] = 1
+
+    def effect(self) -> Effect:
+        """The treated users' share among the worst off minus `tail`.
+
+        Nothing while the comparator has too few users for a quantile, or users have so few turns that single ones decide who is badly off.
+        """
+        sides = [self._side_U > 0, self._side_U < 0]
+        people = [int(side_U.sum()) for side_U in sides]
+        turns = [float(self._turns_U[side_U].sum()) for side_U in sides]
+        few = any(count < _TURNS_EACH * users for count, users in zip(turns, people, strict=True))
+        if few or not people[0] or people[1] * self._tail < _IN_THE_TAIL:
+            return NOTHING
+        turn = self._units_U.sum() / self._turns_U.sum()
+        left_U = self._left_U + turn * (np.arange(len(self._left_U)) * _GOLDEN % 1.0 - 0.5)
+        means = [left_U[side_U].sum() / max(self._units_U[side_U].sum(), _LEAST) for side_U in sides]
+        treated, others = (
+            self._sign
+            * (left_U[side_U] - self._units_U[side_U] * mean)
+            / (self._units_U[side_U] + _SHRUNKEN_TURNS * turn)
+            for side_U, mean in zip(sides, means, strict=True)
+        )
+        bound = np.partition(others, int(people[1] * self._tail))[int(people[1] * self._tail)]
+        below, equal = float((others < bound).mean()), float((others == bound).mean())
+        share = float((treated < bound).mean() + (self._tail - below) / equal * (treated == bound).mean())
+        harmed = max(share, self._tail)
+        return Effect(
+            difference=share - self._tail,
+            variance=harmed * (1.0 - harmed) / people[0] + self._tail * (1.0 - self._tail) / people[1],
+            people=float(min(people)),
+            freedom=float(min(people)),
+            turns=min(turns),
+        )
+
+    def _clear(self) -> None:
+        self._left_U, self._units_U, self._turns_U = np.zeros(0), np.zeros(0), np.zeros(0)
+        self._side_U: NDArray[np.int8] = np.zeros(0, dtype=np.int8)  # 1: treated, -1: comparator, 0: did not come
+
+
+def contrast_of(metric: Metric, most_turns_a_day: float) -> Contrast | TailContrast:
+    """An empty contrast for a metric."""
+    return Contrast(most_turns_a_day) if metric.tail is None else TailContrast(metric.tail, metric.better)
 
 
 def _freedom(variances: Sequence[float], people: Sequence[float]) -> float:

@@ -9,7 +9,8 @@ tested again on the period that follows.
 
 `ArmBalance` tests whether people were dealt to the arms in the shares that were set. If not, the arms differ in who is in them, and no
 outcome means anything. The test is valid at any time: a Bayes factor whose probability of ever reaching B, if the shares are right, is at
-most 1/B (Lindon and Malek, arXiv 2011.03567).
+most 1/B (Lindon and Malek, arXiv 2011.03567). The same holds of users who come back on a later day: if fewer of them are the candidate's
+than a tolerated loss of `returned` explains, its turns tell of those who stayed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any
 
@@ -26,8 +28,18 @@ from numpy.typing import NDArray
 from ostinato.release.metrics.config import DEFAULT_GOAL, MetricConfig
 from ostinato.release.metrics.metric import Metric
 from ostinato.release.trial.config import HOUR, Require, TrialConfig
-from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot
-from ostinato.release.trial.verdict import Decision, MetricReading, NextAction, bounds_of, read, told
+from ostinato.release.trial.contrast import Contrast, Effect, Indices, TimeSlot, contrast_of
+from ostinato.release.trial.group_sequential import GroupSequentialTest, ShipPlan
+from ostinato.release.trial.verdict import (
+    Decision,
+    MetricReading,
+    NextAction,
+    bounds_of,
+    enough,
+    in_goal_direction,
+    read,
+    told,
+)
 
 # ---------------------------------------------------------------- balance
 
@@ -79,18 +91,14 @@ class ArmBalance:
 
 
 class Lately:
-    """Periods of `period_s`, in seconds since the trial began; another one begins once the release is called better.
+    """Periods of `period_s`, in seconds since the trial began; another one begins once the release is called better."""
 
-    Args:
-        metrics: the names of the metrics.
-    """
-
-    def __init__(self, metrics: Sequence[str], period_s: float, most_turns_a_day: float) -> None:
+    def __init__(self, metrics: Sequence[Metric], period_s: float, most_turns_a_day: float) -> None:
         self._period_s = period_s
-        self._most = most_turns_a_day
+        self._metrics, self._most = tuple(metrics), most_turns_a_day
         self._upto_s = 0.0
         self.since_s = 0.0
-        self._contrasts = {name: Contrast(most_turns_a_day) for name in metrics}
+        self._contrasts = {metric.name: contrast_of(metric, most_turns_a_day) for metric in metrics}
         self.afterwards: Mapping[str, Effect] | None = None
         """The effects of the first whole period after the release was called better."""
 
@@ -100,7 +108,7 @@ class Lately:
         anew = -math.inf if better_s is None or began_s < better_s else better_s
         if self.since_s < anew or began_s - self.since_s >= self._period_s:
             self.since_s = began_s
-            self._contrasts = {name: Contrast(self._most) for name in self._contrasts}
+            self._contrasts = {metric.name: contrast_of(metric, self._most) for metric in self._metrics}
         for name, slots in outcomes.items():
             for slot in slots.values():
                 self._contrasts[name].add(slot)
@@ -129,18 +137,29 @@ class Trial:
     Args:
         active: users of an ordinary day who take part; the first share reaches `first_people` of them.
         metrics: the metrics to compare, goals first (`metrics_of`). Without any, acceptance is the goal and nothing else is watched.
+        plan: the plan of the looks that decide whether it goes live; without one the confidence sequence decides, at any look.
     """
 
-    def __init__(self, config: TrialConfig, *, active: float, metrics: Sequence[Metric] = ()) -> None:
+    def __init__(
+        self, config: TrialConfig, *, active: float, metrics: Sequence[Metric] = (), plan: ShipPlan | None = None
+    ) -> None:
         self._config = config
         self._metrics = tuple(metrics) or (Metric.of(MetricConfig(name=DEFAULT_GOAL), config.margin),)
         self._goals = [metric for metric in self._metrics if metric.role == "goal"]
-        self._contrasts = {metric.name: Contrast(config.most_turns_a_day) for metric in self._metrics}
-        names = [metric.name for metric in self._metrics]
-        self._lately = Lately(names, config.retest_s, config.most_turns_a_day)
+        self._contrasts = {metric.name: contrast_of(metric, config.most_turns_a_day) for metric in self._metrics}
+        planned = {} if plan is None else plan.information
+        self._tests = {
+            goal.name: GroupSequentialTest(planned[goal.name], plan)
+            for goal in self._goals
+            if plan is not None and goal.name in planned
+        }
+        self._lately = Lately(self._metrics, config.retest_s, config.most_turns_a_day)
         self._by_tenant: dict[str, dict[str, Contrast]] = {goal.name: {} for goal in self._goals}
         self._balance = ArmBalance()
+        self._back = ArmBalance()
+        self._missing = 0.0  # users of the candidate who did not come back, by the tolerated share
         self._seen_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._back_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.share = min(max(config.shares[0], config.first_people / max(active, 1.0)), config.shares[-1])
         self.require: Require = "no_loss"
         self.thresholds = _NO_THRESHOLDS
@@ -161,13 +180,18 @@ class Trial:
             for stratum, slot in slots.items():
                 self._contrasts[name].add(slot)
                 self._add_tenant(name, stratum, slot)
+        for goal in () if self.shipped else self._goals:
+            if goal.name in self._tests:
+                effect = in_goal_direction(self._contrasts[goal.name].effect(), goal)
+                if enough(effect, goal, self._config):
+                    self._tests[goal.name].add(effect, ended_s)
         self._lately.add(outcomes, ended_s, self.better_s)
         self._deal(came)
 
     def look(self, elapsed_s: float) -> Decision:
         """The decision `elapsed_s` after the start. The share that it names is in force from here on."""
         effects = {name: contrast.effect() for name, contrast in self._contrasts.items()}
-        readings = read(effects, self._metrics, self._config)
+        readings = read(effects, self._metrics, self._config, self._tests)
         goals = [readings[goal.name] for goal in self._goals]
         decision = (
             self._void(goals[0])
@@ -277,16 +301,28 @@ class Trial:
         return all(goal.enough and share * max(-goal.lower, 0.0) <= self._config.risk for goal in goals)
 
     def _beyond(self, readings: Mapping[str, MetricReading]) -> MetricReading | None:
-        """A guardrail that looks worse than is tolerated, though that is not proven; it keeps the candidate from going live."""
-        guardrails = (metric for metric in self._metrics if metric.role == "guardrail")
-        found = ((metric, readings[metric.name]) for metric in guardrails)
-        return next((each for metric, each in found if each.effect.difference < -metric.allowed), None)
+        """A guardrail that looks worse than is tolerated, though that is not proven; it keeps the candidate from going live.
+
+        A day of a user tells little beside all of their turns: where goals are known to two points, days are not. So that chance alone does
+        not hold equal versions until the limit, a metric of days must be beyond its tolerance by a test of level `ship_alpha`. One of the
+        worst off, who are few, holds nothing: it stops what is proven.
+        """
+        errors = -NormalDist().inv_cdf(self._config.ship_alpha)
+        for metric in (metric for metric in self._metrics if metric.role == "guardrail" and metric.tail is None):
+            effect = readings[metric.name].effect
+            doubt = errors * math.sqrt(effect.variance) if metric.daily else 0.0
+            if effect.difference < -metric.allowed - doubt:
+                return readings[metric.name]
+        return None
 
     def _void(self, goal: MetricReading) -> Decision | None:
-        if self._balance.log_factor() < math.log(self._config.imbalance):
-            return None
-        why = "users were not dealt to the arms in the shares that were set: the comparison is void"
-        return self._end(self._stopping, why, goal)
+        if self._balance.log_factor() >= math.log(self._config.imbalance):
+            why = "users were not dealt to the arms in the shares that were set: the comparison is void"
+            return self._end(self._stopping, why, goal)
+        if self._missing > 0.0 and self._back.log_factor() >= math.log(self._config.imbalance):
+            why = "fewer of the users who met it came back than of the others: its turns tell only of those who stayed"
+            return self._end(self._stopping, why, goal)
+        return None
 
     def _broken(self, readings: Mapping[str, MetricReading]) -> Decision | None:
         for metric in self._metrics:
@@ -302,15 +338,24 @@ class Trial:
 
     def _deal(self, came: TimeSlot) -> None:
         """Count newcomers by arm, under the share that was in force in the slot."""
-        if not len(came.people_R):
+        self._seen_U, treated, comparator = _newcomers(self._seen_U, came.people_R, came.treated_R)
+        self._balance.add((treated, comparator), (self.share, 1.0 - self.share))
+
+    def come_back(self, day: TimeSlot, share: float) -> None:
+        """Count users who came back on a day that is over, each once, by arm.
+
+        `day` has one row for each user who had come before, with 1 as the outcome if they came again; `share` was the candidate's share
+        of users when the day began.
+        """
+        tolerated = next((metric.allowed for metric in self._metrics if metric.name == "returned"), 0.0)
+        came_R, others_R = day.good_R > 0.0, ~day.treated_R
+        rate = float(came_R[others_R].mean()) if others_R.any() else 0.0
+        if rate <= tolerated:
             return
-        more = int(came.people_R.max()) + 1 - len(self._seen_U)
-        if more > 0:
-            self._seen_U = np.concatenate([self._seen_U, np.zeros(more + len(self._seen_U), dtype=np.bool_)])
-        new_R = ~self._seen_U[came.people_R]
-        treated = int((new_R & came.treated_R).sum())
-        self._seen_U[came.people_R] = True
-        self._balance.add((treated, int(new_R.sum()) - treated), (self.share, 1.0 - self.share))
+        share *= (1.0 - tolerated / rate) / (1.0 - share * tolerated / rate)
+        self._back_U, treated, comparator = _newcomers(self._back_U, day.people_R[came_R], day.treated_R[came_R])
+        self._back.add((treated, comparator), (share, 1.0 - share))
+        self._missing += share * (treated + comparator) - treated
 
     # ------------------------------------------------------------------------------------------------- in words
 
@@ -341,10 +386,20 @@ class Trial:
 
     def _not_worse(self, goals: Sequence[MetricReading]) -> str:
         each = (
-            f"{self._named(goal)}not worse than {_amount(self._of(goal).tolerance, self._of(goal))}: {self._interval(goal)}"
+            f"{self._named(goal)}not worse than {_amount(self._of(goal).tolerance, self._of(goal))}: "
+            f"{self._interval(goal)}{self._rule(goal)}"
             for goal in goals
         )
         return "; ".join(each)
+
+    def _rule(self, goal: MetricReading) -> str:
+        """The rule that found it not worse."""
+        test, metric = self._tests.get(goal.metric), self._of(goal)
+        if test is None or goal.bound is None:
+            return ", by the confidence sequence"
+        least = _amount(metric.sign * metric.most * goal.bound, metric, sign=True)
+        end = "at most" if metric.sign < 0 else "at least"
+        return f", by look {test.looks} of the group-sequential plan ({test.fraction:.0%} of its information): {end} {least}"
 
     def _looks_worse(self, reading: MetricReading) -> str:
         tolerated = _amount(self._of(reading).tolerance, self._of(reading))
@@ -374,6 +429,19 @@ def _amount(value: float, metric: Metric, *, sign: bool = False) -> str:
     if metric.most == 1.0:
         return f"{100 * value:+.1f} pp" if sign else _points(value)
     return f"{value:+.3g}" if sign else f"{value:.3g}"
+
+
+def _newcomers(
+    seen_U: NDArray[np.bool_], people_R: Indices, treated_R: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], int, int]:
+    """`seen_U` with these people, and how many of them are new, treated and not."""
+    more = int(people_R.max(initial=-1)) + 1 - len(seen_U)
+    if more > 0:
+        seen_U = np.concatenate([seen_U, np.zeros(more + len(seen_U), dtype=np.bool_)])
+    new_R = ~seen_U[people_R]
+    treated = int((new_R & treated_R).sum())
+    seen_U[people_R] = True
+    return seen_U, treated, int(new_R.sum()) - treated
 
 
 def _hours(seconds: float) -> str:

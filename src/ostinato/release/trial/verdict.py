@@ -3,9 +3,9 @@
 How the error budgets are shared. *Stopping* a harmless release has one budget for the whole trial: half of it is split equally among the
 goals, half among the guardrails, and by the union bound no more than all of it is ever spent. *Going live* requires every goal to be not
 worse than its tolerance, each at `ship_alpha`: a candidate that loses on one goal passes with at most that probability, so nothing is
-divided. *Better* are the goals that Holm's procedure selects (Holm 1979), on e-values: 1/e is a p-value that is valid at every look. Holm
-and not a fixed sequence, because the order of a list in a settings file should not decide what is tested first, and a gain on any goal
-is one.
+divided. It is tested by a plan of looks where there is one (`trial.group_sequential`). *Better* are the goals that Holm's procedure
+selects (Holm 1979), on e-values: 1/e is a p-value that is valid at every look. Holm and not a fixed sequence, because the order of a list
+in a settings file should not decide what is tested first, and a gain on any goal is one.
 
 A trial that goes on for longer than `retest_s` is also stopped by the outcomes of the newest such period. Each period has the budget of a
 trial anew, and `false_stops` holds for a week as long as trials and later periods together are no more than `trials_a_week`.
@@ -17,24 +17,29 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from ostinato.release.metrics.metric import Metric
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.contrast import Effect, log_evidence, lower_bound, upper_bound
+from ostinato.release.trial.group_sequential import GroupSequentialTest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricReading:
     """One metric of a trial at a look, in shares, with the sign turned so that more is better.
 
-    Bounds are one-sided and hold at all looks together; no conclusion is allowed while `enough` is False. `sees` is the smallest loss
-    that this many people could show by now. `metrics` has the readings of every metric, JSON-ready, in their own units (`told`).
+    Bounds are one-sided and hold at all looks together; no conclusion is allowed while `enough` is False. `lower` and `upper` are the
+    confidence sequence's. `bound` is the lower bound of the last planned look, which alone says whether a goal is `not_worse`; None if no
+    look was planned or taken. `sees` is the smallest loss that this many people could show by now. `metrics` has the readings of every
+    metric, JSON-ready, in their own units (`told`).
 
     How well the bounds hold with few people: they treat the estimate as normal with a known variance. In simulations with users who differ
     and come back (`benchmarks.release.coverage`) the normal 95% interval of one look covers the truth in 88, 93 and 94% of the runs with
     20, 50 and 200 users in both arms together, Student's t on the effective users in 95% or more. These sequences are wider than either:
-    looked at after every slot, a bound of level 5% is beyond the truth in 2, 1 and 1% of the runs. Below `min_people` nothing is decided.
+    looked at after every slot, a bound of level 5% is beyond the truth in 2, 1 and 1% of the runs, and one of planned looks in 1, 4 and
+    4%. Below `min_people` nothing is decided.
 
     Example: ``MetricReading(metric="acceptance", effect=Effect(...), enough=True, lower=-0.014, upper=0.031, worse=False, not_worse=True,
     better=False, sees=0.02)``
@@ -49,22 +54,37 @@ class MetricReading:
     not_worse: bool
     better: bool
     sees: float
+    bound: float | None = None
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
 
-def read(effects: Mapping[str, Effect], metrics: Sequence[Metric], config: TrialConfig) -> dict[str, MetricReading]:
-    """Judge the effects of all metrics, by name: goals and guardrails together, as described at the head of this file."""
+def read(
+    effects: Mapping[str, Effect],
+    metrics: Sequence[Metric],
+    config: TrialConfig,
+    tests: Mapping[str, GroupSequentialTest] = MappingProxyType({}),
+) -> dict[str, MetricReading]:
+    """Judge the effects of all metrics, by name: goals and guardrails together, as described at the head of this file.
+
+    A goal that has one of the `tests` is not worse by that test's last look, the others by the confidence sequence.
+    """
     harm_alphas = _harm_alphas(metrics, config)
     better = _better(effects, metrics, config)
-    return {
+    found = {
         metric.name: _read(effects[metric.name], metric, config, harm_alphas[metric.role], better=metric.name in better)
         for metric in metrics
     }
+    for metric in metrics:
+        if test := tests.get(metric.name):
+            reading, bound = found[metric.name], test.lower if test.looks else None
+            held = bound is not None and bound > -metric.allowed
+            found[metric.name] = replace(reading, bound=bound, not_worse=reading.enough and held)
+    return found
 
 
 def _read(effect: Effect, metric: Metric, config: TrialConfig, harm_alpha: float, *, better: bool) -> MetricReading:
-    effect = replace(effect, difference=metric.sign * effect.difference)
-    enough = _enough(effect, metric, config)
+    effect = in_goal_direction(effect, metric)
+    ready = enough(effect, metric, config)
     lower = lower_bound(effect.difference, effect.variance, config.ship_alpha)
     upper = upper_bound(effect.difference, effect.variance, config.ship_alpha)
     allowed = 0.0 if metric.role == "goal" else metric.allowed
@@ -72,18 +92,26 @@ def _read(effect: Effect, metric: Metric, config: TrialConfig, harm_alpha: float
     return MetricReading(
         metric=metric.name,
         effect=effect,
-        enough=enough,
+        enough=ready,
         lower=lower,
         upper=upper,
-        worse=enough and worse,
-        not_worse=enough and lower > -metric.allowed,
-        better=enough and better,
+        worse=ready and worse,
+        not_worse=ready and lower > -metric.allowed,
+        better=ready and better,
         sees=upper_bound(0.0, effect.variance, harm_alpha),
     )
 
 
-def _enough(effect: Effect, metric: Metric, config: TrialConfig) -> bool:
-    """A guardrail is often a rare event that the comparator may hardly have: the effective people behind the difference count."""
+def in_goal_direction(effect: Effect, metric: Metric) -> Effect:
+    """The effect with the sign turned so that more is better."""
+    return replace(effect, difference=metric.sign * effect.difference)
+
+
+def enough(effect: Effect, metric: Metric, config: TrialConfig) -> bool:
+    """True if there are people and turns enough for a conclusion.
+
+    A guardrail is often a rare event that the comparator may hardly have: the effective people behind the difference count.
+    """
     people = effect.people if metric.role == "goal" else effect.freedom
     return people >= config.min_people and effect.turns >= config.min_turns
 
@@ -119,7 +147,8 @@ def told(reading: MetricReading, metric: Metric, threshold: float | None) -> dic
     `threshold` is the value above which a metric with a quantile counts turns; `people` is their effective number.
 
     Example: ``{"role": "guardrail", "direction": "lower", "estimate": 0.012, "lower": 0.001, "upper": 0.023, "people": 61.0,
-    "turns": 1204.0, "tolerance": 0.01, "enough": True, "worse": False, "not_worse": False, "better": False, "threshold": 4.1}``
+    "turns": 1204.0, "tolerance": 0.01, "enough": True, "worse": False, "not_worse": False, "better": False,
+    "bound": None, "threshold": 4.1}``
     """
     return {
         "role": metric.role,
@@ -131,6 +160,7 @@ def told(reading: MetricReading, metric: Metric, threshold: float | None) -> dic
         "worse": reading.worse,
         "not_worse": reading.not_worse,
         "better": reading.better,
+        "bound": None if reading.bound is None else metric.sign * metric.most * reading.bound,
         "threshold": threshold,
     }
 

@@ -111,6 +111,7 @@ class Answer:
         decode: the text of token ids.
         end_sample: ends a choice's sample at the engine, given the call's id, the choice and its tokens; returns the tokens' routes.
         remember: called with each turn, its answer and whether that is all of the turn, once the turn is durable.
+        left: called with the turn and the part of its answer that was sent, if the client closed the stream of a call with one choice.
         person: notified of the first token and of the last.
         headers: sent in addition to the answer's own.
     """
@@ -129,6 +130,7 @@ class Answer:
         decode: Callable[[Sequence[int]], str],
         end_sample: Callable[[str, int, int], Awaitable[bytes]],
         remember: Callable[[Turn, Message, bool], None] | None,
+        left: Callable[[str, Message], None] | None,
         person: Person,
         headers: Headers,
     ) -> None:
@@ -143,7 +145,7 @@ class Answer:
         self._metrics = metrics
         self._config = config
         self._decode, self._end_sample = decode, end_sample
-        self._remember, self._person = remember, person
+        self._remember, self._left, self._person = remember, left, person
         self._more_headers = headers
         self._policy: PolicyVersion | None = None
         self._opened = False
@@ -166,8 +168,10 @@ class Answer:
                 if close is not None:
                     await close()
         except (asyncio.CancelledError, ClientGone):
-            late = isinstance(self._watch.reason, EngineFailed)
-            await capture.close(Finish.ERROR if late else Finish.ABORT, self._config.store_timeout_s)
+            finish = self._broken_off(stream=stream)
+            if finish is Finish.LEFT and self._left is not None and capture.call.n == 1:
+                self._left(capture.call.turn_ids()[0], self._readings[0].message())
+            await capture.close(finish, self._config.store_timeout_s)
             raise
         except (BadRequest, Unavailable) as error:
             finish = Finish.ERROR
@@ -181,6 +185,13 @@ class Answer:
         except Exception:
             await capture.close(Finish.ERROR, self._config.store_timeout_s)
             raise
+
+    def _broken_off(self, *, stream: bool) -> Finish:
+        """Why the call was cancelled. A person who left had to see something of the answer: a stream that had begun."""
+        if isinstance(self._watch.reason, EngineFailed):
+            return Finish.ERROR
+        saw = stream and self._opened and self._exchange.status
+        return Finish.LEFT if saw and self._watch.left and self._capture.call.arm.people else Finish.ABORT
 
     # ------------------------------------------------------------ at once
 

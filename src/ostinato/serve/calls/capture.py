@@ -214,7 +214,7 @@ class Capture:
             raise DeadlinePassed
         if chunk.finish is Finish.GRAMMAR:
             raise GrammarTooComplex(self.call.form)
-        if not chunk.finish.trainable:
+        if not chunk.finish.complete:
             raise EngineFailed(f"The engine ended the answer early ({chunk.finish}); send the request again.")
 
     def drop(self, chunk: Chunk) -> None:

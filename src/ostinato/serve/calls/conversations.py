@@ -319,14 +319,14 @@ class Sessions:
         for key, entry in question.warmed:
             self._put(key, entry)
         question.warmed.clear()
-        if turn.finish.trainable:
+        if turn.finish.complete:
             whole = replace(answer, text=question.prefill + answer.text)
             entry = self._entry(turn, question.entry, packed=question.packed, seen=seen)
             self._put(_next(question.before, whole.digest), entry)
 
     def restore(self, turn: Turn) -> None:
         """Index a turn that was read from the log."""
-        if not turn.finish.trainable:
+        if not turn.finish.complete:
             return
         arm = turn.arm if turn.auto is None else AUTO
         cold = self._cold[_place(turn.tenant, turn.user, arm)]

@@ -153,8 +153,8 @@ class CallContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePrompt:
-    """The prompt for the engine. For a conversation also the messages, needed to parse the answer, and two callbacks: `remember` stores
-    each turn for follow-ups, and `answered` is called when the answer has been delivered.
+    """The prompt for the engine. For a conversation also the messages, needed to parse the answer, and three callbacks: `remember` stores
+    each turn for follow-ups, `answered` is called when the answer has been delivered, and `left` when the client left in the middle.
     """
 
     prompt: Prompt
@@ -163,6 +163,7 @@ class EnginePrompt:
     conversation: Conversation | None = None
     remember: Callable[[Turn, Message, bool], None] | None = None
     answered: Callable[[Sequence[str], Sequence[Message]], None] | None = None
+    left: Callable[[str, Message], None] | None = None
 
 
 # ---------------------------------------------------------------- calls
@@ -254,6 +255,7 @@ class CallHandlers:
             conversation=conversation,
             remember=remember,
             answered=partial(self._overheard.answered, question) if self._overheard.on else None,
+            left=partial(self._overheard.left, question) if self._overheard.on else None,
         )
 
     async def _grammar(self, tenant: str, conversation: Conversation) -> str:
@@ -482,6 +484,7 @@ class CallHandlers:
             decode=self._parts.renderer.decode,
             end_sample=self._parts.engine.end_sample,
             remember=question.remember,
+            left=question.left,
             person=person,
             headers=[*(headers or []), *_omitted(request)],
         )

@@ -76,7 +76,7 @@ class ResponseStore:
 
     def keep(self, request: ConversationRequest, turn: Turn, answer: Message) -> None:
         """Keep an answer, unless the client sent `store` false or the answer is incomplete."""
-        if not isinstance(request, ResponsesRequest) or request.store is False or not turn.finish.trainable:
+        if not isinstance(request, ResponsesRequest) or request.store is False or not turn.finish.complete:
             return
         id = turn.id.rpartition(":")[0]
         kept = _Kept(request.previous_response_id, (*request.read.parts, answer))
@@ -211,7 +211,7 @@ class IdempotencyKeys:
 
 def _whole(turn: Turn) -> bool:
     """True if the turn is a complete answer that can be replayed."""
-    return turn.finish.trainable and (bool(turn.spans) or turn.arm is Arm.OUTSIDE)
+    return turn.finish.complete and (bool(turn.spans) or turn.arm is Arm.OUTSIDE)
 
 
 def body_digest(kind: str, body: Any) -> str:

@@ -112,6 +112,8 @@ _MOST = 256  # signals in one write
 _RETRY_S = 2.0
 _KEPT = 10_000  # signals kept in memory while the log accepts no writes
 _ANSWERED = 16_384  # delivered answers that are remembered, to notice questions asked again
+_LEFT = 4_096  # answers that clients broke off that are remembered, until their conversation goes on
+_SINCE = 8  # messages after a question that was left, among which its question is looked for
 _READING_S = 2.0  # a question repeated sooner than this comes from a program: nobody can have read the answer
 
 
@@ -124,6 +126,14 @@ class _Said(NamedTuple):
     comment: str | None = None
     source: Source = Source.IMPLICIT
     ruled: Ruled | None = None
+
+
+class _Left(NamedTuple):
+    """An answer that a client broke off: its turn, and the part that was sent. `asked`: what the next message repeats before new words."""
+
+    turn: str
+    answer: str
+    asked: str = ""
 
 
 class _Asked(NamedTuple):
@@ -139,7 +149,8 @@ class FollowUps:
     """Classifies next messages of conversations, if `serve.next_message` is set.
 
     Example: ``overheard.note("acme", question, Purpose.TASK)`` when a question is asked, ``overheard.answered(question, turns, answers)``
-    when its answers were handed over, and at the end ``await overheard.close()``
+    when its answers were handed over, ``overheard.left(question, turn, answer)`` when the client left before the end, and at the end
+    ``await overheard.close()``
     """
 
     def __init__(self, parts: Parts, intake: Intake, judge: Judge | None = None) -> None:
@@ -149,6 +160,7 @@ class FollowUps:
         self._intake = intake
         # the turn and its time of delivery
         self._answered: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()
+        self._left: OrderedDict[tuple[bytes, str], _Left] = OrderedDict()
         self._asked: list[_Asked] = []
         self._noted: list[Signal] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -171,6 +183,19 @@ class FollowUps:
             self._answered.move_to_end(place)
             if len(self._answered) > _ANSWERED:
                 self._answered.popitem(last=False)
+
+    def left(self, question: PendingPrompt, turn: str, answer: Message) -> None:
+        """Note that a client broke an answer off. If its conversation goes on with other words, it was a person who stopped it; the same
+        question again may be a program's retry and says nothing.
+        """
+        if not self.on or question.scope.shared or question.conversation.continued:
+            return
+        last, episode = question.conversation.messages[-1], question.scope.episode or ""
+        self._left[question.chain[-1], episode] = _Left(turn, answer.text)
+        if last.role is Role.USER and last.text:  # agents send it again as one message with the words that come next
+            self._left[question.chain[-2], episode] = _Left(turn, answer.text, last.text)
+        while len(self._left) > _LEFT:
+            self._left.popitem(last=False)
 
     async def close(self) -> None:
         """Write what is noted, without retrying."""
@@ -224,13 +249,33 @@ class FollowUps:
         question = asked.question
         messages, known = question.conversation.messages, question.known
         new = messages[known:]
-        if not new or new[-1].role is not Role.USER or any(message.role is Role.ASSISTANT for message in new):
+        if not new or new[-1].role is not Role.USER:
+            return
+        if (stopped := self._broken_off(question)) is not None:
+            yield from stopped
+            return
+        if any(message.role is Role.ASSISTANT for message in new):
             return
         words = typed(new[-1].text)
         if question.entry is not None and not (words.later or _spoken(new[:-1])):
             yield from self._about(question, question.entry.turn, words, new)
         if asked.read and words.text:
             yield _Said(f"again-{asked.read}", asked.read, "dissatisfied", _comment(NextMessage.RETRY))
+
+    def _broken_off(self, question: PendingPrompt) -> list[_Said] | None:
+        """The signals about the answer that was broken off before this message; None if there was none, or nothing was said since."""
+        messages, episode = question.conversation.messages, question.scope.episode or ""
+        for i in range(len(messages) - 1, max(-1, len(messages) - 1 - _SINCE), -1) if self._left else ():
+            left = self._left.get((question.chain[i], episode))
+            if left is None or not messages[i].text.startswith(left.asked):
+                continue
+            since = [replace(messages[i], text=messages[i].text[len(left.asked) :]), *messages[i + 1 :]]
+            kept = "".join(message.text for message in since if message.role is Role.ASSISTANT)
+            words = typed("\n".join(message.text for message in since if message.role is Role.USER))
+            if left.answer.startswith(kept) and (words.text or words.stopped):
+                before = typed(left.asked).text or asked_before(question.conversation, i)
+                return list(_about_left(left, words, before))
+        return None
 
     def _about(self, question: PendingPrompt, turn: str, words: Typed, new: Sequence[Message]) -> Iterator[_Said]:
         """The signals from what a person said and did about the answer before."""
@@ -287,6 +332,14 @@ class FollowUps:
                 )
                 return
             self._noted = [signal for signal in self._noted if signal.tenant != tenant or signal.id not in ids]
+
+
+def _about_left(left: _Left, words: Typed, before: str) -> Iterator[_Said]:
+    """The signals from words that followed an answer which its client broke off: whoever goes on with other words had stopped it."""
+    yield _Said(f"left-{left.turn}", left.turn, "interrupted")
+    case = Case(request=before, answer=left.answer, message=words.text)
+    if words.text and (kind := kind_of(case.message, case.request, case.answer)) in DISSATISFIED:
+        yield _Said(f"left-{left.turn}-w", left.turn, _name(kind), _comment(kind), ruled=Ruled(case, kind))
 
 
 def _spoken(messages: Sequence[Message]) -> bool:

@@ -30,10 +30,22 @@ class DisconnectWatch:
             chunk = await anext(chunks)
     """
 
-    __slots__ = ("_deadline", "_late", "_listener", "_loop", "_receive", "_task", "_timer", "answered", "reason")
+    __slots__ = (
+        "_deadline",
+        "_late",
+        "_listener",
+        "_loop",
+        "_receive",
+        "_task",
+        "_timer",
+        "answered",
+        "left",
+        "reason",
+    )
 
     def __init__(self, receive: Receive) -> None:
         self.reason: Exception | None = None
+        self.left = False  # the client closed the connection
         self.answered = False  # the whole response was handed over: a disconnect no longer matters
         self._receive = receive
         self._loop = asyncio.get_running_loop()
@@ -84,4 +96,5 @@ class DisconnectWatch:
         while message["type"] != "http.disconnect":
             message = await self._receive()
         if not self.answered:
+            self.left = self.reason is None
             self.end(ClientGone())

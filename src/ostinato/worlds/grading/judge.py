@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.sandbox import ChangeKind
 from ostinato.worlds.grading.grade import Grade, Grader, last_answer
 from ostinato.worlds.grading.rubrics import PROMPT, Axis, RubricConfig, messages_about, mixed, option_in, schema_of
@@ -133,6 +134,24 @@ class JudgedGrader:
         return replace(
             grade, value=mixed(weighed), parts=parts, why=f"{grade.why}; judged by {config.model}, {PROMPT}{silent}"
         )
+
+
+class RubricGrader:
+    """Implements `Grader`: the weighted mean of a judge's axes alone, for answers that no program can verify. `judge` None: none is set."""
+
+    def __init__(self, judge: RubricJudge | None) -> None:
+        self._judge = judge
+
+    async def grade(self, task: Task, rollout: Rollout) -> Grade:
+        if self._judge is None:
+            raise BadConfig(f"task {task.id!r}: the grader 'rubric' asks the model of [worlds.judge], which is not set")
+        axes = self._judge.config.axes
+        words = await self._judge.words(shown_of(task, rollout))
+        parts = {axis.name: axis.options[w.option] for axis, w in zip(axes, words, strict=True) if w.option is not None}
+        if not parts:
+            raise Unavailable(f"task {task.id!r}: the judge gave no answer ({words[0].why}); look at worlds.judge")
+        value = mixed([(axis.weight, parts.get(axis.name)) for axis in axes])
+        return Grade(value=value, parts=parts, why=f"judged by {self._judge.config.model}, {PROMPT}")
 
 
 def shown_of(task: Task, rollout: Rollout) -> dict[str, str]:

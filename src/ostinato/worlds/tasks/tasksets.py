@@ -97,8 +97,8 @@ def parse(name: str, text: str, home: Path, *, answer_s: float = ANSWER_S, gradi
     return taskset_of(name, [task_of(row, layers) for _, row in rows])
 
 
-def save(taskset: Taskset, path: Path) -> None:
-    """Write a taskset so that `load` gives the same tasks and the same hash; an older file is replaced atomically.
+def save(taskset: Taskset, path: Path, *, mode: int = 0o666) -> None:
+    """Write a taskset so that `load` gives the same tasks and the same hash; an older file is replaced atomically. `mode`: the file's.
 
     Raises:
         BadConfig: a layer does not lie beside or below the file, or the taskset's hash is not that of its tasks.
@@ -115,6 +115,6 @@ def save(taskset: Taskset, path: Path) -> None:
         layers[layer] = place.relative_to(home).as_posix()
     lines = [line_of(check_row(f"task {task.id!r}", task, layers)) for task in taskset.tasks]
     try:
-        write_atomic(path, "".join(f"{line}\n" for line in lines), durable=True, mode=0o666)
+        write_atomic(path, "".join(f"{line}\n" for line in lines), durable=True, mode=mode)
     except OSError as error:
         raise StorageFull(f"taskset file {path} cannot be written ({error.strerror}); check the directory") from error

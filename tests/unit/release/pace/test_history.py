@@ -36,6 +36,19 @@ def test_a_trial_lasts_from_its_first_users_to_what_it_showed():
     assert list(history.verdicts) == [5.0]
 
 
+def test_the_time_since_another_candidate_counts_from_its_last_look_and_not_from_ones_own():
+    assert told().since_another(V3, 9.0) is None
+    history = told((10, "evaluated", V3, verdict("EXTEND")))
+    assert history.since_another(V3, 30.0) is None, "its own looks are one candidate's"
+    assert history.since_another(V5, 30.0) == 20.0, "alpha was risked on an abandoned one, too"
+    history = told(
+        (10, "evaluated", V3, verdict("BLOCK")), (20, "evaluated", V5, verdict("EXTEND")), (25, "evaluated", V5, verdict("EXTEND"))
+    )  # fmt: skip
+    assert history.since_another(V5, 30.0) == 20.0
+    again = told((10, "evaluated", V3, verdict("SHIP")), (20, "evaluated", V3, verdict("EXTEND")))
+    assert again.since_another(V3, 30.0) == 20.0, "judged anew, it is another candidate"
+
+
 def test_what_was_stopped_did_not_pass_and_what_a_person_ended_says_nothing():
     history = told(
         (0, "canary", V3, {}), (7, "blocked", V3, {}), (10, "canary", V5, {}), (11, "shipped", V3, {"actor": "ann"}),

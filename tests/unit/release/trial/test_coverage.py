@@ -12,3 +12,4 @@ def test_what_the_docstring_says_of_few_users(users, normal):
     assert normal <= found.normal <= 0.99
     assert found.student >= 0.90
     assert max(found.above, found.below) <= LEVEL
+    assert found.planned <= 1.5 * LEVEL

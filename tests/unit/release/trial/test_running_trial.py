@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, Finish, PolicyVersion, Span
 from ostinato.release.canary import RunningTrial
 from ostinato.release.ledger import TrialRecord
 from ostinato.release.metrics.config import MetricConfig, OutcomeConfig, completed
 from ostinato.release.trial.config import TrialConfig
+from ostinato.release.trial.group_sequential import ShipPlan
 from ostinato.release.trial.verdict import NextAction
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn
@@ -130,7 +132,10 @@ async def test_a_candidate_that_is_better_in_every_way_ships():
         "latency_p99",
         "feedback_coverage",
         "accepted_of_all",
+        "returned",
+        "harmed_users",
     ]
+    assert decision.reason.endswith("; nothing is known of returned, harmed_users"), "no day is over, and users are few"
     assert told["acceptance"]["lower"] < 0.25 < told["acceptance"]["upper"]
     assert told["acceptance"]["role"] == "goal"
     assert 1.4 < told["latency_p99"]["threshold"] < 1.5
@@ -261,6 +266,25 @@ async def test_who_looks_late_or_anew_reads_the_same():
     assert await again.look(town.record, town.began, town.now + MATURITY_S) == last
 
 
+async def test_who_looks_late_has_taken_the_same_planned_looks_and_takes_none_again():
+    town = Town()
+    await town.begin()
+    patient = CONFIG.model_copy(update={"margin": 0.03, "limit_s": 1e6})
+    plan = ShipPlan(information={"acceptance": 2_000.0}, alpha=0.05, limit_s=1e6)
+    town.record = replace(town.record, plan=plan)
+    trial, seen = town.running(config=patient), []
+    for _ in range(8):
+        await town.slot()
+        last = await trial.look(town.record, town.began, town.now + MATURITY_S)
+        seen.append(last.reading.bound)
+        assert await trial.look(town.record, town.began, town.now + MATURITY_S) is None
+    assert len({bound for bound in seen if bound is not None}) >= 3
+    again = town.running(config=patient.model_copy(update={"ship_alpha": 0.2}))
+    late = await again.look(town.record, town.began, town.now + MATURITY_S)
+    assert late.reading.bound == last.reading.bound, "by the plan, whatever the settings say by now"
+    assert late.reading.metrics["acceptance"]["bound"] == last.reading.bound
+
+
 async def test_a_restart_in_a_long_trial_knows_what_was_known_before(caplog):
     """More turns came since the trial began than are held at once, and more before it than the trial's past holds."""
     town = Town(users=40)
@@ -370,3 +394,90 @@ async def test_tenants_are_compared_within_themselves_and_small_ones_as_one():
     told = decision.reading.metrics["acceptance"]
     assert set(told["tenants"]) == {"easy", "hard", ""}
     assert abs(told["estimate"]) < 0.05, "three quarters of the treated are easy, and a quarter of the others"
+
+
+DAY = 86_400.0
+DAYS = TrialConfig(slot_s=DAY / 4, limit_s=10 * DAY, min_people=20, min_turns=50, first_people=1e6, tenant_people=1e6)
+
+
+class Leavers:
+    """Users who come on nine days of ten, dealt by their place as the gateway does. A share of the candidate's never comes again."""
+
+    def __init__(self, leave=0.0, *, users=600, seed=3):
+        self.log, self.random, self.leave, self.users, self.count = MemoryLog(), random.Random(seed), leave, users, 0
+        self.began, self.gone = 1_000.0 + 3 * DAY, set()
+        self.record = TrialRecord(candidate=NEW, against=OLD, salt="s", shares=((self.began, 0.5),))
+
+    async def day(self, number, arms=(Arm.CANARY, Arm.LIVE)):
+        """All turns of a day; days before 0 are the past."""
+        rows, key = [], dealing_key("s")
+        for i in range(self.users):
+            # a fifth comes every third day only
+            if i in self.gone or self.random.random() > (0.3 if i % 5 == 0 else 0.9):
+                continue
+            at = self.began + (number + self.random.random()) * DAY
+            treated = number >= 0 and place_of(key, "default", f"u{i}") < self.record.share(at)
+            self.count += 1
+            turn = replace(
+                a_turn(f"t{self.count}", user=f"u{i}", ended_at=at),
+                arm=arms[0] if treated else arms[1],
+                propensity=1.0 if number < 0 else 0.5,
+                spans=(Span(policy=NEW if treated else OLD, tokens=2),),
+            )
+            rows.append((at, turn))
+            if treated and self.random.random() < self.leave:
+                self.gone.add(i)
+        await self.log.append(*(turn for _, turn in sorted(rows, key=lambda row: row[0])))
+
+    async def trial(self, days, config=DAYS):
+        for number in (-3, -2, -1):
+            await self.day(number)
+        self.start = await self.log.append()
+        for number in range(days):
+            await self.day(number)
+        return RunningTrial(self.log, OutcomeConfig(maturity_s=0.0), config)
+
+    async def look(self, trial, days):
+        return await trial.look(self.record, self.start, self.began + days * DAY)
+
+
+async def test_users_who_do_not_come_again_block_though_nobody_says_anything():
+    town = Leavers(leave=0.3)
+    trial = await town.trial(4)
+    decision = await town.look(trial, 1)
+    assert decision.reading.metrics["returned"]["estimate"] is None, "on the first day nobody can have come again"
+    decision = await town.look(trial, 1.9)
+    assert decision.reading.metrics["returned"]["estimate"] is None, "who has not come yet may still come"
+    decision = await town.look(trial, 4)
+    told = decision.reading.metrics["returned"]
+    assert decision.next is NextAction.BLOCK
+    assert decision.reason.startswith("returned worse: -")
+    assert told["lower"] < -0.3 < told["upper"]
+    assert told["turns"] > 600, "who left is one row a day all the same"
+    again = RunningTrial(town.log, OutcomeConfig(maturity_s=0.0), DAYS)
+    assert await town.look(again, 4) == decision, "a restart reads the same"
+
+
+async def test_users_who_come_as_often_are_no_loss_though_the_share_grows():
+    """Those who are moved by a share that grew are seen as treated only if they come: by their turns they would seem to come more often."""
+    town = Leavers(users=900)
+    town.record = replace(town.record, shares=((town.began, 0.1), (town.began + 1.4 * DAY, 0.5)))
+    trial = await town.trial(4)
+    decision = await town.look(trial, 4)
+    told = decision.reading.metrics["returned"]
+    assert abs(told["estimate"]) < 0.05, "by the arms of turns it would be 0.11"
+    often, seldom = (trial._expected.of(("default", user))[-2] for user in ("u1", "u5"))
+    assert often > seldom + 0.05, "the week before says who comes often"
+
+
+async def test_a_release_that_shipped_is_still_watched_for_users_who_leave():
+    town = Leavers()
+    trial = await town.trial(2)
+    assert (await town.look(trial, 2)).reading.metrics["returned"]["worse"] is False
+    town.record = replace(town.record.then(town.began + 2 * DAY, 0.5), shipped=True)
+    town.leave = 0.3
+    for number in range(2, 5):
+        await town.day(number, arms=(Arm.LIVE, Arm.PREVIOUS))
+    decision = await town.look(trial, 5)
+    assert decision.next is NextAction.ROLL_BACK
+    assert decision.reason.startswith("returned worse: -")

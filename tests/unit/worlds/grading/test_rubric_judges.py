@@ -7,9 +7,10 @@ import pytest
 from aiohttp import web
 
 from ostinato.core.conversation import Message, Role
+from ostinato.core.errors import Unavailable
 from ostinato.core.sandbox import Change, ChangeKind
 from ostinato.worlds.grading.grade import Grade
-from ostinato.worlds.grading.judge import JudgedGrader, RubricJudge
+from ostinato.worlds.grading.judge import JudgedGrader, RubricGrader, RubricJudge
 from ostinato.worlds.grading.rubrics import Axis, RubricConfig, messages_about, mixed, option_in
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
@@ -152,3 +153,13 @@ def test_pure_parts():
     assert back.index('"unclear"') < back.index('"clear"')
     with pytest.raises(ValueError, match="lies in"):
         Axis(name="a", asks="b", options={"x": 2.0, "y": 0.0})
+
+
+async def test_a_judge_alone_that_says_nothing_gives_no_grade():
+    async with Endpoint(lambda system, options, material: 500) as endpoint:
+        settings = RubricConfig(url=endpoint.url, model="small-2", axes=(CLEAR, SMALL))
+        async with RubricJudge(settings) as judge:
+            with pytest.raises(
+                Unavailable, match=r"task 't': the judge gave no answer \(failed: ClientResponseError\)"
+            ):
+                await RubricGrader(judge).grade(TASK, rollout("x"))

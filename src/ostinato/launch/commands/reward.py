@@ -1,0 +1,274 @@
+"""`ostinato reward try`: a reward function over a run's log, beside the rewards in use, before anything is learned from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.app.storage import open_log
+from ostinato.app.trainer import taught_by
+from ostinato.config import Config, parse_override
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig, NotFound
+from ostinato.core.records import Turn
+from ostinato.core.seams import Log
+from ostinato.launch.commands.log import existing
+from ostinato.launch.views.screen import plain
+from ostinato.record.config import Encrypt
+from ostinato.release.monitors.proxy_gap import gold_people
+from ostinato.reward.backtest import (
+    MOST_LOST,
+    UNASKED,
+    ChangeFor,
+    MeanOfRewards,
+    PastTurn,
+    RewardComparison,
+    RewardOutcome,
+    RewardSide,
+    backtest,
+    compare,
+    past_turns,
+)
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.runners import asker_of
+
+BARS, WIDTH = 12, 32
+LONGEST_TEXT = 200
+
+
+async def try_reward(
+    config: Config,
+    function: str,
+    options: Sequence[str],
+    *,
+    since: float | None,
+    limit: int,
+    examples: int,
+    text: bool,
+    machine: bool,
+    console: Console,
+) -> None:
+    """Run a reward function over the newest turns of a run's log and compare it with the rewards in use. The log is only read.
+
+    `function` is "module:function", or "" for the one in use; `options` are ``name=value``, over those of `reward.options` if it is that
+    one. `since` is in seconds before now, None for all turns; `limit` 0 means all. `text`: show answers that are readable. `machine`: print
+    JSON.
+
+    Raises NotFound if there is no run or no turn in it, BadConfig if the function cannot be loaded or an option is wrong.
+    """
+    existing(config)
+    tried = _tried(config.reward, function, options)
+    now = wall_clock()
+    with open_log(config) as log:
+        past = await past_turns(
+            log,
+            config.reward,
+            since=-math.inf if since is None else now - since,
+            limit=limit,
+            gold=gold_people(config.release.monitors),
+            arms=taught_by(config).arms,
+        )
+        if not past:
+            raise NotFound(_nothing(config, since))
+        old = {each.id: each.recorded for each in past if each.recorded is not None}
+        with _bar(machine) as bar:
+            new = await _asked(log, past, tried, now, bar, f"{tried.function}, tried")
+            unrecorded = [each for each in past if each.id not in old]
+            old |= await _asked(log, unrecorded, config.reward, now, bar, f"{config.reward.function}, in use")
+        found = compare(
+            past, (config.reward.function, old), (tried.function, new), examples=examples, name_of=_names(config, past)
+        )
+        shown = await _texts(log, found) if text else {}
+    if machine:
+        console.out(json.dumps(_plain_numbers({**asdict(found), "texts": shown}), allow_nan=False), highlight=False)
+    else:
+        _print(found, shown, len(past) - len(unrecorded), console)
+
+
+def _tried(reward: RewardConfig, function: str, options: Sequence[str]) -> RewardConfig:
+    """The settings of the function that is tried. Raises BadConfig."""
+    given = dict(reward.options) if function in ("", reward.function) else {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise BadConfig(f"--option {option!r}: write it as name=value, as in --option window=600")
+        given[name.strip()] = parse_override(f"option={value}")[1]
+    return RewardConfig.model_validate(
+        {**reward.model_dump(), "function": function or reward.function, "options": given}
+    )
+
+
+def _nothing(config: Config, since: float | None) -> str:
+    when = "" if since is None else f" that ended in the last {since / 3600:g} h"
+    longer = "; ask people first, or name another run with --set run.directory=..."
+    return f"the log of {config.run.directory} has no turn of people{when}" + (
+        longer if since is None else "; raise --since"
+    )
+
+
+def _bar(machine: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=machine)
+
+
+async def _asked(
+    log: Log, past: Sequence[PastTurn], reward: RewardConfig, now: float, bar: Progress, what: str
+) -> dict[str, RewardOutcome]:
+    if not past:
+        return {}
+    asker = asker_of(reward)
+    line = bar.add_task(plain(what), total=len(past))
+    try:
+        return await backtest(log, past, asker, reward, now, lambda turns: bar.advance(line, turns))
+    finally:
+        await asker.close()
+
+
+def _names(config: Config, past: Sequence[PastTurn]) -> Callable[[PastTurn], str]:
+    """How users are named: by a hash where the log encrypts what people wrote, or something of theirs was forgotten."""
+    forgotten = {(each.tenant, each.user) for each in past if each.redacted}
+    several = len({each.tenant for each in past}) > 1
+
+    def name(turn: PastTurn) -> str:
+        user = turn.user
+        if config.record.encrypt is not Encrypt.NONE or (turn.tenant, user) in forgotten:
+            user = "user " + hashlib.sha256(f"{turn.tenant}\0{user}".encode()).hexdigest()[:12]
+        return f"{turn.tenant}/{user}" if several else user
+
+    return name
+
+
+async def _texts(log: Log, found: RewardComparison) -> dict[str, str]:
+    """The answers of the examples that are still readable."""
+    turns = await log.find(Turn, [(each.turn,) for each in found.examples])
+    return {turn.id: " ".join(turn.text.split())[:LONGEST_TEXT] for turn in turns if not turn.redacted}
+
+
+def _plain_numbers(value: Any) -> Any:
+    """The same in JSON's types: None for a number that is not finite."""
+    if isinstance(value, dict):
+        return {str(key): _plain_numbers(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list | tuple):
+        return [_plain_numbers(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---------------------------------------------------------------- the screen
+
+
+def _print(found: RewardComparison, texts: Mapping[str, str], recorded: int, console: Console) -> None:
+    console.print(f"{found.turns} turns of people, {found.may_teach} of which may be learned from; nothing was written")
+    console.print(f"in use: {recorded} rewards and reasons as recorded, {found.turns - recorded} asked for now\n")
+    console.print(_sides(found))
+    for side in (found.new, found.old):
+        _print_failures(side, console)
+    console.print("", _histogram(found.old.values, found.new.values), "", sep="\n")
+    console.print(f"on the {found.change.turns} turns that both reward: {_in_words(found.change, '+')} in the mean")
+    told = f"{found.flipped} change sign, {found.gained} gain a reward, {found.lost} lose theirs"
+    same = (
+        "" if math.isnan(found.correlation) else f"; correlation {found.correlation:.2f} (at 1.00 both teach the same)"
+    )
+    console.print(told + same, highlight=False)
+    if found.new.learnable and found.new.spread == 0.0:
+        why = "all rewards that may be learned from are equal: no step learns anything from them (no_signal)"
+        console.print(Text(why, "yellow"), soft_wrap=True)
+    _print_changes("tenant", found.tenants, console)
+    _print_changes("user", found.users, console)
+    if found.examples:
+        console.print(Text("\nlargest changes", "dim"))
+    for each in found.examples:
+        said = ", ".join(map(plain, each.signals)) or "no signals"
+        change = f"{each.old:+.3f} -> {each.new:+.3f}"
+        console.print(Text(f"{plain(each.turn)}  {plain(each.who)}  {change}  {said}"), soft_wrap=True)
+        if each.turn in texts:
+            console.print(Text(f"  {plain(texts[each.turn])}", "dim"), soft_wrap=True)
+
+
+def _print_failures(side: RewardSide, console: Console) -> None:
+    for each in side.failed:
+        why = f"{side.function} failed on {each.turns}, e.g. {each.example}: {each.reason}"
+        console.print(Text(plain(why), "red"), soft_wrap=True)
+    if unasked := side.without.get(UNASKED, 0):
+        why = f"{side.function} was not asked about {unasked} turns any more: it had cost {MOST_LOST} processes"
+        console.print(Text(plain(why), "red"), soft_wrap=True)
+
+
+def _print_changes(title: str, rows: Sequence[ChangeFor], console: Console) -> None:
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in (f"{title}s with the largest change in all", "turns", "change in the mean"):
+        table.add_column(name, justify="left" if title in name else "right")
+    for row in rows:
+        table.add_row(Text(plain(row.who)), str(row.turns), f"{row.change:+.3f}")
+    console.print("", table, sep="\n")
+
+
+def _sides(found: RewardComparison) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("", "in use", "tried"):
+        table.add_column(name)
+    sides = (found.old, found.new)
+    reasons = dict.fromkeys([*found.old.without, *found.new.without])
+    rows: list[tuple[str, Callable[[RewardSide], str]]] = [
+        ("function", lambda side: plain(side.function)),
+        ("rewarded", lambda side: str(side.mean.turns)),
+        *((plain(reason).replace("[", "\\["), _counted(reason)) for reason in reasons),
+        ("mean, 95% by person", lambda side: _in_words(side.mean)),
+        (
+            "may be learned from",
+            lambda side: f"{side.learnable} ({_percent(side.learnable, found.may_teach)} of those that may)",
+        ),
+        ("their spread", lambda side: f"{side.spread:.3f}"),
+    ]
+    for name, cell in rows:
+        table.add_row(name, *(Text(cell(side)) for side in sides))
+    return table
+
+
+def _counted(reason: str) -> Callable[[RewardSide], str]:
+    return lambda side: str(side.without.get(reason, 0))
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else "-"
+
+
+def _in_words(mean: MeanOfRewards, sign: str = "") -> str:
+    if not mean.turns:
+        return "-"
+    if math.isnan(mean.lower):
+        return f"{mean.mean:{sign}.3f} (one person: no interval)"
+    return f"{mean.mean:{sign}.3f} [{mean.lower:{sign}.3f}, {mean.upper:{sign}.3f}]"
+
+
+def _histogram(old: Sequence[float], new: Sequence[float]) -> Table:
+    """Both functions' rewards as bars: each value if there are few, else intervals of equal width."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("reward", "in use", "", "tried", ""):
+        table.add_column(name, justify="right" if name == "reward" else "left")
+    distinct = np.unique(np.round([*old, *new], 9))
+    if len(distinct) <= BARS:
+        names = [f"{value:g}" for value in distinct]
+        edges = np.append(distinct - 1e-6, np.inf)
+    else:
+        edges = np.linspace(distinct[0] - 1e-9, distinct[-1] + 1e-9, BARS + 1)
+        names = [f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges)]
+    if not names:
+        return table
+    counts = [np.histogram(side, edges)[0] for side in (old, new)]
+    most = max(int(count.max()) for count in counts) or 1
+    for name, *both in zip(names, *counts, strict=True):
+        table.add_row(name, *(cell for count in both for cell in (str(count), "█" * math.ceil(WIDTH * count / most))))
+    return table

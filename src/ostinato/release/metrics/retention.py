@@ -1,0 +1,81 @@
+"""Retention: which users come back, one row per user and day, days without a visit included.
+
+Metrics over turns cannot see who left: somebody who gives up after one bad answer adds one turn to them. Here the users who came are the
+denominator, whether or not they came again. Three rules make two arms comparable:
+
+- *Who counts on a day* came on one of the `REMEMBERED_DAYS` days before it. Nobody counts on the day of their first visit.
+- *Days are whole.* A day's rows exist once it is over, so a user whose day is still going on is not taken for one who stayed away.
+- *Any visit counts*, to whatever arm. The caller says which arm a user was dealt to when the day began, from the dealing and not from the
+  turns, since those who left have none.
+
+Whether somebody comes on a day was decided by the days before it, so a share of users that grows on that day biases nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ostinato.core.records import Person
+
+DAY = 86_400.0
+REMEMBERED_DAYS = 7
+_PAUSE_S = 1_800.0  # without a turn, after which another session begins
+
+
+class Retention:
+    """Counts each user's turns and sessions by day, in memory that is bounded per user.
+
+    Args:
+        began: Unix seconds from which days are counted: day 0 begins then, day -1 is the one before.
+
+    Example::
+
+        retention = Retention(began=trial.began)
+        retention.see(("default", "ann"), trial.began + 60.0)
+        dict(retention.rows(1))  # after day 1: {("default", "ann"): {"user": 1.0, "user.returned": 0.0, ...}}
+    """
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self._people: dict[
+            Person, dict[int, tuple[int, int, float]]
+        ] = {}  # by day: turns, sessions, time of the last turn
+
+    def day(self, at: float) -> int:
+        """The day in which a time lies."""
+        return math.floor((at - self._began) / DAY)
+
+    def end(self, day: int) -> float:
+        """When a day ends, in Unix seconds."""
+        return self._began + (day + 1) * DAY
+
+    def see(self, person: Person, at: float) -> None:
+        """Take in a turn that ended at `at`."""
+        days, day = self._people.setdefault(person, {}), self.day(at)
+        turns, sessions, last = days.get(day, (0, 0, -math.inf))
+        days[day] = turns + 1, sessions + (at - last > _PAUSE_S), max(at, last)
+        if len(days) > REMEMBERED_DAYS + 1:
+            del days[min(days)]
+
+    def rows(self, day: int) -> Iterator[tuple[Person, dict[str, float]]]:
+        """Each user who counts on this day, which must be over, with the facts of it (`facts.USER_FACTS`)."""
+        for person, days in self._people.items():
+            before = max((each for each in days if each < day), default=None)
+            if before is None or day - before > REMEMBERED_DAYS:
+                continue
+            turns, sessions, _ = days.get(day, (0, 0, 0.0))
+            yield (
+                person,
+                {
+                    "user": 1.0,
+                    "user.returned": float(turns > 0),
+                    "user.log_turns": math.log1p(turns),
+                    "user.sessions": float(sessions),
+                    "user.days_away": 0.0 if turns else float(day - before),
+                },
+            )
+
+    def forget(self, day: int) -> None:
+        """Drop the users who do not count on this day or later."""
+        self._people = {who: days for who, days in self._people.items() if day - max(days) <= REMEMBERED_DAYS}
