@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from tests.e2e.sharded_runs import CONFIG, batches, difference, equal, gradients, masters, sharded
+from tests.e2e import sharded_runs
+from tests.e2e.sharded_runs import batches, difference, equal, gradients, masters, sharded
 
 from ostinato.core.errors import Cancelled, NoSignal, Unavailable
 from ostinato.core.records import PolicyVersion
@@ -24,6 +25,8 @@ from ostinato.train.sharding.trainer import ShardedTrainer, _meeting_place
 from ostinato.train.trainer import PolicyTrainer
 
 torch.set_num_threads(1)
+# the weight of a whole turn is a product that magnifies how the bf16 of both drifts apart over steps; kills and whole runs have it
+CONFIG = sharded_runs.CONFIG.model_copy(update={"turn_ess": None})
 
 
 @pytest.fixture(scope="module")

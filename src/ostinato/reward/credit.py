@@ -284,11 +284,14 @@ class ByOrigin:
                 found |= {turn.id: (0.0,) * len(turn.sampled_ids) for episode in theirs for turn in episode.turns}
         if len(reasons) == 2:
             raise NoSignal("; ".join(reasons))
-        if reasons or self._worlds_weight is None:
+        if self._worlds_weight is None:
             return found
         theirs, ours = ([turn.id for episode in some for turn in episode.turns] for some in (simulated, served))
         share = len(served) / len(ours)  # a person's turn's weight in the loss; a world's tokens weigh 1
-        factor = self._worlds_weight * share * _rms_of(found, ours) / _rms_of(found, theirs)
+        wanted, present = self._worlds_weight * share * _rms_of(found, ours), _rms_of(found, theirs)
+        if not wanted or not present:  # one side teaches nothing
+            return found
+        factor = wanted / present
         factor = min(_MOST_SCALED, max(1 / _MOST_SCALED, factor))
         return found | {turn: tuple(factor * value for value in found[turn]) for turn in theirs}
 
@@ -299,4 +302,4 @@ _MOST_SCALED = 4.0
 def _rms_of(credits: Mapping[str, Advantages], turns: Iterable[str]) -> float:
     """The root mean square of these turns' advantages over their tokens, without those that are 0."""
     values = np.concatenate([credits[turn] for turn in turns])
-    return math.sqrt(float(np.mean(values[values != 0.0] ** 2)))
+    return math.sqrt(float(np.sum(values**2)) / max(1, np.count_nonzero(values)))

@@ -109,6 +109,7 @@ FIGURES: Mapping[str, tuple[str, str]] = {
     "advantage_abs": ("Advantage, mean absolute value", "advantage"),
     "push_people": ("People's part of the gradient", "norm of the tokens' advantages"),
     "push_worlds": ("Worlds' part of the gradient", "norm of the tokens' advantages"),
+    "on_policy": ("Tokens that the present policy sampled", "share of the batch"),
     "ess": ("Effective sample size", "share of the batch"),
     "kl_k1": ("KL from the reference release", "nats per token"),
     "anchor_kl": ("KL from the anchor", "nats per token"),

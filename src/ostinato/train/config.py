@@ -104,6 +104,16 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     importance_cap: float = Field(
         default=2.0, ge=1, description="Larger importance weights of tokens are truncated to this."
     )
+    turn_ess: float | None = Field(
+        default=0.3,
+        gt=0,
+        le=1,
+        description="A turn that has an ESS/n of at least this, estimated from its own drift, is weighted as a whole: its gradient is then "
+        "that of the present policy. Other turns have a weight per token, which leaves most of the bias. null: all turns.",
+    )
+    turn_cap: float = Field(
+        default=4.0, ge=1, description="Larger importance weights of whole turns are truncated to this."
+    )
     min_ess: float = Field(
         default=0.1,
         ge=0,

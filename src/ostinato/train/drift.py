@@ -45,7 +45,7 @@ class Trust:
     """How far a batch can be trusted by a policy that did not draw it. Without drift every field is 1, except `k3`, which is 0.
 
     `mean_weight`: the mean of w, 1 in expectation. `k3`: KL(sampler || trainer) in nats per token. `ess`: ESS/n of the truncated token
-    weights, those that enter the gradient. `ess_turns`: ESS/n of whole turns.
+    weights. `ess_turns`: ESS/n of whole turns.
 
     Example: all of d = -12 gives ``Trust(mean_weight=6.1e-06, k3=11.0, ess=1.0, ess_turns=0.0)``: the tokens' ESS alone sees nothing.
     """

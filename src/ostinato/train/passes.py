@@ -142,6 +142,8 @@ class Passes:
                     normaliser=normaliser,
                     penalties=penalties(item, anchor_beta=anchor_beta, config=self._config),
                     cap=self._config.importance_cap,
+                    turn_cap=self._config.turn_cap,
+                    least_ess=self._config.turn_ess,
                     keep_M=item.keep_M,
                     shares_M=item.shares_M,
                 )

@@ -7,6 +7,8 @@ Tokens fall into groups that are measured apart, because they call for different
 - `foreign_`: another contract, whatever the weights; `foreign_same_`: those of them that the trainer's own weights made, so that only
   the arithmetic differs.
 
+`on_policy` is the share of tokens made by the weights that the trainer holds, `whole_turns` that of turns weighted as a whole.
+
 Episodes count by weight: a masked turn's share of its episode leaves the normaliser.
 """
 
@@ -21,6 +23,7 @@ from torch import Tensor
 from ostinato.core.errors import BadWeights, NoSignal
 from ostinato.train.config import TrainConfig
 from ostinato.train.drift import Trust, drift, k1, k3, trust
+from ostinato.train.losses import turn_ess
 from ostinato.train.microbatch import Microbatch
 from ostinato.train.references import distance
 
@@ -124,7 +127,11 @@ def _groups(
     behaviour_M = torch.cat([item.behaviour_M for item in work])
     foreign_M = torch.cat([item.foreign_M for item in work])
     same_M = torch.cat([item.made_by(lambda version: version.number in held) for item in work])
-    metrics = {"foreign_turns": float(len(torch.unique(turns_M[foreign_M])))}
+    metrics = {
+        "foreign_turns": float(len(torch.unique(turns_M[foreign_M]))),
+        "on_policy": float(same_M.double().mean()),
+        "whole_turns": float((turn_ess(now_M - behaviour_M, turns_M) >= (config.turn_ess or math.inf)).double().mean()),
+    }
     for prefix, group_M in (
         ("mismatch_", same_M & ~foreign_M),
         ("stale_", ~same_M & ~foreign_M),

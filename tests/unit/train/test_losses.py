@@ -8,7 +8,7 @@ import torch
 
 from ostinato.train import policy as head_module
 from ostinato.train.drift import k3
-from ostinato.train.losses import policy_loss, rewards_to_go
+from ostinato.train.losses import importance_weights, policy_loss, rewards_to_go, turn_ess
 from ostinato.train.policy import token_logprobs
 
 torch.set_num_threads(1)
@@ -220,6 +220,87 @@ def test_turns_of_two_tokens_give_the_expectation_that_the_docstring_writes(reco
     logps = torch.stack([first[a], second[a, b]], 1)
     behaviour = recorded(logps.detach(), torch.stack([old_first[a], old_second[a, b]], 1))
     assert close(gradient(logps, behaviour, reward[a, b], tables, cap=cap), expected) is right
+
+
+LENGTH = 16
+
+
+def sixteen(scale: float):
+    """All 65,536 turns of 16 bits under a policy that remembers the whole turn and under an older one: the policy's tables, both
+    policies' log-probabilities [N, 16], and each turn's reward."""
+    noise = torch.Generator().manual_seed(2)
+    n = torch.arange(1 << LENGTH)
+    before = [n >> (LENGTH - t) for t in range(LENGTH)]
+    bit = [(n >> (LENGTH - 1 - t)) & 1 for t in range(LENGTH)]
+    old = [torch.randn(1 << t, 2, generator=noise) for t in range(LENGTH)]
+    moved = [torch.randn(1 << t, 2, generator=noise) for t in range(LENGTH)]
+    tables = [(x + scale * y).requires_grad_() for x, y in zip(old, moved, strict=True)]
+
+    def chosen(tables):
+        return torch.stack([x.log_softmax(-1)[i, j] for x, i, j in zip(tables, before, bit, strict=True)], 1)
+
+    return tables, chosen(tables), chosen(old), torch.randn(1 << LENGTH, generator=noise)
+
+
+@pytest.mark.parametrize("least", [None, 0.3])
+def test_on_the_policys_own_turns_the_gradient_is_exact(least):
+    tables, now_NT, _, reward_N = sixteen(0.0)
+    chance_N = now_NT.sum(1).exp()
+    exact = torch.autograd.grad((chance_N * reward_N).sum(), tables, retain_graph=True)
+    loss = policy_loss(
+        now_NT.flatten(),
+        behaviour_M=now_NT.detach().flatten(),
+        advantages_M=(reward_N - 0.3).repeat_interleave(LENGTH),
+        turns_M=torch.arange(1 << LENGTH).repeat_interleave(LENGTH),
+        normaliser=1.0,
+        shares_M=chance_N.detach().repeat_interleave(LENGTH),
+        least_ess=least,
+    )
+    for found, wanted in zip(torch.autograd.grad(loss, tables), exact, strict=True):
+        torch.testing.assert_close(-found, wanted, atol=1e-6, rtol=1e-3)
+
+
+def test_turns_that_are_weighted_as_a_whole_give_the_exact_gradients_direction():
+    tables, now_NT, old_NT, reward_N = sixteen(0.315)
+    drawn_N = old_NT.sum(1).exp()
+    advantage_N = reward_N - (drawn_N * reward_N).sum()
+    drift = (drawn_N[:, None] * k3(torch.zeros_like(old_NT), (now_NT - old_NT).detach())).sum() / LENGTH
+    assert 0.019 < drift < 0.025, "nats per token, from the samples' policy to the trainer's"
+    turns_M = torch.arange(1 << LENGTH).repeat_interleave(LENGTH)
+
+    def flat(gradients):
+        return torch.cat([each.flatten() for each in gradients])
+
+    exact = flat(torch.autograd.grad((now_NT.sum(1).exp() * advantage_N).sum(), tables, retain_graph=True))
+    cosines = {}
+    for least in (None, 0.3):
+        loss = policy_loss(
+            now_NT.flatten(),
+            behaviour_M=old_NT.flatten(),
+            advantages_M=advantage_N.repeat_interleave(LENGTH),
+            turns_M=turns_M,
+            normaliser=1.0,
+            shares_M=drawn_N.repeat_interleave(LENGTH),
+            least_ess=least,
+        )
+        found = -flat(torch.autograd.grad(loss, tables, retain_graph=True))
+        cosines[least] = float(torch.cosine_similarity(found, exact, dim=0))
+    assert cosines[0.3] > 0.97
+    assert cosines[None] < 0.9, "with weights per token"
+    weighted = (turn_ess((now_NT - old_NT).detach().flatten(), turns_M) >= 0.3).double()
+    assert (drawn_N * weighted).sum() > 0.8, "of the turns"
+
+
+def test_a_turn_is_weighted_as_a_whole_only_where_its_own_ess_allows_it():
+    d_M, turns_M = torch.tensor([0.5, 0.4, -0.2, 1.2, -1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 2, 2, 3, 3])
+    expected = torch.tensor([0.5**2 + 0.4**2, 0.2**2, 1.2**2 + 1, 0.0]).neg().exp()
+    torch.testing.assert_close(turn_ess(d_M, turns_M), expected.double(), rtol=1e-6, atol=0)
+    found = importance_weights(d_M, turns_M, cap=2.0, turn_cap=2.2, least_ess=0.3)
+    wanted = [2.2, 2.2, torch.tensor(-0.2).exp(), 2.0, torch.tensor(-1.0).exp(), 1.0, 1.0]
+    assert found.tolist() == pytest.approx([float(x) for x in wanted])
+    per_token = importance_weights(d_M, turns_M, cap=2.0, turn_cap=2.2, least_ess=None)
+    assert per_token.tolist() == pytest.approx(d_M.exp().clamp(max=2.0).tolist())
+    assert found[5:].tolist() == per_token[5:].tolist() == [1.0, 1.0], "on the policy's own samples no bit differs"
 
 
 def test_the_price_of_a_turn_is_the_kl_where_it_was():

@@ -246,6 +246,8 @@ def test_turns_of_a_few_steps_ago_are_learned_from(path: Path):
     batches = [drawn(trainer, 64, 8, seed) for seed in range(5)]
     found = [trainer.step(given).metrics for given in batches]
     assert found[0]["trust"] == pytest.approx(1.0, abs=1e-4)
+    assert [metrics["on_policy"] for metrics in found] == [1.0, 0.0, 0.0, 0.0, 0.0], "as their versions say"
+    assert found[0]["whole_turns"] == 1.0
     assert found[4]["drift_k3"] > 0.05
     assert 0.4 < found[4]["trust"] < 0.95
     assert all(0.9 < metrics["mean_weight"] < 1.1 for metrics in found), "they were drawn as recorded"

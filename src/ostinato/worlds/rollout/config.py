@@ -54,6 +54,12 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     group: int = Field(
         default=16, ge=1, le=128, description="Rollouts per task, whose values are compared with each other."
     )
+    group_first: int = Field(
+        default=4,
+        ge=0,
+        description="Rollouts of a group that are made before the others, which are made only if the first were not all worth the same. 0: "
+        "all at once.",
+    )
     groups: int = Field(default=8, ge=1, description="Groups per optimizer step.")
     concurrency: int = Field(default=16, ge=1, description="Rollouts in progress at once.")
     lead: int = Field(

@@ -129,6 +129,18 @@ class RolloutGroup:
         """True if no graded member has a higher grade than another."""
         return len({outcome.grade for outcome in self.graded}) < 2
 
+    def settled(self, first: int) -> bool:
+        """True if its first rollouts ended with equal grades, two at least, and none of the others has begun: these then need not begin.
+
+        With grades of two values the expected gradient within a task keeps its direction, since a group's members are exchangeable given
+        their grades; only how much each task counts changes: one that is nearly always or never solved, less.
+        """
+        grades = [
+            slot.last.grade for slot in self.slots[:first] if slot.last is not None and slot.last.grade is not None
+        ]
+        begun = any(slot.begun for slot in self.slots[first:])
+        return len(grades) >= 2 and len(set(grades)) == 1 and first < len(self.slots) and not begun
+
     @property
     def ungraded(self) -> list[RolloutOutcome]:
         """The attempts that something other than the policy ended."""
@@ -273,6 +285,8 @@ class Groups:
                     slot.failed.append(outcome)
                 if grade is not None:
                     self.known.setdefault(group.task, Success()).count(grade)
+            case "settled":
+                del group.slots[int(event["size"]) :]
             case "told":
                 group.told = True
             case "spent":

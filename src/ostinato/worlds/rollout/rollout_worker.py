@@ -147,10 +147,14 @@ class Rollouts:
             logger.warning("group %s is given up: the taskset has no task %r any more", group.name, group.task)
             self._note({"kind": "spent", "n": group.number}, sync=True)
             return
-        async with asyncio.TaskGroup() as members:
-            for member, slot in enumerate(group.slots):
-                if slot.last is None:
-                    members.create_task(self._member(group, member, task))
+        first = self._config.group_first
+        for last in (first, len(group.slots)):
+            async with asyncio.TaskGroup() as members:
+                for member, slot in enumerate(group.slots[:last]):
+                    if slot.last is None:
+                        members.create_task(self._member(group, member, task))
+            if group.settled(first):
+                self._note({"kind": "settled", "n": group.number, "size": first}, sync=True)
         self._spending.expect(group.number, group.turns)
         for events in verdicts(group):
             await self._trying.patiently(lambda events=events: self._shop.gateway.say(events))

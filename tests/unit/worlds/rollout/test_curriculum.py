@@ -1,11 +1,23 @@
 """Which task is next, how far ahead may be worked, and how verdicts are laid out."""
 
 import itertools
+import math
 
+import numpy as np
 import pytest
 
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED
-from ostinato.worlds.rollout.groups import Groups, Success, next_task, shuffled, verdicts
+from ostinato.reward.credit import relative
+from ostinato.worlds.rollout.groups import (
+    GroupMember,
+    Groups,
+    RolloutGroup,
+    RolloutOutcome,
+    Success,
+    next_task,
+    shuffled,
+    verdicts,
+)
 
 TASKS = [f"t{n}" for n in range(7)]
 
@@ -182,3 +194,64 @@ def test_long_groups_take_several_calls_and_close_in_the_last():
 
 def test_a_group_that_nobody_answered_is_not_told():
     assert verdicts(ended([(0, None)])) == []
+
+
+# ---------------------------------------------------------------- the first rollouts of a group
+
+
+def group_of(grades, begun: int) -> RolloutGroup:
+    """A group of as many rollouts as there are grades, of which so many have ended."""
+    ended = [RolloutOutcome(episode=f"e{n}", turns=(f"t{n}",), grade=grade) for n, grade in enumerate(grades)]
+    slots = [GroupMember(begun=int(n < begun), last=each if n < begun else None) for n, each in enumerate(ended)]
+    return RolloutGroup(number=0, name="g.0", task="t", slots=slots)
+
+
+def credited(grades, first: int) -> list[float]:
+    """The advantages of the rollouts that are made of these."""
+    made = grades[:first] if group_of(grades, first).settled(first) else grades
+    return relative(list(made))
+
+
+def test_the_first_rollouts_settle_a_group_only_if_they_are_alike_and_alone():
+    assert group_of([1.0, 1.0, 0.0, 0.0], 2).settled(2)
+    assert not group_of([1.0, 0.0, 0.0, 0.0], 2).settled(2)
+    assert not group_of([1.0, 1.0, 0.0, 0.0], 3).settled(2), "a third has begun"
+    assert not group_of([1.0, 1.0], 2).settled(2), "there are no others"
+    assert not group_of([1.0, None, 1.0, 1.0], 2).settled(2), "one tells nothing of the others"
+    assert group_of([1.0, None, 1.0, 1.0], 3).settled(3)
+    assert not group_of([1.0, 1.0], 0).settled(0)
+
+
+@pytest.mark.parametrize(("grades", "exact"), [((1.0, 0.0, 0.0), True), ((1.0, 0.25, 0.0), False)])
+def test_within_a_task_the_expected_gradient_keeps_its_direction_if_grades_have_two_values(grades, exact: bool):
+    """All groups of four over three answers, each weighed with its probability; the first two may settle it."""
+    p = np.array([0.15, 0.35, 0.5])
+    scores = np.eye(3) - p  # row a: d log p(a) / d logits
+    wanted = (p * grades) @ scores
+    found = np.zeros(3)
+    for answers in itertools.product(range(3), repeat=4):
+        advantages = credited([grades[a] for a in answers], 2)
+        found += math.prod(p[list(answers)]) * sum(
+            a * scores[answer] for a, answer in zip(advantages, answers, strict=False)
+        )
+    cosine = found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted)
+    assert bool(abs(cosine - 1) < 1e-12) is exact
+    assert cosine > 0.99
+
+
+def test_more_is_learned_from_as_many_rollouts():
+    """Tasks whose share solved spreads as Beta(0.5, 2), with mean 0.2: the squared advantages per rollout, over all outcomes of sixteen."""
+    chances = np.linspace(0.0005, 0.9995, 1000)
+    weights = chances**-0.5 * (1 - chances)
+    learned, made = {0: 0.0, 4: 0.0}, {0: 0.0, 4: 0.0}
+    for early, late in itertools.product(range(5), range(13)):
+        grades = [1.0] * early + [0.0] * (4 - early) + [1.0] * late + [0.0] * (12 - late)
+        solved = early + late
+        share = math.comb(4, early) * math.comb(12, late) * chances**solved * (1 - chances) ** (16 - solved)
+        for first in learned:
+            advantages = credited(grades, first)
+            learned[first] += float((share * weights).sum()) * sum(a * a for a in advantages)
+            made[first] += float((share * weights).sum()) * len(advantages)
+    gain = (learned[4] / made[4]) / (learned[0] / made[0])
+    assert 1.2 < gain < 1.35
+    assert made[4] < 0.65 * made[0]

@@ -211,7 +211,9 @@ async def until_done(world: World, chance: random.Random, kills: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 async def test_kills_at_any_instant_part_no_group_and_reward_nothing_twice(seed: int, tmp_path):
     chance = random.Random(seed)
-    world = World(tmp_path, seed, tasks(8), away=0.05, failing=0.05, most_bytes=800 if seed % 2 else MOST_BYTES)
+    config = CONFIG if seed % 3 else CONFIG.model_copy(update={"group": 6, "group_first": 3})
+    most_bytes = 800 if seed % 2 else MOST_BYTES
+    world = World(tmp_path, seed, tasks(8), config, away=0.05, failing=0.05, most_bytes=most_bytes)
     await until_done(world, chance, kills=10)
     assert ("lines" in json.loads(world.path.read_text().splitlines()[0])) == (seed % 2 == 1), "it was written anew"
     log = world.log
@@ -230,11 +232,28 @@ async def test_kills_at_any_instant_part_no_group_and_reward_nothing_twice(seed:
     assert len(waiting) < CONFIG.groups, "what nobody knew any more was held back when its group was closed"
     for members in groups_of(log).values():
         graded = {turn.episode for turn in members if turn.id in rewards}
-        assert len(graded) <= CONFIG.group, "a rollout that was torn is replaced, not counted beside its replacement"
+        assert len(graded) <= config.group, "a rollout that was torn is replaced, not counted beside its replacement"
         outcomes = {held.get(turn.id, "trained").partition(":")[0] for turn in members if turn.id in rewards}
         assert len(outcomes) <= 1
     episodes = {turn.id: turn.episode for turn in log.rows if isinstance(turn, Turn)}
     assert not [turns for turns in world.grader.graded if len({episodes[turn] for turn in turns}) != 1]
+
+
+@pytest.mark.parametrize("kills", [0, 8])
+async def test_a_group_ends_with_its_first_rollouts_if_they_are_all_worth_the_same(kills: int, tmp_path):
+    world = World(tmp_path, 0, tasks(6), CONFIG.model_copy(update={"group": 9, "group_first": 3}))
+    world.grader = Contrast(flat=("t0", "t3"))
+    await until_done(world, random.Random(1), kills)
+    rewarded = {row.turn for row in world.log.rows if isinstance(row, Reward)}
+    sizes: dict[str, list[int]] = defaultdict(list)
+    names = {finished.group: finished.task for finished in world.finished}
+    for name, members in groups_of(world.log).items():
+        sizes[names[name]].append(len({turn.episode for turn in members if turn.id in rewarded}))
+    assert sizes == {f"t{n}": [3 if n in (0, 3) else 9] for n in range(6)}
+    held = {
+        row.reason.partition(":")[0] for row in world.log.rows if isinstance(row, Holdback) and row.turn in rewarded
+    }
+    assert held == {"flat"}
 
 
 async def test_what_was_graded_is_not_graded_again_after_a_restart(tmp_path):
