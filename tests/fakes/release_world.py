@@ -7,7 +7,6 @@ import pytest
 from ostinato.core.errors import Conflict, NotFound
 from ostinato.core.records import Batch, Finish, PolicyVersion, ReleaseEvent, Sampling, Span, Turn
 from ostinato.core.report import Report, Verdict
-from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.controller import ReleaseController
 from ostinato.release.metrics.config import OutcomeConfig
@@ -148,8 +147,8 @@ def controller(
     disk,
     judge=None,
     time=None,
-    compare=None,
     *,
+    guarded=False,
     evaluation_ref="candidate",
     best_ref=None,
     paused=lambda: False,
@@ -163,7 +162,7 @@ def controller(
         judge,
         ReleaseConfig(**({"poll_s": 0.001, "cooldown_s": 0.0, "rollbacks_a_day": 99} | config)),
         time or Time(),
-        compare,
+        guarded=guarded,
         evaluation_ref=evaluation_ref,
         best_ref=best_ref,
         paused=paused,
@@ -249,7 +248,7 @@ class Crowd:
 
 async def on_trial(disk, worth, *, paused=lambda: False, rules=QUICK, **settings):
     time = Time()
-    control = controller(disk, FakeJudge(), time, clustered_difference, paused=paused, **rules)
+    control = controller(disk, FakeJudge(), time, guarded=True, paused=paused, **rules)
     await control.bootstrap(V0)
     crowd = Crowd(disk, control, time, {V0: 0.5} | worth, **settings)
     await crowd.slot()

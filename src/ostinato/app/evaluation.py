@@ -213,7 +213,6 @@ def open_releases(
     run: Run, evaluation: Evaluation | None = None, monitors: MonitorWatcher | None = None
 ) -> ReleaseController:
     """The release controller. Without an evaluation it only looks, and releases by hand. A monitor's alarm pauses its shipping."""
-    from ostinato.evaluate.statistics import clustered_difference
     from ostinato.release.controller import ReleaseController
     from ostinato.weights.follow.follower import StoreVersions
 
@@ -224,7 +223,7 @@ def open_releases(
         evaluation,
         run.config.release,
         wall_clock,
-        clustered_difference,
+        guarded=True,
         evaluation_ref=EVALUATION_REF,
         best_ref=BEST_EVALUATION_REF if run.config.evaluate.gate.sample_best else None,
         paused=lambda: monitors is not None and monitors.pauses_shipping,

@@ -22,7 +22,6 @@ from ostinato.release.alarms import note
 from ostinato.release.approvals import Approvals, told
 from ostinato.release.canary import Trials
 from ostinato.release.config import ReleaseConfig
-from ostinato.release.guard import Compare
 from ostinato.release.ledger import Ancestry, ReleaseLedger, State
 from ostinato.release.metrics.metric import metrics_of, wanted
 from ostinato.release.metrics.reactions import Reacted, Reactions
@@ -123,7 +122,7 @@ BEST_REF = "best"
 class ReleaseController:
     """Judges candidates, moves refs, keeps the ledger. Implements the `Releases` seam.
 
-    `evals` and `compare` may be None for a controller that only moves releases by hand (the command line). `evaluation_ref` is the
+    `evals` may be None, and nobody `guarded`, for a controller that only moves releases by hand (the command line). `evaluation_ref` is the
     ref whose slot serves the version being evaluated; any name other than 'candidate' pins that version while newer ones arrive.
     `best_ref` is the ref whose slot serves the best release while a candidate is compared with it, if it is neither live nor the anchor;
     without a `best_ref` the best release is then left out. With `config.canary` a candidate is first tried on a growing share of users.
@@ -138,8 +137,8 @@ class ReleaseController:
         evals: GateJudge | None,
         config: ReleaseConfig,
         clock: Clock,
-        compare: Compare | None = None,
         *,
+        guarded: bool = False,
         evaluation_ref: str = "candidate",
         best_ref: str | None = None,
         paused: Callable[[], bool] = lambda: False,
@@ -159,11 +158,14 @@ class ReleaseController:
         self._clock = clock
         self._paused = paused
         self._watch = (
-            None
-            if compare is None
-            else ReleaseWatch(
-                Outcomes(log, config.outcomes, config.metrics), config.guard, compare, config.trial.slot_s
+            ReleaseWatch(
+                Outcomes(log, config.outcomes, config.metrics),
+                config.guard,
+                config.trial.slot_s,
+                most_turns_a_day=config.trial.most_turns_a_day,
             )
+            if guarded
+            else None
         )
         self._moves = Moves(self.ledger, store, versions, holdback=config.trial.holdback)
         self._approvals = Approvals(self.ledger, self._moves, manual=config.approval == "manual")
@@ -308,7 +310,7 @@ class ReleaseController:
                 return await self._trials.prove(state.trial, self.live)
             if self._watch is None or state.previous is None or self._anchor is None:
                 return None
-            harm = await self._watch.live(state, self._anchor, self.ledger.moved_at, self._clock())
+            harm = await self._watch.live(state, self._anchor, self._clock())
             if harm is None:
                 return None
             return await self._moves.take_back(state.previous, self.live, f"guard: {harm}", {"guard": asdict(harm)})

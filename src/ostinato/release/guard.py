@@ -1,40 +1,28 @@
-"""Is this version harming people? Pure arithmetic over per-user tallies, used on live after each release.
+"""Is this version harming people? Live beside the control arm, slot by slot, since live was released: pure arithmetic.
 
-A look is due whenever the number of outcomes has doubled. Once the log has grown by as many rows as the window holds turns, a look is due
-each time it has grown by as many again, since a window's content stops growing and harm may begin late. Look k = 0, 1, ... may spend
-alpha / ((k+1) (k+2)), which adds up to alpha: by the union bound the probability of ever condemning an equally good version is at most
-alpha, however long the version is watched and however users are correlated in time.
+Both arms are compared as in a trial (`trial.contrast`): within time slots, clustered by person, less what each person did better than
+everybody else in the week before, and by evidence that is valid at every look, so that harm is found as soon as there is enough of it. A
+version is harmful if the evidence that it loses more than the tolerance reaches one over its level. The comparison begins anew every
+`period_s`, or the first days would hide harm that begins late; period k = 0, 1, ... has ``alpha / ((k+1) (k+2))``, which adds up to alpha.
+The measures share that equally.
+
+People's past is not untouched by the arms: where live was better than control before, the difference is measured from there, and a release
+that gives the gain back is harmful too. What is found is worse than control, or than the release before it was beside control.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from statistics import NormalDist
+from typing import Any
 
 from pydantic import BaseModel, Field
 
-from ostinato.core.records import Person
+from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot, log_evidence, upper_bound
 
-Tally = Mapping[Person, tuple[float, float]]
-"""Tenant and user -> (sum of outcomes in [0, 1], number of outcomes); both may be weighted."""
-
-
-class Bounds(Protocol):
-    """A difference of means with a two-sided interval."""
-
-    @property
-    def mean(self) -> float: ...
-    @property
-    def lower(self) -> float: ...
-    @property
-    def upper(self) -> float: ...
-
-
-class Compare(Protocol):
-    """User-clustered difference of two arms, treated minus control (`evaluate.statistics.clustered_difference`)."""
-
-    def __call__(self, treated: Tally, control: Tally, confidence: float) -> Bounds: ...
+_DAY = 86_400.0
 
 
 class GuardConfig(BaseModel, frozen=True, extra="forbid"):
@@ -50,68 +38,81 @@ class GuardConfig(BaseModel, frozen=True, extra="forbid"):
     tolerance: float = Field(
         default=0.02, ge=0.0, lt=1.0, description="Tolerated loss in share of accepted turns (or rise in errors)."
     )
-    min_outcomes: int = Field(default=60, ge=2, description="Outcomes of the watched version before the first look.")
-    min_users: int = Field(default=5, ge=2, description="Users on each side before any look.")
+    min_outcomes: int = Field(
+        default=60, ge=2, description="Outcomes of the watched version before anything is decided."
+    )
+    min_users: int = Field(default=5, ge=2, description="Effective users on each side before anything is decided.")
+    period_s: float = Field(default=3 * _DAY, gt=0.0, description="Seconds after which the comparison starts anew.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harm:
-    """A significant loss. Example: ``Harm(measure="acceptance", loss=0.21, at_least=0.08, look=2)``"""
+    """A significant loss. Example: ``Harm(measure="acceptance", loss=0.21, at_least=0.08, period=0)``"""
 
     measure: str
     loss: float
     at_least: float
-    look: int
+    period: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.measure} worse by {100 * self.loss:.1f} pp, at least {100 * self.at_least:.1f} pp "
-            f"(look {self.look + 1}, spending alpha over all looks)"
-        )
+        return f"{self.measure} worse by {100 * self.loss:.1f} pp, at least {100 * self.at_least:.1f} pp, at any look"
 
 
-def look_at(outcomes: int, config: GuardConfig) -> int | None:
-    """Which look is due with that many outcomes (0, 1, ...), or None before the first.
+class GuardTest:
+    """Follows one release. The measures' outcomes are shares of good turns.
 
-    Example: with ``min_outcomes=60``: 59 -> None, 60 -> 0, 119 -> 0, 120 -> 1, 240 -> 2.
+    Args:
+        began: when the release went live, in seconds.
     """
-    if outcomes < config.min_outcomes:
+
+    def __init__(self, config: GuardConfig, began: float, *, most_turns_a_day: float = 20.0) -> None:
+        self._config, self._began, self._most = config, began, most_turns_a_day
+        self.period = 0
+        self._contrasts: dict[str, Contrast] = {}
+        self._outcomes: dict[str, float] = {}
+
+    def over(self, at: float) -> bool:
+        """True if a slot that begins at `at` belongs to another period, in which no person is known yet."""
+        return self._period(at) != self.period
+
+    def add(self, measures: Mapping[str, TimeSlot], at: float) -> None:
+        """Add a slot that begins at `at`, by measure; its treated side is live."""
+        if self.over(at):
+            self.period, self._contrasts, self._outcomes = self._period(at), {}, {}
+        for name, slot in measures.items():
+            self._contrasts.setdefault(name, Contrast(self._most)).add(slot)
+            live = float(slot.turns_R[slot.treated_R].sum())
+            self._outcomes[name] = self._outcomes.get(name, 0.0) + live
+
+    def effects(self) -> dict[str, Effect]:
+        """The effects of the present period so far, by measure."""
+        return {name: contrast.effect() for name, contrast in self._contrasts.items()}
+
+    def harm(self) -> Harm | None:
+        """The first measure that is worse by more than the tolerance; None if none is."""
+        level = self._config.alpha / len(self._contrasts) if self._contrasts else 0.0
+        level /= (self.period + 1) * (self.period + 2)
+        for name, effect in self.effects().items():
+            if self._outcomes[name] < self._config.min_outcomes or effect.people < self._config.min_users:
+                continue
+            variance = _widened(effect, level)
+            if log_evidence(effect.difference + self._config.tolerance, variance, -1) >= -math.log(level):
+                at_least = -upper_bound(effect.difference, variance, level)
+                return Harm(measure=name, loss=-effect.difference, at_least=at_least, period=self.period)
         return None
-    return (outcomes // config.min_outcomes).bit_length() - 1
+
+    def _period(self, at: float) -> int:
+        return max(0, math.floor((at - self._began) / self._config.period_s))
 
 
-def look_due(outcomes: int, rows: int, window: int, config: GuardConfig) -> int | None:
-    """Which look is due: by doublings at first, by rows of the log since the release as soon as there are `window` of them.
+def _widened(effect: Effect, level: float) -> float:
+    """The variance at which a normal quantile of this level is Student's of the effective people: few people's spread is poorly known."""
+    from scipy import special  # takes a quarter of a second to import, which runs without control users are spared
 
-    Example: with ``min_outcomes=60`` and a window of 1,000 turns: 960 outcomes in 999 rows -> 4, in 1,000 -> 5, in 3,500 -> 7.
-    """
-    doubled, full = look_at(outcomes, config), look_at(window, config)
-    if doubled is None or full is None or rows < window:
-        return doubled
-    return full + rows // window
+    student = -float(special.stdtrit(max(effect.freedom - 1.0, 1.0), level))
+    return effect.variance * (student / NormalDist().inv_cdf(1.0 - level)) ** 2
 
 
 def total(tally: Mapping[Any, tuple[float, int]]) -> int:
     """Number of outcomes."""
     return sum(count for _, count in tally.values())
-
-
-def users(tally: Tally) -> int:
-    """Users with at least one outcome."""
-    return sum(1 for _, count in tally.values() if count > 0)
-
-
-def judge(
-    measure: str, watched: Tally, baseline: Tally, look: int, config: GuardConfig, compare: Compare
-) -> Harm | None:
-    """Harm if the watched version's mean is below the baseline's by more than the tolerance, one-sided at this look's level.
-
-    `measure` names the outcomes, of which 1 is the good one. The caller makes each look at most once.
-    """
-    if min(users(watched), users(baseline)) < config.min_users:
-        return None
-    level = config.alpha / ((look + 1) * (look + 2))
-    bounds = compare(watched, baseline, 1.0 - 2.0 * level)
-    if bounds.upper >= -config.tolerance:
-        return None
-    return Harm(measure=measure, loss=-bounds.mean, at_least=-bounds.upper, look=look)

@@ -459,8 +459,6 @@ class ReleaseLedger:
         """The place in the log from which live is compared with the verified release."""
         self.moved: ReleaseEvent | None = None
         """The last line that changed the live version."""
-        self.moved_at: Cursor = 0
-        """The place in the log of that line."""
         self.harmful: Harmful | None = None
         """The last harm, from a rollback or a trial that found a candidate worse; None once a newer version shipped."""
         self.state = State()
@@ -486,7 +484,7 @@ class ReleaseLedger:
             if row.action == "canary" or "salt" in row.detail:
                 self.trial_began = cursor
             if row.action in ("shipped", "rolled_back"):
-                self.moved, self.moved_at = row, cursor
+                self.moved = row
             self._note_harm(cursor, row)
             if "evidence" in row.detail:
                 self.evidence = dict(row.detail["evidence"])

@@ -1,4 +1,4 @@
-"""Compares people's outcomes when the guard says that a look is due: live against the control arm, over the same hours.
+"""Compares people's outcomes after each time slot: live against the control arm, over the same hours.
 
 What users did with each version's turns: turns and signals of the log joined into a window of outcomes. The controller asks it for
 tallies of one arm and one version, per tenant and user; the guard compares them. A tenant's signals about another tenant's turn are
@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import Arm, Person, PolicyVersion, Signal, Turn
 from ostinato.core.seams import Cursor, Log
-from ostinato.release.guard import Compare, GuardConfig, Harm, Tally, judge, look_due, total
+from ostinato.release.guard import GuardConfig, GuardTest, Harm, total
 from ostinato.release.ledger import State
 from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig, OutcomeConfig
 from ostinato.release.metrics.facts import MOST_SIGNALS
 from ostinato.release.metrics.metric import Metric, metrics_of, wanted
 from ostinato.release.metrics.reactions import Reacted, reacted
-from ostinato.release.pace import DAY, Traffic
+from ostinato.release.pace import DAY, WEEK, Traffic
 from ostinato.release.trial.config import HOUR
+from ostinato.release.trial.contrast import TimeSlot
 
 # ---------------------------------------------------------------- outcomes
 
 
+_SHRINK = 6.0  # average turns that a person's own past is mixed with
 _DAYS = 9  # of users' visits that are kept
 _Met = frozenset[tuple[Arm, str, bool]]  # arms and versions, and whether the user was dealt to them by chance
 _FAILED = Metric.of(MetricConfig(name="failed"), 0.0)
@@ -71,14 +75,35 @@ class Outcomes:
         return self._window[0].ended_at if self._window else None
 
     @property
-    def window(self) -> int:
-        """How many turns it holds at most."""
-        return self._config.window
+    def maturity_s(self) -> float:
+        """How old a turn must be to count, in seconds."""
+        return self._config.maturity_s
 
-    @property
-    def upto(self) -> Cursor:
-        """The place in the log that it was read to."""
-        return self._cursor or 0
+    def expected(self, before: float, slot_s: float) -> tuple[Mapping[Person, float], Mapping[Person, float]]:
+        """How much better than everybody else in the same slots each person did in the week before: by the goal, and in engine errors.
+
+        It is measured from the mean of each slot: people who came during an outage do not differ from those who came before it.
+        A person's own mean is mixed with `_SHRINK` average turns.
+        """
+        found: list[dict[Person, float]] = []
+        for metric in (self._goal, _FAILED):
+            tallies: defaultdict[tuple[int, Person], list[float]] = defaultdict(lambda: [0.0, 0.0])
+            for arm in (Arm.LIVE, Arm.CONTROL):
+                for key, (value, count) in self._tally(
+                    metric, arm, None, before - WEEK, before, dealt=True, slot_s=slot_s
+                ).items():
+                    tallies[key][0] += value
+                    tallies[key][1] += count
+            slots: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+            people: defaultdict[Person, list[float]] = defaultdict(lambda: [0.0, _SHRINK])
+            for (slot, _), (value, count) in tallies.items():
+                slots[slot][0] += value
+                slots[slot][1] += count
+            for (slot, person), (value, count) in tallies.items():
+                people[person][0] += value - count * slots[slot][0] / slots[slot][1]
+                people[person][1] += count
+            found.append({person: more / turns for person, (more, turns) in people.items()})
+        return found[0], found[1]
 
     def acceptance(
         self, arm: Arm, policy: PolicyVersion, since: float, until: float, *, dealt: bool = False
@@ -131,12 +156,25 @@ class Outcomes:
         return self._returned[arm][1]
 
     def _tally(
-        self, metric: Metric, arm: Arm, policy: PolicyVersion, since: float, until: float, *, dealt: bool, slot_s: float
+        self,
+        metric: Metric,
+        arm: Arm,
+        policy: PolicyVersion | None,
+        since: float,
+        until: float,
+        *,
+        dealt: bool,
+        slot_s: float,
     ) -> dict[tuple[int, Person], tuple[float, int]]:
-        """A turn that ended before its first token names no version: it counts for the version that is asked about in that time."""
+        """A turn that ended before its first token names no version: it counts for the version that is asked about in that time.
+
+        `policy`: None for any version.
+        """
         tally: dict[tuple[int, Person], tuple[float, int]] = {}
         for each in self._window:
-            if each.arm != arm or each.policy not in (policy.hash, "") or not since <= each.ended_at <= until:
+            if each.arm != arm or not since <= each.ended_at <= until:
+                continue
+            if policy is not None and each.policy not in (policy.hash, ""):
                 continue
             if dealt and not each.dealt:
                 continue
@@ -177,104 +215,101 @@ class Outcomes:
             found.said.hear(signal)
 
 
-# ---------------------------------------------------------------- side by side
-
-
-SlotTallies = Mapping[tuple[int, Person], tuple[float, int]]
-"""Time slot and person -> (sum of outcomes in [0, 1], number of outcomes)."""
-
-
-def side_by_side(treated: SlotTallies, control: SlotTallies) -> tuple[Tally, Tally]:
-    """The tallies of both arms, weighted so that every slot j has the same weight w_j = n_T n_C / (n_T + n_C) on both sides.
-
-    The difference of the weighted means is ``D = sum_j w_j (mean_Tj - mean_Cj) / sum_j w_j``, the estimator that trials use
-    (`trial/contrast.py`): shares that change while the hours differ do not bias it. In each slot the mean over both arms is replaced by
-    the mean of all slots, so that differences between hours add nothing to the spread between people. This is skipped if all outcomes of
-    an arm are alike, since a comparison must be able to tell that. A slot without one of the arms tells nothing and is left out.
-    """
-    turns: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    good: dict[int, float] = defaultdict(float)
-    for side, tallies in enumerate((treated, control)):
-        for (slot, _), (value, count) in tallies.items():
-            turns[slot][side] += count
-            good[slot] += value
-    weights = {slot: one * other / (one + other) for slot, (one, other) in turns.items() if one and other}
-    means = {slot: good[slot] / sum(turns[slot]) for slot in weights}
-    if min(_varies(treated, weights), _varies(control, weights)):
-        middle = sum(weights[slot] * mean for slot, mean in means.items()) / sum(weights.values())
-        added = {slot: middle - mean for slot, mean in means.items()}
-    else:
-        added = dict.fromkeys(means, 0.0)
-    sides: list[dict[Person, tuple[float, float]]] = []
-    for side, tallies in enumerate((treated, control)):
-        made: dict[Person, tuple[float, float]] = {}
-        for (slot, person), (value, count) in tallies.items():
-            if slot in weights:
-                each = weights[slot] / turns[slot][side]
-                before = made.get(person, (0.0, 0.0))
-                made[person] = before[0] + each * (value + count * added[slot]), before[1] + each * count
-        sides.append(made)
-    return sides[0], sides[1]
-
-
-def _varies(tallies: SlotTallies, slots: Collection[int]) -> bool:
-    """True if some outcomes in these slots are good, and some are not."""
-    within = [tally for (slot, _), tally in tallies.items() if slot in slots]
-    return 0.0 < sum(value for value, _ in within) < sum(count for _, count in within)
-
-
 # ---------------------------------------------------------------- looks
 
 
 _RELEASES = 8
 """The number of newest releases whose users are counted."""
 
-Pair = tuple[SlotTallies, Callable[[], SlotTallies]]
-"""The watched tallies, and a function that counts those to compare with, called only when a look is due, which is seldom."""
+_Rows = list[tuple[Person, bool, float, int]]
+"""Person, whether on live, sum of outcomes in [0, 1], number of outcomes."""
+_MEASURES = (
+    "acceptance against the control arm",
+    "success rate against the control arm",
+    "users who came again the next day against the control arm",
+)
 
 
 class ReleaseWatch:
-    """Makes each look once per release; a restarted process may repeat its last one.
-
-    Both arms are compared within time slots: an outage or a night that both arms share says nothing about a version, whatever the
-    arms' shares were before and after it.
+    """Compares live with control after each time slot. After a restart the slots of the present period are read again, as far back as the
+    window of outcomes reaches.
 
     Args:
         slot_s: how long a slot is, in seconds.
     """
 
-    def __init__(self, outcomes: Outcomes, config: GuardConfig, compare: Compare, slot_s: float) -> None:
+    def __init__(
+        self, outcomes: Outcomes, config: GuardConfig, slot_s: float, *, most_turns_a_day: float = 20.0
+    ) -> None:
         self._outcomes = outcomes
         self._config = config
-        self._compare = compare
         self._slot_s = slot_s
-        self._looked: dict[tuple[str, float, str], int] = {}
+        self._most = most_turns_a_day
+        self._key: tuple[str, str, float] | None = None
+        self.test = GuardTest(config, 0.0)
+        self._expected: tuple[Mapping[Person, float], ...] = ({}, {}, {})
+        self._people: dict[Person, int] = {}
+        self._next = 0
 
-    async def live(self, state: State, control: PolicyVersion, after: Cursor, now: float) -> Harm | None:
-        """Live against control since live shipped: acceptance, engine errors and users who came again the next day, a third of alpha each.
-
-        `after` is the place in the log of the line that put it live: looks are counted from there, so a restart goes on with them.
-        """
-        live = state.live
+    async def live(self, state: State, control: PolicyVersion, now: float) -> Harm | None:
+        """Live against control since live shipped: acceptance, engine errors, users who came again the next day: a third of alpha each."""
+        live, since = state.live, state.shipped_at
         if not self._config.enabled or live is None or control.hash == live.hash:
             return None
         await self._outcomes.refresh()
-        since, slot_s, outcomes = state.shipped_at, self._slot_s, self._outcomes
-        pairs: dict[str, Pair] = {
-            "acceptance against the control arm": (
-                outcomes.acceptance_by_slot(Arm.LIVE, live, since, now, slot_s),
-                lambda: outcomes.acceptance_by_slot(Arm.CONTROL, control, since, now, slot_s),
-            ),
-            "success rate against the control arm": (
-                outcomes.success_by_slot(Arm.LIVE, live, since, now, slot_s),
-                lambda: outcomes.success_by_slot(Arm.CONTROL, control, since, now, slot_s),
-            ),
-            "users who came again the next day against the control arm": (
-                outcomes.returned_by_day(Arm.LIVE, live, since, now),
-                lambda: outcomes.returned_by_day(Arm.CONTROL, control, since, now),
-            ),
-        }
-        return self._look(live, since, self._outcomes.upto - after, pairs)
+        if self._key != (live.hash, control.hash, since):
+            self._begin(live, control, since, now)
+        until = math.floor((now - self._outcomes.maturity_s) / self._slot_s)
+        if until <= self._next:
+            return None
+        for slot, measures in self._slots(live, control, since, until):
+            at = max(slot * self._slot_s, since)
+            if self.test.over(at):
+                self._people = {}
+            self.test.add({name: self._slot(measures[name], m, at) for m, name in enumerate(_MEASURES)}, at)
+        self._next = until
+        return self.test.harm()
+
+    def _begin(self, live: PolicyVersion, control: PolicyVersion, since: float, now: float) -> None:
+        """Begin with the period that is under way: earlier ones were decided on in their time."""
+        self._key = live.hash, control.hash, since
+        self.test = GuardTest(self._config, since, most_turns_a_day=self._most)
+        self._expected, self._people = (*self._outcomes.expected(since, self._slot_s), {}), {}
+        period = max(0, math.floor((now - self._outcomes.maturity_s - since) / self._config.period_s))
+        began = (since + period * self._config.period_s) / self._slot_s
+        # a slot belongs to the period in which it begins
+        self._next = math.ceil(began) if period else math.floor(began)
+
+    def _slots(
+        self, live: PolicyVersion, control: PolicyVersion, since: float, until: int
+    ) -> list[tuple[int, dict[str, _Rows]]]:
+        """The rows of the slots that are over and were not added yet, in order, by measure."""
+        found: dict[int, dict[str, _Rows]] = {}
+        begin, end = max(since, self._next * self._slot_s), until * self._slot_s + self._outcomes.maturity_s
+        for arm, policy in ((Arm.LIVE, live), (Arm.CONTROL, control)):
+            days = self._outcomes.returned_by_day(arm, policy, since, end)
+            read = (
+                self._outcomes.acceptance_by_slot(arm, policy, begin, end, self._slot_s),
+                self._outcomes.success_by_slot(arm, policy, begin, end, self._slot_s),
+                # a day counts in the slot in which it ends
+                {(math.ceil((day + 1) * DAY / self._slot_s) - 1, who): tally for (day, who), tally in days.items()},
+            )
+            for name, tallies in zip(_MEASURES, read, strict=True):
+                for (slot, person), (value, count) in tallies.items():
+                    if self._next <= slot < until:
+                        measures = found.setdefault(slot, {each: [] for each in _MEASURES})
+                        measures[name].append((person, arm is Arm.LIVE, value, count))
+        return sorted(found.items())
+
+    def _slot(self, rows: _Rows, measure: int, at: float) -> TimeSlot:
+        return TimeSlot(
+            day=int(at // DAY),
+            people_R=np.array([self._people.setdefault(row[0], len(self._people)) for row in rows], dtype=np.int64),
+            turns_R=np.array([row[3] for row in rows], dtype=np.float64),
+            good_R=np.array([row[2] for row in rows], dtype=np.float64),
+            expected_R=np.array([self._expected[measure].get(row[0], 0.0) for row in rows], dtype=np.float64),
+            treated_R=np.array([row[1] for row in rows], dtype=np.bool_),
+        )
 
     async def traffic(self, state: State, now: float) -> Traffic | None:
         """The last day's traffic of people who may take part in trials; None before there is an hour of it.
@@ -297,16 +332,3 @@ class ReleaseWatch:
             good += sum(value for value, _ in tally.values())
         a_day = round(turns * DAY / (now - since))
         return Traffic(people=len(people), turns=a_day, good=good / turns if turns else 0.0)
-
-    def _look(self, policy: PolicyVersion, since: float, rows: int, pairs: Mapping[str, Pair]) -> Harm | None:
-        """The harm found by the looks that are due, if any. The measures share alpha equally."""
-        config = self._config.model_copy(update={"alpha": self._config.alpha / len(pairs)})
-        for measure, (watched, baseline) in pairs.items():
-            look = look_due(total(watched), rows, self._outcomes.window, config)
-            key = policy.hash, since, measure
-            if look is None or look <= self._looked.get(key, -1):
-                continue
-            self._looked[key] = look
-            if harm := judge(measure, *side_by_side(watched, baseline()), look, config, self._compare):
-                return harm
-        return None

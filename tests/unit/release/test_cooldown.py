@@ -19,7 +19,6 @@ from tests.fakes.release_world import (
 
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.report import Verdict
-from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.controller import FROZEN
 from ostinato.release.guard import Harm
 from ostinato.release.ledger import ReleaseLedger
@@ -35,8 +34,8 @@ class Complaints:
     def __init__(self, *about):
         self.about = about
 
-    async def live(self, state, control, after, now):
-        return Harm(measure="acceptance", loss=0.3, at_least=0.2, look=0) if state.live in self.about else None
+    async def live(self, state, control, now):
+        return Harm(measure="acceptance", loss=0.3, at_least=0.2, period=0) if state.live in self.about else None
 
 
 def guarded(disk, time, *harmful, judge=None, **rules):
@@ -136,7 +135,7 @@ async def test_after_too_many_in_a_day_what_passes_waits_for_a_person_who_ends_i
 async def test_after_too_many_in_a_day_no_trial_begins_until_a_person_ships(disk):
     time = Time()
     await frozen(disk, time)
-    control = controller(disk, FakeJudge(), time, clustered_difference, **QUICK | RULES)
+    control = controller(disk, FakeJudge(), time, guarded=True, **QUICK | RULES)
     disk.publish(V8)
     await settle(control)
     assert disk.events()[-1] == ("rolled_back", 0)

@@ -1,109 +1,133 @@
-"""The guard goes on looking as long as a release stands, and all its looks together stay within alpha."""
+"""The guard looks after every slot as long as a release stands, and all its looks together stay within alpha."""
 
 import random
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from ostinato.core.records import Arm, PolicyVersion
-from ostinato.evaluate.statistics import clustered_difference
-from ostinato.release.guard import GuardConfig, judge, look_due
+from ostinato.release.guard import GuardConfig, GuardTest
 from ostinato.release.ledger import State
 from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.pace import DAY
+from ostinato.release.trial.contrast import TimeSlot
 from ostinato.release.watch import Outcomes, ReleaseWatch
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn
 
 V0, V3 = (PolicyVersion(number=n, hash=f"{n:064x}") for n in (0, 3))
-STATE = State(releases=(V0, V3), shipped_at=1.0)
-WINDOW = 600
-RULES = GuardConfig(min_outcomes=30)
+SLOT_S = 1800.0
+BEGAN = 1000.0 * SLOT_S
+STATE = State(releases=(V0, V3), shipped_at=BEGAN)
+PERIOD = 20
+RULES = GuardConfig(min_outcomes=30, period_s=PERIOD * SLOT_S)
 
 
 class Product:
-    """Ten users on each side, who say after each turn whether it was good."""
+    """Twenty users on each side, who differ, and say after each turn whether it was good. A round is a slot."""
 
-    def __init__(self):
+    def __init__(self, window=100_000):
         self.log, self.random, self.rounds = MemoryLog(), random.Random(0), 0
-        self.looks = []
+        self.window = window
+        self.own = [self.random.uniform(-0.25, 0.25) for _ in range(40)]
         self.watch = self.started()
 
     def started(self):
-        outcomes = Outcomes(self.log, OutcomeConfig(maturity_s=0.0, window=WINDOW))
-        return ReleaseWatch(outcomes, RULES, self._compare, 1800.0)
+        return ReleaseWatch(
+            Outcomes(self.log, OutcomeConfig(maturity_s=0.0, window=self.window)), RULES, SLOT_S, most_turns_a_day=1e9
+        )
 
-    def _compare(self, watched, baseline, confidence):
-        self.looks.append(self.rounds)
-        return clustered_difference(watched, baseline, confidence)
+    async def serve(self, worth, at, arms=((Arm.LIVE, V3), (Arm.CONTROL, V0))):
+        for n in range(40):
+            arm, policy = arms[n % 2]
+            for turn_number in range(2):
+                made = a_turn(f"{at}:{n}:{turn_number}", user=f"u{n}", arm=arm, version=policy.number, ended_at=at)
+                turn = replace(made, propensity=0.5)
+                good = self.random.random() < (worth if arm is Arm.LIVE else 0.7) + self.own[n]
+                await self.log.append(turn, a_signal(turn, "accepted" if good else "rejected", at=at, id=turn.id))
 
     async def round(self, worth):
+        at = BEGAN + self.rounds * SLOT_S + 1.0
         self.rounds += 1
-        for n in range(20):
-            arm, policy = ((Arm.LIVE, V3), (Arm.CONTROL, V0))[n % 2]
-            made = a_turn(
-                f"{self.rounds}:{n}", user=f"u{n}", arm=arm, version=policy.number, ended_at=1.0 + self.rounds
-            )
-            turn = replace(made, propensity=0.5)
-            good = self.random.random() < (worth if arm is Arm.LIVE else 0.7)
-            name = "accepted" if good else "rejected"
-            await self.log.append(turn, a_signal(turn, name, at=1.0 + self.rounds, id=turn.id))
-        return await self.watch.live(STATE, V0, 0, 2.0 + self.rounds)
+        await self.serve(worth, at)
+        return await self.watch.live(STATE, V0, BEGAN + self.rounds * SLOT_S)
 
 
-async def test_harm_that_begins_after_the_window_is_full_is_found():
+async def test_harm_that_begins_late_is_found_since_each_period_is_looked_at_by_itself():
     product = Product()
-    for _ in range(200):
+    for _ in range(3 * PERIOD):
         assert await product.round(0.7) is None
-    found = [await product.round(0.2) for _ in range(60)]
+    found = [await product.round(0.2) for _ in range(PERIOD)]
     harm = next(each for each in found if each is not None)
     assert harm.measure == "acceptance against the control arm"
+    assert harm.period == 3
 
 
-async def test_a_look_follows_each_time_the_log_has_grown_by_a_window_and_a_restart_counts_on():
+async def test_a_slot_is_looked_at_once_and_a_restart_goes_on_in_the_same_period():
     product = Product()
-    for _ in range(150):
-        await product.round(0.7)
-    late = sorted({at for at in product.looks if at > 15})
-    assert late == list(range(30, 151, 15)), "15 rounds are 600 rows"
+    for _ in range(PERIOD + 3):
+        await product.round(0.55)
+    now = BEGAN + product.rounds * SLOT_S
+    followed = product.watch.test.effects()
+    assert await product.watch.live(STATE, V0, now + 0.9 * SLOT_S) is None
+    assert product.watch.test.effects() == followed, "no slot has ended since"
     product.watch = product.started()
-    await product.round(0.7)
-    assert product.looks[-2:] == [151, 151], "a restart may repeat the last look"
-    for _ in range(13):
-        await product.round(0.7)
-    assert product.looks[-1] == 151
+    await product.watch.live(STATE, V0, now)
+    assert product.watch.test.period == 1
+    assert product.watch.test.effects() == followed
 
 
-def test_looks_go_on_by_rows_where_doublings_end():
-    config = GuardConfig(min_outcomes=60)
-    assert [look_due(59, rows, 1_000, config) for rows in (0, 5_000)] == [None, None]
-    assert [look_due(960, rows, 1_000, config) for rows in (0, 999, 1_000, 1_999, 3_500)] == [4, 4, 5, 5, 7]
-    assert look_due(960, 5_000, 59, config) == 4, "a window that holds no look at all says nothing of its doublings"
+async def test_what_people_did_in_the_week_before_makes_the_comparison_sharper_and_moves_it_nowhere():
+    known, unknown = Product(), Product()
+    for product in (known, unknown):
+        days = range(1, 40) if product is known else ()
+        for slot in days:
+            await product.serve(0.7, BEGAN - slot * SLOT_S, ((Arm.LIVE, V0), (Arm.CONTROL, V0)))
+        product.random.seed(7)
+        for _ in range(PERIOD):
+            await product.round(0.6)
+    name = "acceptance against the control arm"
+    sharp, dull = (product.watch.test.effects()[name] for product in (known, unknown))
+    assert sharp.variance < 0.5 * dull.variance
+    assert sharp.difference == pytest.approx(-0.1, abs=3 * sharp.variance**0.5)
 
 
-def condemned(rng, *, windows=30, users=40):
-    """An equally good release, all of whose looks are at windows that overlap by half, of users who differ and stay as they are."""
-    config = GuardConfig(alpha=0.1, tolerance=0.0)
-    rates = rng.beta(2, 2, (2, users))
-    halves = rng.binomial(10, rates, (windows + 1, 2, users))
-    for number in range(windows):
-        good = halves[number] + halves[number + 1]
-        watched, baseline = ({("t", f"{side}{n}"): (float(good[side][n]), 20) for n in range(users)} for side in (0, 1))
-        if judge("acceptance", watched, baseline, number, config, clustered_difference):
+def slot_of(rng, rates, live, number):
+    count = len(rates)
+    return TimeSlot(
+        day=number // 48,
+        people_R=np.arange(count),
+        turns_R=np.full(count, 2.0),
+        good_R=rng.binomial(2, rates).astype(float),
+        expected_R=np.full(count, 0.5),
+        treated_R=live,
+    )
+
+
+def condemned(rng, *, loss=0.0, users=60, control=0.3, slots=40):
+    """A release that is looked at after every slot, of users who differ and stay as they are."""
+    test = GuardTest(GuardConfig(alpha=0.1, tolerance=0.0, period_s=20 * SLOT_S), 0.0, most_turns_a_day=1e9)
+    live = np.arange(users) >= control * users
+    rates = np.clip(rng.beta(2, 2, users) - loss * live, 0.0, 1.0)
+    for number in range(slots):
+        test.add({"acceptance": slot_of(rng, rates, live, number)}, number * SLOT_S)
+        if test.harm():
             return True
     return False
 
 
-def test_an_equally_good_release_is_condemned_within_alpha_over_many_windows():
+def test_an_equally_good_release_is_condemned_within_alpha_over_all_looks_and_periods():
     rng = np.random.default_rng(5)
-    assert sum(condemned(rng) for _ in range(150)) / 150 <= 0.1
+    assert sum(condemned(rng) for _ in range(60)) / 60 <= 0.1
+    assert sum(condemned(rng, loss=0.35) for _ in range(20)) >= 17
 
 
 async def returns(leave, days):
     """Two hundred users a side who come every day, until those of live leave. What the guard found at the end of each day."""
     log, chance, gone, found = MemoryLog(), random.Random(1), set(), []
-    outcomes = Outcomes(log, OutcomeConfig(maturity_s=0.0, window=WINDOW))
-    guard = ReleaseWatch(outcomes, RULES, clustered_difference, 1800.0)
+    outcomes = Outcomes(log, OutcomeConfig(maturity_s=0.0, window=600))
+    guard = ReleaseWatch(outcomes, GuardConfig(min_outcomes=30), SLOT_S)
     for day in range(days):
         for n in range(400):
             arm, policy = ((Arm.LIVE, V3), (Arm.CONTROL, V0))[n % 2]
@@ -114,7 +138,7 @@ async def returns(leave, days):
             await log.append(replace(made, propensity=0.5))
             if arm is Arm.LIVE and chance.random() < leave:
                 gone.add(n)
-        found.append(await guard.live(replace(STATE, shipped_at=0.0), V0, 0, (day + 0.9) * DAY))
+        found.append(await guard.live(replace(STATE, shipped_at=0.0), V0, (day + 0.9) * DAY))
     return found
 
 

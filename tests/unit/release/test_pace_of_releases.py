@@ -3,7 +3,6 @@
 import pytest
 from tests.fakes.release_world import QUICK, V0, V3, V5, V8, FakeJudge, controller, on_trial
 
-from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.pace import DAY
 from ostinato.release.trial.config import HOUR
 
@@ -20,7 +19,7 @@ async def test_traffic_is_counted_up_to_a_day_and_the_ledgers_trials_are_counted
     assert (found.tried, found.spent.trials, found.spent.verdicts) == (True, 1, 1)
     assert found.spent.false_ships == pytest.approx(QUICK["trial"].ship_alpha)
     assert found.cadence.margin == QUICK["trial"].margin
-    again = controller(disk, FakeJudge(), crowd.time, clustered_difference, **QUICK)
+    again = controller(disk, FakeJudge(), crowd.time, guarded=True, **QUICK)
     assert await again.pace(gate_alpha=0.1) == found
 
 

@@ -33,11 +33,11 @@ from ostinato.core.errors import BadRequest, Conflict, NotFound, Unavailable
 from ostinato.core.records import Arm, Batch, Finish, PolicyVersion, ReleaseEvent, Sampling, Signal, Source, Span, Turn
 from ostinato.core.report import Verdict
 from ostinato.core.seams import Releases
-from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.controller import ReleaseConfig, ReleaseController
 from ostinato.release.guard import GuardConfig
 from ostinato.release.ledger import ReleaseLedger, State, fold
 from ostinato.release.metrics.config import OutcomeConfig
+from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.group_sequential import ShipPlan
 from ostinato.testing.records import a_turn
 
@@ -243,7 +243,7 @@ async def test_shipping_by_hand_ends_a_trial_and_forgives_a_refusal(disk):
     assert V3.hash in control.ledger.state.refused
     await control.ship(V3, "the suite is wrong", actor="ann")
     assert control.ledger.state.refused == frozenset()
-    trial = controller(disk, FakeJudge(), Time(), clustered_difference, canary=True)
+    trial = controller(disk, FakeJudge(), Time(), guarded=True, canary=True)
     disk.publish(V5)
     assert (await trial.step()).action == "canary"
     disk.publish(V8)
@@ -636,12 +636,14 @@ async def serve(disk, arm, policy, rates, turns, at, start=0):
 
 
 RATES = [0.35 + 0.02 * i for i in range(12)]
-GUARDED = {"guard": GuardConfig(min_outcomes=60), "outcomes": OutcomeConfig(maturity_s=5.0)}
+GUARDED = {
+    "guard": GuardConfig(min_outcomes=60), "outcomes": OutcomeConfig(maturity_s=5.0), "trial": TrialConfig(slot_s=10.0)
+}  # fmt: skip
 
 
 async def guarded(disk, loss):
     time = Time()
-    control = controller(disk, FakeJudge(), time, clustered_difference, **GUARDED)
+    control = controller(disk, FakeJudge(), time, guarded=True, **GUARDED)
     await control.bootstrap(V0)
     disk.publish(V3)
     await control.step()
@@ -649,7 +651,7 @@ async def guarded(disk, loss):
     await serve(disk, Arm.CONTROL, V0, RATES, 20, time.now)
     await serve(disk, Arm.LIVE, V3, [rate - loss for rate in RATES], 20, time.now)
     assert await control.watch() is None  # not one outcome is mature yet
-    time.now += 10
+    time.now += 20
     return control, await control.watch()
 
 
@@ -671,7 +673,7 @@ async def test_live_that_is_as_good_stays(disk):
 async def test_an_outage_of_the_product_rolls_nothing_back(disk):
     """Everybody accepts less from one moment on, whatever answers them: release after release stays."""
     time = Time()
-    control = controller(disk, FakeJudge(), time, clustered_difference, **GUARDED)
+    control = controller(disk, FakeJudge(), time, guarded=True, **GUARDED)
     await control.bootstrap(V0)
     await serve(disk, Arm.LIVE, V0, RATES, 20, time.now - 10)
     for policy in (V3, V5, V8):
@@ -680,7 +682,7 @@ async def test_an_outage_of_the_product_rolls_nothing_back(disk):
         time.now += 50
         for arm, served in ((Arm.CONTROL, V0), (Arm.LIVE, policy)):
             await serve(disk, arm, served, [rate - 0.35 for rate in RATES], 20, time.now, start=100 * policy.number)
-        time.now += 10
+        time.now += 20
         assert await control.watch() is None
     assert disk.refs["live"] == "m8"
 
@@ -721,7 +723,7 @@ async def test_the_gate_is_told_how_long_ago_another_candidate_was_looked_at(dis
 async def test_the_plan_of_the_looks_is_in_the_trials_first_line_and_a_restart_goes_on_with_it(disk):
     """With an hour of traffic the plan decides; an hour of the crowd's turns is what the trial's 200 seconds can expect."""
     time = Time()
-    control = controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
+    control = controller(disk, FakeJudge(), time, guarded=True, **QUICK)
     await control.bootstrap(V0)
     crowd = Crowd(disk, control, time, {V0: 0.5, V3: 0.75})
     await crowd.slot()
@@ -735,7 +737,7 @@ async def test_the_plan_of_the_looks_is_in_the_trials_first_line_and_a_restart_g
     assert (plan.alpha, plan.limit_s) == (0.05, 200.0)
     assert 0.0 < plan.information["acceptance"] < 856.4, "a single test of ten points needs so much"
     await crowd.slot()
-    crowd.control = controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
+    crowd.control = controller(disk, FakeJudge(), time, guarded=True, **QUICK)
     await crowd.control.bootstrap(V0)
     assert crowd.control.ledger.state.trial.plan == plan
     event = await crowd.until("shipped")
@@ -753,7 +755,7 @@ async def test_what_was_called_better_is_noted_as_lasting_or_not_by_a_restarted_
     crowd.worth[V3] = later
     for _ in range(8):
         await crowd.slot()
-    control = controller(disk, FakeJudge(), crowd.time, clustered_difference, **(QUICK | {"trial": trial}))
+    control = controller(disk, FakeJudge(), crowd.time, guarded=True, **(QUICK | {"trial": trial}))
     await control.bootstrap(V0)
     crowd.control = control
     event = await crowd.until(action, slots=12)
@@ -840,7 +842,7 @@ async def test_a_restarted_controller_goes_on_with_the_same_numbers(disk):
         await crowd.slot()
         await control.step()
     crowd.time.now += 6.0
-    again = controller(disk, FakeJudge(), crowd.time, clustered_difference, **QUICK)
+    again = controller(disk, FakeJudge(), crowd.time, guarded=True, **QUICK)
     await again.ledger.refresh()
     record, began = again.ledger.state.trial, again.ledger.trial_began
     readings = []
@@ -858,7 +860,7 @@ async def crowd_free_look(control, record, began, now):
 
 async def test_a_trial_that_is_switched_off_in_mid_air_ships_nothing_unseen(disk):
     await on_trial(disk, {V3: 0.5})
-    off = controller(disk, FakeJudge(), Time(), clustered_difference)
+    off = controller(disk, FakeJudge(), Time(), guarded=True)
     event = await off.step()
     assert (event.action, event.policy) == ("blocked", V3)
     assert "switched off" in event.reason
@@ -924,7 +926,7 @@ async def told_with_deaths(disk):
     time = Time()
 
     def fresh():
-        return controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
+        return controller(disk, FakeJudge(), time, guarded=True, **QUICK)
 
     control = fresh()
     crowd = Crowd(disk, control, time, {V0: 0.5, V3: 1.0}, share=0.6, each=1)

@@ -3,8 +3,6 @@
 import pytest
 from tests.fakes.release_world import QUICK, V0, V3, FakeJudge, controller, on_trial, started
 
-from ostinato.evaluate.statistics import clustered_difference
-
 WIN = {"require": "win"}
 
 
@@ -40,6 +38,6 @@ async def test_what_users_show_to_be_better_ships_though_the_gate_did_not(disk):
 
 async def test_a_trial_keeps_the_rule_that_it_began_under(disk):
     _, crowd = await on_trial(disk, {V3: 0.5}, rules=QUICK | WIN)
-    crowd.control = controller(disk, FakeJudge(), crowd.time, clustered_difference, **QUICK)
+    crowd.control = controller(disk, FakeJudge(), crowd.time, guarded=True, **QUICK)
     event = await crowd.until("blocked", "shipped")
     assert (event.action, crowd.control.live) == ("blocked", V0)

@@ -4,15 +4,40 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from ostinato.evaluate.statistics import clustered_difference
-from ostinato.release.watch import side_by_side
+from ostinato.release.trial.contrast import NOTHING, Contrast, TimeSlot
 
 
-def mean(tally):
-    return math.fsum(value for value, _ in tally.values()) / math.fsum(count for _, count in tally.values())
+def compared(live, control):
+    """The effect over the slots, as the guard adds them up."""
+    contrast, numbers = Contrast(1e9), {}
+    for slot in sorted({at for at, _ in (*live, *control)}):
+        rows = [
+            (numbers.setdefault(person, len(numbers)), treated, value, count)
+            for treated, tallies in ((True, live), (False, control))
+            for (at, person), (value, count) in tallies.items()
+            if at == slot
+        ]
+        people, treated, good, turns = (np.array(column) for column in zip(*rows, strict=True))
+        contrast.add(
+            TimeSlot(
+                day=slot // 24,
+                people_R=people,
+                turns_R=turns.astype(float),
+                good_R=good,
+                expected_R=np.full(len(rows), 0.5),
+                treated_R=treated,
+            )
+        )
+    return contrast.effect()
+
+
+def error(effect):
+    return effect.variance**0.5
 
 
 def pooled(tallies):
@@ -42,29 +67,28 @@ def test_an_outage_before_a_candidate_took_half_of_lives_users_is_not_lives_faul
     live = served(rng, 400, rates, [800] * 12 + [400] * 12, name="l")
     control = served(rng, 100, rates, [200] * 24, name="c")
     assert clustered_difference(pooled(live), pooled(control), 0.99).upper < -0.05
-    found = clustered_difference(*side_by_side(live, control), 0.99)
-    assert abs(found.mean) < 0.03
-    assert found.lower < 0.0 < found.upper
+    found = compared(live, control)
+    assert abs(found.difference) < 0.03
+    assert abs(found.difference) < 2.576 * error(found)
 
 
 def test_the_hours_add_nothing_to_the_spread_between_people():
     rng = np.random.default_rng(8)
     rates = [0.9, 0.1] * 12
     live, control = (served(rng, 1_000, rates, [200] * 24, name=name) for name in "lc")
-    apart = clustered_difference(*side_by_side(live, control), 0.95)
     together = clustered_difference(pooled(live), pooled(control), 0.95)
-    assert apart.error < 0.8 * together.error
+    assert error(compared(live, control)) < 0.8 * together.error
 
 
 @pytest.mark.parametrize("swing", [0.0, 0.3])
 def test_equally_good_arms_are_told_apart_as_often_as_the_level_says(swing):
-    rng, wrong, runs = np.random.default_rng(9), 0, 400
+    rng, wrong, runs = np.random.default_rng(9), 0, 200
     for _ in range(runs):
         rates = 0.5 + swing * np.sin(np.arange(24))
         live = served(rng, 60, rates, rng.integers(40, 200, 24), name="l")
         control = served(rng, 12, rates, rng.integers(5, 20, 24), name="c")
-        found = clustered_difference(*side_by_side(live, control), 0.9)
-        wrong += not found.lower <= 0.0 <= found.upper
+        found = compared(live, control)
+        wrong += abs(found.difference) > stats.t.ppf(0.95, max(found.freedom - 1.0, 1.0)) * error(found)
     assert wrong / runs < 0.1 + 2 * math.sqrt(0.1 * 0.9 / runs)
 
 
@@ -73,15 +97,17 @@ def test_a_loss_in_every_hour_is_found_whole():
     rates = [0.8, 0.4] * 24
     live = served(rng, 300, rates, [600] * 48, name="l", loss=0.1)
     control = served(rng, 300, rates, [600] * 48, name="c")
-    found = clustered_difference(*side_by_side(live, control), 0.99)
-    assert found.lower < -0.1 < found.upper < -0.05
+    found = compared(live, control)
+    lower, upper = found.difference - 2.576 * error(found), found.difference + 2.576 * error(found)
+    assert lower < -0.1 < upper < -0.05
 
 
 def test_an_arm_whose_outcomes_are_all_good_keeps_the_spread_that_stands_in_for_none():
     rng = np.random.default_rng(11)
     live = served(rng, 40, [0.5, 0.7], [40, 40], name="l")
     control = {(slot, ("t", f"c{n}")): (1.0, 1) for slot in (0, 1) for n in range(5)}
-    assert clustered_difference(*side_by_side(live, control), 0.99).upper > 0.0
+    found = compared(live, control)
+    assert found.difference + stats.t.ppf(0.995, found.freedom - 1.0) * error(found) > 0.0
 
 
 counts = st.dictionaries(
@@ -103,12 +129,11 @@ def test_the_difference_is_the_weighted_mean_of_the_hours_differences(treated, c
         if turns and others:
             each = turns * others / (turns + others)
             weighted, weight = weighted + each * (good / turns - others_good / others), weight + each
-    one, other = side_by_side(treated, control)
+    found = compared(treated, control)
     if not weight:
-        assert (one, other) == ({}, {})
+        assert found == NOTHING
         return
-    assert mean(one) - mean(other) == pytest.approx(weighted / weight, abs=1e-9)
-    assert set(one) <= {person for _, person in treated}
+    assert found.difference == pytest.approx(weighted / weight, abs=1e-9)
 
 
 @given(counts, counts)
@@ -116,9 +141,4 @@ def test_one_slot_alone_is_the_plain_comparison(treated, control):
     treated, control = ({(0, person): tally for (_, person), tally in each.items()} for each in (treated, control))
     if len(treated) > 1 and len(control) > 1:
         plain = clustered_difference(pooled(treated), pooled(control), 0.9)
-        found = clustered_difference(*side_by_side(treated, control), 0.9)
-        assert (found.mean, found.df) == pytest.approx((plain.mean, plain.df), abs=1e-9)
-        means = {id(each): mean(pooled(each)) for each in (treated, control)}
-        away = [abs(value - means[id(each)] * count) for each in (treated, control) for value, count in each.values()]
-        assume(min(away) > 1e-6)  # of people, only those who differ from the mean are counted
-        assert found.error == pytest.approx(plain.error, abs=1e-9)
+        assert compared(treated, control).difference == pytest.approx(plain.mean, abs=1e-9)

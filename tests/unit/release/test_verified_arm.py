@@ -15,7 +15,6 @@ from tests.fakes.release_world import (
     settle,
 )
 
-from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.controller import RunningStanding
 from ostinato.release.metrics.config import OutcomeConfig
 from ostinato.release.trial.config import TrialConfig
@@ -33,7 +32,7 @@ RULES = {
 
 async def standing(disk, worth, **settings):
     time = Time()
-    control = controller(disk, FakeJudge(), time, clustered_difference, **RULES)
+    control = controller(disk, FakeJudge(), time, guarded=True, **RULES)
     await control.bootstrap(V0)
     crowd = Crowd(disk, control, time, {V0: 0.5} | worth, **settings)
     crowd.loaded, crowd.verified = {"live", "verified"}, SHARE

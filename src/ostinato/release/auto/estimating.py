@@ -14,7 +14,8 @@ This assumes that an arm's rated answers are like its others: a bias in which an
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ from ostinato.release.auto.offpolicy import (
 _FEW = 0.01  # of the turns: with a smaller effective number the estimates rest on hardly anything
 # times as many turns an episode as another arm: if more, other draws would have made another number of turns
 _EVEN = 1.1
+_DRIFT = 0.02  # probability that the advice names a drift where there is none, shared by the arms
+_DRIFT_USERS = 10  # with a reward in each half, below which an arm's drift is not judged
 _ALIKE = 0.8  # of the most rated arm's share of rated answers: an arm below it is rated by other people, or differently
 
 
@@ -79,7 +82,8 @@ async def prospect(log: Log, shares: Mapping[str, float], config: RouterConfig) 
     """What `shares` would have earned per turn, estimated from every turn in the log that Auto dealt.
 
     Where an arm was not available, its share goes to the others in proportion, as it would have. An answer that failed counts as the least
-    reward. An unknown cost counts as 0. An arm is taken as one, whatever weights it had at the time.
+    reward. An unknown cost counts as 0. An arm is taken as one, whatever weights it had at the time: the advice names an arm whose rewards
+    changed between the two halves of the log, as those of an arm that learns do.
     The intervals hold for one look at the log, not for looking until the result pleases.
 
     Raises:
@@ -189,4 +193,32 @@ def _advice(dealt: Sequence[_Dealt], worth: float, uneven: Mapping[str, float]) 
     if parts and min(parts.values()) < _ALIKE * max(parts.values()):
         named = ", ".join(f"{part:.0%} of {arm}'s" for arm, part in parts.items())
         said.append(f"rewards are known of {named} answers: each arm's others are taken to be like those")
+    drifting = {arm: means for arm in sorted(answers) if (means := _drift(dealt, arm, _DRIFT / len(answers)))}
+    said += [
+        f"{arm}'s mean reward went from {before:.3g} to {after:.3g} between the halves of these turns, and an arm is taken as one: other "
+        f"shares for it would have earned something else, so estimate again from turns after its last release"
+        for arm, (before, after) in drifting.items()
+    ]
     return "; ".join(said)
+
+
+def _drift(dealt: Sequence[_Dealt], arm: str, level: float) -> tuple[float, float] | None:
+    """The mean rewards of an arm's answers in the log's two halves, if they differ significantly; clustered by user, with Student's t."""
+    from scipy import special  # takes a quarter of a second to import
+
+    rated = [
+        (place >= len(dealt) / 2, each.person, each.reward)
+        for place, each in enumerate(dealt)
+        if each.pick.arm == arm and not each.failed and each.reward is not None
+    ]
+    halves = [[row for row in rated if row[0] == late] for late in (False, True)]
+    fewest = min(len({person for _, person, _ in half}) for half in halves)
+    if fewest < _DRIFT_USERS:
+        return None
+    means = [sum(reward for _, _, reward in half) / len(half) for half in halves]
+    influence: defaultdict[Person, float] = defaultdict(float)
+    for late, person, reward in rated:
+        influence[person] += (1.0 if late else -1.0) * (reward - means[late]) / len(halves[late])
+    error = math.sqrt(sum(each**2 for each in influence.values()) * fewest / (fewest - 1))
+    beyond = abs(means[1] - means[0]) > -float(special.stdtrit(fewest - 1, level / 2.0)) * error
+    return (means[0], means[1]) if beyond else None

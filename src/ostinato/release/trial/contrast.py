@@ -91,7 +91,8 @@ class Contrast:
     ``psi_u = sum_j +-w_j (r_uj - n_uj mean r_j) / n_arm,j``: a person who comes back is one person (the delta method for a ratio of
     sums, clustered by person; Deng et al., arXiv 1803.06336). Each side is corrected by k / (k - 1) for its k effective people,
     ``k = (sum psi^2)^2 / sum psi^4``. A side whose people all said the same has no spread of its own: it gets that of Agresti and Caffo
-    (The American Statistician 54, 2000), with one more good and one more bad person.
+    (The American Statistician 54, 2000), with one more good and one more bad person, or that of the expected outcomes, if it is larger:
+    they are part of the difference.
 
     Args:
         most_turns_a_day: turns of one person and day that count; a slot that goes beyond is scaled down in proportion.
@@ -157,14 +158,14 @@ class Contrast:
         total, fourth = float(square_U.sum()) * largest**2, float((square_U**2).sum())
         units, good = self._units[index], self._good[index]
         alike = good <= 0.0 or good >= units * (1.0 - _EXACT)
-        # where all said the same, neither rounding errors nor differences of the expected outcomes are a spread
-        if total > _ROUNDING * self._weight**2 and not alike:
-            people = float(square_U.sum()) ** 2 / fourth
-            spread = total / self._weight**2
-            return (spread * people / (people - 1.0) if people > 1.0 else float("inf")), people
-        people = float(side_U.sum())
+        people, spread = float(side_U.sum()), 0.0
+        if total > _ROUNDING * self._weight**2:
+            effective, spread = float(square_U.sum()) ** 2 / fourth, total / self._weight**2
+            if not alike:
+                return (spread * effective / (effective - 1.0) if effective > 1.0 else float("inf")), effective
+        # where all said the same, rounding errors and differences of the expected outcomes alone do not make a spread
         share = (good / units * people + 1.0) / (people + 2.0)
-        return share * (1.0 - share) / (people + 2.0), people
+        return max(spread, share * (1.0 - share) / (people + 2.0)), people
 
     def _capped(self, slot: TimeSlot) -> tuple[Floats, Floats, Floats]:
         """Turns, units and outcomes, scaled down for people who are past their daily limit of turns."""

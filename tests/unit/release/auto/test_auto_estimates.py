@@ -136,3 +136,36 @@ async def test_what_cannot_be_estimated_is_said():
         await prospect(log, {"new": 1.0}, CONFIG)
     with pytest.raises(NotFound, match="two users"):
         await prospect(MemoryLog(), {"live": 1.0}, CONFIG)
+
+
+async def a_log_of_an_arm_that_learns(gain, turns=1500, seed=1):
+    """Live gains so much over the log, while the router leaves it more and more."""
+    rng, log = np.random.default_rng(seed), MemoryLog()
+    taste = rng.uniform(-0.2, 0.2, 300)
+    for i in range(turns):
+        past = i / turns
+        odds = {"live": 0.7 - 0.5 * past, "large": 0.3 + 0.5 * past}
+        arm, user = drawn(odds, float(rng.random())), int(rng.integers(300))
+        turn = a_dealt_turn(f"t{i}:0", arm, user=f"u{user}", odds=odds, episode=f"e{i}")
+        worth = 0.4 + taste[user] + (gain * past if arm == "live" else 0.0)
+        await log.append(turn, a_reward(turn, float(rng.random() < worth)))
+    return log
+
+
+async def test_an_arm_that_learns_while_the_router_leaves_it_ends_in_advice():
+    found = await prospect(await a_log_of_an_arm_that_learns(0.3), {"live": 1.0}, CONFIG)
+    assert found.advice.startswith("live's mean reward went from 0.4")
+    assert "large's" not in found.advice
+    told = 0
+    for seed in range(12):
+        still = await prospect(await a_log_of_an_arm_that_learns(0.0, 600, seed), {"live": 1.0}, CONFIG)
+        told += still.advice != ""
+    assert told <= 1, "told by chance in one log of fifty"
+
+
+async def test_of_few_users_no_drift_is_told():
+    log, odds = MemoryLog(), {"live": 0.5, "large": 0.5}
+    for i in range(200):
+        turn = a_dealt_turn(f"t{i}:0", ("live", "large")[i % 2], user=f"u{i % 9}", odds=odds, episode=f"e{i}")
+        await log.append(turn, a_reward(turn, float(i >= 100)))
+    assert (await prospect(log, {"live": 1.0}, CONFIG)).advice == ""

@@ -221,3 +221,24 @@ def test_many_small_tenants_are_as_uncertain_as_their_people():
         differences.append(effect.difference)
         variances.append(effect.variance)
     assert np.var(differences) < 1.6 * np.median(variances)
+
+
+def test_where_all_reject_everything_the_expected_outcomes_are_still_a_spread():
+    """An outage at the start of a trial: what differs is only who was dealt to which arm."""
+    beyond, rng = 0, np.random.default_rng(4)
+    for _ in range(200):
+        contrast, expected_R = Contrast(), rng.beta(3.0, 2.0, 60)
+        people = np.arange(60)
+        contrast.add(
+            TimeSlot(
+                day=0,
+                people_R=people,
+                turns_R=np.full(60, 4.0),
+                good_R=np.zeros(60),
+                expected_R=expected_R,
+                treated_R=people < 30,
+            )
+        )
+        effect = contrast.effect()
+        beyond += abs(effect.difference) > 2.576 * effect.variance**0.5
+    assert beyond / 200 <= 0.03

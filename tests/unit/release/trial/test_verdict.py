@@ -8,6 +8,7 @@ from ostinato.release.metrics.config import MetricConfig
 from ostinato.release.metrics.metric import metrics_of
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.contrast import NOTHING, Effect, log_evidence
+from ostinato.release.trial.group_sequential import GroupSequentialTest, ShipPlan
 from ostinato.release.trial.verdict import read, told
 
 CONFIG = TrialConfig()
@@ -86,3 +87,27 @@ def test_of_what_nobody_said_nothing_is_told():
     assert (reading.enough, reading.worse, reading.not_worse, reading.better) == (False, False, False, False)
     shown = told(reading, metric, None)
     assert [shown[key] for key in ("estimate", "lower", "upper")] == [None, None, None]
+
+
+def test_a_goal_with_planned_looks_is_not_worse_by_the_last_of_them_alone():
+    """At an error of 0.85 points and a margin of two, the plan's whole information rules the margin out, and the sequence does not."""
+    plan = ShipPlan(information={"a": 1 / 0.0085**2}, alpha=0.05, limit_s=9.0)
+
+    def reading(*looks, now):
+        test = GroupSequentialTest(plan.information["a"], plan)
+        for seconds, found in enumerate(looks):
+            test.add(found, float(seconds))
+        return read({"a": now}, goals("a"), CONFIG, {"a": test})["a"]
+
+    equal, sure = effect(0.0, 0.0085), effect(0.0, 0.004)
+    assert not read({"a": equal}, goals("a"), CONFIG)["a"].not_worse
+    planned = reading(equal, now=equal)
+    assert planned.not_worse
+    assert -0.02 < planned.bound < -0.014
+    assert read({"a": sure}, goals("a"), CONFIG)["a"].not_worse
+    early = reading(now=sure)
+    assert (early.not_worse, early.bound) == (False, None), (
+        "the sequence does not ship beside the plan: that would spend alpha twice"
+    )
+    assert not reading(equal, effect(-0.01, 0.005), now=equal).not_worse, "the last look, not the best one"
+    assert not reading(equal, now=effect(0.0, 0.0085, people=3.0)).not_worse, "too few people"
