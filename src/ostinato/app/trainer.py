@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from ostinato.loop import Learner
 from ostinato.release.ledger import Ancestry, ReleaseLedger
 from ostinato.release.monitors.proxy_gap import gold_people
 from ostinato.reward.ledger_entries import Taught
+from ostinato.reward.line_credit import TokenBytes
 from ostinato.reward.pipeline import DeskSource, RewardDesk
 from ostinato.reward.protocol import Asker
 from ostinato.reward.runners import asker_of
@@ -30,6 +32,7 @@ from ostinato.weights.publish.publisher import Candidates, Overlapped, Published
 from ostinato.weights.publish.ranks import RankSettings, Together
 
 if TYPE_CHECKING:
+    from ostinato.model.renderer import HFRenderer
     from ostinato.train.sharding.trainer import ShardedTrainer
     from ostinato.train.trainer import PolicyTrainer
 
@@ -55,10 +58,11 @@ def open_desk(
     folds: Folds | None = None,
     contract: Contract | None = None,
     asker: Asker | None = None,
+    token_bytes: TokenBytes | None = None,
 ) -> RewardDesk:
     """The reward desk over a log. With a contract it holds back turns made under another one, if the config says so.
 
-    `asker` calls the configured reward function; None: a new one is opened.
+    `asker` calls the configured reward function; None: a new one is opened. `token_bytes`: see `RewardDesk`.
     """
     only = contract.id if contract is not None and config.train.foreign_numerics == "refuse" else None
     gold = gold_people(config.release.monitors)
@@ -73,7 +77,20 @@ def open_desk(
         gold=gold,
         taught=taught_by(config),
         held_out=held_out_prompts(config),
+        token_bytes=token_bytes,
     )
+
+
+def _token_bytes(model: Path) -> TokenBytes:
+    """The bytes of a model's tokens. Its tokenizer is loaded for the first turn of which single lines are credited."""
+
+    @cache
+    def renderer() -> HFRenderer:
+        from ostinato.model.renderer import HFRenderer
+
+        return HFRenderer(model)
+
+    return lambda token: renderer().token_bytes(token)
 
 
 def taught_by(config: Config) -> Taught:
@@ -105,7 +122,7 @@ def open_learning(
     config = run.config
     settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})
     trainer, lines = _trainer(model, config, contract, settings)
-    desk = open_desk(config, run.log, run.folds, contract, asker)
+    desk = open_desk(config, run.log, run.folds, contract, asker, _token_bytes(model))
     # of the fetched versions keep the anchor and the newest release: the next one is built from these
     follower = Follower(run.store, config.follow.model_copy(update={"keep": 2}))
     released = Released(follower, live)

@@ -167,6 +167,7 @@ class Matured:
     """A turn whose reward is known and whose outcome is open. `signals` are those that the reward rests on.
 
     `silent`: nothing at all had been said about it when the reward was made. `since`: when the reward was due (Unix seconds).
+    `lines`: the mean value of the lines of which it is known, a part of `value`, and how many there are (`Reward.line_mean`).
     """
 
     facts: TurnFacts
@@ -174,6 +175,7 @@ class Matured:
     silent: bool
     signals: tuple[str, ...]
     since: float
+    lines: tuple[float, int] = (0.0, 0)
 
 
 open_turns: TypeAdapter[list[OpenTurn]] = TypeAdapter(list[OpenTurn])

@@ -39,6 +39,7 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import ByOrigin, GroupRelative, SingleRollout, by_episode, of_world
 from ostinato.reward.ledger import FLAT, GONE, HELD_OUT, NO_SIGNAL, PASSED_OVER, TOO_FEW, TOO_LONG, UNTAKEN, returns_of
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
+from ostinato.reward.line_credit import TokenBytes, TurnLines, turn_lines
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
 from ostinato.reward.recent_shares import turn_weights
@@ -112,6 +113,7 @@ class RewardDesk:
         gold: the people whose turns are never trained on.
         taught: whether people's turns are trained on, a batch of them or all, and how many groups of rollouts go into a step.
         held_out: the prompts that candidates are measured on: turns that begin with one are never trained on.
+        token_bytes: the bytes of a token's text; None: all tokens of a turn get the same credit.
 
     Example::
 
@@ -131,6 +133,7 @@ class RewardDesk:
         gold: Gold = nobody,
         taught: Taught | None = None,
         held_out: HeldOutPrompts | None = None,
+        token_bytes: TokenBytes | None = None,
     ) -> None:
         self._log = log
         self._asker = asker
@@ -139,6 +142,7 @@ class RewardDesk:
         self._numerics = numerics
         self._taught = taught or Taught()
         self._held_out = held_out or HeldOutPrompts()
+        self._token_bytes = token_bytes
         plan = f"{self._config.function} {sorted(self._config.options.items())}"
         self._reading = LedgerFollower(log, self._config, folds, plan, gold, self._taught.arms)
         self._deciding = Deciding(log, self._config)
@@ -403,7 +407,7 @@ class RewardDesk:
         values = {turn.id: entry.value for turn, entry in found}
         weights = _weights(turns, chosen.weights, even=True) if chosen.weights else []
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
-        single = SingleRollout(self._config, ledger.baseline, ledger.recent, by_turn)
+        single = SingleRollout(self._config, ledger.baseline, ledger.recent, by_turn, await self._lines(found))
         credit: Credit = ByOrigin(people=single, worlds=GroupRelative(), worlds_weight=self._taught.worlds_weight)
         try:
             credits = credit(by_episode(turns), values)
@@ -430,6 +434,12 @@ class RewardDesk:
         if ledger.last_batch != batch:
             raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
         return training_batch(batch, turns, await self._log.find(Reward, [(turn.id,) for turn in turns]))
+
+    async def _lines(self, chosen: Sequence[tuple[Turn, Matured]]) -> dict[str, TurnLines]:
+        """What single lines are worth, by turn, where rewards say so."""
+        turns = {turn.id: turn for turn, entry in chosen if entry.lines[1]}
+        rewards = await self._log.find(Reward, [(turn,) for turn in turns]) if turns else []
+        return {reward.turn: turn_lines(turns[reward.turn], reward, self._token_bytes) for reward in rewards}
 
     async def _write(self, rows: Sequence[Row]) -> None:
         for start in range(0, len(rows), CHUNK):
