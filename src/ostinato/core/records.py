@@ -436,7 +436,8 @@ class Batch:
     one per sampled token, in the order of `turns`. `base` is set if the trainer first went back to the weights of a standing
     release because everything newer had been refused; otherwise a step starts from the step before it. `even`: all of people's turns weigh
     the same; in batches of earlier versions the turns of an episode shared the weight of one. `weights`: each turn's weight in the loss, if
-    the turns were drawn with unequal chances from more than a step can hold.
+    the turns were drawn with unequal chances from more than a step can hold. `shown`: the weight with which each turn's correction is
+    imitated, 0 for a turn without one; empty if there is none.
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
@@ -449,6 +450,7 @@ class Batch:
     base: PolicyVersion | None = None
     even: bool = False
     weights: tuple[float, ...] = ()
+    shown: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,7 @@ class Taught:
 
     `every`: a step takes all of people's turns that are ready, and waits until that is its even share of those that are not ready.
     `worlds_weight`: see `ByOrigin`.
+    `corrections`: the weight with which people's corrections are imitated (`reward.demonstrations`); 0: they are not.
 
     Example: ``Taught(people=False, groups=8)``
     """
@@ -49,6 +50,7 @@ class Taught:
     groups: int = 0
     every: bool = False
     worlds_weight: float | None = None
+    corrections: float = 0.0
 
     @property
     def arms(self) -> frozenset[Arm]:

@@ -288,7 +288,7 @@ SMALL = (
         "batches",
         Batch,
         ("step",),
-        ("step", "turns", "credits", "reference", "at", "base", "even", "weights"),
+        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown"),
         for_ever=True,
     ),
     Kind(
