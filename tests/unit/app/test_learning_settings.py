@@ -9,6 +9,7 @@ from ostinato.app.numerics import training
 from ostinato.app.trainer import ModelTokens, taught_by
 from ostinato.config import Config, load
 from ostinato.core.records import ParsedCall
+from ostinato.reward.line_credit import token_starts
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny import tiny_model
 from ostinato.train.config import TrainConfig
@@ -56,3 +57,13 @@ def test_a_corrections_tokens_take_the_place_of_an_answer_that_is_text_alone(tmp
 def test_corrections_are_imitated_only_if_that_is_set():
     assert taught_by(Config()).corrections == 0.0
     assert taught_by(load(None, ["learn.corrections=0.1"])).corrections == 0.1
+
+
+def test_a_models_own_tokens_spell_an_answers_text_with_its_end_token(tmp_path):
+    tokens = ModelTokens(tiny_model(tmp_path / "tiny"))
+    said = "one\ntwo \N{SLIGHTLY SMILING FACE}\n"
+    ids = (*tokens.answer_ids(replace(a_turn(sampled=(258,)), text=""), said),)
+    turn = replace(a_turn(sampled=ids), text=said)
+    starts = token_starts(turn, tokens.token_bytes)
+    assert starts is not None
+    assert [starts[at] for at in (0, 4, 8, 12, -1)] == [0, 4, 8, 9, len(said)], "four tokens begin within one character"
