@@ -73,6 +73,10 @@ class Deviations:
         total, count = self._sums.get(key, (0.0, 0.0))
         return total / (count + self._shrinkage)
 
+    def evidence(self, key: tuple[str, str]) -> float:
+        """What the key's deviation rests on, in turns, the pseudo-count included."""
+        return self._sums.get(key, (0.0, 0.0))[1] + self._shrinkage
+
     def add(self, key: tuple[str, str], difference: float, weight: float) -> None:
         """Count one observation; beyond `max_keys` the least recently seen key is dropped."""
         total, count = self._sums.pop(key, (0.0, 0.0))
@@ -121,6 +125,10 @@ class Baseline:
     def predict(self, context: BaselineInputs) -> float:
         """The return expected in this context. Call for a whole batch before observing any of it."""
         return float(self._features(context) @ self._solved())
+
+    def evidence(self, context: BaselineInputs) -> float:
+        """How many turns of the same prompt the prediction is worth."""
+        return self._prompts.evidence((context.person[0], context.prompt))
 
     def observe(self, context: BaselineInputs, value: float, tokens: int) -> None:
         """Learn from the return of one turn of that many sampled tokens. The return's absolute value is clipped at `LARGEST`."""

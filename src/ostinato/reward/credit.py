@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from ostinato.core.errors import NoSignal
 from ostinato.core.records import Advantages, Arm, Turn
 from ostinato.core.samples import Episode
 from ostinato.core.seams import Credit
-from ostinato.reward.baseline import Baseline, Floats, context_of, counted_as
+from ostinato.reward.baseline import Baseline, BaselineInputs, Floats, context_of, counted_as
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.line_credit import NO_LINES, TurnLines
 from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
@@ -49,19 +50,24 @@ def by_episode(turns: Iterable[Turn]) -> list[Episode]:
     ]
 
 
-def returns(rewards: Sequence[float], discount: float) -> list[float]:
-    """The return of each turn of an episode: its own reward plus the discounted later ones. G_t = r_t + discount * G_t+1.
+def returns(turns: Sequence[str], rewards: Sequence[float], discount: float) -> list[float]:
+    """The return of each turn of an episode, by ids: its own reward plus the discounted later ones. G_t = r_t + discount * G_t+1.
 
-    Example: ``returns([0.0, 0.0, 1.0], 0.5) == [0.25, 0.5, 1.0]``
+    The choices of one call do not follow each other: each is followed by the next call, and the call before by their mean.
+
+    Example: ``returns(["a:0", "b:0", "c:0"], [0.0, 0.0, 1.0], 0.5) == [0.25, 0.5, 1.0]``
     """
-    value, found = 0.0, list[float]()
-    for reward in reversed(rewards):
-        value = reward + discount * value
-        found.append(value)
+    later, found = 0.0, list[float]()
+    for _, choices in groupby(zip(reversed(turns), reversed(rewards), strict=True), key=lambda pair: call_of(pair[0])):
+        values = [reward + discount * later for _, reward in choices]
+        later = math.fsum(values) / len(values)
+        found += values
     return found[::-1]
 
 
-def line_returns(rewards: Sequence[tuple[float, float, int]], discount: float) -> list[tuple[float, float]]:
+def line_returns(
+    turns: Sequence[str], rewards: Sequence[tuple[float, float, int]], discount: float
+) -> list[tuple[float, float]]:
     """`returns` of an episode of which single lines' fates may be known: each turn's return, and the part of it that lines account for.
 
     The rest of the rewards adds up, discounted, as in `returns`. What lines are worth does not: a turn's part is the mean over its own
@@ -69,19 +75,27 @@ def line_returns(rewards: Sequence[tuple[float, float, int]], discount: float) -
     first turn with lines the part is discounted, as a single later reward would be. Without lines, exactly `returns`.
 
     Args:
+        turns: ids.
         rewards: of each turn its reward, the mean value of its lines, which is a part of the reward, and how many there are.
         discount: the factor by which a reward counts for the turn before.
 
-    Example: ``line_returns([(0.5, 0.5, 4), (-0.5, -0.5, 4)], 1.0) == [(0.0, 0.0), (-0.5, -0.5)]``
+    Example: ``line_returns(["a:0", "b:0"], [(0.5, 0.5, 4), (-0.5, -0.5, 4)], 1.0) == [(0.0, 0.0), (-0.5, -0.5)]``
     """
-    plain = returns([reward - mean if lines else reward for reward, mean, lines in rewards], discount)
+    plain = returns(turns, [reward - mean if lines else reward for reward, mean, lines in rewards], discount)
     total = weight = part = 0.0
     parts: list[float] = []
-    for _, mean, lines in reversed(rewards):
-        total, weight = lines * mean + discount * total, lines + discount * weight
-        part = total / weight if lines else discount * part
-        parts.append(part)
+    for _, choices in groupby(zip(reversed(turns), reversed(rewards), strict=True), key=lambda pair: call_of(pair[0])):
+        own = [(lines * mean + discount * total, lines + discount * weight, lines) for _, (_, mean, lines) in choices]
+        found = [value / lines_then if lines else discount * part for value, lines_then, lines in own]
+        total, weight = math.fsum(each[0] for each in own) / len(own), math.fsum(each[1] for each in own) / len(own)
+        part = math.fsum(found) / len(found)
+        parts += found
     return [(value + own, own) if own else (value, 0.0) for value, own in zip(plain, reversed(parts), strict=True)]
+
+
+def call_of(turn: str) -> str:
+    """The call that a turn is a choice of, by ids."""
+    return turn.rpartition(":")[0] or turn
 
 
 # ---------------------------------------------------------------- single rollouts
@@ -99,6 +113,12 @@ class SingleRollout:
     not the size of their advantages, which differs between good and bad turns: a cap that cut one kind more would bias what is learned.
     `recent` says how much each person may have, given their share of the last steps. `weights`, by turn id, are those of turns that were
     drawn with unequal chances (`Batch.weights`); None: all weigh the same.
+
+    Turns of one prompt in a batch are compared with each other: what the others got, weighted as the baseline weighs evidence, goes into
+    the baseline as so many more turns of the prompt (leave one out: Kool et al., 2019). The others are those of other people, whose rewards
+    do not depend on this answer, so that the gradient stays unbiased, and the other choices of one call. Choices that somebody saw side by
+    side take acceptances from each other: there it is the gradient of being preferred. A turn that its person asked for again is not among
+    the others: it exists because of what the first one said.
 
     `baseline` and `recent` are only read here; the fold of the log updates them.
 
@@ -162,7 +182,8 @@ class SingleRollout:
         and dividing by the RMS cancels it.
         """
         turns = [turn for episode in episodes for turn in episode.turns]
-        expected_N = np.array([self._baseline.predict(context_of(turn, self._config.users)) for turn in turns])
+        contexts = [context_of(turn, self._config.users) for turn in turns]
+        expected_N = np.array([self._baseline.predict(context) for context in contexts])
         largest = max(float(np.abs(expected_N).max()), *(abs(rewards[turn.id]) for turn in turns))
         unit = 2.0 ** min(1023, max(0, math.frexp(largest)[1]))  # a power of two: division by it rounds nothing
         lines = {turn.id: self._lines.get(turn.id, NO_LINES) for turn in turns}
@@ -170,15 +191,46 @@ class SingleRollout:
             value
             for episode in episodes
             for value in line_returns(
+                [turn.id for turn in episode.turns],
                 [(rewards[turn.id] / unit, lines[turn.id].mean / unit, lines[turn.id].lines) for turn in episode.turns],
                 self._config.discount,
             )
         ]
-        return (
-            np.array([value for value, _ in reached]) - expected_N / unit,
-            np.array([part for _, part in reached]),
-            unit,
-        )
+        reached_N = np.array([value for value, _ in reached])
+        evidence_N = np.array([self._baseline.evidence(context) for context in contexts])
+        expected_N = leave_one_out(turns, contexts, reached_N, expected_N / unit, evidence_N)
+        return reached_N - expected_N, np.array([part for _, part in reached]), unit
+
+
+def leave_one_out(
+    turns: Sequence[Turn],
+    contexts: Sequence[BaselineInputs],
+    reached_N: Floats,
+    expected_N: Floats,
+    evidence_N: Floats,
+) -> Floats:
+    """Each turn's expected return, with what other turns of its prompt reached as further evidence. See `SingleRollout`.
+
+    Args:
+        turns: those of the batch.
+        contexts: theirs.
+        reached_N: their returns.
+        expected_N: what the baseline expects.
+        evidence_N: how many turns that is worth.
+    """
+    alike: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for i, context in enumerate(contexts):
+        alike[context.person[0], context.prompt].append(i)
+    found_N = expected_N.copy()
+    for members in (members for members in alike.values() if len(members) > 1):
+        for i in members:
+            others = [
+                j
+                for j in members
+                if j != i and (contexts[j].person != contexts[i].person or call_of(turns[j].id) == call_of(turns[i].id))
+            ]
+            found_N[i] += (reached_N[others] - expected_N[i]).sum() / (evidence_N[i] + len(others))
+    return found_N
 
 
 def _refuse_without_contrast(rewards: Sequence[float], *, told: bool) -> None:

@@ -105,7 +105,13 @@ def returns_of(entries: Sequence[Matured], discount: float) -> dict[str, float]:
         entry.facts.id: value
         for members in episodes.values()
         for entry, (value, _) in zip(
-            members, line_returns([(member.value, *member.lines) for member in members], discount), strict=True
+            members,
+            line_returns(
+                [member.facts.id for member in members],
+                [(member.value, *member.lines) for member in members],
+                discount,
+            ),
+            strict=True,
         )
     }
 

@@ -139,7 +139,7 @@ def credit(*rewards, users=None):
     for number, each in enumerate(rewards):
         turns = tuple(
             replace(
-                a_turn(f"r{number}{i}:0"),
+                a_turn(f"r{number}{i}:0", prompt=(number, i)),
                 episode=f"e{number}",
                 user=f"u{number}",
                 started_at=float(i),

@@ -21,7 +21,8 @@ def session(person, at=10.0):
     """Three turns: the agent looks, edits, and reports."""
     return {
         step: replace(
-            a_turn(f"chatcmpl-{person:02x}{i}:0", user=f"person {person}", ended_at=at + i), episode=f"session {person}"
+            a_turn(f"chatcmpl-{person:02x}{i}:0", user=f"person {person}", prompt=(person, i), ended_at=at + i),
+            episode=f"session {person}",
         )
         for i, step in enumerate(STEPS)
     }

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from ostinato.core.errors import NoSignal
 from ostinato.core.records import Turn
 from ostinato.reward.baseline import Baseline, context_of
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import SingleRollout, by_episode, returns
+from ostinato.reward.credit import SingleRollout, by_episode, leave_one_out, returns
 from ostinato.reward.recent_shares import turn_weights
 from ostinato.testing.records import a_turn
 
@@ -124,15 +125,67 @@ def test_a_terminal_reward_reaches_every_turn_before_it():
 
 
 def test_returns_are_discounted_sums_of_what_follows():
-    assert returns([1.0, 2.0, 3.0], 1.0) == [6.0, 5.0, 3.0]
-    assert returns([1.0, 2.0, 3.0], 0.0) == [1.0, 2.0, 3.0]
-    assert returns([0.0, 0.0, 1.0], 0.9) == pytest.approx([0.81, 0.9, 1.0])
+    calls = ["a:0", "b:0", "c:0"]
+    assert returns(calls, [1.0, 2.0, 3.0], 1.0) == [6.0, 5.0, 3.0]
+    assert returns(calls, [1.0, 2.0, 3.0], 0.0) == [1.0, 2.0, 3.0]
+    assert returns(calls, [0.0, 0.0, 1.0], 0.9) == pytest.approx([0.81, 0.9, 1.0])
+
+
+def test_the_choices_of_one_call_do_not_follow_each_other():
+    calls = ["a:0", "b:0", "b:1", "b:2", "c:0"]
+    assert returns(calls, [0.0, 1.0, 0.0, 0.0, 0.5], 0.5) == [0.5 * (1.25 + 0.25 + 0.25) / 3, 1.25, 0.25, 0.25, 0.5]
+
+
+# ---------------------------------------------------------------- one prompt, several answers
+
+
+def asked(*people, calls=None):
+    """A turn of the same prompt for each person."""
+    return [
+        replace(a_turn(f"{calls[i] if calls else i}:{i}", prompt=(5, 1), sampled=(7,)), user=who, episode=f"e-{who}")
+        for i, who in enumerate(people)
+    ]
+
+
+def baselines(turns, reached, *, expected=0.0, evidence=2.0):
+    contexts = [context_of(turn) for turn in turns]
+    n = len(turns)
+    found = leave_one_out(turns, contexts, np.array(reached), np.full(n, expected), np.full(n, evidence))
+    return found.tolist()
+
+
+def test_what_others_got_for_the_same_prompt_counts_as_so_many_more_turns_of_it():
+    assert baselines(asked("ann", "bob", "eve"), [1.0, 0.5, 0.0]) == [0.5 / 4, 1.0 / 4, 1.5 / 4]
+    assert baselines(asked("ann", "ann"), [1.0, 0.5]) == [0.0, 0.0], "the second turn is there because of the first"
+    assert baselines(asked("ann", "ann", calls="cc"), [1.0, 0.5]) == [0.5 / 3, 1.0 / 3]
+    other = replace(asked("bob")[0], tenant="acme")
+    assert baselines([*asked("ann"), other], [1.0, 0.5]) == [0.0, 0.0], "tenants learn nothing of each other"
+
+
+def test_comparing_people_leaves_the_gradients_mean_and_lowers_its_variance():
+    """Three people ask the same, and each answer is one of two. By enumeration of all answers, for prompts that are worth more or less."""
+    turns, chance, mean, square = asked("ann", "bob", "eve"), 0.3, {True: [], False: []}, {True: 0.0, False: 0.0}
+    for worth in (0.0, 1.0):
+        means = {True: 0.0, False: 0.0}
+        for answers in product((0, 1), repeat=3):
+            odds = math.prod(chance if answer else 1 - chance for answer in answers)
+            reached = [worth + 0.2 * answer for answer in answers]
+            for compared in (True, False):
+                found = baselines(turns, reached, expected=0.5) if compared else [0.5] * 3
+                gradient = sum((r - b) * (a - chance) for r, b, a in zip(reached, found, answers, strict=True))
+                means[compared] += odds * gradient
+                square[compared] += odds * gradient**2 / 2
+        for compared in (True, False):
+            mean[compared].append(means[compared])
+    assert mean[True] == pytest.approx(mean[False])
+    assert mean[True] == pytest.approx([3 * 0.2 * chance * (1 - chance)] * 2)
+    assert square[True] < 0.5 * square[False]
 
 
 def test_the_default_discount_lets_a_reward_be_felt_ten_turns_back_and_bounds_what_a_long_talk_is_worth():
     gamma = RewardConfig().discount
     assert gamma**10 > 1 / 3
-    assert returns([1.0] * 1000, gamma)[0] < 10.0 + 1e-9
+    assert returns([f"{i}:0" for i in range(1000)], [1.0] * 1000, gamma)[0] < 10.0 + 1e-9
 
 
 def test_all_turns_weigh_the_same_and_in_earlier_batches_those_of_an_episode_shared_one():

@@ -59,7 +59,7 @@ async def test_a_turn_weighs_the_same_whatever_its_episodes_length(log, turn, so
     for i in range(20):
         long = turn(i, episode="long", user="long")
         await log.append(long, a_signal(long, "accepted"))
-    short = turn(50, episode="short", user="short")
+    short = turn(50, episode="short", user="short", prompt_ids=(50, 51))
     await log.append(short, a_signal(short, "rejected", at=12.0))
     made = await learn(source(21, discount=0.0))
     mass = {"long": 0.0, "short": 0.0}

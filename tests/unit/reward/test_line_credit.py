@@ -140,13 +140,20 @@ def test_without_line_numbers_nothing_changes_to_the_last_bit():
     for _ in range(200):
         rewards = rng.normal(size=int(rng.integers(1, 9))).tolist()
         discount = float(rng.uniform())
-        found = line_returns([(reward, 0.0, 0) for reward in rewards], discount)
-        assert found == [(value, 0.0) for value in returns(rewards, discount)]
+        ids = [
+            f"{i // 2 if rng.random() < 0.3 else i}:{i}" for i in range(len(rewards))
+        ]  # some are choices of one call
+        found = line_returns(ids, [(reward, 0.0, 0) for reward in rewards], discount)
+        assert found == [(value, 0.0) for value in returns(ids, rewards, discount)]
     turns = [a_call(f"{i}:0", 3, episode=f"e{i // 3}") for i in range(9)]
     signals = [replace(looked(turn, 3, list(range(1, i % 4 + 1))), lines=()) for i, turn in enumerate(turns)]
     plain = {turn.id: agent(turn, [signal], 99.0, **WINDOW).value for turn, signal in zip(turns, signals, strict=True)}
     reached = np.array(
-        [value for k in range(3) for value in returns([plain[turn.id] for turn in turns[3 * k : 3 * k + 3]], 0.9)]
+        [
+            value
+            for part in (turns[3 * k : 3 * k + 3] for k in range(3))
+            for value in returns([turn.id for turn in part], [plain[turn.id] for turn in part], 0.9)
+        ]
     )
     expected = reached / np.sqrt(np.mean(reached**2))
     assert [credit[0] for credit in credited(turns, signals).values()] == expected.tolist()
@@ -189,12 +196,14 @@ def test_shares_without_line_numbers_still_add_up():
 
 
 def test_the_part_of_lines_in_a_return():
-    assert line_returns([(0.5, 0.5, 4), (-0.5, -0.5, 4)], 1.0) == [(0.0, 0.0), (-0.5, -0.5)]
-    later = line_returns([(0.25, 0.0, 0), (0.0, 0.0, 0), (0.7, 0.5, 3)], 0.5)
-    plain = returns([0.25, 0.0, 0.7], 0.5)
+    assert line_returns(["a:0", "b:0"], [(0.5, 0.5, 4), (-0.5, -0.5, 4)], 1.0) == [(0.0, 0.0), (-0.5, -0.5)]
+    later = line_returns(["a:0", "b:0", "c:0"], [(0.25, 0.0, 0), (0.0, 0.0, 0), (0.7, 0.5, 3)], 0.5)
+    plain = returns(["a:0", "b:0", "c:0"], [0.25, 0.0, 0.7], 0.5)
     assert [value for value, _ in later] == pytest.approx(plain), "one turn with lines: as any reward"
-    many = line_returns([(0.5, 0.5, 1)] * 50, 0.9)
+    many = line_returns([f"{i}:0" for i in range(50)], [(0.5, 0.5, 1)] * 50, 0.9)
     assert many[0] == pytest.approx((0.5, 0.5))
+    choices = line_returns(["a:0", "b:0", "b:1"], [(0.0, 0.0, 0), (0.5, 0.5, 1), (-0.5, -0.5, 3)], 0.5)
+    assert choices == [(0.0, 0.0), (0.5, 0.5), (-0.5, -0.5)], "choices do not follow each other"
 
 
 def test_a_lines_own_fate_decides_its_sign():

@@ -196,7 +196,7 @@ def test_credit_keeps_to_what_is_allowed():
     for _ in range(50):
         recent.observe({("default", f"u{n}"): 1.0 for n in range(100)} | {("default", "keen"): 2.0})
     names = [f"new{n}" for n in range(20)] + ["keen"] * 20
-    turns = [replace(a_turn(f"{n}:0", user=name), episode=f"e{n}") for n, name in enumerate(names)]
+    turns = [replace(a_turn(f"{n}:0", user=name, prompt=(n, 1)), episode=f"e{n}") for n, name in enumerate(names)]
     rewards = {turn.id: float(n % 2) for n, turn in enumerate(turns)}
     config = RewardConfig(user_cap=1.0, tenant_cap=1.0)
     free = SingleRollout(config, Baseline())(by_episode(turns), rewards)
