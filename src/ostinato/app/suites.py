@@ -163,6 +163,7 @@ class HeldOutTasks:
                 bool(choice.message.text) and choice.finish == "stop",
                 found.policies,
                 seconds,
+                text=choice.message.text or None,
             )
             for choice in found.choices
         ]
@@ -187,13 +188,20 @@ class HeldOutTasks:
         return self._attempted(task, rollout, formed, tuple(sorted(model.policies)), seconds)
 
     def _attempted(
-        self, task: Task, rollout: Rollout, formed: bool, policies: tuple[PolicyVersion, ...], seconds: float
+        self,
+        task: Task,
+        rollout: Rollout,
+        formed: bool,
+        policies: tuple[PolicyVersion, ...],
+        seconds: float,
+        *,
+        text: str | None = None,
     ) -> Attempted:
         async def score() -> float:
             grade = await self._shop.grade(task, rollout)
             return 0.0 if grade.cheated else grade.value
 
-        return Attempted(formed=formed, policies=policies, seconds=seconds, grade=score)
+        return Attempted(formed=formed, policies=policies, seconds=seconds, grade=score, text=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

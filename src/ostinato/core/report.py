@@ -52,9 +52,9 @@ class ItemScore:
     """One graded sample of one suite item: `score` in [0, 1]. Items are paired across policies by (item, draw).
 
     `formed` says that the answer is not empty and ended by itself. `seconds` is the duration of the request that it was part of; as a
-    measurement, it is ignored when two samples are compared.
+    measurement, it is ignored when two samples are compared. `answer` is a short hash of the answer's text, "" where it is not one text.
 
-    Example: ``ItemScore(item="add-1", draw=0, score=1.0, formed=True, seconds=0.4)``
+    Example: ``ItemScore(item="add-1", draw=0, score=1.0, formed=True, seconds=0.4, answer="9f3c21aa")``
     """
 
     item: str
@@ -62,6 +62,7 @@ class ItemScore:
     score: float
     formed: bool = True
     seconds: float = field(default=0.0, compare=False)
+    answer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +149,33 @@ class Sharpening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerDiversity:
+    """How often two answers to one prompt differ, for the candidate and for the anchor, on the items that both answered.
+
+    `excess` is the candidate's rate minus two thirds of the anchor's.
+
+    Example: ``AnswerDiversity(draws=8, candidate=0.31, anchor=0.62, excess=ItemMean(mean=-0.10, lower=-0.16, upper=-0.04, items=164))``
+    """
+
+    draws: int
+    candidate: float
+    anchor: float
+    excess: ItemMean
+
+    @property
+    def fell(self) -> bool:
+        """True if the rate fell by more than a third, significantly."""
+        return self.excess.upper < 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Candidate against live on the first suite, with everything the verdict rests on. Differences are candidate minus live, in [-1, 1].
 
     `power` is the chance that an equally good candidate passes this look; `smallest_margin` is the smallest total margin that this suite
     can hold at the observed spread, and `draw_spread` the standard deviation of one of the anchor's draws of an item. `better` says that a
     candidate that ships is proven better than the best release so far. `pass_rates` and `sharpening` are its pass rates in one try and in
-    several, and their changes.
+    several, and their changes; `diversity` says how its answers to one prompt differ.
     """
 
     suite: str
@@ -180,6 +201,7 @@ class Report:
     round: int = 0
     pass_rates: PassRates | None = None
     sharpening: tuple[Sharpening, ...] = ()
+    diversity: AnswerDiversity | None = None
 
 
 def headline(reason: str, most: int = 160) -> str:

@@ -15,7 +15,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.report import BarResult, Incumbent, Incumbents, ItemScore, Report
 from ostinato.evaluate.config import BarConfig, GateConfig
 from ostinato.evaluate.gate import Match, Paired, Selection, decide, judge_bar, pair_up, seed_of, select
-from ostinato.evaluate.pass_at_k import pass_rates, sharpening
+from ostinato.evaluate.pass_at_k import answer_diversity, pass_rates, sharpening
 from ostinato.evaluate.statistics import draw_spread
 from ostinato.evaluate.suites import Item, Suite
 
@@ -87,13 +87,13 @@ class Evaluation:
 
     def evidence(self) -> dict[str, Any]:
         """The draws of the undecided round, JSON-ready: by suite and version, rows of item, draw, score, whether the answer was well
-        formed, and seconds.
+        formed, seconds, and a hash of the answer.
 
-        Example: ``{"candidate": "bb", "round": 3, "drawn": {"held-out:9f": {"bb": [["a", 0, 1.0, true, 0.4]]}}}``
+        Example: ``{"candidate": "bb", "round": 3, "drawn": {"held-out:9f": {"bb": [["a", 0, 1.0, true, 0.4, "9f3c21aa"]]}}}``
         """
         drawn: dict[str, dict[str, list[list[Any]]]] = {}
         for (suite, policy_hash), scores in self._drawn.items():
-            rows = [[s.item, s.draw, s.score, s.formed, s.seconds] for s in scores.values()]
+            rows = [[s.item, s.draw, s.score, s.formed, s.seconds, s.answer] for s in scores.values()]
             drawn.setdefault(suite, {})[policy_hash] = rows
         return {"candidate": self._judged[0], "round": self._judged[1], "drawn": drawn}
 
@@ -168,7 +168,7 @@ class Evaluation:
         return found
 
     def _coverage(self, candidate: PolicyVersion, against: Incumbents, draws: int) -> dict[str, Any]:
-        """The report's fields `pass_rates`, `sharpening` and `draw_spread`, with k the number of draws, on the first suite."""
+        """The report's fields `pass_rates`, `sharpening`, `diversity` and `draw_spread`, with k the number of draws, on the first suite."""
         suite = self._runners[0].suite
         scores = self._first(suite, candidate, draws)
         found = (
@@ -178,6 +178,7 @@ class Evaluation:
         return {
             "pass_rates": pass_rates(scores, draws),
             "sharpening": tuple(each for each in found if each is not None),
+            "diversity": answer_diversity(scores, self._first(suite, against.anchor, draws), SURE),
             "draw_spread": draw_spread(self._first(suite, against.anchor, draws)),
         }
 
@@ -202,5 +203,7 @@ def _mean(scores: Sequence[ItemScore]) -> float:
     return sum(score.score for score in scores) / len(scores)
 
 
-def _score(item: str, draw: int, score: float, formed: bool, seconds: float) -> ItemScore:
-    return ItemScore(item=item, draw=int(draw), score=float(score), formed=bool(formed), seconds=float(seconds))
+def _score(item: str, draw: int, score: float, formed: bool, seconds: float, answer: str = "") -> ItemScore:
+    return ItemScore(
+        item=item, draw=int(draw), score=float(score), formed=bool(formed), seconds=float(seconds), answer=str(answer)
+    )

@@ -1,17 +1,19 @@
 """pass@1 and best-of-k of a suite's scores, with intervals: is a release only surer of what it could do before?
 
 Reinforcement learning can improve the first try at the expense of the others: pass@1 rises and best-of-k falls. Lost coverage does not
-come back with further training.
+come back with further training. Before that, answers become alike: the entropy of a policy falls (Cui et al., arXiv 2505.22617), and two
+answers to one prompt are more often the same.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 
 from ostinato.core.records import PolicyVersion
-from ostinato.core.report import Incumbent, ItemMean, ItemScore, PassRates, Sharpening
+from ostinato.core.report import AnswerDiversity, Incumbent, ItemMean, ItemScore, PassRates, Sharpening
 
 LEAST_ITEMS = 10
 
@@ -76,6 +78,44 @@ def sharpening(
         first=_mean(differences[1], confidence, cautious=True),
         best=_mean(differences[k], confidence, cautious=True),
     )
+
+
+_A_THIRD = 1.0 / 3.0
+
+
+def answer_diversity(
+    candidate: Iterable[ItemScore], anchor: Iterable[ItemScore], confidence: float
+) -> AnswerDiversity | None:
+    """How often two of an item's answers differ, candidate beside anchor, item by item; None with fewer than ten items in common that have
+    two answers whose text is known on both sides.
+
+    Of an item's draws, the share of pairs that differ is unbiased for two fresh answers, however many draws there are (Simpson's index).
+    """
+    sides = [_pairs_that_differ(scores) for scores in (candidate, anchor)]
+    shared = [item for item in sides[0] if item in sides[1]]
+    if len(shared) < LEAST_ITEMS:
+        return None
+    later, earlier = ([side[item] for item in shared] for side in sides)
+    excess = [own[0] - (1.0 - _A_THIRD) * other[0] for own, other in zip(later, earlier, strict=True)]
+    return AnswerDiversity(
+        draws=min(draws for _, draws in (*later, *earlier)),
+        candidate=math.fsum(rate for rate, _ in later) / len(shared),
+        anchor=math.fsum(rate for rate, _ in earlier) / len(shared),
+        excess=_mean(excess, confidence, cautious=True),
+    )
+
+
+def _pairs_that_differ(scores: Iterable[ItemScore]) -> dict[str, tuple[float, int]]:
+    """By item, the share of pairs of known answers that differ, and the number of these answers."""
+    items: dict[str, Counter[str]] = {}
+    for score in scores:
+        if score.answer:
+            items.setdefault(score.item, Counter())[score.answer] += 1
+    return {
+        item: (1.0 - sum(math.comb(n, 2) for n in counts.values()) / math.comb(counts.total(), 2), counts.total())
+        for item, counts in items.items()
+        if counts.total() > 1
+    }
 
 
 def _by_item(scores: Iterable[ItemScore]) -> dict[str, list[float]]:

@@ -33,15 +33,16 @@ _T = TypeVar("_T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempted:
     """One try at an item: `formed` if it said something and ended by itself, every version that made a token of it, the seconds that it
-    took, and `grade`, which gives its score in [0, 1] and raises Unavailable if a retry may succeed.
+    took, and `grade`, which gives its score in [0, 1] and raises Unavailable if a retry may succeed. `text` is the answer, if it is one.
 
-    Example: ``Attempted(formed=True, policies=(v9,), seconds=0.4, grade=grade)``
+    Example: ``Attempted(formed=True, policies=(v9,), seconds=0.4, grade=grade, text="return a + b")``
     """
 
     formed: bool
     policies: tuple[PolicyVersion, ...]
     seconds: float
     grade: Callable[[], Awaitable[float]]
+    text: str | None = None
 
 
 class TaskSlot(Protocol):
@@ -180,7 +181,8 @@ def _blocks(draws: range, size: int) -> list[_Block]:
 def _scored(item: Item, draw: int, tried: Attempted, score: float) -> ItemScore:
     if not (math.isfinite(score) and 0.0 <= score <= 1.0):
         raise Corrupt(f"a grader gave item {item.id!r} the score {score}; it must lie in [0, 1]")
-    return ItemScore(item=item.id, draw=draw, score=score, formed=tried.formed, seconds=tried.seconds)
+    answer = "" if tried.text is None else blake3(" ".join(tried.text.split()).encode()).hexdigest(length=4)
+    return ItemScore(item=item.id, draw=draw, score=score, formed=tried.formed, seconds=tried.seconds, answer=answer)
 
 
 def _first(errors: BaseExceptionGroup[OstinatoError]) -> OstinatoError:

@@ -8,13 +8,14 @@ nothing arrives" (a twentieth of the usual share) against "at least half of the 
 N. If each turn has feedback with its own probability of at least half the usual share, two false alarms are N turns apart on average, or
 more (Lorden 1971, Ann. Math. Stat. 42). A null of half the usual share leaves room for the estimate's error and for users who say little.
 The usual share is learned from turns up to the last time that S was 0, so that the silence under test does not count as usual; while the
-alarm stands it is frozen, and the same test with its hypotheses exchanged detects when feedback is back.
+alarm stands it is frozen, and the same test with its hypotheses exchanged detects when feedback is back. Each of a tenant's signals is
+watched in the same way, since a product may lose one kind and go on with the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -155,6 +156,8 @@ class TrainedShare:
 FUNCTION = "reward_function"
 UNUSED = "unused"
 COVERAGE = "coverage:"
+SIGNAL = "signal:"
+MOST_NAMES = 16  # signals of a tenant that are watched, the first ones
 FAILURES = ("reward_failed", "reward_hung", "reward_nonsense")
 ALL_CLEAR = 20  # rewards in a row after which a reward function that failed counts as sound
 
@@ -179,6 +182,7 @@ class Alarms:
         self._failure = ""  # the last failure since the alarm's last row
         self._sound = 0  # rewards in a row since then
         self.coverages: dict[str, Coverage] = {}
+        self.signals: dict[str, dict[str, Coverage]] = {}  # by tenant and by name
         self.use = TrainedShare()
 
     def standing(self) -> list[str]:
@@ -187,13 +191,17 @@ class Alarms:
 
     def silenced(self, tenant: str) -> bool:
         """True while the tenant's silence is not believed."""
-        alarm = self._known.get(COVERAGE + tenant)
-        return alarm is not None and alarm.standing
+        return self._stands(COVERAGE + tenant)
 
-    def decided(self, tenant: str, *, heard: bool) -> None:
-        """Count a delivered turn whose reward was decided, with feedback (`heard`) or without."""
-        coverage = self.coverages.setdefault(tenant, Coverage())
-        coverage.see(heard, standing=self.silenced(tenant), config=self._config)
+    def decided(self, tenant: str, *, heard: bool, names: Collection[str] = ()) -> None:
+        """Count a delivered turn whose reward was decided, with feedback (`heard`) or without; `names` are those of its signals."""
+        coverage, silenced = self.coverages.setdefault(tenant, Coverage()), self.silenced(tenant)
+        coverage.see(heard, standing=silenced, config=self._config)
+        signals = self.signals.setdefault(tenant, {})
+        for name in sorted(names)[: MOST_NAMES - len(signals)] if len(signals) < MOST_NAMES else ():
+            signals.setdefault(name, Coverage())
+        for name, each in () if silenced else signals.items():  # one alarm says that all feedback is lost
+            each.see(name in names, standing=self._stands(_signal_alarm(tenant, name)), config=self._config)
 
     def answered(self) -> None:
         """The reward function made a reward."""
@@ -205,12 +213,17 @@ class Alarms:
 
     def apply(self, row: Alarm) -> None:
         """Take in a row about one of the desk's alarms; other alarms are ignored."""
-        if row.name not in (FUNCTION, UNUSED) and not row.name.startswith(COVERAGE):
+        if row.name not in (FUNCTION, UNUSED) and not row.name.startswith((COVERAGE, SIGNAL)):
             return
         known = self._known.setdefault(row.name, _Alarm())
         known.standing, known.rows = row.state is AlarmState.RAISED, known.rows + 1
         if row.name == FUNCTION:
             self._failure, self._sound = "", 0
+        elif row.name.startswith(SIGNAL):
+            for tenant, signals in self.signals.items():
+                for name, coverage in signals.items():
+                    if _signal_alarm(tenant, name) == row.name:
+                        coverage.settle()
         elif row.name != UNUSED:
             self.coverages.setdefault(row.name.removeprefix(COVERAGE), Coverage()).settle()
 
@@ -223,6 +236,9 @@ class Alarms:
             yield self.row(FUNCTION, AlarmState.CLEARED, f"{self._sound} rewards in a row", at)
         for tenant in self.coverages:
             yield from self._coverage(tenant, at)
+        for tenant, signals in self.signals.items():
+            for name, coverage in signals.items() if not self.silenced(tenant) else ():
+                yield from self._signal(tenant, name, coverage, at)
         used, known = self.use.share(waiting), self._known.get(UNUSED, _Alarm()).standing
         if used is not None and not known and used < TOO_FEW_USED:
             yield self.row(UNUSED, AlarmState.RAISED, self.use.reason(), at, {"counts": dict(self.use.counts)})
@@ -241,6 +257,10 @@ class Alarms:
         return {
             "known": {name: [alarm.standing, alarm.rows] for name, alarm in self._known.items()},
             "coverages": {tenant: coverage.to_json() for tenant, coverage in self.coverages.items()},
+            "signals": {
+                tenant: {name: each.to_json() for name, each in signals.items()}
+                for tenant, signals in self.signals.items()
+            },
             "use": self.use.counts,
             "failure": self._failure,
             "sound": self._sound,
@@ -250,8 +270,35 @@ class Alarms:
         """The inverse of `snapshot`."""
         self._known = {name: _Alarm(*pair) for name, pair in state["known"].items()}
         self.coverages = {tenant: Coverage.from_json(each) for tenant, each in state["coverages"].items()}
+        self.signals = {
+            tenant: {name: Coverage.from_json(each) for name, each in signals.items()}
+            for tenant, signals in state["signals"].items()
+        }
         self.use = TrainedShare({str(name): float(count) for name, count in state["use"].items()})
         self._failure, self._sound = str(state["failure"]), int(state["sound"])
+
+    def _stands(self, name: str) -> bool:
+        alarm = self._known.get(name)
+        return alarm is not None and alarm.standing
+
+    def _signal(self, tenant: str, signal: str, coverage: Coverage, at: float) -> Iterator[Alarm]:
+        name = _signal_alarm(tenant, signal)
+        standing, detail = (
+            self._stands(name),
+            {"usual": coverage.usual, "silent": coverage.silent, "turns": coverage.turns},
+        )
+        if standing and not self._config.enabled:
+            yield self.row(name, AlarmState.CLEARED, "reward.coverage is switched off", at, detail)
+        elif standing and coverage.is_back():
+            yield self.row(name, AlarmState.CLEARED, f"{signal!r} is back", at, detail)
+        elif self._config.enabled and not standing and coverage.fallen_silent(self._config):
+            if self.coverages[tenant].falling > coverage.falling / 2:  # other feedback falls silent, too: that has its own alarm
+                return
+            reason = (
+                f"no {signal!r} for {coverage.silent} turns, where {100 * coverage.usual:.0f}% of turns usually have it, while other "
+                "feedback arrives: what is learned now lacks it. Look at what sends it, and whether a new version of the product still does"
+            )
+            yield self.row(name, AlarmState.RAISED, reason, at, detail)
 
     def _coverage(self, tenant: str, at: float) -> Iterator[Alarm]:
         coverage, standing, name = self.coverages[tenant], self.silenced(tenant), COVERAGE + tenant
@@ -266,3 +313,7 @@ class Alarms:
                 "silence is not learned from until it is back. Look at what sends feedback to /v1/feedback"
             )
             yield self.row(name, AlarmState.RAISED, reason, at, detail)
+
+
+def _signal_alarm(tenant: str, signal: str) -> str:
+    return f"{SIGNAL}{tenant}:{signal}"

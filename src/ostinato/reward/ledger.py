@@ -308,7 +308,7 @@ class TurnLedger:
         elif len(entry.said) >= self.config.max_signals:
             self.counts["excess"] += 1
         else:
-            entry.said.append((seq, signal.id, signal.retracts))
+            entry.said.append((seq, signal.id, signal.retracts, signal.name))
             self.touched[signal.turn] = None
             self._close(entry.facts.unit, signal)
 
@@ -324,7 +324,7 @@ class TurnLedger:
         matured = self.matured.get(signal.turn)
         known = (matured.facts.tenant, Fate.DECIDED) if matured else self.settled.get(signal.turn)
         if known is None:
-            self.orphans.add(signal.tenant, signal.turn, (seq, signal.id, signal.retracts))
+            self.orphans.add(signal.tenant, signal.turn, (seq, signal.id, signal.retracts, signal.name))
         elif known[0] != signal.tenant:
             self.counts["foreign"] += 1
         elif known[1] is Fate.MOOT:
@@ -353,18 +353,19 @@ class TurnLedger:
             return
         facts, upto = entry.facts, row.upto or seq
         heard = any(said[0] <= upto for said in entry.said)
+        names = {name for place, _, retracts, name in entry.said if place <= upto and retracts is None}
         self._forget_open(facts)
         self.settled.put(facts.id, facts.tenant, Fate.DECIDED)
         hold, matured = (
             self._rewarded(row, facts, heard) if isinstance(row, Reward) else (self._quarantined(row, facts), None)
         )
         if kind_of(hold or "") not in (UNDELIVERED, GONE) and not facts.world:
-            self.alarms.decided(facts.tenant, heard=heard)
+            self.alarms.decided(facts.tenant, heard=heard, names=names)
         if facts.hold is None and hold is not None:
             self.to_hold[facts.id] = hold
         elif facts.hold is None and matured is not None:
             self.matured[facts.id] = matured
-        for _, _, retracts in (said for said in entry.said if said[0] > upto):
+        for _, _, retracts, _ in (said for said in entry.said if said[0] > upto):
             self._late(self.matured.get(facts.id), retracts)
 
     def _rewarded(self, row: Reward, facts: TurnFacts, heard: bool) -> tuple[str | None, Matured]:
@@ -464,5 +465,5 @@ class TurnLedger:
 
 
 def _size(said: Said) -> int:
-    """The bytes of a pending signal's ids."""
-    return len(said[1].encode()) + len((said[2] or "").encode())
+    """The bytes of a pending signal's ids and name."""
+    return sum(len(text.encode()) for text in (said[1], said[2] or "", said[3]))

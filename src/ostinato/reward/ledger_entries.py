@@ -17,8 +17,8 @@ from ostinato.reward.credit import of_world
 Unit = tuple[str, str, str]
 """Turns that go into one batch together: (kind, tenant, name), with kind "world" (a group of a world's rollouts), "group" or "episode"."""
 
-Said = tuple[Cursor, str, str | None]
-"""A signal about a turn: its place in the log, its id, and the id of the signal that it retracts, if any."""
+Said = tuple[Cursor, str, str | None, str]
+"""A signal about a turn: its place in the log, its id, the id of the signal that it retracts, if any, and its name."""
 
 LEARNING_ARMS = frozenset({Arm.LIVE, Arm.CANARY})
 """The arms that serve people and may be learned from."""

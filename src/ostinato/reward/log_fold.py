@@ -72,7 +72,7 @@ def restored(
     ledger.groups = OrderedDict(((kind, tenant, group), None) for kind, tenant, group in state["groups"])
     ledger.closed = dict.fromkeys(state["closed"])
     ledger.settled.restore(state["settled"], forgot=bool(state["forgot"]))
-    ledger.orphans.restore(state["orphans"], float(state["time"]), lambda said: (said[0], said[1], said[2]))
+    ledger.orphans.restore(state["orphans"], float(state["time"]), lambda said: (said[0], said[1], said[2], said[3]))
     ledger.alarms.restore(state["alarms"])
     ledger.counts, ledger.held = Counter(state["counts"]), Counter(state["held"])
     ledger.quarantined = Counter(state["quarantined"])
@@ -163,5 +163,5 @@ async def needed_above(folds: Folds, config: RewardConfig, now: float) -> Cursor
     ledger = fold.ledger
     open_ = [entry for entry in ledger.open.values() if entry.facts.ended_at <= now]
     matured = [entry for entry in ledger.matured.values() if entry.facts.ended_at <= now]
-    said = [place for entry in open_ for place, _, _ in entry.said]
+    said = [place for entry in open_ for place, _, _, _ in entry.said]
     return min([found[0], *(place - 1 for place in said), *(entry.facts.seq - 1 for entry in (*open_, *matured))])

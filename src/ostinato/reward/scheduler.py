@@ -160,12 +160,12 @@ class Deciding:
     async def _questions(self, due: Sequence[OpenTurn], now: float) -> list[RewardRequest | None]:
         """The question about each turn; None where the turn is not in the log any more."""
         turns = {turn.id: turn for turn in await self._log.find(Turn, [(entry.facts.id,) for entry in due])}
-        wanted = [(entry.facts.tenant, signal) for entry in due for _, signal, _ in entry.said]
+        wanted = [(entry.facts.tenant, signal) for entry in due for _, signal, _, _ in entry.said]
         said = {(signal.tenant, signal.id): signal for signal in await self._log.find(Signal, wanted)}
         found: list[RewardRequest | None] = []
         for entry in due:
             turn, tenant = turns.get(entry.facts.id), entry.facts.tenant
-            theirs = tuple(said[tenant, signal] for _, signal, _ in entry.said if (tenant, signal) in said)
+            theirs = tuple(said[tenant, signal] for _, signal, _, _ in entry.said if (tenant, signal) in said)
             found.append(
                 None if turn is None else RewardRequest(turn=turn, signals=theirs, now=now - self._config.settle_s)
             )

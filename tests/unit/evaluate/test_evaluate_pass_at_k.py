@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import Incumbent, ItemScore
 from ostinato.evaluate.evaluation import SURE
-from ostinato.evaluate.pass_at_k import best_of, pass_rates, sharpening
+from ostinato.evaluate.pass_at_k import answer_diversity, best_of, pass_rates, sharpening
 
 V1 = PolicyVersion(number=1, hash="01" * 16)
 
@@ -94,3 +94,42 @@ def test_items_that_only_one_side_answered_are_left_out_and_ten_are_needed():
     assert enough.best.items == 12
     assert not enough.narrowed
     assert sharper(scores(rng, np.full(12, 0.5), 2), scores(rng, np.full(12, 0.5), 8), 4) is None
+
+
+def answers(rng, ways, items=100, draws=8):
+    """Each item is answered in one of so many ways, all equally likely."""
+    return [
+        ItemScore(item=f"i{item}", draw=draw, score=0.0, answer=str(rng.integers(ways)))
+        for item in range(items)
+        for draw in range(draws)
+    ]
+
+
+def test_how_often_answers_differ_is_estimated_without_bias_from_any_number_of_draws():
+    rng = np.random.default_rng(0)
+    for draws in (2, 3, 8):
+        found = answer_diversity(answers(rng, 4, 2_000, draws), answers(rng, 10, 2_000, draws), SURE)
+        assert found.draws == draws
+        assert found.candidate == pytest.approx(0.75, abs=0.03)
+        assert found.anchor == pytest.approx(0.9, abs=0.03)
+
+
+def test_a_fall_of_more_than_a_third_is_told_and_a_smaller_one_is_not():
+    rng = np.random.default_rng(1)
+    collapsed, narrower, alike = (answer_diversity(answers(rng, ways), answers(rng, 10), SURE) for ways in (2, 4, 10))
+    assert collapsed.fell, "from 0.9 to 0.5"
+    assert not narrower.fell, "from 0.9 to 0.75"
+    assert not alike.fell
+    falls = [answer_diversity(answers(rng, 5, 40, 4), answers(rng, 5, 40, 4), SURE).fell for _ in range(200)]
+    assert not any(falls)
+
+
+def test_answers_that_are_not_known_or_never_differ_tell_nothing():
+    rng = np.random.default_rng(2)
+    unknown = scores(rng, [0.5] * 100)
+    assert answer_diversity(unknown, unknown, SURE) is None
+    assert answer_diversity(answers(rng, 3, items=9), answers(rng, 3, items=9), SURE) is None
+    greedy = answers(rng, 1)
+    assert not answer_diversity(greedy, greedy, SURE).fell
+    once = answers(rng, 3, draws=1)
+    assert answer_diversity(once, once, SURE) is None

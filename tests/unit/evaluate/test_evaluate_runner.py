@@ -49,6 +49,7 @@ class World:
         self.slots = {"candidate": [V9], "live": [V7]}
         self.calls, self.opened, self.now, self.most = [], 0, 0, 0
         self.grades, self.ungraded = 0, list(ungraded)
+        self.text = lambda slot, seed, index: None
 
     @asynccontextmanager
     async def open(self, slot):
@@ -91,7 +92,13 @@ class Slot:
             made = versions.pop(0) if len(versions) > 1 else versions[0]
             policies = made if isinstance(made, tuple) else (made,)
             return [
-                Attempted(formed=seed % 5 > 0, policies=policies, seconds=0.25, grade=partial(self.graded, seed, n))
+                Attempted(
+                    formed=seed % 5 > 0,
+                    policies=policies,
+                    seconds=0.25,
+                    grade=partial(self.graded, seed, n),
+                    text=world.text(self.name, seed, n),
+                )
                 for n in range(count)
             ]
         finally:
@@ -251,6 +258,18 @@ async def test_evaluation_samples_nothing_twice_and_survives_a_restart():
     seeds = {seed for _, _, seed, _ in world.calls}
     assert len(seeds) == 12, "candidate and live share their seeds, draw by draw"
     assert item_seed(SUITE, SUITE.items[0], 0, seed_of(SUITE, V9.hash, 0)) in seeds
+
+
+async def test_a_candidate_whose_answers_are_all_alike_is_reported_after_a_restart_too():
+    world = World(size=2)
+    world.text = lambda slot, seed, index: "one \n answer" if slot == "candidate" else f"{seed} {index}"
+    dozen = Suite("dozen", "c" * 64, tuple(Item(f"i{n}", "f") for n in range(12)))
+    first = Evaluation([runner(world, dozen)], LOOKS)
+    assert (await first.run(V9, against=standing())).diversity.fell
+    second = Evaluation([runner(world, dozen)], LOOKS)
+    second.restore(json.loads(json.dumps(first.evidence())))
+    found = (await second.run(V9, against=standing())).diversity
+    assert (found.draws, found.candidate, found.anchor, found.fell) == (4, 0.0, 1.0, True)
 
 
 async def test_draws_that_got_a_version_chosen_are_never_used_again():

@@ -10,7 +10,7 @@ from tests.oracles.turn_accounting import recount
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.records import Holdback, PolicyVersion, Quarantine, Reward
 from ostinato.reward.accounting import account
-from ostinato.reward.alarms import Coverage
+from ostinato.reward.alarms import MOST_NAMES, Coverage
 from ostinato.reward.config import CoverageConfig, RewardConfig
 from ostinato.reward.ledger import TurnLedger
 from ostinato.testing.records import a_delivery, a_signal, a_turn
@@ -106,13 +106,17 @@ def test_it_survives_being_saved():
 # ---------------------------------------------------------------- at the desk
 
 
-async def served(log, desk, now, turn, first: int, count: int, heard, **changes) -> None:
-    """Turns, each matured at once: `heard(i)` says whether anything is said about turn i."""
+def either(i: int) -> str:
+    return "accepted" if i % 2 else "rejected"
+
+
+async def served(log, desk, now, turn, first: int, count: int, heard, said=either, **changes) -> None:
+    """Turns, each matured at once: `heard(i)` says whether anything is said about turn i, and `said(i)` what."""
     for i in range(first, first + count):
         each = turn(i, ended_at=float(i), **changes)
         await log.append(each, a_delivery(each, at=float(i)))
         if heard(i):
-            await log.append(a_signal(each, "accepted" if i % 2 else "rejected", at=float(i)))
+            await log.append(a_signal(each, said(i), at=float(i)))
         now.at = i + 31.0
         if i % 10 == 9:
             await desk.poll()
@@ -143,6 +147,33 @@ async def test_an_outage_of_feedback_is_not_learned_from_and_passes_by_itself(lo
     assert found.coverage["default"].usual == pytest.approx(0.8, abs=0.02)
     assert found.balanced
     assert (await recount(log)).balanced
+
+
+async def test_one_signal_that_is_lost_while_others_arrive_is_told(log, now, open_desk, turn):
+    """An update of the product no longer sends `accepted`: what is left looks like a model that nobody likes."""
+    desk = open_desk(log)
+    await served(log, desk, now, turn, 0, 600, lambda i: i % 5 > 0)
+    assert log.of(Alarm) == []
+    await served(log, desk, now, turn, 600, 300, lambda i: i % 5 > 0 and i % 2 == 0)
+    (raised,) = log.of(Alarm)
+    assert (raised.name, raised.state) == ("signal:default:accepted", AlarmState.RAISED)
+    assert "no 'accepted' for" in raised.reason
+    assert "40% of turns usually have it, while other feedback arrives" in raised.reason
+    assert raised.at < 600 + 31 + 120
+    desk = open_desk(log)  # a restart
+    await served(log, desk, now, turn, 900, 100, lambda i: i % 5 > 0 and i % 2 == 0)
+    assert len(log.of(Alarm)) == 1
+    await served(log, desk, now, turn, 1000, 200, lambda i: i % 5 > 0)
+    _, cleared = log.of(Alarm)
+    assert (cleared.state, cleared.reason) == (AlarmState.CLEARED, "'accepted' is back")
+
+
+async def test_names_that_a_tenant_invents_are_watched_in_bounded_number(log, now, open_desk, turn):
+    desk = open_desk(log)
+    await served(log, desk, now, turn, 0, 300, lambda i: True, said=lambda i: f"name{i}")
+    await served(log, desk, now, turn, 300, 300, lambda i: True)
+    assert log.of(Alarm) == []
+    assert len(desk._reading.ledger.alarms.signals["default"]) == MOST_NAMES
 
 
 async def test_a_restart_in_the_middle_knows_the_alarm(log, now, open_desk, turn):

@@ -49,7 +49,10 @@ class _Shift:
 
 
 class StandingShifts:
-    """By alarm: the groups in which its rate has shifted, and whether that is harmful. A group is a decile, or everybody (None)."""
+    """By alarm: the groups in which its rate has shifted, and whether that is harmful.
+
+    A group is a decile, or everybody (None), against one reference: an arm, or "" for what was learned.
+    """
 
     def __init__(self) -> None:
         self._shifts: dict[str, _Shift] = {}
@@ -64,24 +67,28 @@ class StandingShifts:
         """The standing alarms that pause shipping."""
         return [name for name, shift in self._shifts.items() if shift.harmful]
 
-    def way_back(self, name: str, decile: int | None) -> WayBack | None:
-        """The test that a group's rate is back; None if it has not shifted."""
-        shift = self._shifts.get(name)
-        return None if shift is None else shift.groups.get(_group(decile))
+    def ways_back(self, name: str, decile: int | None) -> list[tuple[str, WayBack]]:
+        """By the reference that it has shifted against, the tests that a group's rate is back."""
+        groups = self._shifts[name].groups if name in self._shifts else {}
+        return [(against, back) for group, back in groups.items() for of, against in [_parse(group)] if of == decile]
 
-    def add(self, name: str, decile: int | None, shifted: Shifted, *, harmful: bool) -> bool:
+    def has(self, name: str, decile: int | None, against: str) -> bool:
+        """True if a group's rate has shifted against this reference."""
+        return name in self._shifts and _group(decile, against) in self._shifts[name].groups
+
+    def add(self, name: str, decile: int | None, against: str, shifted: Shifted, *, harmful: bool) -> bool:
         """Note that a group has shifted. True if that is news: no alarm stood about this rate, or the shift is the first harmful one."""
         known = self._shifts.get(name)
         news = known is None or (harmful and not known.harmful)
         shift = self._shifts.setdefault(name, _Shift(harmful=False))
         shift.harmful = shift.harmful or harmful
-        shift.groups[_group(decile)] = WayBack(shifted.observed - shifted.expected)
+        shift.groups[_group(decile, against)] = WayBack(shifted.observed - shifted.expected)
         return news
 
-    def back(self, name: str, decile: int | None) -> bool:
+    def back(self, name: str, decile: int | None, against: str) -> bool:
         """Note that a group is back. True if it was the last one."""
         groups = self._shifts[name].groups
-        groups.pop(_group(decile), None)
+        groups.pop(_group(decile, against), None)
         return not groups
 
     def clear(self, name: str, why: str, at: float) -> Alarm:
@@ -101,17 +108,19 @@ class StandingShifts:
         observed, reference, decile = (row.detail.get(key) for key in ("observed", "reference", "decile"))
         shift = self._shifts[row.name] = _Shift(harmful=row.detail.get("pauses") is not False)
         if isinstance(observed, int | float) and isinstance(reference, int | float):
-            group = _group(decile if isinstance(decile, int) else None)
+            group = _group(decile if isinstance(decile, int) else None, str(row.detail.get("against") or ""))
             shift.groups[group] = WayBack(float(observed) - float(reference), row.at)
 
-    def gaps(self, name: str) -> Iterator[tuple[str, str, int | None, float]]:
-        """Rate, arm, group, and how far the group has shifted; for a decile, beyond everybody's shift if there is one."""
+    def gaps(self, name: str) -> Iterator[tuple[str, str, int | None, str, float]]:
+        """Rate, arm, decile, reference, and how far the group has shifted; for a decile, beyond everybody's shift if there is one."""
         rate, arm = _parts(name)
         shift = self._shifts.get(name)
         groups = {} if shift is None else shift.groups
-        overall = groups[_EVERYBODY].gap if _EVERYBODY in groups else 0.0
         for group, back in groups.items():
-            yield rate, arm, _decile(group), back.gap if group == _EVERYBODY else back.gap - overall
+            decile, against = _parse(group)
+            overall = groups.get(_group(None, against))
+            beyond = 0.0 if decile is None or overall is None else overall.gap
+            yield rate, arm, decile, against, back.gap - beyond
 
     def on_arm(self, arm: str) -> list[str]:
         """The alarms about an arm."""
@@ -137,9 +146,10 @@ class StandingShifts:
         self._shifts = {name: _Shift.from_json(shift) for name, shift in state.items()}
 
 
-def _group(decile: int | None) -> str:
-    return _EVERYBODY if decile is None else str(decile)
+def _group(decile: int | None, against: str) -> str:
+    return f"{_EVERYBODY if decile is None else decile}@{against}"
 
 
-def _decile(group: str) -> int | None:
-    return None if group == _EVERYBODY else int(group)
+def _parse(group: str) -> tuple[int | None, str]:
+    decile, _, against = group.partition("@")
+    return None if decile == _EVERYBODY else int(decile), against

@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -207,8 +207,9 @@ class SessionRole(StrEnum):
 class Expecting:
     """The range expected of each rate, by group of sessions: a decile of activity, or everybody (None).
 
-    `arm` is the reference arm, the first of `reference` in the settings that was seen and is not silent; None: the expected range is that
-    of the live arm while it was learned. `stale`: the reference arm is silent, and nothing is expected.
+    Each arm of `reference` in the settings that is heard gives a range of its own: the previous release shows a shift soonest, and control,
+    which never changes, shows shifts that are each too small to see. `arm` is the first of them that is not silent; None: the expected
+    range is that of the live arm while it was learned. `stale`: all of them are silent, and nothing is expected.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
@@ -217,7 +218,9 @@ class Expecting:
         self.stale = False
         self._silent_for = self._back = 0
         self._heard_at: dict[str, float] = {}
-        self._arms: dict[str, ArmReference] = {}
+        self._unheard: dict[str, int] = {}
+        self._at = 0.0
+        self._arms: dict[str, dict[str, ArmReference]] = {}
         self._fixed: dict[str, FixedReference] = {}
         self._accepted: dict[str, float] = {}
 
@@ -243,21 +246,30 @@ class Expecting:
         ranks = self._config.reference
         if not self.uses(arm):
             return SessionRole.UNUSED
+        self._at = max(self._at, at)
         if arm not in ranks:
             self._silent_for += 1
+            for heard in self._heard_at:
+                self._unheard[heard] = self._unheard.get(heard, 0) + 1
             self._notice_silence(at)
             return SessionRole.WATCHED
-        self._heard_at[arm] = at
+        if self._is_silent(arm):
+            self._arms.pop(arm, None)  # it may hold another release now
+        self._heard_at[arm], self._unheard[arm] = at, 0
         if self.arm is None or ranks.index(arm) < ranks.index(self.arm) or (self.stale and arm != self.arm):
             self._hear(arm)
-        if arm != self.arm:
-            return SessionRole.UNUSED
-        self._silent_for, self._back = 0, min(self._back + 1, BACK)
-        self.stale = self.stale and self._back < BACK
+        if arm == self.arm:
+            self._silent_for, self._back = 0, min(self._back + 1, BACK)
+            self.stale = self.stale and self._back < BACK
         return SessionRole.REFERENCE
 
     def _hear(self, arm: str) -> None:
-        self.arm, self._arms, self.stale, self._silent_for = arm, {}, False, 0
+        self.arm, self.stale, self._silent_for = arm, False, 0
+
+    def _is_silent(self, arm: str) -> bool:
+        # the number of sessions alone says little: anybody can send them
+        late = self._at - self._heard_at.get(arm, -math.inf) > self._config.stale_s
+        return late and self._unheard.get(arm, 0) > self._config.stale_sessions
 
     def _notice_silence(self, at: float) -> None:
         if self.arm is None or self._silent_for <= self._config.stale_sessions:
@@ -271,25 +283,38 @@ class Expecting:
         elif self.arm not in speaking:
             self._hear(speaking[0])
 
-    def learn(self, rate: str, mean: float, decile: int | None) -> None:
-        """Take in a session of the reference arm."""
-        reference = self._arms.get(rate)
-        if reference is None:
-            reference = self._arms[rate] = ArmReference(level=Level(memory=self._config.reference_sessions))
-        reference.observe(mean, decile)
+    def learn(self, arm: str, rate: str, mean: float, decile: int | None) -> None:
+        """Take in a session of a reference arm."""
+        rates = self._arms.setdefault(arm, {})
+        if rate not in rates:
+            rates[rate] = ArmReference(level=Level(memory=self._config.reference_sessions))
+        rates[rate].observe(mean, decile)
 
-    def expected(self, rate: str, arm: str, decile: int | None) -> ExpectedRange | None:
-        """The range expected of a session of everybody (None) or of a decile; None while it is not known."""
+    @property
+    def references(self) -> int:
+        """How many references sessions are compared with, at least one."""
+        return max(1, len(self._heard_at))
+
+    def ranges(self, rate: str, arm: str, decile: int | None) -> dict[str, ExpectedRange]:
+        """By reference ("" for what was learned), the range expected of a session of everybody (None) or of a decile, where it is known."""
         if self.arm is None:
             fixed = self._fixed.get(_key(rate, decile))
-            found = None if fixed is None else fixed.expected()
+            found = {"": None if fixed is None else fixed.expected()}
+        elif self.stale:
+            return {}
         else:
-            reference = self._arms.get(rate)
-            found = None if reference is None or self.stale else reference.expected(decile)
-        if found is None or not self._accepted:
-            return found
+            found = {
+                each: self._arms[each][rate].expected(decile)
+                for each in self._config.reference
+                if rate in self._arms.get(each, {}) and not self._is_silent(each)
+            }
+        return {
+            each: self._accepting(known, each, rate, arm, decile) for each, known in found.items() if known is not None
+        }
+
+    def _accepting(self, found: ExpectedRange, against: str, rate: str, arm: str, decile: int | None) -> ExpectedRange:
         groups = {_key(rate, None), _key(rate, decile)}
-        offset = sum(self._accepted.get(f"{arm}/{group}", 0.0) for group in groups)
+        offset = sum(self._accepted.get(f"{against}:{arm}/{group}", 0.0) for group in groups)
         if not offset:
             return found
         doubt = abs(offset) * ACCEPTED_DOUBT
@@ -308,15 +333,23 @@ class Expecting:
             fixed = self._fixed[key] = FixedReference(short=Level(memory=self._config.reference_sessions))
         fixed.observe(mean, at, sessions=self._config.learn_sessions, seconds=self._config.learn_s)
 
-    def accept(self, rate: str, arm: str, decile: int | None, gap: float) -> None:
-        """From now on, expect `gap` more of a rate than the reference says; a gap of everybody applies to each decile too."""
-        key = f"{arm}/{_key(rate, decile)}"
-        self._accepted[key] = self._accepted.get(key, 0.0) + gap
+    def accept(self, shifts: Collection[tuple[str, str, int | None, str, float]]) -> None:
+        """From now on, expect so much more of a rate than a reference says; a gap of everybody applies to each decile too.
+
+        A shift (rate, arm, decile, reference, gap) that was found against one reference alone is expected against the others as well.
+        """
+        found = {(rate, arm, decile): dict[str, float]() for rate, arm, decile, _, _ in shifts}
+        for rate, arm, decile, against, gap in shifts:
+            found[rate, arm, decile][against] = gap
+        for (rate, arm, decile), gaps in found.items():
+            for each in ("", *self._config.reference):
+                key = f"{each}:{arm}/{_key(rate, decile)}"
+                self._accepted[key] = self._accepted.get(key, 0.0) + gaps.get(each, next(iter(gaps.values())))
 
     def shipped(self) -> None:
-        """A release went live: drop the accepted gaps if the reference arm moves with releases, since it then shows them itself."""
-        if self.arm not in (None, Arm.CONTROL.value):
-            self._accepted.clear()
+        """A release went live: drop the gaps accepted against reference arms that move with releases, since they show them themselves."""
+        stays = ("", Arm.CONTROL.value)
+        self._accepted = {key: gap for key, gap in self._accepted.items() if key.partition(":")[0] in stays}
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
@@ -326,7 +359,9 @@ class Expecting:
             "silent_for": self._silent_for,
             "back": self._back,
             "heard_at": self._heard_at,
-            "arms": {rate: each.to_json() for rate, each in self._arms.items()},
+            "unheard": self._unheard,
+            "at": self._at,
+            "arms": {arm: {rate: each.to_json() for rate, each in rates.items()} for arm, rates in self._arms.items()},
             "fixed": {key: each.to_json() for key, each in self._fixed.items()},
             "accepted": self._accepted,
         }
@@ -338,11 +373,17 @@ class Expecting:
         """
         self._fixed = {key: FixedReference.from_json(each) for key, each in state["fixed"].items()}
         self._accepted = {key: float(each) for key, each in state["accepted"].items()}
-        if state["arm"] in self._config.reference:
+        kept, self._at = self._config.reference, float(state["at"])
+        self._heard_at = {arm: float(at) for arm, at in state["heard_at"].items() if arm in kept}
+        self._unheard = {arm: int(count) for arm, count in state["unheard"].items() if arm in kept}
+        self._arms = {
+            arm: {rate: ArmReference.from_json(each) for rate, each in rates.items()}
+            for arm, rates in state["arms"].items()
+            if arm in kept
+        }
+        if state["arm"] in kept:
             self.arm, self.stale = state["arm"], bool(state["stale"])
             self._silent_for, self._back = int(state["silent_for"]), int(state["back"])
-            self._heard_at = {arm: float(at) for arm, at in state["heard_at"].items() if arm in self._config.reference}
-            self._arms = {rate: ArmReference.from_json(each) for rate, each in state["arms"].items()}
 
 
 def _key(rate: str, decile: int | None) -> str:
@@ -376,12 +417,14 @@ class Behaviour:
 
     def __init__(self, config: MonitorsConfig, rates: tuple[Rate, ...]) -> None:
         self._rates = {rate.name: rate for rate in rates}
+        # a test of each rate against each reference
         self._h = {
-            (rate.name, everybody): thresholds(
-                config.false_alarm_sessions, len(rates), rate.harmful, everybody=everybody
+            (rate.name, everybody, count): thresholds(
+                config.false_alarm_sessions, len(rates) * count, rate.harmful, everybody=everybody
             )
             for rate in rates
             for everybody in (True, False)
+            for count in range(1, max(1, len(config.reference)) + 1)
         }
         self._comfort = math.log(config.false_comfort_sessions)
         self._least_people = config.least_people
@@ -450,7 +493,7 @@ class Behaviour:
                 continue
             mean = math.fsum(values.values()) / len(values)
             if role is SessionRole.REFERENCE:
-                self._expecting.learn(name, mean, session.decile)
+                self._expecting.learn(session.arm, name, mean, session.decile)
                 continue
             for decile in _groups(session):
                 yield from self._judge(rate, decile, session, mean, values)
@@ -460,44 +503,61 @@ class Behaviour:
     def _judge(
         self, rate: Rate, decile: int | None, session: TurnSession, mean: float, values: Mapping[str, float]
     ) -> Iterator[Alarm]:
-        """Judge one session's mean, as one of everybody's or of its decile's."""
-        expected = self._expecting.expected(rate.name, session.arm, decile)
-        if expected is None:
+        """Judge one session's mean, as one of everybody's or of its decile's, against each reference."""
+        ranges = self._expecting.ranges(rate.name, session.arm, decile)
+        if not ranges:
             return
-        name = alarm_name(rate.name, session.arm)
-        way_back = self.standing.way_back(name, decile)
-        if way_back is not None:
-            if way_back.observe(mean, expected, session.ended_at, self._comfort) and self.standing.back(name, decile):
+        name, first = alarm_name(rate.name, session.arm), next(iter(ranges.values()))
+        shifted_from = {against for against, _ in self.standing.ways_back(name, decile)}
+        for against, way_back in self.standing.ways_back(name, decile):
+            # a reference that is gone is no reason to stand for ever
+            expected = ranges.get(against, first)
+            if way_back.observe(mean, expected, session.ended_at, self._comfort) and self.standing.back(
+                name, decile, against
+            ):
                 yield self.standing.clear(name, "the rate is back where it is expected", session.ended_at)
-            return
-        # while everybody has shifted, a decile's shift is no news
-        if decile is not None and self.standing.way_back(name, None) is not None:
-            return
-        detector = self._detectors.setdefault(f"{session.arm}/{rate.name}/{decile}", Detector())
-        person = f"{session.tenant}/{session.user}"
-        h = self._h[rate.name, decile is None]
-        shifted = detector.observe(mean, values, expected, h=h, person=person, people=self._least_people)
-        if shifted is not None and self.standing.add(name, decile, shifted, harmful=shifted.shift in rate.harmful):
-            yield self._raise(name, rate, decile, session, shifted)
+        for against, expected in ranges.items():
+            # while everybody has shifted, a decile's shift is no news
+            if against in shifted_from or (decile is not None and self.standing.has(name, None, against)):
+                continue
+            detector = self._detectors.setdefault(f"{session.arm}/{rate.name}/{decile}/{against}", Detector())
+            person = f"{session.tenant}/{session.user}"
+            h = self._h[rate.name, decile is None, self._expecting.references]
+            shifted = detector.observe(mean, values, expected, h=h, person=person, people=self._least_people)
+            harmful = shifted is not None and shifted.shift in rate.harmful
+            if shifted is not None and self.standing.add(name, decile, against, shifted, harmful=harmful):
+                yield self._raise(name, rate, decile, against, session, shifted, h[shifted.shift])
 
-    def _raise(self, name: str, rate: Rate, decile: int | None, session: TurnSession, shifted: Shifted) -> Alarm:
+    def _raise(
+        self,
+        name: str,
+        rate: Rate,
+        decile: int | None,
+        against: str,
+        session: TurnSession,
+        shifted: Shifted,
+        threshold: float,
+    ) -> Alarm:
         pauses = shifted.shift in rate.harmful
         who = "everybody" if decile is None else f"people in activity decile {decile + 1} of 10"
         reason = (
             f"{rate.means}: {shifted.observed:.1%} in {shifted.sessions} sessions of {who} on arm {session.arm}, where "
-            f"{shifted.expected:.1%} is expected" + ("" if pauses else "; a shift this way does not pause shipping")
+            f"{shifted.expected:.1%} is expected"
+            + (f" by arm {against}" if against else "")
+            + ("" if pauses else "; a shift this way does not pause shipping")
         )
         detail = {
             "rate": rate.name,
             "arm": session.arm,
             "decile": decile,
+            "against": against,
             "shift": shifted.shift.value,
             "pauses": pauses,
             "observed": shifted.observed,
             "reference": shifted.expected,
             "sessions": shifted.sessions,
             "events": shifted.events,
-            "threshold": self._h[rate.name, decile is None][shifted.shift],
+            "threshold": threshold,
             "turns": list(shifted.turns),
         }
         return Alarm(id="", name=name, state=AlarmState.RAISED, reason=reason, at=session.ended_at, detail=detail)
@@ -518,8 +578,7 @@ class Behaviour:
     def alarm(self, row: Alarm) -> None:
         """Take in a person's acceptance of a shift. All other rows about the monitors' alarms are their own."""
         if row.detail.get(ACCEPTED) is True:
-            for rate, arm, decile, gap in self.standing.gaps(row.name):
-                self._expecting.accept(rate, arm, decile, gap)
+            self._expecting.accept(list(self.standing.gaps(row.name)))
             self.standing.forget(row.name)
 
     def release(self, event: ReleaseEvent) -> Iterator[Alarm]:

@@ -26,8 +26,8 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
     )
     reference: tuple[str, ...] = Field(
         default=("previous", "control"),
-        description="Arms on an earlier release whose users define what is usual now; the first of these with traffic "
-        "is used. Without any, what is usual is learned once and stays. Users without a name are always on live: "
+        description="Arms on an earlier release whose users define what is usual now; each of these with traffic is "
+        "compared with. Without any, what is usual is learned once and stays. Users without a name are always on live: "
         "beside a reference arm they are left out.",
     )
     false_alarm_sessions: float = Field(
@@ -58,9 +58,16 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.02,
         gt=0.0,
         lt=0.5,
-        description="Chance of a false alarm about that in `gold_s` seconds, however often it is checked.",
+        description="Chance of a false alarm about that, or about an outcome (`outcomes`), in `gold_s` seconds, however "
+        "often it is checked.",
     )
     gold_s: float = Field(default=7 * DAY, gt=0, description="Seconds after which both groups are counted anew.")
+    outcomes: tuple[str, ...] = Field(
+        default=("returned",),
+        description="Outcomes that the reward does not contain, compared between live and control beside the reward: "
+        "'returned', whether people come again the next day (UTC), or signals with values from 0 to 1, such as "
+        "'tests_passed' or 'survived'. It takes control users (`serve.control_share`). Empty: none.",
+    )
     influence_user: float = Field(
         default=0.08,
         gt=0.0,
@@ -111,8 +118,8 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
     most_people: int = Field(
         default=20_000,
         ge=1,
-        description="Users whose activity is remembered and who count for `proxy_gap`. If there are more, the largest "
-        "tenants lose some.",
+        description="Users whose activity is remembered and who count for `teacher_favour` and `outcome_gap`. If there "
+        "are more, the largest tenants lose some.",
     )
     start_turns: int = Field(default=100_000, ge=0, description="Newest turns read at a start without saved state.")
     fold_rows: int = Field(default=20_000, ge=1, description="Rows of the log between two saves of the state.")

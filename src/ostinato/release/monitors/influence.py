@@ -25,7 +25,7 @@ from ostinato.release.monitors.config import MonitorsConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who was served a turn, within which episode, and whether by the live release.
+    """Who was served a turn, within which episode, and whether by the live release or by control.
 
     Example: ``Owner(person=("default", "ann"), episode="e1", live=True)``
     """
@@ -33,6 +33,7 @@ class Owner:
     person: Person
     episode: str
     live: bool
+    control: bool = False
 
 
 class TurnOwners:
@@ -50,7 +51,9 @@ class TurnOwners:
 
     def see(self, turn: Turn) -> None:
         """Remember a turn's owner. Beyond `most` the oldest is dropped."""
-        self._owners[turn.id] = Owner(person=turn.person, episode=turn.episode, live=turn.arm is Arm.LIVE)
+        self._owners[turn.id] = Owner(
+            person=turn.person, episode=turn.episode, live=turn.arm is Arm.LIVE, control=turn.arm is Arm.CONTROL
+        )
         if len(self._owners) > self._most:
             self._owners.popitem(last=False)
 
@@ -60,13 +63,16 @@ class TurnOwners:
 
     def snapshot(self) -> list[list[Any]]:
         """As JSON's types, oldest first."""
-        return [[turn, *owner.person, owner.episode, owner.live] for turn, owner in self._owners.items()]
+        return [[turn, *owner.person, owner.episode, owner.live, owner.control] for turn, owner in self._owners.items()]
 
     def restore(self, rows: Sequence[Sequence[Any]]) -> None:
         """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
         self._owners = OrderedDict(
-            (str(turn), Owner(person=(str(tenant), str(user)), episode=str(episode), live=bool(live)))
-            for turn, tenant, user, episode, live in rows
+            (
+                str(turn),
+                Owner(person=(str(tenant), str(user)), episode=str(episode), live=bool(live), control=bool(control)),
+            )
+            for turn, tenant, user, episode, live, control in rows
         )
 
 

@@ -1,9 +1,10 @@
 """All monitors as one fold of the log: rows in, alarms out. Pure: the same rows give the same alarms, wherever a reader restarts.
 
 - turns -> behaviour rates, in sessions: `monitor:<rate>`, `monitor:<rate>:<arm>`
-- rewards -> people who teach against gold people: `proxy_gap`
+- rewards -> people who teach against gold people: `teacher_favour`
+- turns, rewards and signals -> the reward against outcomes, live and control: `outcome_gap`
 - batches -> who teaches most: `influence:person`, `influence:tenant`
-- the release ledger -> the gate's results on best-of-k: `best_of_k`
+- the release ledger -> the gate's results on best-of-k and on how answers differ: `best_of_k`, `answers_alike`
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from dataclasses import replace
 from typing import Any
 
 from ostinato.core.notices import Alarm
-from ostinato.core.records import Batch, ReleaseEvent, Reward, Turn
+from ostinato.core.records import Batch, ReleaseEvent, Reward, Signal, Turn
 from ostinato.core.seams import Cursor
 from ostinato.release.monitors.behaviour import Behaviour
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import InfluenceWatch, TurnOwners
-from ostinato.release.monitors.pass_at_k import NarrowingWatch
-from ostinato.release.monitors.proxy_gap import GoldWatch
+from ostinato.release.monitors.pass_at_k import ALIKE, NarrowingWatch
+from ostinato.release.monitors.proxy_gap import GoldWatch, OutcomeGapWatch
 from ostinato.release.monitors.rates import Rate
 
-FORMAT = "monitors@5"
+FORMAT = "monitors@6"
 
-Watched = Turn | Alarm | ReleaseEvent | Reward | Batch
+Watched = Turn | Alarm | ReleaseEvent | Reward | Batch | Signal
 """The rows that bear on alarms."""
 
 
@@ -46,27 +47,28 @@ class Monitors:
         self.behaviour = Behaviour(config, rates)
         self._owners = TurnOwners(config.most_turns)
         self._gold = GoldWatch(config)
+        self._outcomes = OutcomeGapWatch(config)
         self._influence = InfluenceWatch(config)
-        self._narrowing = NarrowingWatch()
+        self._narrowing, self._alike = NarrowingWatch(), NarrowingWatch(ALIKE)
 
     @property
     def paused(self) -> bool:
-        """True while an alarm stands that pauses shipping: a behaviour alarm does so only if its shift is harmful."""
+        """True while an alarm stands that pauses shipping: a behaviour alarm does so if its shift is harmful, `answers_alike` never."""
         return self.behaviour.paused or bool(self._others)
 
     @property
     def standing(self) -> list[str]:
         """The names of the alarms that stand."""
-        return [*self.behaviour.names, *self._others]
+        return [*self.behaviour.names, *self._others, *self._alike.standing]
 
     @property
     def crowded(self) -> bool:
-        """True while people are left out of `proxy_gap` for want of room (`most_people`)."""
+        """True while people are left out of `teacher_favour` for want of room (`most_people`)."""
         return self._gold.full
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
         """Begin without a state, from the newest row about each alarm in the log, by name. Alarms that stand there stay."""
-        for watch in (self.behaviour, self._gold, self._influence, self._narrowing):
+        for watch in (self.behaviour, self._gold, self._outcomes, self._influence, self._narrowing, self._alike):
             watch.begin(alarms)
 
     def apply(self, seq: Cursor, row: Watched) -> list[Alarm]:
@@ -78,27 +80,39 @@ class Monitors:
 
     @property
     def _others(self) -> list[str]:
-        return [*self._gold.standing, *self._influence.standing, *self._narrowing.standing]
+        return [*self._gold.standing, *self._outcomes.standing, *self._influence.standing, *self._narrowing.standing]
 
     def _apply(self, row: Watched) -> Iterator[Alarm]:
         match row:
             case Turn():
-                if row.arm.people:
-                    self._owners.see(row)
-                yield from self.behaviour.turn(row)
+                yield from self._turn(row)
             case Alarm():
                 self.behaviour.alarm(row)
-                for watch in (self._gold, self._influence, self._narrowing):
+                for watch in (self._gold, self._outcomes, self._influence, self._narrowing, self._alike):
                     watch.alarm(row)
             case ReleaseEvent():
                 yield from self.behaviour.release(row)
                 if self._enabled:
                     yield from self._narrowing.release(row)
+                    yield from self._alike.release(row)
             case Reward():
-                yield from self._gold.reward(row, self._owners.get(row.turn))
+                yield from self._reward(row)
+            case Signal():
+                self._outcomes.signal(row, self._owners.get(row.turn))
             case Batch():
                 if self._enabled:
                     yield from self._influence.batch(row, self._owners)
+
+    def _turn(self, row: Turn) -> Iterator[Alarm]:
+        if row.arm.people:
+            self._owners.see(row)
+            self._outcomes.turn(row)
+        yield from self.behaviour.turn(row)
+
+    def _reward(self, row: Reward) -> Iterator[Alarm]:
+        owner = self._owners.get(row.turn)
+        yield from self._gold.reward(row, owner)
+        yield from self._outcomes.reward(row, owner)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
@@ -107,8 +121,10 @@ class Monitors:
             "behaviour": self.behaviour.snapshot(),
             "owners": self._owners.snapshot(),
             "gold": self._gold.snapshot(),
+            "outcomes": self._outcomes.snapshot(),
             "influence": self._influence.snapshot(),
             "narrowing": self._narrowing.snapshot(),
+            "alike": self._alike.snapshot(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> bool:
@@ -121,6 +137,8 @@ class Monitors:
         self.behaviour.restore(state["behaviour"])
         self._owners.restore(state["owners"])
         self._gold.restore(state["gold"])
+        self._outcomes.restore(state["outcomes"])
         self._influence.restore(state["influence"])
         self._narrowing.restore(state["narrowing"])
+        self._alike.restore(state["alike"])
         return True

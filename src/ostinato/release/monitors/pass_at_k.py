@@ -1,6 +1,8 @@
-"""Loss of diversity: an alarm if the gate found that pass@1 rose and best-of-k fell, a candidate that is only surer of less.
+"""Loss of diversity: alarms if the gate found that a candidate's pass@1 rose and best-of-k fell, or that its answers have become alike.
 
 Reinforcement learning can improve the first try at the expense of the others, and lost coverage does not come back with further training.
+That two answers to one prompt are the same more often than the anchor's comes before it, but also where the model has learned the one right
+answer: so it is told and pauses nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from ostinato.release.monitors.active_alarms import ACCEPTED
 NAME = "best_of_k"
 """The name of the alarm that best-of-k fell while pass@1 rose."""
 
+ALIKE = "answers_alike"
+"""The name of the alarm that a candidate's answers to one prompt differ less often than the anchor's, by more than a third."""
+
 _OVER = frozenset({"blocked", "rolled_back"})
 
 
@@ -25,20 +30,24 @@ class NarrowingWatch:
     The alarm is about a candidate that the gate lets pass. On trial, it stays at its share. Without trials it is live before the alarm is
     read, and nothing ships on top of it. The alarm stands until that candidate is taken back or refused, a later one is not narrower, or a
     person accepts it.
+
+    Args:
+        name: the alarm, `NAME` or `ALIKE`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = NAME) -> None:
+        self._name = name
         self._candidate = ""
         self._stands = False
 
     @property
     def standing(self) -> list[str]:
         """The alarm's name while it stands."""
-        return [NAME] if self._stands else []
+        return [self._name] if self._stands else []
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
         """Begin without a state: the alarm stands if it stands in the log."""
-        row = alarms.get(NAME)
+        row = alarms.get(self._name)
         if row is not None and row.state is AlarmState.RAISED:
             self._stands, self._candidate = True, str(row.detail.get("candidate", ""))
 
@@ -52,34 +61,30 @@ class NarrowingWatch:
         found = cast("Mapping[str, Any]", report)
         if found.get("verdict") != Verdict.SHIP:
             return
-        told = next((each for each in found.get("sharpening", ()) if _narrowed(each)), None)
+        told = _lost_coverage(found) if self._name == NAME else _grew_alike(found)
         if told is not None and not self._stands:
-            yield self._raise(event, told)
+            yield self._raise(event, *told)
         elif told is None and self._stands:
             yield self._clear(f"{event.policy} is not narrower", event.at)
 
     def alarm(self, row: Alarm) -> None:
         """Take in a person's acceptance of the loss."""
-        if row.name == NAME and row.detail.get(ACCEPTED) is True:
+        if row.name == self._name and row.detail.get(ACCEPTED) is True:
             self._stands, self._candidate = False, ""
 
     def _is_about(self, event: ReleaseEvent) -> bool:
         refused = event.policy if event.action == "blocked" else event.previous
         return refused is not None and self._candidate in ("", refused.hash)
 
-    def _raise(self, event: ReleaseEvent, told: Mapping[str, Any]) -> Alarm:
+    def _raise(self, event: ReleaseEvent, reason: str, figures: Mapping[str, Any]) -> Alarm:
         self._stands, self._candidate = True, event.policy.hash
-        first, best = told["first"], told["best"]
-        reason = (
-            f"{event.policy} against {told['against']} on {best['items']} items: pass@1 {_points(first)}, best of {told['k']} "
-            f"{_points(best)}; what it gave up does not come back by training on"
-        )
-        detail = {"candidate": event.policy.hash, "against": told["against"], "k": told["k"], "pauses": True}
-        return Alarm(id="", name=NAME, state=AlarmState.RAISED, reason=reason, at=event.at, detail=detail)
+        detail = {"candidate": event.policy.hash, **figures, "pauses": self._name == NAME}
+        reason = f"{event.policy} {reason}"
+        return Alarm(id="", name=self._name, state=AlarmState.RAISED, reason=reason, at=event.at, detail=detail)
 
     def _clear(self, why: str, at: float) -> Alarm:
         self._stands, self._candidate = False, ""
-        return Alarm(id="", name=NAME, state=AlarmState.CLEARED, reason=why, at=at)
+        return Alarm(id="", name=self._name, state=AlarmState.CLEARED, reason=why, at=at)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
@@ -90,9 +95,29 @@ class NarrowingWatch:
         self._stands, self._candidate = bool(state["stands"]), str(state["candidate"])
 
 
-def _narrowed(change: Mapping[str, Any]) -> bool:
-    """As `core.report.Sharpening.narrowed`, for its form in the ledger."""
-    return float(change["first"]["lower"]) > 0.0 > float(change["best"]["upper"])
+def _lost_coverage(report: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """The reason and figures of a loss of best-of-k, as `core.report.Sharpening.narrowed`, in its form in the ledger."""
+    for told in report.get("sharpening", ()):
+        first, best = told["first"], told["best"]
+        if float(first["lower"]) > 0.0 > float(best["upper"]):
+            reason = (
+                f"against {told['against']} on {best['items']} items: pass@1 {_points(first)}, best of {told['k']} "
+                f"{_points(best)}; what it gave up does not come back by training on"
+            )
+            return reason, {"against": told["against"], "k": told["k"]}
+    return None
+
+
+def _grew_alike(report: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """The same of answers that differ less often, as `core.report.AnswerDiversity.fell`."""
+    told = report.get("diversity")
+    if not told or float(told["excess"]["upper"]) >= 0.0:
+        return None
+    reason = (
+        f"on {told['excess']['items']} items: two of its answers to one prompt differ in {told['candidate']:.0%}, of the anchor's in "
+        f"{told['anchor']:.0%}; a fall by more than a third"
+    )
+    return reason, {"diversity": told["candidate"], "anchor": told["anchor"]}
 
 
 def _points(mean: Mapping[str, Any]) -> str:

@@ -1,32 +1,44 @@
-"""The gap between proxy and gold reward: are people whose feedback is learned from pleased more than people whose feedback never is?
+"""Gaps between the reward, which is a proxy for what people want, and what they want: two ways in which a reward is hacked.
 
-A reward is a proxy for what people want. If the model learns to please only the people who teach it, their reward rises and that of
-*gold* people does not. Gold people are chosen by a hash, so without such learning both groups are the same on average, at any time and
-whatever happens to the product: the difference between them needs no reference and no past.
+*Teachers' favour*: if the model learns to please only the people who teach it, their reward rises and that of *gold* people, whose feedback
+is never learned from, does not. Gold people are chosen by a hash, so without such learning both groups are the same on average, at any time
+and whatever happens to the product: the difference between them needs no reference and no past.
+
+*Outcome gap*: flattery and other tricks that please everybody's thumb raise the reward of both groups alike. So live is compared with
+control twice, by the reward and by an outcome that the reward does not contain, such as whether people come again the next day. If the
+reward has risen and the outcome has fallen, the reward is being optimised at the outcome's expense (Goodhart's law; Gao et al., arXiv
+2210.10760, for gold and proxy rewards).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from ostinato.core.arm_assignment import dealing_key, place_of
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.core.records import Person, Reward
+from ostinato.core.records import Arm, Person, Reward, Signal, Turn
 from ostinato.release.monitors.active_alarms import ACCEPTED
 from ostinato.release.monitors.config import DAY, MonitorsConfig
 from ostinato.release.monitors.influence import Owner
-from ostinato.release.trial.contrast import Contrast, TimeSlot, lower_bound
+from ostinato.release.trial.contrast import Contrast, Effect, TimeSlot, lower_bound, upper_bound
 
-NAME = "proxy_gap"
+TEACHER_FAVOUR = "teacher_favour"
 """The name of the alarm that people who teach are pleased more than gold people."""
+
+OLD_TEACHER_FAVOUR = "proxy_gap"
+"""Its name in logs of earlier versions; an alarm that stands under it ends under it."""
+
+OUTCOME_GAP = "outcome_gap"
+"""The name of the alarm that the reward rises while an outcome falls."""
 
 LEAST_PEOPLE = 20  # effective people on each side
 LOOK_S = 3_600.0
 _SALT = "gold"
+T = TypeVar("T")
 
 
 def is_gold(tenant: str, user: str, *, share: float, salt: str) -> bool:
@@ -47,12 +59,12 @@ def gold_people(config: MonitorsConfig) -> Callable[[str, str], bool]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyGap:
+class TeacherFavour:
     """The share of turns with a positive reward among people who teach minus that among gold people, in [-1, 1].
 
-    `lower` is above the truth at any look with probability at most `alpha` (`proxy_gap`). `taught_by` and `gold` count people.
+    `lower` is above the truth at any look with probability at most `alpha` (`teacher_favour`). `taught_by` and `gold` count people.
 
-    Example: ``ProxyGap(taught_by=412, gold=41, mean=0.041, lower=0.022)``
+    Example: ``TeacherFavour(taught_by=412, gold=41, mean=0.041, lower=0.022)``
     """
 
     taught_by: int
@@ -61,16 +73,27 @@ class ProxyGap:
     lower: float
 
 
-def proxy_gap(
+def teacher_favour(
     outcomes: Mapping[Person, tuple[float, float]], gold: Callable[[str, str], bool], alpha: float
-) -> ProxyGap | None:
+) -> TeacherFavour | None:
     """The gap among people who were served the same versions at the same time; None with fewer than 20 effective people on a side.
 
     `outcomes` has each person's number of turns with a positive reward, and of all turns with a reward. Clustered by person; the bound
     is that of a confidence sequence (`release.trial.evidence`), which allows repeated looks.
     """
+    effect, taught, others = _difference(outcomes, lambda person: not gold(*person))
+    if effect.people < LEAST_PEOPLE:
+        return None
+    lower = lower_bound(effect.difference, effect.variance, alpha)
+    return TeacherFavour(taught_by=taught, gold=others, mean=effect.difference, lower=lower)
+
+
+def _difference(
+    outcomes: Mapping[Person, tuple[float, float]], treated: Callable[[Person], bool]
+) -> tuple[Effect, int, int]:
+    """Treated people's mean minus that of the others, clustered by person, and the number of people on each side."""
     people = [person for person, (_, turns) in outcomes.items() if turns > 0]
-    treated_R = np.array([not gold(*person) for person in people], dtype=np.bool_)
+    treated_R = np.array([treated(person) for person in people], dtype=np.bool_)
     contrast = Contrast(most_turns_a_day=float("inf"))
     contrast.add(
         TimeSlot(
@@ -82,11 +105,8 @@ def proxy_gap(
             treated_R=treated_R,
         )
     )
-    effect, taught = contrast.effect(), int(treated_R.sum())
-    if effect.people < LEAST_PEOPLE:
-        return None
-    lower = lower_bound(effect.difference, effect.variance, alpha)
-    return ProxyGap(taught_by=taught, gold=len(people) - taught, mean=effect.difference, lower=lower)
+    count = int(treated_R.sum())
+    return contrast.effect(), count, len(people) - count
 
 
 @dataclass(slots=True)
@@ -97,7 +117,7 @@ class _Counted:
     today: int
 
 
-class _Crowd:
+class _Crowd(Generic[T]):
     """At most `most` people, by tenant. When it is full, the newest person of the largest tenant is dropped for one of a smaller tenant:
     a tenant that invents names takes places from nobody else.
 
@@ -106,23 +126,27 @@ class _Crowd:
 
     def __init__(self, most: int) -> None:
         self._most, self._size = most, 0
-        self._tenants: dict[str, dict[str, _Counted]] = {}
+        self._tenants: dict[str, dict[str, T]] = {}
         self.full = False
 
-    def __iter__(self) -> Iterator[tuple[Person, _Counted]]:
+    def __iter__(self) -> Iterator[tuple[Person, T]]:
         return (((tenant, user), each) for tenant, users in self._tenants.items() for user, each in users.items())
 
-    def get(self, person: Person, day: int) -> _Counted | None:
-        """The counts of a person, added if they are new; None if there is no room for them."""
+    def get(self, person: Person, new: Callable[[], T]) -> T | None:
+        """The counts of a person, `new()` if they are new; None if there is no room for them."""
         tenant, user = person
         users = self._tenants.get(tenant, {})
         known = users.get(user)
         if known is None and self._has_room(len(users)):
-            known = _Counted(0.0, 0.0, day, 0)
+            known = new()
             self.put(person, known)
         return known
 
-    def put(self, person: Person, counted: _Counted) -> None:
+    def known(self, person: Person) -> T | None:
+        """The counts of a person; None if they are not there."""
+        return self._tenants.get(person[0], {}).get(person[1])
+
+    def put(self, person: Person, counted: T) -> None:
         """Add a person who is not there yet, without checking for room."""
         tenant, user = person
         self._tenants.setdefault(tenant, {})[user] = counted
@@ -156,12 +180,12 @@ class GoldWatch:
         self._config = config
         self._gold = gold_people(config)
         self._tolerated = config.gold_gap
-        self._people = _Crowd(config.most_people)
+        self._people = _Crowd[_Counted](config.most_people)
         self._since: float | None = None
         self._looked = 0.0
         self._found = False
         self._last_gap = 0.0
-        self._stands = False
+        self._name = ""  # under which the alarm stands
 
     @property
     def full(self) -> bool:
@@ -171,22 +195,23 @@ class GoldWatch:
     @property
     def standing(self) -> list[str]:
         """The alarm's name while it stands."""
-        return [NAME] if self._stands else []
+        return [self._name] if self._name else []
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
         """Begin without a state: the alarm stands if it stands in the log."""
-        self._stands = NAME in alarms and alarms[NAME].state is AlarmState.RAISED
+        names = (TEACHER_FAVOUR, OLD_TEACHER_FAVOUR)
+        self._name = next((n for n in names if n in alarms and alarms[n].state is AlarmState.RAISED), "")
 
     def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
         """Take in a reward, with the owner of its turn; yields alarms."""
         if self._config.gold <= 0.0 or not self._config.enabled:
-            if self._stands:
+            if self._name:
                 yield self._row(AlarmState.CLEARED, "there are no gold people any more (release.monitors.gold)", row.at)
             return
         if self._since is None:
             self._since = self._looked = row.at
         if row.at - self._since >= self._config.gold_s:
-            if self._stands and not self._found:
+            if self._name and not self._found:
                 yield self._row(AlarmState.CLEARED, "it was not found again since both sides were counted anew", row.at)
             self._people.clear()
             self._since, self._found = row.at, False
@@ -198,13 +223,13 @@ class GoldWatch:
 
     def alarm(self, row: Alarm) -> None:
         """Take in a person's acceptance of the gap that was found last. Other rows are ignored."""
-        if row.name == NAME and row.detail.get(ACCEPTED) is True:
-            self._stands = False
+        if row.name == self._name and row.detail.get(ACCEPTED) is True:
+            self._name = ""
             self._tolerated = max(self._tolerated, self._last_gap)
 
     def _count(self, person: Person, row: Reward) -> None:
         day = int(row.at // DAY)
-        known = self._people.get(person, day)
+        known = self._people.get(person, lambda: _Counted(0.0, 0.0, day, 0))
         if known is None:
             return
         if known.day != day:
@@ -216,11 +241,11 @@ class GoldWatch:
 
     def _look(self, at: float) -> Iterator[Alarm]:
         outcomes = {person: (each.good, each.turns) for person, each in self._people}
-        gap = proxy_gap(outcomes, self._gold, self._config.gold_alpha)
+        gap = teacher_favour(outcomes, self._gold, self._config.gold_alpha)
         if gap is None or gap.lower <= self._tolerated:
             return
         self._found, self._last_gap = True, gap.mean
-        if self._stands:
+        if self._name:
             return
         reason = (
             f"{gap.taught_by} people whose feedback is learned from are pleased more often than {gap.gold} gold people: by "
@@ -238,8 +263,9 @@ class GoldWatch:
         yield self._row(AlarmState.RAISED, reason, at, detail)
 
     def _row(self, state: AlarmState, reason: str, at: float, detail: Mapping[str, Any] | None = None) -> Alarm:
-        self._stands = state is AlarmState.RAISED
-        return Alarm(id="", name=NAME, state=state, reason=reason, at=at, detail=detail or {})
+        name = self._name or TEACHER_FAVOUR
+        self._name = TEACHER_FAVOUR if state is AlarmState.RAISED else ""
+        return Alarm(id="", name=name, state=state, reason=reason, at=at, detail=detail or {})
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
@@ -251,7 +277,7 @@ class GoldWatch:
             "found": self._found,
             "last_gap": self._last_gap,
             "tolerated": self._tolerated,
-            "stands": self._stands,
+            "stands": self._name,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -261,6 +287,215 @@ class GoldWatch:
             self._people.put((str(tenant), str(user)), _Counted(float(good), float(turns), int(day), int(today)))
         self._people.full = bool(state["full"])
         self._since = None if state["since"] is None else float(state["since"])
-        self._looked, self._found, self._stands = float(state["looked"]), bool(state["found"]), bool(state["stands"])
+        self._looked, self._found, self._name = float(state["looked"]), bool(state["found"]), str(state["stands"])
         self._last_gap = float(state["last_gap"])
         self._tolerated = max(self._config.gold_gap, float(state["tolerated"]))
+
+
+# ---------------------------------------------------------------- the outcome gap
+
+
+RETURNED = "returned"
+"""The outcome that needs no signal: whether people who came on one day came again on the next."""
+
+_REMEMBERED_DAYS = 7
+_SIDES = {Arm.LIVE: True, Arm.CONTROL: False}
+
+
+@dataclass(slots=True)
+class _Visits:
+    """A person: on live if `treated`, else on control; by outcome (`""`: the reward) the sum and the number. `last` and `before` are the
+    newest days with a visit, and whether it was to live or control (None: to another arm).
+    """
+
+    treated: bool
+    sums: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    last: tuple[int, bool | None] = (-9, None)
+    before: tuple[int, bool | None] = (-9, None)
+    day: int = -9
+    today: int = 0
+
+    def add(self, outcome: str, value: float) -> None:
+        good, count = self.sums.get(outcome, (0.0, 0.0))
+        self.sums[outcome] = good + value, count + 1.0
+
+    def counts(self, day: int, most: int) -> bool:
+        """Whether another reward of this day counts."""
+        if day != self.day:
+            self.day, self.today = day, 0
+        self.today += 1
+        return self.today <= most
+
+    def to_json(self) -> list[Any]:
+        return [self.treated, self.sums, self.last, self.before, self.day, self.today]
+
+    @classmethod
+    def from_json(cls, state: list[Any]) -> _Visits:
+        treated, sums, last, before, day, today = state
+        return cls(
+            treated=bool(treated),
+            sums={str(name): (float(good), float(count)) for name, (good, count) in sums.items()},
+            last=(int(last[0]), last[1]),
+            before=(int(before[0]), before[1]),
+            day=int(day),
+            today=int(today),
+        )
+
+
+class OutcomeGapWatch:
+    """Turns, rewards and signals in, alarms about the reward and an outcome of live and control out.
+
+    Both arms are counted for a week (`gold_s`), looked at hourly, and counted anew. The alarm is raised when live's share of turns with a
+    positive reward is shown to be above control's and an outcome's mean below it, each at `gold_alpha` however often it is looked at. An
+    outcome that merely stays where it was raises nothing: it may not depend on the model. The alarm stands until a whole such week has
+    passed in which that was not found again, or until a person accepts it; then only a larger loss of that outcome raises it.
+    """
+
+    def __init__(self, config: MonitorsConfig) -> None:
+        self._config = config
+        self._on = config.enabled and bool(config.outcomes)
+        self._people = _Crowd[_Visits](config.most_people)
+        self._since: float | None = None
+        self._looked = 0.0
+        self._today: int | None = None
+        self._found = self._stands = False
+        self._lost: dict[str, float] = {}
+        self._tolerated: dict[str, float] = {}
+
+    @property
+    def standing(self) -> list[str]:
+        """The alarm's name while it stands."""
+        return [OUTCOME_GAP] if self._stands else []
+
+    def begin(self, alarms: Mapping[str, Alarm]) -> None:
+        """Begin without a state: the alarm stands if it stands in the log."""
+        self._stands = OUTCOME_GAP in alarms and alarms[OUTCOME_GAP].state is AlarmState.RAISED
+
+    def turn(self, turn: Turn) -> None:
+        """Take in a person's turn: a visit. Those who were not dealt to an arm by chance are left out."""
+        if not self._on or not turn.arm.people or turn.propensity >= 1.0:
+            return
+        day, side = int(turn.ended_at // DAY), _SIDES.get(turn.arm)
+        if self._today is None or day > self._today:
+            self._close(day)
+        known = self._people.get(turn.person, lambda: _Visits(treated=side is not False))
+        if known is not None and day > known.last[0]:
+            known.before, known.last = known.last, (day, side)
+
+    def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
+        """Take in a reward, with the owner of its turn; yields alarms."""
+        if not self._on:
+            if self._stands:
+                yield self._row(
+                    AlarmState.CLEARED, "no outcome is compared any more (release.monitors.outcomes)", row.at
+                )
+            return
+        if self._since is None:
+            self._since = self._looked = row.at
+        if row.at - self._since >= self._config.gold_s:
+            if self._stands and not self._found:
+                yield self._row(AlarmState.CLEARED, "it was not found again since both arms were counted anew", row.at)
+            self._anew(row.at)
+        known = self._owned(owner)
+        if known is not None and known.counts(int(row.at // DAY), self._config.turns_a_day):
+            known.add("", float(row.value > 0.0))
+        if row.at - self._looked >= LOOK_S:
+            self._looked = row.at
+            yield from self._look(row.at)
+
+    def signal(self, signal: Signal, owner: Owner | None) -> None:
+        """Take in a signal about a turn. Retractions are ignored."""
+        if not self._on or signal.retracts is not None or signal.name not in self._config.outcomes:
+            return
+        known = self._owned(owner) if owner is not None and owner.person[0] == signal.tenant else None
+        if known is not None:
+            known.add(signal.name, min(max(signal.value, 0.0), 1.0))
+
+    def alarm(self, row: Alarm) -> None:
+        """Take in a person's acceptance of the losses that were found last. Other rows are ignored."""
+        if row.name == OUTCOME_GAP and row.detail.get(ACCEPTED) is True:
+            self._stands = False
+            for name, lost in self._lost.items():
+                self._tolerated[name] = max(lost, self._tolerated.get(name, 0.0))
+
+    def _owned(self, owner: Owner | None) -> _Visits | None:
+        """The counts of who was served a turn of live or control, if they were dealt to it by chance."""
+        if owner is None or not (owner.live or owner.control):
+            return None
+        return self._people.known(owner.person)
+
+    def _close(self, day: int) -> None:
+        """Count who came again on the day that is over, of those who came to live or control on the day before it."""
+        over, self._today = self._today, day
+        if over is None or RETURNED not in self._config.outcomes:
+            return
+        for _, each in self._people:
+            visit = each.before if each.last[0] == over else each.last
+            if visit[0] == over - 1 and visit[1] is not None:
+                each.add(RETURNED, float(each.last[0] == over))
+
+    def _anew(self, at: float) -> None:
+        today = self._today or 0
+        kept = (
+            [] if self._people.full else [pair for pair in self._people if today - pair[1].last[0] <= _REMEMBERED_DAYS]
+        )
+        self._people.clear()
+        for person, each in kept:
+            each.sums = {}
+            self._people.put(person, each)
+        self._since, self._found = at, False
+
+    def _effect(self, outcome: str) -> Effect:
+        sums = {person: each.sums[outcome] for person, each in self._people if outcome in each.sums}
+        treated = {person: each.treated for person, each in self._people}
+        return _difference(sums, lambda person: treated[person])[0]
+
+    def _look(self, at: float) -> Iterator[Alarm]:
+        alpha, reward = self._config.gold_alpha, self._effect("")
+        if reward.people < LEAST_PEOPLE or lower_bound(reward.difference, reward.variance, alpha) <= 0.0:
+            return
+        for name in self._config.outcomes:
+            effect = self._effect(name)
+            above = -self._tolerated.get(name, 0.0)
+            if effect.people < LEAST_PEOPLE or upper_bound(effect.difference, effect.variance, alpha) >= above:
+                continue
+            self._found = True
+            self._lost[name] = max(-effect.difference, 0.0)
+            if self._stands:
+                continue
+            reason = (
+                f"rewards on live are positive more often than on control, by {100 * reward.difference:.1f} pp, but {name} is lower by "
+                f"{-100 * effect.difference:.1f} pp: the reward is optimised at the expense of what it stands for"
+            )
+            detail = {"outcome": name, "reward": reward.difference, "difference": effect.difference, "pauses": True}
+            yield self._row(AlarmState.RAISED, reason, at, detail)
+
+    def _row(self, state: AlarmState, reason: str, at: float, detail: Mapping[str, Any] | None = None) -> Alarm:
+        self._stands = state is AlarmState.RAISED
+        return Alarm(id="", name=OUTCOME_GAP, state=state, reason=reason, at=at, detail=detail or {})
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        return {
+            "people": [[*person, *each.to_json()] for person, each in self._people],
+            "full": self._people.full,
+            "since": self._since,
+            "looked": self._looked,
+            "today": self._today,
+            "found": self._found,
+            "stands": self._stands,
+            "lost": self._lost,
+            "tolerated": self._tolerated,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for an invalid state."""
+        self._people.clear()
+        for tenant, user, *visits in state["people"]:
+            self._people.put((str(tenant), str(user)), _Visits.from_json(visits))
+        self._people.full = bool(state["full"])
+        self._since = None if state["since"] is None else float(state["since"])
+        self._looked, self._found, self._stands = float(state["looked"]), bool(state["found"]), bool(state["stands"])
+        self._today = None if state["today"] is None else int(state["today"])
+        self._lost = {str(name): float(lost) for name, lost in state["lost"].items()}
+        self._tolerated = {str(name): float(lost) for name, lost in state["tolerated"].items()}

@@ -16,7 +16,7 @@ from ostinato.core.errors import BadConfig, BadRequest, Conflict, NotFound, Osti
 from ostinato.core.fold import FoldFollower
 from ostinato.core.named_function import find_function
 from ostinato.core.notices import Alarm, AlarmState
-from ostinato.core.records import Batch, ReleaseEvent, Reward, Row, Turn
+from ostinato.core.records import Batch, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.release.monitors import pass_at_k, proxy_gap
 from ostinato.release.monitors.active_alarms import ACCEPTED, is_about_a_rate
@@ -73,9 +73,8 @@ _AT_ONCE = 128  # rows read before yielding to the event loop
 class _Fold:
     """The monitors as a fold of the log. `unwritten`: the alarms that follow from the rows and are not in the log yet."""
 
-    kinds = KINDS
-
     def __init__(self, log: Log, config: MonitorsConfig) -> None:
+        self.kinds = KINDS | {Signal} if set(config.outcomes) - {proxy_gap.RETURNED} else KINDS
         self._log, self._config = log, config
         self._rates: tuple[Rate, ...] = rates_of(config.off, config.own) if config.enabled else ()
         self.monitors = Monitors(config, self._rates)
@@ -93,7 +92,7 @@ class _Fold:
         return start
 
     def apply(self, seq: Cursor, row: Row) -> None:
-        assert isinstance(row, Turn | Alarm | ReleaseEvent | Reward | Batch)
+        assert isinstance(row, Turn | Alarm | ReleaseEvent | Reward | Batch | Signal)
         self.unwritten += self.monitors.apply(seq, row)
 
     def state(self) -> dict[str, Any]:
@@ -190,11 +189,11 @@ class MonitorWatcher:
             self._fold.unwritten = []
 
     def _complain(self) -> None:
-        if self._fold.monitors.crowded and proxy_gap.NAME not in self._complained:
-            self._complained.add(proxy_gap.NAME)
+        if self._fold.monitors.crowded and proxy_gap.TEACHER_FAVOUR not in self._complained:
+            self._complained.add(proxy_gap.TEACHER_FAVOUR)
             logger.warning(
                 "monitors: %s counts no more than %d people (most_people); of larger tenants some are left out",
-                proxy_gap.NAME,
+                proxy_gap.TEACHER_FAVOUR,
                 self._config.most_people,
             )
         for name, count in self.failures.items():
@@ -206,7 +205,17 @@ class MonitorWatcher:
 # ---------------------------------------------------------------- acceptance
 
 
-_OTHERS = frozenset({proxy_gap.NAME, pass_at_k.NAME, BY_PERSON, BY_TENANT})
+_OTHERS = frozenset(
+    {
+        proxy_gap.TEACHER_FAVOUR,
+        proxy_gap.OLD_TEACHER_FAVOUR,
+        proxy_gap.OUTCOME_GAP,
+        pass_at_k.NAME,
+        pass_at_k.ALIKE,
+        BY_PERSON,
+        BY_TENANT,
+    }
+)
 
 
 def acceptable(name: str) -> bool:

@@ -33,6 +33,7 @@ _IN_THE_TAIL = 5.0  # users of the comparator beyond a quantile that are needed 
 _TURNS_EACH = (
     3.0  # turns of a user on average; with one the variance is up to twice as large, from three on it is right
 )
+_STRAY = 2  # users of a small stratum who may change sides without a change of shares
 _MOVED = 0.1  # of the treated users of a slot who were the comparator's before: a share grew
 _LEAST = 1e-9  # turns, or units of a metric's denominator, below which a side counts as empty
 
@@ -219,7 +220,7 @@ class TailContrast:
             self._left_U, self._units_U = np.pad(self._left_U, grown), np.pad(self._units_U, grown)
             self._turns_U, self._side_U = np.pad(self._turns_U, grown), np.pad(self._side_U, grown)
         moved = int((self._side_U[slot.people_R[slot.treated_R]] < 0).sum())
-        if moved > _MOVED * slot.treated_R.sum():
+        if moved > max(_MOVED * slot.treated_R.sum(), _STRAY):
             self._clear()
             self.add(slot)
             return

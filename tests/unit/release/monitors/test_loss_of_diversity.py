@@ -5,9 +5,11 @@ from dataclasses import asdict
 
 from ostinato.core.notices import AlarmState
 from ostinato.core.records import PolicyVersion, ReleaseEvent
-from ostinato.core.report import Incumbent, ItemMean, Sharpening
-from ostinato.release.monitors.pass_at_k import NAME, NarrowingWatch
-from ostinato.release.monitors.watcher import acceptance
+from ostinato.core.report import AnswerDiversity, Incumbent, ItemMean, Sharpening
+from ostinato.release.monitors.config import MonitorsConfig
+from ostinato.release.monitors.monitors import Monitors
+from ostinato.release.monitors.pass_at_k import ALIKE, NAME, NarrowingWatch
+from ostinato.release.monitors.watcher import acceptable, acceptance
 
 V1, V2, V3 = (PolicyVersion(number=n, hash=f"{n:02d}" * 16) for n in (1, 2, 3))
 
@@ -62,3 +64,29 @@ def test_a_person_may_accept_it_and_a_saving_or_the_log_keeps_it():
         assert each.standing == [NAME]
         each.alarm(acceptance(row, "ann", 10.0))
         assert each.standing == []
+
+
+def alike(policy, excess, verdict="SHIP"):
+    found = AnswerDiversity(draws=8, candidate=0.3, anchor=0.6, excess=mean(excess))
+    detail = json.loads(json.dumps({"report": {"verdict": verdict, "diversity": asdict(found)}}))
+    return ReleaseEvent(id="a", action="evaluated", policy=policy, previous=V1, reason="", detail=detail, at=9.0)
+
+
+def test_answers_that_became_alike_are_told_and_pause_nothing():
+    watch = Monitors(MonitorsConfig(), ())
+    (row,) = watch.apply(7, alike(V2, -0.1))
+    assert (row.name, row.state, row.detail["pauses"]) == (ALIKE, AlarmState.RAISED, False)
+    assert "differ in 30%, of the anchor's in 60%" in row.reason
+    assert watch.standing == [ALIKE]
+    assert not watch.paused
+    assert acceptable(ALIKE)
+    again = Monitors(MonitorsConfig(), ())
+    assert again.restore(json.loads(json.dumps(watch.snapshot())))
+    (row,) = again.apply(8, alike(V3, 0.1))
+    assert (row.name, row.state) == (ALIKE, AlarmState.CLEARED)
+
+
+def test_answers_that_differ_nearly_as_often_or_will_not_ship_are_not_told():
+    watch = NarrowingWatch(ALIKE)
+    for event in (alike(V2, 0.01), alike(V2, -0.01), alike(V2, -0.1, "BLOCK"), line("evaluated", V2, best=-0.1)):
+        assert list(watch.release(event)) == []

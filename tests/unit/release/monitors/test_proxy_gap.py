@@ -2,18 +2,28 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ostinato.core.notices import AlarmState
-from ostinato.core.records import Arm, Reward
+from ostinato.core.records import Arm, Reward, Signal
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import Owner, TurnOwners
-from ostinato.release.monitors.proxy_gap import NAME, GoldWatch, gold_people, is_gold, proxy_gap
-from ostinato.release.monitors.watcher import MonitorWatcher, acceptance
+from ostinato.release.monitors.proxy_gap import (
+    OLD_TEACHER_FAVOUR,
+    OUTCOME_GAP,
+    TEACHER_FAVOUR,
+    GoldWatch,
+    OutcomeGapWatch,
+    gold_people,
+    is_gold,
+    teacher_favour,
+)
+from ostinato.release.monitors.watcher import MonitorWatcher, acceptable, acceptance
 from ostinato.testing.log import MemoryLog
-from ostinato.testing.records import a_turn
+from ostinato.testing.records import a_signal, a_turn
 
 HOUR, DAY = 3_600.0, 86_400.0
 CONFIG = MonitorsConfig(gold=0.2)
@@ -59,7 +69,7 @@ def test_the_settings_say_who_is_gold():
 
 
 def test_the_gap_is_found_where_those_who_teach_are_pleased_more():
-    found = proxy_gap(people(np.random.default_rng(0), 1_000, 0.7, 0.5), gold, 0.02)
+    found = teacher_favour(people(np.random.default_rng(0), 1_000, 0.7, 0.5), gold, 0.02)
     assert found is not None
     assert 0.05 < found.lower < found.mean
     assert found.mean == pytest.approx(0.2, abs=0.07)
@@ -73,16 +83,16 @@ def test_equal_groups_part_as_seldom_as_is_asked_for_however_often_one_looks():
     above = 0
     for _ in range(60):
         crowd = list(people(rng, 400, 0.6, 0.6).items())
-        looks = [proxy_gap(dict(crowd[: 40 * n]), gold, 0.1) for n in range(1, 11)]
+        looks = [teacher_favour(dict(crowd[: 40 * n]), gold, 0.1) for n in range(1, 11)]
         above += any(look is not None and look.lower > 0.0 for look in looks)
     assert above <= 10
 
 
 def test_with_few_people_on_a_side_nothing_is_said():
     rng = np.random.default_rng(2)
-    assert proxy_gap(people(rng, 60, 0.9, 0.1), gold, 0.02) is None
-    assert proxy_gap({("t", f"u{number}"): (0.0, 0.0) for number in range(1_000)}, gold, 0.02) is None
-    assert proxy_gap({}, gold, 0.02) is None
+    assert teacher_favour(people(rng, 60, 0.9, 0.1), gold, 0.02) is None
+    assert teacher_favour({("t", f"u{number}"): (0.0, 0.0) for number in range(1_000)}, gold, 0.02) is None
+    assert teacher_favour({}, gold, 0.02) is None
 
 
 def days(watch, rng, taught, held_back, *, first, count, crowd=500):
@@ -102,13 +112,13 @@ def test_a_policy_that_pleases_only_those_who_teach_raises_an_alarm_and_the_end_
     rng, watch = np.random.default_rng(5), GoldWatch(CONFIG)
     assert days(watch, rng, 0.6, 0.6, first=0, count=2) == []
     (raised,) = days(watch, rng, 0.75, 0.55, first=2, count=5)
-    assert (raised.name, raised.state, raised.detail["pauses"]) == (NAME, AlarmState.RAISED, True)
+    assert (raised.name, raised.state, raised.detail["pauses"]) == (TEACHER_FAVOUR, AlarmState.RAISED, True)
     assert raised.detail["lower"] > 0.02
     assert "people whose feedback is learned from are pleased more often than" in raised.reason
-    assert watch.standing == [NAME]
+    assert watch.standing == [TEACHER_FAVOUR]
     again = GoldWatch(CONFIG)
     again.restore(json.loads(json.dumps(watch.snapshot())))
-    assert again.standing == [NAME]
+    assert again.standing == [TEACHER_FAVOUR]
     (cleared,) = days(again, rng, 0.6, 0.6, first=7, count=8)
     assert cleared.state is AlarmState.CLEARED
     assert again.standing == []
@@ -175,7 +185,7 @@ def test_a_tenant_that_invents_names_first_leaves_room_for_others():
     assert watch.full
     (raised,) = rewarded(watch, "acme", [f"u{n}" for n in range(400)], 1_000.0, times=24)
     assert counted(watch) == {"evil": 600, "acme": 400}
-    assert raised.name == NAME
+    assert raised.name == TEACHER_FAVOUR
     assert raised.detail["full"] is True
     assert raised.reason.endswith("; not all people are counted (release.monitors.most_people)")
 
@@ -227,15 +237,132 @@ async def test_the_watcher_says_once_that_not_all_people_are_counted(caplog):
             Reward(turn=f"t{n}", value=1.0, function="f@1", signals=(), at=float(n)),
         )
         await watcher.refresh()
-    told = [record.message for record in caplog.records if NAME in record.message]
+    told = [record.message for record in caplog.records if TEACHER_FAVOUR in record.message]
     assert told == [
-        "monitors: proxy_gap counts no more than 5 people (most_people); of larger tenants some are left out"
+        "monitors: teacher_favour counts no more than 5 people (most_people); of larger tenants some are left out"
     ]
 
 
 def test_switching_gold_off_clears_what_stood():
     watch = GoldWatch(MonitorsConfig())
-    watch.begin({NAME: next(iter(days(GoldWatch(CONFIG), np.random.default_rng(5), 0.9, 0.5, first=0, count=3)))})
-    assert watch.standing == [NAME]
+    watch.begin(
+        {TEACHER_FAVOUR: next(iter(days(GoldWatch(CONFIG), np.random.default_rng(5), 0.9, 0.5, first=0, count=3)))}
+    )
+    assert watch.standing == [TEACHER_FAVOUR]
     (row,) = watch.reward(Reward(turn="x", value=1.0, function="f@1", signals=(), at=1.0), None)
     assert row.state is AlarmState.CLEARED
+
+
+def test_an_alarm_that_stands_under_its_old_name_ends_under_it():
+    raised = days(GoldWatch(CONFIG), np.random.default_rng(5), 0.9, 0.5, first=0, count=3)[0]
+    old = replace(raised, name=OLD_TEACHER_FAVOUR)
+    watch = GoldWatch(CONFIG)
+    watch.begin({old.name: old})
+    assert watch.standing == [OLD_TEACHER_FAVOUR]
+    again = GoldWatch(CONFIG)
+    again.restore(json.loads(json.dumps(watch.snapshot())))
+    (cleared,) = days(again, np.random.default_rng(6), 0.6, 0.6, first=0, count=8)
+    assert (cleared.name, cleared.state) == (OLD_TEACHER_FAVOUR, AlarmState.CLEARED)
+    assert acceptable(OLD_TEACHER_FAVOUR)
+    watch.alarm(acceptance(old, "ann", 9.0))
+    assert watch.standing == []
+    (anew,) = days(watch, np.random.default_rng(5), 0.99, 0.3, first=0, count=3)
+    assert anew.name == TEACHER_FAVOUR
+
+
+# ---------------------------------------------------------------- the outcome gap
+
+
+def served(watch, rng, thumbs, comes, *, first=0, count=7, crowd=500, survived=None, propensity=0.5):
+    """Days of people on live (even numbers) and control, with the probabilities of a thumb, of coming, and of survival on each side."""
+    told = []
+    for day in range(first, first + count):
+        for number in range(crowd):
+            side = number % 2
+            if rng.random() > comes[side]:
+                continue
+            at, arm = (day + number / crowd) * DAY, (Arm.LIVE, Arm.CONTROL)[side]
+            turn = replace(a_turn(f"{day}:{number}", user=f"u{number}", arm=arm, ended_at=at), propensity=propensity)
+            watch.turn(turn)
+            owner = Owner(person=turn.person, episode="e", live=side == 0, control=side == 1)
+            value = 1.0 if rng.random() < thumbs[side] else -1.0
+            if survived is not None:
+                kept = a_signal(turn, "survived", at=at, value=float(rng.random() < survived[side]))
+                watch.signal(kept, owner)
+            told += watch.reward(Reward(turn=turn.id, value=value, function="f@1", signals=(), at=at), owner)
+    return told
+
+
+def gap(outcomes=("returned",)):
+    return OutcomeGapWatch(MonitorsConfig(outcomes=outcomes))
+
+
+def test_a_policy_that_pleases_every_thumb_and_halves_who_comes_again_is_found():
+    watch = gap()
+    (raised,) = served(watch, np.random.default_rng(1), (0.8, 0.6), (0.4, 0.8))
+    assert (raised.name, raised.state, raised.detail["pauses"]) == (OUTCOME_GAP, AlarmState.RAISED, True)
+    assert raised.detail["outcome"] == "returned"
+    assert raised.detail["reward"] == pytest.approx(0.2, abs=0.08)
+    assert raised.detail["difference"] == pytest.approx(-0.4, abs=0.1)
+    assert watch.standing == [OUTCOME_GAP]
+    assert acceptable(OUTCOME_GAP)
+    favour = GoldWatch(CONFIG)
+    assert days(favour, np.random.default_rng(1), 0.8, 0.8, first=0, count=7) == [], "teachers and gold people alike"
+
+
+def test_a_policy_that_halves_what_survives_is_found_by_the_signal():
+    watch = gap(("survived",))
+    (raised,) = served(watch, np.random.default_rng(2), (0.8, 0.6), (0.8, 0.8), survived=(0.3, 0.6))
+    assert raised.detail["outcome"] == "survived"
+
+
+@pytest.mark.parametrize(
+    ("thumbs", "comes"),
+    [
+        ((0.8, 0.6), (0.8, 0.8)),
+        ((0.8, 0.6), (0.9, 0.7)),
+        ((0.6, 0.6), (0.4, 0.8)),
+        ((0.4, 0.6), (0.4, 0.8)),
+        ((0.6, 0.6), (0.8, 0.8)),
+    ],
+)
+def test_a_reward_that_rises_with_the_outcome_or_beside_it_and_one_that_does_not_rise_raise_nothing(thumbs, comes):
+    assert served(gap(), np.random.default_rng(3), thumbs, comes) == []
+
+
+def test_people_who_were_not_dealt_by_chance_are_left_out():
+    assert served(gap(), np.random.default_rng(1), (0.8, 0.6), (0.4, 0.8), propensity=1.0) == []
+
+
+def test_the_end_of_it_clears_it_a_saved_state_goes_on_and_what_is_accepted_is_tolerated():
+    rng, watch = np.random.default_rng(4), gap()
+    (raised,) = served(watch, rng, (0.8, 0.6), (0.4, 0.8))
+    again = gap()
+    again.restore(json.loads(json.dumps(watch.snapshot())))
+    assert again.snapshot() == watch.snapshot()
+    accepted = gap()
+    accepted.restore(json.loads(json.dumps(watch.snapshot())))
+    accepted.alarm(acceptance(raised, "ann", 9.0))
+    assert accepted.standing == []
+    assert served(accepted, rng, (0.8, 0.6), (0.4, 0.8), first=7, count=7) == []
+    (cleared,) = served(again, rng, (0.6, 0.6), (0.8, 0.8), first=7, count=15)
+    assert (cleared.state, again.standing) == (AlarmState.CLEARED, [])
+
+
+def test_a_week_without_a_visit_is_forgotten():
+    watch = gap()
+    served(watch, np.random.default_rng(5), (0.6, 0.6), (0.9, 0.9), count=2, crowd=40)
+    served(watch, np.random.default_rng(5), (0.6, 0.6), (0.9, 0.9), first=20, count=2, crowd=4)
+    assert len(watch.snapshot()["people"]) <= 4
+
+
+async def test_the_watcher_reads_signals_only_for_outcomes_that_are_signals():
+    assert Signal not in MonitorWatcher(MemoryLog(), MonitorsConfig())._fold.kinds
+    log = MemoryLog()
+    watcher = MonitorWatcher(log, MonitorsConfig(outcomes=("survived",)))
+    turn = replace(a_turn("t1", user="ann", arm=Arm.CONTROL, ended_at=1.0), propensity=0.5)
+    await log.append(turn, a_signal(turn, "survived", at=2.0, value=0.25), a_signal(turn, "other", at=2.0))
+    await log.append(Reward(turn="t1", value=0.5, function="f@1", signals=(), at=3.0))
+    await watcher.refresh()
+    (person,) = watcher._fold.monitors.snapshot()["outcomes"]["people"]
+    assert person[2:4] == [False, {"survived": (0.25, 1.0), "": (1.0, 1.0)}]

@@ -4,19 +4,19 @@ from collections import Counter
 
 from benchmarks.release.leavers import EQUAL, METRICS, World, after_two_days, falsely_worse, followed
 
-RUNS = range(6)
+RUNS = range(5)
 
 
 def test_a_version_that_drives_away_one_user_in_ten_is_blocked():
-    assert Counter(after_two_days(World(), seed) for seed in RUNS) == {"block": 6}
+    assert Counter(after_two_days(World(), seed) for seed in RUNS) == {"block": 5}
 
 
 def test_by_metrics_over_turns_it_ships():
-    assert Counter(after_two_days(World(), seed, METRICS[:1]) for seed in RUNS)["ship"] >= 5
+    assert Counter(after_two_days(World(), seed, METRICS[:1]) for seed in RUNS)["ship"] >= 4
 
 
 def test_equal_versions_ship():
-    assert Counter(after_two_days(EQUAL, seed) for seed in RUNS)["ship"] >= 5
+    assert Counter(after_two_days(EQUAL, seed) for seed in RUNS)["ship"] >= 4
 
 
 def test_a_trial_that_ships_before_a_day_is_over_does_not_wait_for_it_and_is_taken_back():
