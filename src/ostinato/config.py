@@ -72,6 +72,15 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
         description="With source = 'both': the RMS of worlds' advantages, relative to that of people's, in a step. 0.4 is what grades of 0 "
         "or 1 have where a fifth or four fifths are solved. null: as the grades have it.",
     )
+    corrections: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Weight with which a corrected answer (`correction` in feedback: the whole answer as it should have "
+        "been) is imitated, per token, beside its credit, in which an answer's token has an advantage of about 1. 0: not at all, "
+        "because what one user wrote may then come out, word for word, for others. Where that is no harm, begin with "
+        "0.1: text that the model did not say by itself has large gradients.",
+    )
     publish_every: int = Field(default=2, ge=1, description="Steps between two published candidates.")
     checkpoint_every: int = Field(
         default=5,

@@ -33,7 +33,9 @@ class Call:
     id: str
     at: float
     written: int = 0
-    expected: dict = field(default_factory=dict)  # name -> kept
+    expected: dict = field(default_factory=dict)  # name -> the ids of the lines that are kept
+    text: str = ""  # of its argument
+    places: dict = field(default_factory=dict)  # a written line's id -> its line in the argument
     committed_since: bool = False
 
 
@@ -130,7 +132,7 @@ class World:
         standing = self.standing(self.files)
         for call in self.calls:
             call.committed_since = True
-            if kept := sum(id[0] == call.id for id in standing):
+            if kept := frozenset(id for id in standing if id[0] == call.id):
                 call.expected.setdefault(COMMIT, kept)
 
     # ------------------------------------------------------------ time
@@ -147,7 +149,7 @@ class World:
                 and self.now >= call.at + HORIZONS_S["lines_kept_24h"]
                 and call.id not in here
             ):
-                call.expected.setdefault(COMMIT, 0)
+                call.expected.setdefault(COMMIT, frozenset())
         self.watcher.look()
         calls = {call.number: call.id for call in self.state.open_calls()}
         seen = {divmod(number, LINES_OF_A_CALL) for file in self.state.files() for number in file.followed.kept}
@@ -171,7 +173,7 @@ class World:
         for moment, name, call in sorted(due, key=lambda each: each[0]):
             if self.now < moment <= until:
                 self.now = moment
-                call.expected[name] = sum(id[0] == call.id for id in standing)
+                call.expected[name] = frozenset(id for id in standing if id[0] == call.id)
                 self.look()
         self.now = until
         self.look()
@@ -195,13 +197,25 @@ class World:
                 line.ids = frozenset([(call.id, call.written)])
                 call.written += 1
         self.save()
-        edit = Edit("scripted", call.id, str(self.root / path), before or "", self.text(path), self.now)
+        told = self._argument(call, path, before or "")
+        edit = Edit("scripted", call.id, str(self.root / path), before or "", self.text(path), self.now, told)
         late = self.random.random() < 0.3
         if late:  # the watcher sees the file before it hears of the call
             self.look()
         append(spool_directory(self.repository), edit)
         self.calls.append(call)
         self.last_edit = None if make else (path, old)
+
+    def _argument(self, call, path, before):
+        """What the call was asked for: the whole file, or what replaces a part of it, as a hook places it in the file."""
+        now, old = [line for block in self.files[path] for line in block], before.splitlines()
+        begins = 0
+        if self.random.random() < 0.5:
+            while begins < min(len(old), len(now)) and old[begins] == now[begins].text:
+                begins += 1
+        call.text = "".join(f"{line.text}\n" for line in now[begins:])
+        call.places = {id: at for at, line in enumerate(now[begins:], 1) for id in line.ids if id[0] == call.id}
+        return ("content", begins, len(now) - begins)
 
     def _some_block(self, path, least=3):
         fit = [block for block in self.files[path] if len(block) >= least]

@@ -18,6 +18,8 @@ from ostinato.core.records import (
     Delivered,
     Finish,
     Holdback,
+    LineSurvival,
+    LineValues,
     ParsedCall,
     Pick,
     PolicyVersion,
@@ -88,6 +90,7 @@ turns = st.builds(
     auto=st.none() | st.builds(Pick, arm=text, odds=st.dictionaries(text, real, max_size=3), cost=st.none() | real),
     calls=st.none() | st.lists(st.builds(ParsedCall, name=text, start=places, end=places), max_size=3).map(tuple),
 )
+line_ranges = st.lists(st.tuples(places, places), max_size=3).map(tuple)
 signals = st.builds(
     Signal,
     id=name,
@@ -101,9 +104,30 @@ signals = st.builds(
     comment=st.none() | text,
     retracts=st.none() | text,
     tenant=name,
+    lines=st.lists(
+        st.builds(
+            LineSurvival, call=st.none() | places, argument=text, lines=places, followed=line_ranges, kept=line_ranges
+        ),
+        max_size=2,
+    ).map(tuple),
+)
+line_values = st.builds(
+    LineValues,
+    call=st.none() | places,
+    argument=text,
+    lines=places,
+    runs=st.lists(st.tuples(places, places, real), max_size=3).map(tuple),
 )
 names = st.lists(text, max_size=3).map(tuple)
-rewards = st.builds(Reward, turn=name, value=real, function=text, signals=names, at=real)
+rewards = st.builds(
+    Reward,
+    turn=name,
+    value=real,
+    function=text,
+    signals=names,
+    at=real,
+    lines=st.lists(line_values, max_size=2).map(tuple),
+)
 holdbacks = st.builds(Holdback, turn=name, reason=text, at=real)
 batches = st.builds(
     Batch,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
+from typing import Any
 
 from ostinato_client.events import Event, Receipt
 from ostinato_client.sending import Sender
@@ -53,7 +54,7 @@ class AsyncOstinato:
         id: str | None = None,
     ) -> Receipt:
         """Report what happened to an answer; see `Ostinato.feedback`."""
-        given = {} if id is None else {"id": id}
+        given: dict[str, Any] = {} if id is None else {"id": id}
         event = Event(target, name, value, source, correction, comment, occurred_at, retracts, **given)
         return (await self.feedback_many([event]))[0]
 

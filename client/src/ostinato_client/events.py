@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,9 +20,12 @@ class Event:
 
     `target`: a response's id (its first choice) or a turn "response:choice". `name`: accepted, rejected, undone, ... `value`: true,
     false or a finite number; may be left out of an event that `retracts` another. `id`: an event counts once, however often it is sent.
-    `source`: human, implicit, code or llm. `occurred_at`: Unix seconds or ISO 8601; the moment of arrival if None.
+    `source`: human, implicit, code or llm. `occurred_at`: Unix seconds or ISO 8601; the moment of arrival if None. `lines`: which lines of
+    the answer survive (names `lines_kept_...`), in numbers from 1, one entry for each argument of the call that `target` names; of the
+    answer's own text, if it names an answer, without "argument".
 
-    Example: ``Event("chatcmpl-3f:0", "accepted", True)``
+    Example: ``Event("chatcmpl-3f:0", "accepted", True)``, ``Event(call, "lines_kept_1h", 0.5, lines=[{"argument": "new_string", "of": 12,
+    "followed": "1-12", "kept": "1-5, 9"}])``
     """
 
     target: str
@@ -34,6 +37,7 @@ class Event:
     occurred_at: float | str | None = None
     retracts: str | None = None
     id: str = field(default_factory=_new_id)
+    lines: Sequence[Mapping[str, Any]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The event in the server's format."""
@@ -47,6 +51,7 @@ class Event:
             "comment": self.comment,
             "occurred_at": self.occurred_at,
             "retracts": self.retracts,
+            "lines": self.lines,
         }
         return {name: value for name, value in fields.items() if value is not None}
 

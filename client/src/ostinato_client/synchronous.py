@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
+from typing import Any
 
 from ostinato_client.background import Background
 from ostinato_client.events import Event, Receipt
@@ -93,5 +94,5 @@ class Ostinato:
         return self._background.flush(timeout_s)
 
 
-def _given(id: str | None) -> dict[str, str]:
+def _given(id: str | None) -> dict[str, Any]:
     return {} if id is None else {"id": id}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
@@ -13,8 +14,9 @@ from ostinato.app.numerics import trainer_backend, training
 from ostinato.app.storage import Run, home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
+from ostinato.core.conversation import Conversation
 from ostinato.core.numerics import Contract
-from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.records import Arm, PolicyVersion, Turn
 from ostinato.core.seams import Folds, Log
 from ostinato.core.weights import Learned
 from ostinato.loop import Learner
@@ -30,6 +32,7 @@ from ostinato.weights.publish.publisher import Candidates, Overlapped, Published
 from ostinato.weights.publish.ranks import RankSettings, Together
 
 if TYPE_CHECKING:
+    from ostinato.model.renderer import HFRenderer
     from ostinato.train.sharding.trainer import ShardedTrainer
     from ostinato.train.trainer import PolicyTrainer
 
@@ -55,10 +58,12 @@ def open_desk(
     folds: Folds | None = None,
     contract: Contract | None = None,
     asker: Asker | None = None,
+    tokens: ModelTokens | None = None,
 ) -> RewardDesk:
     """The reward desk over a log. With a contract it holds back turns made under another one, if the config says so.
 
-    `asker` calls the configured reward function; None: a new one is opened.
+    `asker` calls the configured reward function; None: a new one is opened. `tokens`: without them all tokens of a turn get the
+    same credit, and no correction is imitated.
     """
     only = contract.id if contract is not None and config.train.foreign_numerics == "refuse" else None
     gold = gold_people(config.release.monitors)
@@ -73,7 +78,39 @@ def open_desk(
         gold=gold,
         taught=taught_by(config),
         held_out=held_out_prompts(config),
+        token_bytes=None if tokens is None else tokens.token_bytes,
+        answer_ids=None if tokens is None else tokens.answer_ids,
     )
+
+
+class ModelTokens:
+    """A model's tokens as texts, and texts as its tokens. The tokenizer is loaded for the first turn that needs it."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+
+    @cached_property
+    def _renderer(self) -> HFRenderer:
+        from ostinato.model.renderer import HFRenderer
+
+        return HFRenderer(self._model)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of a token's text."""
+        return self._renderer.token_bytes(token)
+
+    def answer_ids(self, turn: Turn, text: str) -> tuple[int, ...]:
+        """The tokens of a text in the place of a turn's answer, with the token that ended it; none where the answer is more than its text
+        (calls, reasoning), had to follow a grammar, or would not fit.
+        """
+        if turn.calls != () or turn.sampling.grammar:
+            return ()
+        reader = self._renderer.reader(Conversation(messages=()), turn.id)
+        if any(piece.reasoning for piece in (*reader.feed(turn.text), *reader.finish())):
+            return ()
+        last = turn.sampled_ids[-1:]
+        ids = (*self._renderer.encode(text), *(last if last[0] in self._renderer.stop_ids() else ()))
+        return ids if len(turn.prompt_ids) + len(ids) <= self._renderer.context else ()
 
 
 def taught_by(config: Config) -> Taught:
@@ -84,6 +121,7 @@ def taught_by(config: Config) -> Taught:
         groups=0 if source == "people" else config.worlds.groups,
         every=source == "people" and config.learn.batch == "auto",
         worlds_weight=config.learn.worlds_weight,
+        corrections=config.learn.corrections,
     )
 
 
@@ -105,7 +143,7 @@ def open_learning(
     config = run.config
     settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})
     trainer, lines = _trainer(model, config, contract, settings)
-    desk = open_desk(config, run.log, run.folds, contract, asker)
+    desk = open_desk(config, run.log, run.folds, contract, asker, ModelTokens(model))
     # of the fetched versions keep the anchor and the newest release: the next one is built from these
     follower = Follower(run.store, config.follow.model_copy(update={"keep": 2}))
     released = Released(follower, live)

@@ -298,6 +298,14 @@ def calling_turn(call: str) -> str | None:
     return turn if written is not None and _shortened(written["rest"]) == found["turn"] else None
 
 
+def call_number(call: str) -> int | None:
+    """The number of a call in its turn, from 0, by the call's id; None if that is not one of ours.
+
+    Example: ``call_number("call_cXCg_1") == 1``
+    """
+    return int(call.rpartition("_")[2]) if calling_turn(call) else None
+
+
 def _shortened(rest: str) -> str:
     """A text over `_REST` as a number over `_LETTERS`; a first digit of 1 keeps its leading zeros."""
     number = 1

@@ -282,11 +282,46 @@ class Source(StrEnum):
     LLM = "llm"
 
 
+Ranges = tuple[tuple[int, int], ...]
+"""Ascending, disjoint ranges of line numbers, (first, last), from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineSurvival:
+    """Which lines of one text in an answer are still in place: numbers of lines, no text.
+
+    `call`: the number of the tool call in the answer, from 0, whose `argument` holds the text; None: the answer itself. `lines`: how many
+    it has. `followed`: the lines whose fate is known; `kept`: those of them that survive.
+
+    Example: ``LineSurvival(call=0, argument="new_string", lines=12, followed=((1, 12),), kept=((1, 5), (9, 9)))``
+    """
+
+    call: int | None
+    argument: str
+    lines: int
+    followed: Ranges
+    kept: Ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineValues:
+    """What lines of one text in an answer are worth: ascending runs of lines (first, last, value of each). For the rest see `LineSurvival`.
+
+    Example: ``LineValues(call=0, argument="new_string", lines=12, runs=((1, 5, 0.5), (6, 8, -0.5), (9, 9, 0.5), (10, 12, -0.5)))``
+    """
+
+    call: int | None
+    argument: str
+    lines: int
+    runs: tuple[tuple[int, int, float], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
     """Something a person or a program did, as observed. Idempotent by `tenant` and `id`; `retracts` names a signal to forget.
 
-    It belongs to the tenant who sent it and applies only to that tenant's turns.
+    It belongs to the tenant who sent it and applies only to that tenant's turns. `lines`: which lines of the answer survive, if it is about
+    lines and says so.
 
     Example::
 
@@ -305,6 +340,7 @@ class Signal:
     comment: str | None = None
     retracts: str | None = None
     tenant: str = "default"
+    lines: tuple[LineSurvival, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +348,8 @@ class Reward:
     """The scalar that a versioned reward function computed from a turn's signals. At most one per turn.
 
     `signals` names the signals that counted; if there are none, the value is the meaning of silence. `upto` is the last row of the log
-    that was read before: reading the log again up to there gives the same value.
+    that was read before: reading the log again up to there gives the same value. `lines`: what single lines of the answer are worth, if
+    that is known; the mean over these lines is then a part of `value`, and the rest of it is not about lines.
 
     Example: ``Reward(turn="chatcmpl-3f:0", value=0.75, function="copilot@1", signals=("s1",), at=42.0, upto=817)``
     """
@@ -323,6 +360,14 @@ class Reward:
     signals: tuple[str, ...]
     at: float
     upto: int = 0
+    lines: tuple[LineValues, ...] = ()
+
+    @property
+    def line_mean(self) -> tuple[float, int]:
+        """The mean value of the lines whose worth is known, and how many there are; (0.0, 0) without such lines."""
+        runs = [run for text in self.lines for run in text.runs]
+        total = sum(last - first + 1 for first, last, _ in runs)
+        return (sum((last - first + 1) * value for first, last, value in runs) / total, total) if total else (0.0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,7 +436,8 @@ class Batch:
     one per sampled token, in the order of `turns`. `base` is set if the trainer first went back to the weights of a standing
     release because everything newer had been refused; otherwise a step starts from the step before it. `even`: all of people's turns weigh
     the same; in batches of earlier versions the turns of an episode shared the weight of one. `weights`: each turn's weight in the loss, if
-    the turns were drawn with unequal chances from more than a step can hold.
+    the turns were drawn with unequal chances from more than a step can hold. `shown`: the weight with which each turn's correction is
+    imitated, 0 for a turn without one; empty if there is none.
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
@@ -404,6 +450,7 @@ class Batch:
     base: PolicyVersion | None = None
     even: bool = False
     weights: tuple[float, ...] = ()
+    shown: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

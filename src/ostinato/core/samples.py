@@ -27,7 +27,8 @@ class Sample:
     """A turn with its credit, ready for the trainer.
 
     `advantages` has one entry per sampled token. `weight` is the turn's part of the loss's normaliser: a batch's weights sum to its number
-    of episodes. `summed`: the turn's tokens enter the loss's sum in full all the same.
+    of episodes. `summed`: the turn's tokens enter the loss's sum in full all the same. `shown`: a demonstration, which the policy did not
+    sample: its log-likelihood is raised, token by token as its advantages say, and it is no part of the normaliser.
 
     Example: ``Sample(turn=turn, reward=0.75, advantages=(0.9,) * len(turn.sampled_ids), weight=0.5)``
     """
@@ -37,6 +38,7 @@ class Sample:
     advantages: Advantages
     weight: float = 1.0
     summed: bool = False
+    shown: bool = False
 
     @property
     def factor(self) -> float:
@@ -46,7 +48,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBatch:
-    """The input of one optimizer step: the batch's row in the log, and its samples in the row's order."""
+    """The input of one optimizer step: the batch's row in the log, and its samples in the row's order, before demonstrations, if any."""
 
     row: Batch
     samples: tuple[Sample, ...]

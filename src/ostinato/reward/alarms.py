@@ -292,7 +292,9 @@ class Alarms:
         elif standing and coverage.is_back():
             yield self.row(name, AlarmState.CLEARED, f"{signal!r} is back", at, detail)
         elif self._config.enabled and not standing and coverage.fallen_silent(self._config):
-            if self.coverages[tenant].falling > coverage.falling / 2:  # other feedback falls silent, too: that has its own alarm
+            if (
+                self.coverages[tenant].falling > coverage.falling / 2
+            ):  # other feedback falls silent, too: that has its own alarm
                 return
             reason = (
                 f"no {signal!r} for {coverage.silent} turns, where {100 * coverage.usual:.0f}% of turns usually have it, while other "

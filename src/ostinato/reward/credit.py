@@ -33,6 +33,7 @@ from ostinato.core.samples import Episode
 from ostinato.core.seams import Credit
 from ostinato.reward.baseline import Baseline, BaselineInputs, Floats, context_of, counted_as
 from ostinato.reward.config import RewardConfig
+from ostinato.reward.line_credit import NO_LINES, TurnLines
 from ostinato.reward.recent_shares import RecentShares, masses_of, scales_of
 
 # ---------------------------------------------------------------- episodes
@@ -64,6 +65,34 @@ def returns(turns: Sequence[str], rewards: Sequence[float], discount: float) -> 
     return found[::-1]
 
 
+def line_returns(
+    turns: Sequence[str], rewards: Sequence[tuple[float, float, int]], discount: float
+) -> list[tuple[float, float]]:
+    """`returns` of an episode of which single lines' fates may be known: each turn's return, and the part of it that lines account for.
+
+    The rest of the rewards adds up, discounted, as in `returns`. What lines are worth does not: a turn's part is the mean over its own
+    lines and those of later turns, where n turns on a line counts discount^n. A sum would pay an edit in ten pieces ten times. Before the
+    first turn with lines the part is discounted, as a single later reward would be. Without lines, exactly `returns`.
+
+    Args:
+        turns: ids.
+        rewards: of each turn its reward, the mean value of its lines, which is a part of the reward, and how many there are.
+        discount: the factor by which a reward counts for the turn before.
+
+    Example: ``line_returns(["a:0", "b:0"], [(0.5, 0.5, 4), (-0.5, -0.5, 4)], 1.0) == [(0.0, 0.0), (-0.5, -0.5)]``
+    """
+    plain = returns(turns, [reward - mean if lines else reward for reward, mean, lines in rewards], discount)
+    total = weight = part = 0.0
+    parts: list[float] = []
+    for _, choices in groupby(zip(reversed(turns), reversed(rewards), strict=True), key=lambda pair: call_of(pair[0])):
+        own = [(lines * mean + discount * total, lines + discount * weight, lines) for _, (_, mean, lines) in choices]
+        found = [value / lines_then if lines else discount * part for value, lines_then, lines in own]
+        total, weight = math.fsum(each[0] for each in own) / len(own), math.fsum(each[1] for each in own) / len(own)
+        part = math.fsum(found) / len(found)
+        parts += found
+    return [(value + own, own) if own else (value, 0.0) for value, own in zip(plain, reversed(parts), strict=True)]
+
+
 def call_of(turn: str) -> str:
     """The call that a turn is a choice of, by ids."""
     return turn.rpartition(":")[0] or turn
@@ -76,7 +105,8 @@ LEAST_RMS = 1e-8
 
 
 class SingleRollout:
-    """Implements `core.seams.Credit`. All of a turn's tokens get the same advantage.
+    """Implements `core.seams.Credit`. All of a turn's tokens get the same advantage, unless `lines` has values of single lines for it: the
+    tokens of such a line get the line's own value in the place of the lines' mean (`reward.line_credit`).
 
     A reward reaches the earlier turns of its episode, discounted; the reward of a turn outside the batch reaches none. All turns weigh the
     same (`turn_weights`), in the RMS and in the capped shares: a person's mass is the weight of their turns. It is
@@ -104,10 +134,12 @@ class SingleRollout:
         baseline: Baseline,
         recent: RecentShares | None = None,
         weights: Mapping[str, float] | None = None,
+        lines: Mapping[str, TurnLines] | None = None,
     ) -> None:
         self._config = config
         self._baseline = baseline
         self._weights = weights
+        self._lines = lines or {}
         self._recent = recent or RecentShares(config.user_steps)
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
@@ -118,39 +150,56 @@ class SingleRollout:
             ValueError: a reward is not finite.
         """
         turns = [turn for episode in episodes for turn in episode.turns]
-        _refuse_without_contrast([rewards[turn.id] for turn in turns])
-        residuals_N, unit = self._residuals(episodes, rewards)
+        told = any(lines.differ for turn in turns if (lines := self._lines.get(turn.id)))
+        _refuse_without_contrast([rewards[turn.id] for turn in turns], told=told)
+        residuals_N, shares_N, unit = self._residuals(episodes, rewards)
+        squares_N = residuals_N**2
+        by_line = {
+            i: residuals_N[i] + lines.deviations(len(turn.sampled_ids), shares_N[i], unit)
+            for i, turn in enumerate(turns)
+            if (lines := self._lines.get(turn.id)) and lines.known
+        }
+        for i, residuals_T in by_line.items():
+            squares_N[i] = np.mean(residuals_T**2)
         weights = [] if self._weights is None else [self._weights[turn.id] for turn in turns]
-        rms = math.sqrt(float(np.average(residuals_N**2, weights=weights or None)))
+        rms = math.sqrt(float(np.average(squares_N, weights=weights or None)))
         if rms < LEAST_RMS / unit:
             raise NoSignal(f"the baseline explains every reward: the residuals' RMS is below {LEAST_RMS:g}")
         advantages_N = residuals_N / rms
         people = [(counted_as(turn, self._config.users), turn.episode) for turn in turns]
         scales = scales_of(masses_of(people, even=True, weights=weights), self._recent, self._config)
-        return {
+        found = {
             turn.id: (float(advantage) * scales.get(counted_as(turn, self._config.users), 1.0),) * len(turn.sampled_ids)
             for turn, advantage in zip(turns, advantages_N, strict=True)
         }
+        for i, residuals_T in by_line.items():
+            scale = scales.get(counted_as(turns[i], self._config.users), 1.0)
+            found[turns[i].id] = tuple((residuals_T / rms * scale).tolist())
+        return found
 
-    def _residuals(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> tuple[Floats, float]:
-        """Returns minus baseline, and the unit they are in: with it no square overflows, and dividing by the RMS cancels it."""
+    def _residuals(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> tuple[Floats, Floats, float]:
+        """Returns minus baseline, the part of each return that lines account for, and the unit they are in: with it no square overflows,
+        and dividing by the RMS cancels it.
+        """
         turns = [turn for episode in episodes for turn in episode.turns]
         contexts = [context_of(turn, self._config.users) for turn in turns]
         expected_N = np.array([self._baseline.predict(context) for context in contexts])
         largest = max(float(np.abs(expected_N).max()), *(abs(rewards[turn.id]) for turn in turns))
         unit = 2.0 ** min(1023, max(0, math.frexp(largest)[1]))  # a power of two: division by it rounds nothing
+        lines = {turn.id: self._lines.get(turn.id, NO_LINES) for turn in turns}
         reached = [
             value
             for episode in episodes
-            for value in returns(
+            for value in line_returns(
                 [turn.id for turn in episode.turns],
-                [rewards[turn.id] / unit for turn in episode.turns],
+                [(rewards[turn.id] / unit, lines[turn.id].mean / unit, lines[turn.id].lines) for turn in episode.turns],
                 self._config.discount,
             )
         ]
+        reached_N = np.array([value for value, _ in reached])
         evidence_N = np.array([self._baseline.evidence(context) for context in contexts])
-        expected_N = leave_one_out(turns, contexts, np.array(reached), expected_N / unit, evidence_N)
-        return np.array(reached) - expected_N, unit
+        expected_N = leave_one_out(turns, contexts, reached_N, expected_N / unit, evidence_N)
+        return reached_N - expected_N, np.array([part for _, part in reached]), unit
 
 
 def leave_one_out(
@@ -184,13 +233,13 @@ def leave_one_out(
     return found_N
 
 
-def _refuse_without_contrast(rewards: Sequence[float]) -> None:
+def _refuse_without_contrast(rewards: Sequence[float], *, told: bool) -> None:
     """Raises NoSignal where nothing can be learned, ValueError where nothing can be computed."""
     if not rewards:
         raise NoSignal("the batch is empty")
     if not all(map(math.isfinite, rewards)):
         raise ValueError("a reward is not finite")
-    if len(rewards) >= 2 and len(set(rewards)) == 1:
+    if len(rewards) >= 2 and len(set(rewards)) == 1 and not told:
         raise NoSignal(f"all {len(rewards)} rewards are {rewards[0]:g}: nothing tells a good turn from a bad one")
 
 

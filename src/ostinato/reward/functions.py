@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ostinato.core.records import Finish, NoReward, Pending, Reward, Signal, Turn
+from ostinato.core.line_survival import fates, kept_share
+from ostinato.core.records import Finish, LineSurvival, LineValues, NoReward, Pending, Reward, Signal, Turn
 
 ACCEPTED = "accepted"
 REJECTED = frozenset({"rejected", "undone"})
@@ -61,6 +62,9 @@ def copilot(
     A stream that the client closed before its end is worth -t times the probability that a person stopped it, unless a signal decides: 1
     after the signal `interrupted`, else `left`. Set `left` to 0 for an editor that cancels requests while people type.
 
+    If somebody accepted it and signals say which of its lines survive (`lines_kept_1h`, ...; the last time that was measured), each line
+    that is kept is worth 1 - t, each other one -t, and the turn their mean: a suggestion of which nothing stays counts as rejected.
+
     Nothing is decided before `window` seconds after `turn.ended_at`; `Reward.at` is that instant, not the time of the call.
 
     Example: accepted within 30 s of a turn that ended at 10.0 ->
@@ -79,12 +83,16 @@ def copilot(
             value = 1.0 - t if signal.value > 0 else -t
         elif signal.name in REJECTED and signal.value > 0:
             value = -t
+    lines, share = _latest_lines(kept) if value > 0 and kept else ((), None)
+    if share is not None:
+        value = share - t
     return Reward(
         turn=turn.id,
         value=value,
         function="copilot@1",
         signals=tuple(signal.id for signal in kept),
         at=deadline,
+        lines=() if share is None else _line_values(lines, kept=1.0 - t, lost=-t),
     )
 
 
@@ -133,6 +141,7 @@ class AgentWeights:
     interrupted: float = 0.3
     left: float = 0.5
     error: float = 0.1
+    modified: float = 0.2
 
 
 def agent(
@@ -148,6 +157,7 @@ def agent(
     explicit: Weight = AgentWeights.explicit,
     dissatisfied: Weight = AgentWeights.dissatisfied,
     refused: Weight = AgentWeights.refused,
+    modified: Weight = AgentWeights.modified,
     interrupted: Weight = AgentWeights.interrupted,
     left: Weight = AgentWeights.left,
     error: Weight = AgentWeights.error,
@@ -174,13 +184,16 @@ def agent(
         explicit=explicit,
         dissatisfied=dissatisfied,
         refused=refused,
+        modified=modified,
         interrupted=interrupted,
         left=left,
         error=error,
     )
+    lines, share = _latest_lines(heard)
+    values = () if share is None else _line_values(lines, kept=kept * (1.0 - t), lost=-kept * t)
     value = _bounded(agent_parts(heard, weights, stopped)) if heard or stopped or silence is None else silence
     names = tuple(signal.id for signal in heard)
-    return Reward(turn=turn.id, value=value, function="agent@2", signals=names, at=deadline)
+    return Reward(turn=turn.id, value=value, function="agent@3", signals=names, at=deadline, lines=values)
 
 
 def agent_parts(heard: Sequence[Signal], weights: AgentWeights, stopped: float = 0.0) -> dict[str, float]:
@@ -191,11 +204,13 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights, stopped: float =
     Part                  Worth
     ====================  ======================================================================================================
     `kept lines`          kept x (share of its lines still in place - t), after a day, else as last measured (the commit, an hour, five
-                          minutes): the mean over its calls. A share, so that more lines are not worth more
+                          minutes): the mean over its calls, or over its lines if each of these signals says which they are. A share,
+                          so that more lines are not worth more; which lines survive decides about their own tokens (`reward.line_credit`)
     `tests`               + tests if the last run after its edit passed, - tests if it failed
     `explicit`            + explicit if somebody accepted it, - explicit if they rejected or undid it, whichever was last
     `dissatisfied`        - dissatisfied if the next message was a retry, a correction or a complaint
     `refused`             - refused if somebody refused one of its calls
+    `modified`            - modified if somebody changed one of its calls before it ran
     `interrupted`         - interrupted if somebody stopped it, after its end or before it
     `tool errors`         - error for each of its calls that failed, three at most
     ====================  ======================================================================================================
@@ -203,7 +218,8 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights, stopped: float =
     Example: ``agent_parts([half_kept, passed], AgentWeights()) == {"kept lines": 0.0, "tests": 0.5}``
     """
     parts: dict[str, float] = {}
-    shares = _latest_shares(heard)
+    share = _latest_lines(heard)[1]
+    shares = _latest_shares(heard) if share is None else [share]
     if shares:
         parts["kept lines"] = weights.kept * (sum(shares) / len(shares) - weights.t)
     runs = _happened(heard, "tests_passed", "tests_failed")
@@ -220,6 +236,8 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights, stopped: float =
         parts["dissatisfied"] = -weights.dissatisfied
     if _happened(heard, "tool_rejected"):
         parts["refused"] = -weights.refused
+    if _happened(heard, "tool_modified"):
+        parts["modified"] = -weights.modified
     stopped = 1.0 if _happened(heard, "interrupted") else stopped
     if stopped:
         parts["interrupted"] = -weights.interrupted * stopped
@@ -240,12 +258,40 @@ def parts_of(turn: Turn, reward: Reward, signals: Iterable[Signal], options: Map
     return parts if math.isclose(_bounded(parts), reward.value, abs_tol=1e-9) else {}
 
 
-def _latest_shares(heard: Sequence[Signal]) -> list[float]:
-    """For each call of a turn, the share of its lines that is still in place, as last measured."""
+def _latest_looks(heard: Sequence[Signal]) -> list[Signal]:
+    """The signals on surviving lines at the last time they were measured, one for each call of a turn."""
     looks = [signal for signal in heard if signal.name in KEPT]
     names = [signal.name for signal in looks]
     last = KEPT_A_DAY if KEPT_A_DAY in names else names[-1] if names else ""
-    return [max(0.0, min(1.0, signal.value)) for signal in looks if signal.name == last]
+    return [signal for signal in looks if signal.name == last]
+
+
+def _latest_shares(heard: Sequence[Signal]) -> list[float]:
+    """For each call of a turn, the share of its lines that is still in place, as last measured."""
+    return [max(0.0, min(1.0, signal.value)) for signal in _latest_looks(heard)]
+
+
+def _latest_lines(heard: Sequence[Signal]) -> tuple[tuple[LineSurvival, ...], float | None]:
+    """Which lines survive, as last measured, and their share; nothing and None unless each of these signals says so, of other texts."""
+    looks = _latest_looks(heard)
+    texts = tuple(text for signal in looks for text in signal.lines)
+    places = {(text.call, text.argument) for text in texts}
+    if not all(signal.lines for signal in looks) or len(places) < len(texts):
+        return (), None
+    return texts, kept_share(texts)
+
+
+def _line_values(texts: Iterable[LineSurvival], *, kept: float, lost: float) -> tuple[LineValues, ...]:
+    """What each line of these texts is worth, by whether it survives."""
+    return tuple(
+        LineValues(
+            call=text.call,
+            argument=text.argument,
+            lines=text.lines,
+            runs=tuple((first, last, kept if stays else lost) for first, last, stays in fates(text)),
+        )
+        for text in texts
+    )
 
 
 def _stopped(turn: Turn, heard: Sequence[Signal], left: float) -> float:

@@ -27,7 +27,7 @@ from ostinato.core.verdicts import CLOSED
 from ostinato.reward.alarms import FAILURES, REMEDIES, Alarms
 from ostinato.reward.baseline import Baseline
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import returns
+from ostinato.reward.credit import line_returns
 from ostinato.reward.ledger_entries import (
     TEACHING_ARMS,
     Gold,
@@ -104,9 +104,13 @@ def returns_of(entries: Sequence[Matured], discount: float) -> dict[str, float]:
     return {
         entry.facts.id: value
         for members in episodes.values()
-        for entry, value in zip(
+        for entry, (value, _) in zip(
             members,
-            returns([member.facts.id for member in members], [member.value for member in members], discount),
+            line_returns(
+                [member.facts.id for member in members],
+                [(member.value, *member.lines) for member in members],
+                discount,
+            ),
             strict=True,
         )
     }
@@ -369,7 +373,9 @@ class TurnLedger:
         self.alarms.answered()
         # bounded, whatever `at` says
         since = min(max(row.at, facts.ended_at), facts.ended_at + self.config.longest_wait_s)
-        matured = Matured(facts=facts, value=row.value, silent=not heard, signals=row.signals, since=since)
+        matured = Matured(
+            facts=facts, value=row.value, silent=not heard, signals=row.signals, since=since, lines=row.line_mean
+        )
         return self._unbelievable(row), matured
 
     def _quarantined(self, row: Quarantine, facts: TurnFacts) -> str:

@@ -41,6 +41,7 @@ class Taught:
 
     `every`: a step takes all of people's turns that are ready, and waits until that is its even share of those that are not ready.
     `worlds_weight`: see `ByOrigin`.
+    `corrections`: the weight with which people's corrections are imitated (`reward.demonstrations`); 0: they are not.
 
     Example: ``Taught(people=False, groups=8)``
     """
@@ -49,6 +50,7 @@ class Taught:
     groups: int = 0
     every: bool = False
     worlds_weight: float | None = None
+    corrections: float = 0.0
 
     @property
     def arms(self) -> frozenset[Arm]:
@@ -167,6 +169,7 @@ class Matured:
     """A turn whose reward is known and whose outcome is open. `signals` are those that the reward rests on.
 
     `silent`: nothing at all had been said about it when the reward was made. `since`: when the reward was due (Unix seconds).
+    `lines`: the mean value of the lines of which it is known, a part of `value`, and how many there are (`Reward.line_mean`).
     """
 
     facts: TurnFacts
@@ -174,6 +177,7 @@ class Matured:
     silent: bool
     signals: tuple[str, ...]
     since: float
+    lines: tuple[float, int] = (0.0, 0)
 
 
 open_turns: TypeAdapter[list[OpenTurn]] = TypeAdapter(list[OpenTurn])

@@ -25,6 +25,7 @@ from ostinato.core.samples import Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.reward.alarms import FUNCTION
+from ostinato.reward.baseline import counted_as
 from ostinato.reward.batching import (
     ChosenTurns,
     LearnablePart,
@@ -37,18 +38,25 @@ from ostinato.reward.batching import (
 )
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import ByOrigin, GroupRelative, SingleRollout, by_episode, of_world
+from ostinato.reward.demonstrations import AnswerIds, corrections_of, demonstration_weights, demonstrations
 from ostinato.reward.ledger import FLAT, GONE, HELD_OUT, NO_SIGNAL, PASSED_OVER, TOO_FEW, TOO_LONG, UNTAKEN, returns_of
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
+from ostinato.reward.line_credit import TokenBytes, TurnLines, turn_lines
 from ostinato.reward.log_fold import LedgerFollower
 from ostinato.reward.protocol import Asker, Unloadable
-from ostinato.reward.recent_shares import turn_weights
+from ostinato.reward.recent_shares import masses_of, scales_of, turn_weights
 from ostinato.reward.scheduler import Deciding
 
 # ---------------------------------------------------------------- recorded batches
 
 
-async def recorded(log: Log, first: int, last: int) -> AsyncIterator[TrainingBatch]:
-    """The batches of steps `first` to `last`, in order. Raises Corrupt if a batch, or a turn or reward of it, is not in the log."""
+async def recorded(
+    log: Log, first: int, last: int, answer_ids: AnswerIds | None = None
+) -> AsyncIterator[TrainingBatch]:
+    """The batches of steps `first` to `last`, in order; without their corrections if `answer_ids` is None.
+
+    Raises Corrupt if a batch, or a turn or reward of it, is not in the log.
+    """
     for step in range(first, last + 1):
         found = await log.find(Batch, [(step,)])
         if not found:
@@ -56,7 +64,13 @@ async def recorded(log: Log, first: int, last: int) -> AsyncIterator[TrainingBat
                 f"batch {step} is not in the log any more: resume from a checkpoint of step {step} or later, or restore the log"
             )
         identities = [(turn,) for turn in found[0].turns]
-        yield training_batch(found[0], await log.find(Turn, identities), await log.find(Reward, identities))
+        turns, rewards = await log.find(Turn, identities), await log.find(Reward, identities)
+        made = training_batch(found[0], turns, rewards)
+        if found[0].shown and answer_ids is not None:
+            texts = await corrections_of(log, turns, rewards)
+            shown = demonstrations(made.samples, found[0].shown, texts, answer_ids)
+            made = replace(made, samples=(*made.samples, *shown))
+        yield made
 
 
 def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward]) -> TrainingBatch:
@@ -112,6 +126,8 @@ class RewardDesk:
         gold: the people whose turns are never trained on.
         taught: whether people's turns are trained on, a batch of them or all, and how many groups of rollouts go into a step.
         held_out: the prompts that candidates are measured on: turns that begin with one are never trained on.
+        token_bytes: the bytes of a token's text; None: all tokens of a turn get the same credit.
+        answer_ids: the tokens of a correction; None: none is imitated.
 
     Example::
 
@@ -131,6 +147,8 @@ class RewardDesk:
         gold: Gold = nobody,
         taught: Taught | None = None,
         held_out: HeldOutPrompts | None = None,
+        token_bytes: TokenBytes | None = None,
+        answer_ids: AnswerIds | None = None,
     ) -> None:
         self._log = log
         self._asker = asker
@@ -139,6 +157,7 @@ class RewardDesk:
         self._numerics = numerics
         self._taught = taught or Taught()
         self._held_out = held_out or HeldOutPrompts()
+        self._token_bytes, self._answer_ids = token_bytes, answer_ids
         plan = f"{self._config.function} {sorted(self._config.options.items())}"
         self._reading = LedgerFollower(log, self._config, folds, plan, gold, self._taught.arms)
         self._deciding = Deciding(log, self._config)
@@ -148,6 +167,11 @@ class RewardDesk:
     def lineage(self) -> Lineage:
         """Where the trainer last went back to, as of the batches read so far."""
         return self._reading.ledger.lineage
+
+    @property
+    def answer_ids(self) -> AnswerIds | None:
+        """Gives the tokens of a correction."""
+        return self._answer_ids
 
     @property
     def last_step(self) -> int:
@@ -204,7 +228,7 @@ class RewardDesk:
         async with self._busy:
             await self._poll()
             if step <= self.last_step:
-                return await anext(recorded(self._log, step, step))
+                return await anext(recorded(self._log, step, step, self._answer_ids))
             if step != self.last_step + 1:
                 raise Conflict(
                     f"step {step} was asked for, but the log's last batch is {self.last_step}; ask for the next"
@@ -219,7 +243,7 @@ class RewardDesk:
         """
         async with self._busy:
             await self._reading.catch_up()
-        async for batch in recorded(self._log, after_step + 1, self.last_step):
+        async for batch in recorded(self._log, after_step + 1, self.last_step, self._answer_ids):
             yield batch
 
     async def save(self) -> None:
@@ -403,7 +427,7 @@ class RewardDesk:
         values = {turn.id: entry.value for turn, entry in found}
         weights = _weights(turns, chosen.weights, even=True) if chosen.weights else []
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
-        single = SingleRollout(self._config, ledger.baseline, ledger.recent, by_turn)
+        single = SingleRollout(self._config, ledger.baseline, ledger.recent, by_turn, await self._lines(found))
         credit: Credit = ByOrigin(people=single, worlds=GroupRelative(), worlds_weight=self._taught.worlds_weight)
         try:
             credits = credit(by_episode(turns), values)
@@ -420,6 +444,7 @@ class RewardDesk:
             base=base,
             even=True,
             weights=tuple(weights),
+            shown=await self._shown(turns, by_turn),
         )
         passed = [
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)
@@ -429,7 +454,26 @@ class RewardDesk:
         await self._reading.catch_up()
         if ledger.last_batch != batch:
             raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
-        return training_batch(batch, turns, await self._log.find(Reward, [(turn.id,) for turn in turns]))
+        return await anext(recorded(self._log, step, step, self._answer_ids))
+
+    async def _lines(self, chosen: Sequence[tuple[Turn, Matured]]) -> dict[str, TurnLines]:
+        """What single lines are worth, by turn, where rewards say so."""
+        turns = {turn.id: turn for turn, entry in chosen if entry.lines[1]}
+        rewards = await self._log.find(Reward, [(turn,) for turn in turns]) if turns else []
+        return {reward.turn: turn_lines(turns[reward.turn], reward, self._token_bytes) for reward in rewards}
+
+    async def _shown(self, turns: Sequence[Turn], weights: Mapping[str, float] | None) -> tuple[float, ...]:
+        """The weight of each turn's correction. A person's are cut as their turns are."""
+        if not self._taught.corrections or self._answer_ids is None:
+            return ()
+        rewards = await self._log.find(Reward, [(turn.id,) for turn in turns])
+        texts = await corrections_of(self._log, turns, rewards)
+        people = [turn for turn in turns if not of_world(turn)]
+        named = [(counted_as(turn, self._config.users), turn.episode) for turn in people]
+        of_people = [] if weights is None else [weights[turn.id] for turn in people]
+        scales = scales_of(masses_of(named, even=True, weights=of_people), self._reading.ledger.recent, self._config)
+        cut = [scales.get(counted_as(turn, self._config.users), 1.0) for turn in turns]
+        return demonstration_weights(turns, texts, cut, self._answer_ids, self._taught.corrections)
 
     async def _write(self, rows: Sequence[Row]) -> None:
         for start in range(0, len(rows), CHUNK):

@@ -14,8 +14,9 @@ from typing import Any, Protocol, cast
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ostinato.core.errors import BadConfig, OstinatoError
+from ostinato.core.line_survival import MOST_LINES
 from ostinato.core.named_function import did_you_mean, find_function
-from ostinato.core.records import NoReward, Pending, Reward, Signal, Turn
+from ostinato.core.records import LineValues, NoReward, Pending, Reward, Signal, Turn
 from ostinato.core.seams import RewardFn
 
 LONGEST_NAME = 256  # characters of a function's name and version
@@ -96,7 +97,8 @@ def failed(error: BaseException | str) -> Failure:
 def checked(answer: object, question: RewardRequest, max_abs: float) -> Answer:
     """The answer if it is valid; otherwise a Failure that says what is wrong with it.
 
-    A reward must be about this turn, be a number of magnitude at most `max_abs`, and rest on signals that the question held.
+    A reward must be about this turn, be a number of magnitude at most `max_abs`, and rest on signals that the question held; the values of
+    its lines, if it has any, are bounded alike, and each line has one.
     `Pending` must name a later time. `NoReward` must give a short reason.
     """
     match answer:
@@ -109,6 +111,7 @@ def checked(answer: object, question: RewardRequest, max_abs: float) -> Answer:
                     function=answer.function,
                     signals=tuple(answer.signals),
                     at=float(answer.at),
+                    lines=tuple(answer.lines),
                 )
         case Pending():
             if _number(answer.until) and answer.until > question.now:
@@ -140,6 +143,25 @@ def _problem(answer: Reward, question: RewardRequest, max_abs: float) -> str | N
         return "signals that it was not asked about"
     if not _number(answer.at):
         return f"the time {_short(answer.at)}"
+    return _line_problem(answer.lines, max_abs)
+
+
+def _line_problem(lines: Any, max_abs: float) -> str | None:
+    """What is wrong with the values of lines; None if nothing is."""
+    if not isinstance(lines, tuple | list) or not all(
+        isinstance(each, LineValues) for each in cast("list[Any]", lines)
+    ):
+        return "lines that are no LineValues"
+    if len({(each.call, each.argument) for each in cast("list[LineValues]", lines)}) < len(cast("list[Any]", lines)):
+        return "values of one text's lines twice"
+    for text in cast("list[LineValues]", lines):
+        before = 0
+        for first, last, value in text.runs:
+            if not before < first <= last <= text.lines <= MOST_LINES:
+                return f"lines {_short(first)} to {_short(last)}; they must ascend, up to {text.lines}"
+            if not _number(value) or not abs(value) <= max_abs:
+                return f"the value {_short(value)} of a line; it must be a number from {-max_abs:g} to {max_abs:g} (reward.max_abs)"
+            before = last
     return None
 
 

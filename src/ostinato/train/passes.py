@@ -83,6 +83,7 @@ class Passes:
     def run(
         self,
         work: Sequence[Microbatch],
+        shown: Sequence[Microbatch] = (),
         *,
         held: Collection[int],
         step: int,
@@ -90,8 +91,8 @@ class Passes:
         laps: Laps,
         check: Callable[[], None],
     ) -> Passed:
-        """Run all micro-batches. `held`: the policy numbers whose weights the trainer holds; `step`: the step about to be taken;
-        `check`: called before each micro-batch, and may end the step.
+        """Run all micro-batches, and the demonstrations `shown`. `held`: the policy numbers whose weights the trainer holds; `step`: the
+        step about to be taken; `check`: called before each micro-batch, and may end the step.
 
         If the engine's bits at the same weights differ from the trainer's, an exact contract does not hold, and nothing vouches for any
         turn: the step is then taken as in fast mode, or raises NoSignal (`train.broken_promise`).
@@ -99,6 +100,7 @@ class Passes:
         exact = self._contract is not None and self._contract.mode == "exact"
         try:
             loss = self._accumulate(work, held if exact else None, step, anchor_beta, laps, check)
+            self._imitate(shown, normaliser_of(work, self._config), laps, check)
             return Passed(loss=loss, broken=False)
         except BrokenPromise as error:
             if self._config.broken_promise == "refuse":
@@ -106,7 +108,26 @@ class Passes:
             _LOG.error("%s; this step is taken as in fast mode", str(error))
         # not in the handler: the error's traceback holds all that the failed micro-batch kept for its backward pass
         self._experts.start_over()
-        return Passed(loss=self._accumulate(work, None, step, anchor_beta, laps, check), broken=True)
+        loss = self._accumulate(work, None, step, anchor_beta, laps, check)
+        self._imitate(shown, normaliser_of(work, self._config), laps, check)
+        return Passed(loss=loss, broken=True)
+
+    def _imitate(self, shown: Sequence[Microbatch], normaliser: float, laps: Laps, check: Callable[[], None]) -> None:
+        """Add the gradient of the demonstrations' log-likelihood, each token's times its advantage. With the policy's own log-probabilities
+        as the sampler's, importance weights are 1. There is no penalty: a KL is estimated on what the policy samples.
+        """
+        for item in self._ranks.share(shown) if shown else ():
+            check()
+            logprobs_M = self._policy.logprobs(item.packed, item.attend, item.temperatures_M, item.edits)
+            policy_loss(
+                logprobs_M,
+                behaviour_M=logprobs_M.detach(),
+                advantages_M=item.advantages_M,
+                turns_M=item.turns_M,
+                normaliser=normaliser,
+                shares_M=item.shares_M,
+            ).backward()
+        laps.end("imitate")
 
     def _accumulate(
         self,
@@ -118,7 +139,7 @@ class Passes:
         check: Callable[[], None],
     ) -> float:
         """Run all micro-batches; returns the loss. `promised`: the policy numbers whose bits an exact contract promises, or None."""
-        normaliser = sum(float(item.weights_S.double().sum()) for item in work) * self._config.turn_tokens
+        normaliser = normaliser_of(work, self._config)
         losses: list[Tensor] = []
         self._masters.clear_grads()
         mine = self._ranks.share(work)
@@ -196,6 +217,11 @@ class Passes:
             f"{self._contract.id if self._contract else ''} differ from the engine's (largest |d| {float(d_M.abs().max()):.3g}): "
             "the promise is broken. Run `ostinato doctor`, and set model.numerics to 'fast' until it holds"
         )
+
+
+def normaliser_of(work: Sequence[Microbatch], config: TrainConfig) -> float:
+    """The loss's constant: the episodes of the whole batch times the token budget of a turn."""
+    return sum(float(item.weights_S.double().sum()) for item in work) * config.turn_tokens
 
 
 # ---------------------------------------------------------------- next token

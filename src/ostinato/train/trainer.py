@@ -70,7 +70,12 @@ class Admission:
         return self._contract is not None and turn.numerics != self._contract.id
 
     def admit(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
-        """The samples that can be learned from, and how many were dropped for each reason. Raises NoSignal if none is left."""
+        """The sampled turns that can be learned from, and how many were dropped for each reason; demonstrations are only counted.
+
+        Raises NoSignal if none is left.
+        """
+        shown = [sample for sample in samples if sample.shown]
+        samples = [sample for sample in samples if not sample.shown]
         full = [sample for sample in samples if sample.turn.prompt_ids and sample.turn.sampled_ids]
         if not full:
             raise NoSignal(f"none of {len(samples)} turns has a sampled token: hold such turns back, do not batch them")
@@ -94,6 +99,7 @@ class Admission:
             )
         return routed, {
             "turns": float(len(routed)),
+            "demonstrations": float(len(shown)),
             "turns_empty": float(len(samples) - len(full)),
             "refused_turns": float(len(full) - len(own)),
             "grammar_refused": float(len(own) - len(edited)),
@@ -190,6 +196,7 @@ class PolicyTrainer:
 
         try:
             usable, counts = self._admission.admit(samples)
+            shown = self._shown(samples, check_layer)
             work = make_microbatches(
                 usable,
                 self.config.microbatch_tokens,
@@ -203,15 +210,11 @@ class PolicyTrainer:
             anchor_beta = self._consult(work, references, check)
             laps.end("reference")
             done = self._passes.run(
-                work, held=self._held, step=self.step_count + 1, anchor_beta=anchor_beta, laps=laps, check=check
+                work, shown, held=self._held, step=self.step_count + 1, anchor_beta=anchor_beta, laps=laps, check=check
             )
+            norm = self._masters.grad_norm()
             metrics = judge(
-                work,
-                loss=done.loss,
-                norm=self._masters.grad_norm(),
-                step=self.step_count + 1,
-                held=self._held,
-                config=self.config,
+                work, loss=done.loss, norm=norm, step=self.step_count + 1, held=self._held, config=self.config
             )
         except BaseException:
             self._masters.clear_grads()
@@ -225,6 +228,18 @@ class PolicyTrainer:
         metrics |= counts | self._experts.settle() | _counted(work, usable, self.step_count - 1) | laps.metrics()
         metrics["tokens_per_second"] = metrics["tokens"] / metrics["seconds"]
         return Learned(step=self.step_count, policy_number=self.step_count, weights=weights, metrics=metrics)
+
+    def _shown(self, samples: Sequence[Sample], on_layer: Callable[[], None]) -> list[Microbatch]:
+        """The demonstrations among the samples. No routes are replayed: nobody sampled them."""
+        return make_microbatches(
+            [sample for sample in samples if sample.shown],
+            self.config.microbatch_tokens,
+            self.config.largest_microbatch,
+            lambda turn: False,
+            lambda packed, turns: None,
+            self._edits.replay,
+            on_layer,
+        )
 
     def score(self, turns: Sequence[Turn]) -> list[tuple[float, ...]]:
         """The sampled tokens' logprobs under the present weights, at each turn's own temperature, as the sampler would record them."""

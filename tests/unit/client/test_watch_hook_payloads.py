@@ -3,6 +3,7 @@
 import pytest
 
 from ostinato_client.watch.hook import edit_of
+from ostinato_client.watch.spool import parse
 
 BEFORE, AFTER = "a = 1\nb = 2\n", "a = 1\nb = 3\n"
 
@@ -23,6 +24,29 @@ def test_an_edit_is_from_what_was_there_to_what_is_there():
         AFTER,
         5.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("told", "before", "after", "text"),
+    [
+        ({"old_string": "b = 2", "new_string": "b = 3"}, BEFORE, AFTER, ("new_string", 1, 1)),
+        ({"old_string": "= 2\n", "new_string": "= 3\nc = 4\n"}, BEFORE, "a = 1\nb = 3\nc = 4\n", ("new_string", 1, 2)),
+        ({"old_string": "1\nb", "new_string": "0\n\nb"}, BEFORE, "a = 0\n\nb = 2\n", ("new_string", 0, 3)),
+        ({"old_string": " = ", "new_string": "="}, BEFORE, "a=1\nb = 2\n", None),  # it stands there twice
+        ({"old_string": "b = 2", "new_string": "b = 3"}, BEFORE, "a = 1\nb = 3;\n", None),  # a formatter ran
+        ({"old_string": "b = 9", "new_string": "b = 3"}, BEFORE, AFTER, None),
+        ({"old_string": "", "new_string": AFTER}, "", AFTER, None),
+        ({"content": AFTER}, BEFORE, AFTER, ("content", 0, 2)),
+        ({"content": "a = 1"}, BEFORE, "a = 1", ("content", 0, 1)),
+        ({"content": AFTER + "\n"}, BEFORE, AFTER, None),
+        ({"edits": [{"old_string": "b = 2", "new_string": "b = 3"}]}, BEFORE, AFTER, None),
+    ],
+)
+def test_the_argument_is_placed_in_the_file_where_that_is_certain(told, before, after, text):
+    edit = edit_of(payload(told={"file_path": "/r/a.py"} | told, originalFile=before), after, 5.0)
+    assert edit is not None
+    assert edit.text == text
+    assert parse(edit.line()) == edit
 
 
 def test_a_new_file_was_empty_before():

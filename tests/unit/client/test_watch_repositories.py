@@ -250,6 +250,59 @@ def test_a_server_that_is_no_gateway_delays_and_breaks_nothing(tree):
     assert tree.state.counts()["waiting"] == 1
 
 
+def test_a_server_that_takes_no_lines_gets_the_share(tree):
+    taken = []
+
+    class Earlier(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            events = body if isinstance(body, list) else [body]
+            good = not any("lines" in event for event in events)
+            taken.extend(events if good else ())
+            answers = [{"id": event["id"], "status": "accepted"} for event in events]
+            answer = (answers if isinstance(body, list) else answers[0]) if good else {"error": {"message": "lines?"}}
+            self.send_response(202 if good else 400)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_):
+            pass
+
+    for name in ("a.py", "b.py"):
+        (tree.root / name).write_text(CODE)
+        tree.calls += 1
+        call = f"call_chatcmpl-{tree.calls:x}_0_0"
+        append(tree.directory, Edit("s", call, str(tree.root / name), "", CODE, tree.now, ("content", 0, 2)))
+    tree.look()
+    tree.look(300)
+    told = [{"argument": "content", "of": 2, "followed": "1-2", "kept": "1-2"}]
+    assert [event.lines for event in tree.state.waiting(9)] == [told, told]
+    server = HTTPServer(("127.0.0.1", 0), Earlier)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        delivery = Delivery(tree.state, Sender(f"http://127.0.0.1:{server.server_port}", None), lambda: tree.now)
+        assert delivery.send() is True
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert [(event["value"], event["comment"]) for event in taken] == [(1.0, "2 of 2 lines")] * 2
+    assert tree.state.counts()["refused"] == tree.state.counts()["waiting"] == 0
+
+
+@pytest.mark.parametrize(
+    "text", [["content", 1, 2], ["content", 0, 1], ["content", 0, 5, 1], ["content", -1, 2], ["content", True, 2], 7]
+)
+def test_places_that_do_not_fit_are_not_told(tree, text):
+    (tree.root / "a.py").write_text(CODE)
+    append(tree.directory, Edit("s", "call_chatcmpl-1_0_0", str(tree.root / "a.py"), "", CODE, tree.now, text))
+    tree.look()
+    tree.look(300)
+    (event,) = tree.state.waiting(9)
+    assert (event.value, event.lines) == (1.0, None)
+
+
 def test_the_address_is_a_persons_own_and_never_a_repositorys(tree, tmp_path):
     env = {"HOME": str(tmp_path)}
     for place in (tree.root, tmp_path):

@@ -4,9 +4,10 @@ from datetime import UTC, datetime
 import pytest
 
 from ostinato.core.errors import BadRequest, TooLarge
-from ostinato.core.records import Source
+from ostinato.core.records import LineSurvival, Source
 from ostinato.serve.feedback.intake import parse_feedback
 
+KEPT = {"argument": "content", "of": 12, "followed": "1-12", "kept": "1-5, 9"}
 EVENT = {"id": "s1", "target": "R:2", "name": "accepted", "value": True, "source": "human"}
 
 
@@ -29,6 +30,14 @@ def test_values_times_and_targets():
 def test_a_tool_call_names_the_turn_that_made_it():
     assert parse(EVENT | {"target": "call_chatcmpl-3f_2_1"})[0].turn == "chatcmpl-3f:2"
     assert parse(EVENT | {"target": "call_of_another"})[0].turn == "call_of_another:0"
+
+
+def test_lines_that_survive_are_of_the_call_that_is_named():
+    call = EVENT | {"target": "call_chatcmpl-3f_2_1", "lines": [KEPT, {"argument": "b", "of": 2, "kept": ""}]}
+    one, other = parse(call)[0].lines
+    assert one == LineSurvival(call=1, argument="content", lines=12, followed=((1, 12),), kept=((1, 5), (9, 9)))
+    assert other == LineSurvival(call=1, argument="b", lines=2, followed=((1, 2),), kept=())
+    assert parse(EVENT | {"lines": [{"of": 3, "kept": "2"}]})[0].lines[0].call is None
 
 
 @pytest.mark.parametrize(
@@ -56,6 +65,18 @@ def test_a_tool_call_names_the_turn_that_made_it():
         ({"occurred_at": 1e300}, "occurred_at"),
         ({"occurred_at": True}, "occurred_at"),
         ({"valeu": 1}, "valeu"),
+        ({"lines": "1-5"}, "lines"),
+        ({"lines": [KEPT | {"of": 10**9}]}, "lines[0].of"),
+        ({"lines": [KEPT | {"of": 0}]}, "lines[0].of"),
+        ({"lines": [KEPT | {"kept": "1-1000000000"}]}, "lines[0].kept"),
+        ({"lines": [KEPT | {"kept": "13"}]}, "lines[0].kept"),
+        ({"lines": [KEPT | {"kept": "1-5, 5-9"}]}, "lines[0].kept"),
+        ({"lines": [KEPT | {"kept": "1, " * 5_000 + "2"}]}, "lines[0].kept"),
+        ({"lines": [KEPT | {"followed": "2-12", "kept": "1-5"}]}, "lines"),
+        ({"lines": [KEPT | {"argument": "new string"}]}, "lines[0].argument"),
+        ({"lines": [KEPT | {"text": "x = 1"}]}, "lines[0].text"),
+        ({"lines": [KEPT, KEPT]}, "lines"),
+        ({"lines": [KEPT | {"argument": f"a{i}"} for i in range(17)]}, "lines"),
     ],
 )
 def test_a_bad_field_is_named_alone_and_in_a_list(change, field):

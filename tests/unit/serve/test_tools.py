@@ -20,6 +20,9 @@ CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "calc.py", "limit": 
 ASKED = [{"role": "user", "content": "fix it"}]
 
 
+WRITE = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py", "text": "x = 1\\ny = 2\\n"}}\n</tool_call>'
+
+
 def turns(w):
     return [row for row in w.log.rows if isinstance(row, Turn)]
 
@@ -266,3 +269,34 @@ async def test_what_cannot_be_honoured_is_refused_by_name(fields, field):
         status, _, body = await w.post("/v1/chat/completions", {**ASK, **fields})
         assert (status, body["error"]["param"]) == (400, field)
         assert turns(w) == []
+
+
+async def test_lines_are_those_of_the_call_that_is_named_and_nobody_elses():
+    scripts = iter([WRITE, CALL, "fine\n", WRITE])
+    async with world(
+        engine=FakeEngine(lambda request: next(scripts)), api_keys=("a:one-0123456789abcdef", "b:two-0123456789abcdef")
+    ) as w:
+        mine, theirs = w.key("one-0123456789abcdef"), w.key("two-0123456789abcdef")
+        wrote, read, plain = [(await ask(w, [{"role": "user", "content": f"fix {i}"}], mine)) for i in range(3)]
+        calls = [body["choices"][0]["message"]["tool_calls"][0]["id"] for body in (wrote, read)]
+        lines = [{"argument": "text", "of": 2, "kept": "2"}]
+        event = {"id": "s", "name": "lines_kept_1h", "value": 0.5, "source": "code", "lines": lines}
+
+        async def told(target, headers=mine, **changes):
+            status, _, body = await w.post("/v1/feedback", event | {"target": target} | changes, headers=headers)
+            return (status, body["error"]["param"]) if status != 202 else (status, body["status"])
+
+        assert await told(calls[1]) == (400, "lines"), "another call's lines"
+        assert await told(calls[0][:-1] + "1") == (400, "lines"), "a call that the answer does not have"
+        assert await told(calls[0], lines=[lines[0] | {"of": 3}]) == (400, "lines")
+        assert await told(calls[0], lines=[lines[0] | {"argument": "content"}]) == (400, "lines")
+        assert await told(plain["id"]) == (400, "lines"), "an argument without a call"
+        assert await told(plain["id"], lines=[{"of": 2, "kept": ""}]) == (400, "lines")
+        assert w.log.signals() == []
+        assert await told(calls[0], theirs) == (202, "early"), "as if there were no such turn"
+        assert await told(calls[0]) == (202, "accepted")
+        assert await told(plain["id"], id="p", lines=[{"of": 1, "kept": "1"}]) == (202, "accepted")
+        w.now += 1.0
+        assert await told(calls[0]) == (202, "repeated")
+        assert await told(calls[0], lines=[lines[0] | {"kept": "1"}]) == (202, "changed")
+        assert await told("chatcmpl-99:0", id="q") == (202, "early")

@@ -2,7 +2,9 @@
 
 import json
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +12,10 @@ from ostinato.app.imitation import imitate_into, read_demonstrations
 from ostinato.config import load
 from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadConfig, BadRequest
+from ostinato.core.records import PolicyVersion, Span
+from ostinato.core.samples import Sample
 from ostinato.model.renderer import HFRenderer
+from ostinato.testing.records import a_turn
 from ostinato.testing.tiny import tiny_model
 from ostinato.train.config import TrainConfig
 from ostinato.train.imitation import imitate, shown_turns
@@ -121,3 +126,91 @@ def test_an_empty_file_is_refused(tmp_path):
     (tmp_path / "none.jsonl").write_text("\n")
     with pytest.raises(BadConfig, match="empty"):
         read_demonstrations(tmp_path / "none.jsonl")
+
+
+# ---------------------------------------------------------------- corrections, beside credit
+
+RIGHT, VOCABULARY = (90, 33), 260
+RULE, ELSEWHERE = (257, 47, 58, 69, 80, 258), (257, 91, 102, 113, 124, 258)
+
+
+def logprobs_of(trainer, prompt):
+    """Of every token as the next one."""
+    asked = [a_turn("q", prompt=prompt, sampled=(token,)) for token in range(VOCABULARY)]
+    return np.array([score[0] for score in trainer.score(asked)])
+
+
+def chance(trainer):
+    """That the answer is the right one."""
+    return math.exp(math.fsum(trainer.score([a_turn("q", prompt=RULE, sampled=RIGHT)])[0]))
+
+
+def taught(path, *, steps, corrections, seed=0):
+    """A trainer after so many batches of eight answers, of which those are accepted that begin with the right two tokens."""
+    config = TrainConfig(compute="fp32", publish="fp32", learning_rate=1e-3, warmup_steps=0, turn_tokens=2)
+    trainer, rng = PolicyTrainer(path, config), np.random.default_rng(seed)
+
+    def drawn(logprobs_V):
+        token = int(rng.choice(VOCABULARY, p=np.exp(logprobs_V) / np.exp(logprobs_V).sum()))
+        return token, float(logprobs_V[token])
+
+    first_V = logprobs_of(trainer, RULE)
+    for _ in range(steps):
+        policy, turns = PolicyVersion(number=trainer.step_count, hash=""), []
+        for i in range(8):
+            token, logprob = drawn(first_V)
+            ids, logprobs = [token], [logprob]
+            if token == RIGHT[0]:  # else the rest of the answer decides nothing
+                token, logprob = drawn(logprobs_of(trainer, (*RULE, token)))
+                ids, logprobs = [*ids, token], [*logprobs, logprob]
+            turn = a_turn(f"t{i}:0", prompt=RULE, sampled=ids)
+            turns.append(replace(turn, logprobs=tuple(logprobs), spans=(Span(policy=policy, tokens=len(ids)),)))
+        right_N = np.array([turn.sampled_ids == RIGHT for turn in turns], float)
+        if not right_N.std() and not corrections:
+            continue  # nothing tells a good turn from a bad one: no step is taken
+        advantages_N = (right_N - right_N.mean()) / (right_N.std() or 1.0)
+        samples = []
+        for turn, right, advantage in zip(turns, right_N.tolist(), advantages_N.tolist(), strict=True):
+            samples.append(Sample(turn=turn, reward=right, advantages=(advantage,) * len(turn.sampled_ids)))
+            if corrections and not right:
+                turn = replace(turn, sampled_ids=RIGHT, logprobs=(0.0, 0.0), spans=(Span(policy=policy, tokens=2),))
+                samples.append(Sample(turn=turn, reward=0.0, advantages=(corrections,) * 2, shown=True))
+        trainer.step(samples)
+        first_V = logprobs_of(trainer, RULE)
+    return trainer
+
+
+def test_a_rule_that_only_corrections_state_is_learned_in_a_tenth_of_the_turns(path):
+    start = PolicyTrainer(path, TrainConfig(compute="fp32", publish="fp32"))
+    corrected, judged = taught(path, steps=10, corrections=0.1), taught(path, steps=100, corrections=0.0)
+    assert chance(start) < 1e-4
+    assert chance(corrected) > 0.25
+    assert chance(judged) < 1e-4, "nobody accepts what is never said"
+    before_V, after_V = logprobs_of(start, ELSEWHERE), logprobs_of(corrected, ELSEWHERE)
+    moved = float((np.exp(before_V) * (before_V - after_V)).sum())
+    assert moved < 0.15, "nats a token, on a prompt that nobody corrected"
+
+
+def test_a_demonstration_beside_turns_is_its_own_term_of_the_gradient(path):
+    """Turns without credit and one demonstration: the step of imitation alone, but for the normaliser, to which Adam is blind."""
+    config = TrainConfig(compute="fp32", publish="fp32", learning_rate=1e-3, warmup_steps=0, epsilon=1e-30, clip=1e30)
+    shown = a_turn("d:0", prompt=RULE, sampled=(*RIGHT, 92))
+    alone, beside = PolicyTrainer(path, config), PolicyTrainer(path, config)
+    (scores,) = alone.score([shown])
+    own = replace(shown, logprobs=scores)
+    alone.step([Sample(turn=own, reward=1.0, advantages=(1.0,) * 3)])
+    plain = a_turn("p:0", prompt=ELSEWHERE, sampled=(5, 6))
+    plain = replace(plain, logprobs=beside.score([plain])[0])
+    wrong = replace(shown, logprobs=(-50.0,) * 3)  # as nobody sampled it, no log-probability of it means anything
+    learned = beside.step(
+        [
+            Sample(turn=plain, reward=0.0, advantages=(0.0, 0.0)),
+            Sample(turn=wrong, reward=0.0, advantages=(0.5,) * 3, shown=True),
+        ]
+    )
+    assert learned.metrics["demonstrations"] == 1.0
+    assert learned.metrics["tokens_sampled"] == 2.0, "what is measured about a batch is about its turns"
+    assert learned.metrics["ess"] == pytest.approx(1.0)
+    for prompt in (RULE, ELSEWHERE):
+        assert np.allclose(logprobs_of(alone, prompt), logprobs_of(beside, prompt), atol=1e-4)
+    assert not np.allclose(logprobs_of(alone, RULE), logprobs_of(PolicyTrainer(path, config), RULE), atol=1e-2)

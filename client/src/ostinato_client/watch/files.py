@@ -24,6 +24,11 @@ def lines_of_text(text: str) -> list[str] | None:
     return [line.rstrip("\r") for line in lines] if len(lines) <= _MOST_LINES else None
 
 
+def count_lines(text: str) -> int:
+    r"""How many lines a text has; the last may lack its end. Example: ``count_lines("a\nb") == 2``"""
+    return text.count("\n") + (not text.endswith("\n") and bool(text))
+
+
 def within(root: Path, file: str) -> str | None:
     """A file's path relative to a working tree, with links resolved; None if it is outside the tree, or in its git directory."""
     try:

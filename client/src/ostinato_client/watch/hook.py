@@ -46,8 +46,21 @@ def edit_of(payload: Mapping[str, Any], disk: str, now: float) -> Edit | None:
     if response.get("userModified"):
         # a person changed the call before it ran: the text that it asked for is the call's, the rest is the person's
         asked = _asked(told, before)
-        return Edit("claude-code", call, file, before, asked, now) if asked not in (None, disk) else None
-    return Edit("claude-code", call, file, before, disk, now)
+        if asked is None or asked == disk:
+            return None
+        return Edit("claude-code", call, file, before, asked, now, _placed(told, before, asked))
+    return Edit("claude-code", call, file, before, disk, now, _placed(told, before, disk))
+
+
+def _placed(told: Mapping[str, Any], before: str | None, after: str) -> tuple[str, int, int] | None:
+    """The argument that holds what the call wrote, the line of the file that it begins in, and its lines; None unless that is certain."""
+    if isinstance(told.get("content"), str):
+        return ("content", 0, files.count_lines(after)) if told["content"] == after else None
+    old, new = told.get("old_string"), told.get("new_string")
+    if before is None or not isinstance(old, str) or not isinstance(new, str) or not old or before.count(old) != 1:
+        return None
+    begins = before[: before.index(old)].count("\n")
+    return ("new_string", begins, files.count_lines(new)) if before.replace(old, new) == after else None
 
 
 def _asked(told: Mapping[str, Any], before: str | None) -> str | None:

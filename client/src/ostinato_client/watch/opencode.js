@@ -59,6 +59,19 @@ function append(spool, edit) {
   }
 }
 
+const lines = (text) => text.split("\n").length - (text === "" || text.endsWith("\n") ? 1 : 0)
+
+// The argument that holds what the call wrote, the line of the file that it begins in, and its lines; null unless that is certain.
+function placed(args, before, after) {
+  if (typeof args.content === "string") return args.content === after ? ["content", 0, lines(after)] : null
+  const { oldString, newString } = args
+  if (typeof oldString !== "string" || typeof newString !== "string" || oldString === "") return null
+  const at = before.indexOf(oldString)
+  if (at < 0 || before.indexOf(oldString, at + 1) >= 0) return null
+  if (before.slice(0, at) + newString + before.slice(at + oldString.length) !== after) return null
+  return ["newString", lines(before.slice(0, at) + "-") - 1, lines(newString)]
+}
+
 export const OstinatoWatch = async ({ directory }) => {
   const before = new Map()
   const target = (tool, args) =>
@@ -67,7 +80,7 @@ export const OstinatoWatch = async ({ directory }) => {
     "tool.execute.before": async (input, output) => {
       try {
         const file = target(input.tool, output.args)
-        if (file) before.set(input.callID, { file, text: read(file) })
+        if (file) before.set(input.callID, { file, text: read(file), args: { ...output.args } })
         if (before.size > 100) before.delete(before.keys().next().value)
       } catch {}
     },
@@ -81,6 +94,7 @@ export const OstinatoWatch = async ({ directory }) => {
         if (!spool) return
         append(spool, {
           v: 1, agent: "opencode", call: input.callID, file: known.file, before: known.text, after, at: Date.now() / 1000,
+          text: placed(known.args, known.text, after),
         })
       } catch {}
     },

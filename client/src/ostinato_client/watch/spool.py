@@ -31,6 +31,8 @@ class Edit:
         before: the whole file before; None if that is not known.
         after: the whole file as the call left it.
         at: Unix seconds.
+        text: the call's argument that holds what it wrote, the line of `after` that the argument begins in, from 0, and how many lines it
+            has; None if that is not certain.
     """
 
     agent: str
@@ -39,12 +41,13 @@ class Edit:
     before: str | None
     after: str
     at: float
+    text: tuple[str, int, int] | None = None
 
     def line(self) -> bytes:
         """The edit as a line of the spool."""
         fields = {
             "v": 1, "agent": self.agent, "call": self.call, "file": self.file,
-            "before": self.before, "after": self.after, "at": self.at,
+            "before": self.before, "after": self.after, "at": self.at, "text": self.text,
         }  # fmt: skip
         return b"\n" + json.dumps(fields).encode() + b"\n"
 
@@ -80,7 +83,15 @@ def _edit(fields: Mapping[str, Any]) -> Edit | None:
         return None
     if isinstance(at, bool) or not isinstance(at, (int, float)) or not 0 <= at < 1e11:
         return None
-    return Edit(agent[:64], call, file, before, after, float(at))
+    return Edit(agent[:64], call, file, before, after, float(at), _text(fields.get("text")))
+
+
+def _text(told: Any) -> tuple[str, int, int] | None:
+    if not isinstance(told, list) or len(told) != 3 or not isinstance(told[0], str):
+        return None
+    argument, begins, lines = told
+    whole = all(type(number) is int and 0 <= number < 1 << 20 for number in (begins, lines))
+    return (argument, begins, lines) if whole and len(argument) <= 64 else None
 
 
 class Spool:

@@ -32,6 +32,9 @@ CREATE TABLE IF NOT EXISTS calls (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, agent TEXT NOT NULL, at REAL NOT NULL,
     written INTEGER NOT NULL DEFAULT 0, finished INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS touched (call INTEGER NOT NULL, file INTEGER NOT NULL, PRIMARY KEY (file, call)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS texts (
+    call INTEGER NOT NULL, first INTEGER NOT NULL, argument TEXT NOT NULL, lines INTEGER NOT NULL, places TEXT NOT NULL,
+    PRIMARY KEY (call, first)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS measured (
     call INTEGER NOT NULL, name TEXT NOT NULL, kept INTEGER, PRIMARY KEY (call, name)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS taken (edit BLOB PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
@@ -57,6 +60,18 @@ class Call:
     def owns(self, line: int) -> bool:
         """True if the line of this number is the call's."""
         return line // LINES_OF_A_CALL == self.number
+
+
+@dataclass(frozen=True)
+class Text:
+    """An argument of a call that holds lines that it wrote. `first`: the index of the first of these among the call's lines; `places`: of
+    each its line in the argument, from 1; `lines`: how many the argument has.
+    """
+
+    first: int
+    argument: str
+    lines: int
+    places: tuple[int, ...]
 
 
 @dataclass
@@ -212,6 +227,17 @@ class State:
         self._db.execute("UPDATE calls SET written = written + ? WHERE number = ?", (lines, call.number))
         self._db.execute("INSERT OR IGNORE INTO touched VALUES (?, ?)", (call.number, file.number))
 
+    def keep_text(self, call: Call, text: Text) -> None:
+        """Record which lines of an argument a call wrote."""
+        row = (call.number, text.first, text.argument, text.lines, json.dumps(text.places))
+        self._db.execute("INSERT OR IGNORE INTO texts VALUES (?, ?, ?, ?, ?)", row)
+
+    def texts(self, call: Call) -> list[Text]:
+        """The arguments that hold what a call wrote, as far as that is certain."""
+        query = "SELECT first, argument, lines, places FROM texts WHERE call = ? ORDER BY first"
+        rows = self._db.execute(query, (call.number,))
+        return [Text(first, argument, lines, tuple(json.loads(places))) for first, argument, lines, places in rows]
+
     def open_calls(self) -> list[Call]:
         """Calls that wrote lines and are not fully measured."""
         found = self._db.execute("SELECT number, id, agent, at, written FROM calls WHERE finished = 0 AND written > 0")
@@ -241,6 +267,7 @@ class State:
         """Measure a call no further. Its row stays for a while, so that a repeated edit does not begin the call again."""
         self._db.execute("UPDATE calls SET finished = 1 WHERE number = ?", (call.number,))
         self._db.execute("DELETE FROM touched WHERE call = ?", (call.number,))
+        self._db.execute("DELETE FROM texts WHERE call = ?", (call.number,))
 
     def forget(self, before: float) -> None:
         """Drop calls that were finished long ago."""

@@ -6,17 +6,19 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from ostinato_client.events import Event
 from ostinato_client.watch import files
 from ostinato_client.watch.git import Head, Repository
 from ostinato_client.watch.spool import Edit, Spool
-from ostinato_client.watch.state import LINES_OF_A_CALL, Call, File, State
+from ostinato_client.watch.state import LINES_OF_A_CALL, Call, File, State, Text
 from ostinato_client.watch.survival import Followed, Version, likest
 
 HORIZONS_S = {"lines_kept_5m": 300.0, "lines_kept_1h": 3600.0, "lines_kept_24h": 86_400.0}
 COMMIT = "lines_kept_commit"
 _LATE = 0.5  # of a horizon: a look that is later than that has missed it
+_LONGEST_RANGES = 4096  # characters of line numbers that a gateway takes
 _DAY_S = 86_400.0
 _COMMIT_WAIT_S = 7 * _DAY_S
 _REMEMBERED_S = 30 * _DAY_S
@@ -109,7 +111,18 @@ class Watcher:
         file.followed, file.signature = followed, None
         self._state.keep(file)
         if lines:
+            if edit.text is not None:
+                self._keep_text(call, followed, edit.text)
             self._state.wrote(call, file, lines)
+
+    def _keep_text(self, call: Call, followed: Followed, told: tuple[str, int, int]) -> None:
+        """Record where the lines that a call just wrote stand in its argument, if all of them stand there."""
+        argument, begins, lines = told
+        first = call.number * LINES_OF_A_CALL + call.written
+        written = sorted((number, j) for j, own in enumerate(followed.now.numbers) for number in own if number >= first)
+        places = tuple(j - begins + 1 for number, j in written if call.owns(number))
+        if places and places[0] >= 1 and places[-1] <= lines:
+            self._state.keep_text(call, Text(call.written, argument, lines, places))
 
     def _count(self, name: str) -> None:
         self._state.set_meta(name, self._state.meta(name, 0) + 1)
@@ -267,6 +280,7 @@ class Watcher:
             comment=f"{len(kept)} of {call.written} lines",
             occurred_at=now,
             id=f"{name}-{digest}",  # the same for every sender and however often it is sent
+            lines=_lines_kept(call, self._state.texts(call), kept),
         )
         self._state.measure(call, name, len(kept), event if _OUR_CALL.fullmatch(call.id) else None)
 
@@ -282,6 +296,34 @@ class Watcher:
 def spool_directory(repository: Repository) -> Path:
     """The directory that hooks and watcher share, below the working tree's own git directory."""
     return repository.directory / "ostinato"
+
+
+def _lines_kept(call: Call, texts: list[Text], kept: frozenset[int]) -> list[dict[str, Any]] | None:
+    """Which lines of a call's arguments survive; None unless all lines that it wrote are in them, and each argument was written once."""
+    if sum(len(text.places) for text in texts) != call.written or len({text.argument for text in texts}) < len(texts):
+        return None
+    base = call.number * LINES_OF_A_CALL
+    lines: list[dict[str, Any]] = [
+        {
+            "argument": text.argument,
+            "of": text.lines,
+            "followed": _ranges(text.places),
+            "kept": _ranges(place for i, place in enumerate(text.places, base + text.first) if i in kept),
+        }
+        for text in texts
+    ]
+    return lines if max(len(each["followed"]) + len(each["kept"]) for each in lines) <= _LONGEST_RANGES else None
+
+
+def _ranges(lines: Iterable[int]) -> str:
+    """Ascending numbers as ranges. Example: ``_ranges([1, 2, 3, 7]) == "1-3, 7"``"""
+    runs: list[list[int]] = []
+    for line in lines:
+        if runs and runs[-1][1] == line - 1:
+            runs[-1][1] = line
+        else:
+            runs.append([line, line])
+    return ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in runs)
 
 
 def _is_due(call: Call, now: float) -> bool:

@@ -322,7 +322,7 @@ async def replay(run: Run, path: Path) -> dict[int, str]:
     roots: dict[int, str] = {}
     last = run.log.tail(1, {Batch})
     try:
-        async for batch in recorded(run.log, 1, cast(Batch, last[0][1]).step if last else 0):
+        async for batch in recorded(run.log, 1, cast(Batch, last[0][1]).step if last else 0, parts.desk.answer_ids):
             with contextlib.suppress(NoSignal, BadWeights):  # a batch that was refused then is refused now
                 await parts.learner.trainer.step(batch)
                 roots[batch.row.step] = weights_root(await asyncio.to_thread(parts.trainer.weights))

@@ -26,6 +26,8 @@ from ostinato.core.records import (
     Finish,
     Holdback,
     Identity,
+    LineSurvival,
+    LineValues,
     Pick,
     PolicyVersion,
     Purpose,
@@ -93,6 +95,54 @@ def _to_credits(turns: Any) -> tuple[Advantages, ...]:
     return tuple(tuple(value for value, length in runs for _ in range(length)) for runs in turns)
 
 
+def _ranges(ranges: Any) -> list[list[int]]:
+    return [[whole(first), whole(last)] for first, last in ranges]
+
+
+def _to_ranges(value: Any) -> Any:
+    return tuple((first, last) for first, last in value)
+
+
+def _survivals(texts: tuple[LineSurvival, ...]) -> list[list[Any]]:
+    return [
+        [
+            None if each.call is None else whole(each.call),
+            text(each.argument),
+            whole(each.lines),
+            *map(_ranges, (each.followed, each.kept)),
+        ]
+        for each in texts
+    ]
+
+
+def _to_survivals(value: Any) -> tuple[LineSurvival, ...]:
+    return tuple(
+        LineSurvival(call=call, argument=argument, lines=lines, followed=_to_ranges(followed), kept=_to_ranges(kept))
+        for call, argument, lines, followed, kept in value
+    )
+
+
+def _line_values(texts: tuple[LineValues, ...]) -> list[list[Any]]:
+    return [
+        [
+            None if each.call is None else whole(each.call),
+            text(each.argument),
+            whole(each.lines),
+            [[whole(first), whole(last), real(value)] for first, last, value in each.runs],
+        ]
+        for each in texts
+    ]
+
+
+def _to_line_values(value: Any) -> tuple[LineValues, ...]:
+    return tuple(
+        LineValues(
+            call=call, argument=argument, lines=lines, runs=tuple((first, last, worth) for first, last, worth in runs)
+        )
+        for call, argument, lines, runs in value
+    )
+
+
 def _sampling(sampling: Sampling) -> list[Any]:
     stop, seed = _texts(sampling.stop), None if sampling.seed is None else whole(sampling.seed)
     plain = [whole(sampling.max_tokens), real(sampling.temperature), real(sampling.top_p), stop, seed]
@@ -155,6 +205,8 @@ FORMS: Mapping[str, Form] = {
     "Source": Form(str, Source),
     "AlarmState": Form(str, AlarmState),
     "tuple[Advantages, ...]": Form(_credits, _to_credits),
+    "tuple[LineSurvival, ...]": Form(_survivals, _to_survivals),
+    "tuple[LineValues, ...]": Form(_line_values, _to_line_values),
 }
 """Forms by the field's annotation."""
 
@@ -223,20 +275,20 @@ SIGNALS = Kind(
     "signals",
     Signal,
     ("tenant", "id"),
-    ("id", "turn", "name", "value", "source", "occurred_at", "received_at", "retracts", "tenant"),
+    ("id", "turn", "name", "value", "source", "occurred_at", "received_at", "retracts", "tenant", "lines"),
     said=("correction", "comment"),
 )
 SMALL = (
     SIGNALS,
     Kind("deliveries", Delivered, ("id",), ("id", "turns", "at")),
-    Kind("rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto")),
+    Kind("rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto", "lines")),
     Kind("quarantines", Quarantine, ("turn",), ("turn", "reason", "at", "upto")),
     Kind("holdbacks", Holdback, ("turn",), ("turn", "reason", "at")),
     Kind(
         "batches",
         Batch,
         ("step",),
-        ("step", "turns", "credits", "reference", "at", "base", "even", "weights"),
+        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown"),
         for_ever=True,
     ),
     Kind(

@@ -11,19 +11,23 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 
-from ostinato.core.conversation import calling_turn
+from ostinato.core.conversation import call_number, calling_turn
 from ostinato.core.errors import BadRequest, OstinatoError, StorageFull, TooLarge, Unavailable
-from ostinato.core.records import Quarantine, Reward, Signal, Source, Turn, identity
+from ostinato.core.line_survival import MOST_LINES, holds, line_spans, parse_ranges
+from ostinato.core.records import LineSurvival, Quarantine, Reward, Signal, Source, Turn, identity
 from ostinato.serve.dialects.dialect import SHOWN, printable, refusal, validate
+from ostinato.serve.fair_thread import PER_PARSED
 from ostinato.serve.parts import Parts
+from ostinato.serve.quotas import QuotaExceeded
 
 _REMEMBERED = 100_000  # turns
 _V = TypeVar("_V")
@@ -53,6 +57,7 @@ class Intake:
     def __init__(self, parts: Parts) -> None:
         self._log = parts.log
         self._writes = parts.writes
+        self._thread = parts.thread
         self._metrics = parts.metrics
         self._timeout_s = parts.config.store_timeout_s
         self._room, self._least_free_mb = parts.room, parts.config.least_free_mb
@@ -64,14 +69,20 @@ class Intake:
         _remember(self._tenants, turn.id, turn.tenant)
 
     async def take(self, signals: Sequence[Signal]) -> list[Status]:
-        """Write one tenant's signals, durable on return. Returns their statuses in order. Raises StorageFull, Unavailable."""
+        """Write one tenant's signals, durable on return. Returns their statuses in order.
+
+        Raises StorageFull, Unavailable; BadRequest for lines that their answer does not have.
+        """
         self._check_room()
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._look_up({signal.turn for signal in signals}, signals[0].tenant)
+                await self._check_lines(signals)
                 late = {signal.turn for signal in signals if signal.turn in self._decided}
                 await asyncio.shield(self._writes.begin(self._log.append(*signals)))
                 stored = await self._stored(signals)
+        except (BadRequest, QuotaExceeded):
+            raise
         except TimeoutError:
             self._metrics.store_error()
             raise Unavailable(
@@ -90,6 +101,14 @@ class Intake:
             self._metrics.event(signal.tenant, signal.name, status.value, foreign=foreign)
             statuses.append(status)
         return statuses
+
+    async def _check_lines(self, signals: Sequence[Signal]) -> None:
+        """Raise BadRequest where a signal names lines that its answer does not have. No answer of another tenant is read."""
+        about = {signal.turn for signal in signals if signal.lines and self._tenants.get(signal.turn) == signal.tenant}
+        if about:
+            turns = {turn.id: turn for turn in await self._log.find(Turn, [(turn,) for turn in about])}
+            size = sum(len(turn.text) for turn in turns.values())
+            await self._thread.run(signals[0].tenant, size // PER_PARSED, partial(_refuse_lines, signals, turns))
 
     def _check_room(self) -> None:
         """Raise StorageFull while what is left of the disk is for turns, which cannot be sent again."""
@@ -132,6 +151,23 @@ class Intake:
         return {row.id: row for row in await self._log.find(Signal, list(ids))}
 
 
+def _refuse_lines(signals: Sequence[Signal], turns: Mapping[str, Turn]) -> None:
+    """Raise BadRequest for the first signal about lines that its answer does not have; each text is read once."""
+    known = set[tuple[str, int | None, str, int]]()
+    for place, signal in enumerate(signals):
+        turn = turns.get(signal.turn)
+        for text in signal.lines if turn is not None and not turn.redacted else ():
+            key = (signal.turn, text.call, text.argument, text.lines)
+            if turn is None or key in known:
+                continue
+            known.add(key)
+            try:
+                line_spans(turn, text.call, text.argument, text.lines)
+            except BadRequest as error:
+                where = f"[{place}].lines" if len(signals) > 1 else "lines"
+                raise BadRequest(f"{where}: {error}", field=where) from None
+
+
 def _same(one: Signal, other: Signal) -> bool:
     """True if both have the same content. `occurred_at` is compared only if both senders gave it: otherwise it is the arrival time."""
     told = one.occurred_at != one.received_at and other.occurred_at != other.received_at
@@ -153,10 +189,36 @@ def _remember(known: OrderedDict[str, _V], key: str, value: _V) -> None:
 
 MAX_EVENTS = 1000
 MAX_VALUE = 1e9  # absolute value: squares and sums of such values stay far below a float's maximum
+_MAX_RANGES = 4096  # characters of a list of line numbers
+_MAX_TEXTS = 16  # texts of one answer whose lines one event is about
 _MAX_TIME = 253_402_300_799.0  # the end of the year 9999
 
 _Id = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(printable)]
 _Text = Annotated[str, StringConstraints(max_length=65_536)]
+
+
+class _Lines(BaseModel):
+    """Which lines of one text survive; see `LineSurvival`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    argument: Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9_.-]*$")] = ""
+    of: Annotated[int, Field(ge=1, le=MOST_LINES)]
+    followed: Annotated[str, StringConstraints(max_length=_MAX_RANGES)] = ""  # all lines
+    kept: Annotated[str, StringConstraints(max_length=_MAX_RANGES)]
+
+    @field_validator("followed", "kept")
+    @classmethod
+    def _numbers(cls, ranges: str, info: ValidationInfo) -> str:
+        parse_ranges(ranges, info.data.get("of", MOST_LINES))
+        return ranges
+
+    def survival(self, call: int | None) -> LineSurvival:
+        """Raises ValueError if a kept line is not among those followed."""
+        followed = parse_ranges(self.followed or f"1-{self.of}", self.of)
+        kept = parse_ranges(self.kept, self.of)
+        if not holds(followed, kept):
+            raise ValueError(f"kept lines {self.kept!r} are not all among those followed, {self.followed!r}")
+        return LineSurvival(call=call, argument=self.argument, lines=self.of, followed=followed, kept=kept)
 
 
 class _Event(BaseModel):
@@ -170,6 +232,16 @@ class _Event(BaseModel):
     correction: _Text | None = None
     comment: _Text | None = None
     occurred_at: float | str | None = None
+    lines: Annotated[list[_Lines], Field(max_length=_MAX_TEXTS)] = []
+
+    @field_validator("lines")
+    @classmethod
+    def _disjoint(cls, texts: list[_Lines]) -> list[_Lines]:
+        for each in texts:
+            each.survival(None)
+        if len({each.argument for each in texts}) < len(texts):
+            raise ValueError("names an argument twice; give each text once")
+        return texts
 
     @field_validator("value")
     @classmethod
@@ -251,6 +323,7 @@ def _signal(body: Any, where: str, tenant: str, now: float) -> Signal:
         correction=event.correction,
         comment=event.comment,
         retracts=event.retracts,
+        lines=tuple(each.survival(call_number(event.target)) for each in event.lines),
     )
 
 

@@ -1,0 +1,87 @@
+"""Corrections as demonstrations: what somebody wrote in the place of an answer is imitated, beside the answer's own credit.
+
+Accepting and rejecting teach a model only what it says by itself now and then. A correction says what it should have said: one supervised
+term per corrected turn of a batch, the gradient of ``weight log pi(correction | the turn's prompt)``. Nobody sampled these tokens, so they
+have no importance weight and no KL penalty.
+
+A correction weighs `learn.corrections` times as much per token as the answer that it corrects does with an advantage of 1; its tokens
+together never more than the answer's, whatever its length; and it is cut by the same factor as its author's turns (`scales_of`). So
+nobody's corrections can teach more than that share of what their turns may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ostinato.core.records import Finish, Reward, Sampling, Signal, Span, Turn
+from ostinato.core.samples import Sample
+from ostinato.core.seams import Log
+from ostinato.reward.credit import of_world
+
+AnswerIds = Callable[[Turn, str], Sequence[int]]
+"""The token ids of a text as the answer to a turn's prompt; none if it cannot stand in the answer's place."""
+
+LONGEST, SPARE = (
+    2,
+    64,
+)  # tokens of a correction: so many times the answer's, and so many more; a longer text is no edit of it
+
+
+async def corrections_of(log: Log, turns: Sequence[Turn], rewards: Sequence[Reward]) -> dict[str, str]:
+    """By turn, the last correction among the signals that its reward rests on. Redacted texts, and texts of worlds' turns, are none."""
+    people = {turn.id: turn.tenant for turn in turns if not of_world(turn)}
+    wanted = [(people[reward.turn], signal) for reward in rewards if reward.turn in people for signal in reward.signals]
+    said = await log.find(Signal, wanted) if wanted else []
+    found = sorted((each for each in said if each.correction), key=lambda each: (each.occurred_at, each.id))
+    return {each.turn: each.correction for each in found if each.correction and people.get(each.turn) == each.tenant}
+
+
+def demonstration_weights(
+    turns: Sequence[Turn], texts: Mapping[str, str], scales: Sequence[float], answer_ids: AnswerIds, weight: float
+) -> tuple[float, ...]:
+    """The weight of each turn's correction, per token; 0 for a turn without one. () if there is none at all.
+
+    Args:
+        turns: of a batch.
+        texts: corrections by turn.
+        scales: the factor by which each turn's author is cut.
+        answer_ids: gives the tokens of a correction.
+        weight: of a correction that is as long as its answer (`learn.corrections`).
+    """
+    found: list[float] = []
+    for turn, scale in zip(turns, scales, strict=True):
+        tokens, ids = len(turn.sampled_ids), _ids(turn, texts.get(turn.id), answer_ids)
+        found.append(weight * scale * min(1.0, tokens / len(ids)) if ids else 0.0)
+    return tuple(found) if any(found) else ()
+
+
+def demonstrations(
+    samples: Sequence[Sample], weights: Sequence[float], texts: Mapping[str, str], answer_ids: AnswerIds
+) -> Iterator[Sample]:
+    """The corrections of a batch's samples, as samples to imitate, without those whose text was forgotten since."""
+    for sample, weight in zip(samples, weights, strict=True):
+        ids = _ids(sample.turn, texts.get(sample.turn.id), answer_ids) if weight else ()
+        if not ids:
+            continue
+        turn = replace(
+            sample.turn,
+            id=f"{sample.turn.id}~correction",
+            sampled_ids=tuple(ids),
+            logprobs=(0.0,) * len(ids),
+            spans=(Span(policy=sample.turn.spans[-1].policy, tokens=len(ids)),),
+            sampling=Sampling(max_tokens=len(ids)),
+            finish=Finish.STOP,
+            text=texts[sample.turn.id],
+            routes=b"",
+            nucleus=b"",
+        )
+        yield Sample(turn=turn, reward=sample.reward, advantages=(weight,) * len(ids), weight=sample.weight, shown=True)
+
+
+def _ids(turn: Turn, text: str | None, answer_ids: AnswerIds) -> Sequence[int]:
+    """The tokens of a correction; none where there is none, where it is the answer itself, and where it is too long to be an edit of it."""
+    if text is None or not text.strip() or text.strip() == turn.text.strip() or not turn.sampled_ids:
+        return ()
+    ids = answer_ids(turn, text)
+    return ids if len(ids) <= LONGEST * len(turn.sampled_ids) + SPARE else ()
