@@ -45,7 +45,7 @@ async def learn(p: Learner) -> PolicyVersion:
 
 async def prove(p: Prover, candidate: PolicyVersion) -> ReleaseEvent:
     """Measure a candidate against live, the best so far and the anchor, on the same items, and ship it or say why not."""
-    report = await p.evals.run(candidate, against=p.releases.incumbents)
+    report = await p.evals.run(candidate, against=p.releases.incumbents(candidate))
     return await p.releases.decide(candidate, report)
 
 

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, Unavailable
@@ -186,14 +186,14 @@ class ReleaseController:
             raise Unavailable(_NOTHING)
         return self.ledger.state.live
 
-    @property
-    def incumbents(self) -> Incumbents:
-        """The versions that a candidate is compared with, as of the last look. Raises Unavailable before `bootstrap`."""
+    def incumbents(self, candidate: PolicyVersion) -> Incumbents:
+        """The versions that this candidate is compared with, as of the last look. Raises Unavailable before `bootstrap`."""
         live, anchor, best = self.live, self._anchor, self.ledger.state.best
         if anchor is None:
             raise Unavailable(_NOTHING)
         sampled = best if best in (live, anchor) or self._best_ref is not None else None
-        return Incumbents(live=live, best=sampled, anchor=anchor, round=self.ledger.state.judged)
+        since_s = self.ledger.history.since_another(candidate, self._clock())
+        return Incumbents(live=live, best=sampled, anchor=anchor, round=self.ledger.state.judged, since_s=since_s)
 
     async def bootstrap(self, base: PolicyVersion) -> None:
         """Put the starting model live and freeze it as control. Refs that exist already stay where they are."""
@@ -382,15 +382,14 @@ class ReleaseController:
             self._restored = True
         if self._evaluation_ref != "candidate":
             await self._moves.point(self._evaluation_ref, candidate)
-        incumbents = self.incumbents
+        incumbents = self.incumbents(candidate)
         if self.ledger.state.best is not None:
             await self._moves.point(BEST_REF, self.ledger.state.best)
         if self._best_ref is not None and incumbents.best not in (None, incumbents.live, incumbents.anchor):
             self._parked = False
             await self._moves.point(self._best_ref, incumbents.best)
         try:
-            since_s = self.ledger.history.since_another(candidate, self._clock())
-            report = await evals.run(candidate, against=replace(incumbents, since_s=since_s))
+            report = await evals.run(candidate, against=incumbents)
         except Conflict:
             newest = await self._versions.resolve("candidate")
             if newest is None or newest[0] == candidate:

@@ -563,11 +563,11 @@ async def test_best_moves_only_to_what_was_proven_better_and_leaves_with_a_rollb
         await settle(control)
     stood = [(a.live.number, a.best.number, a.anchor.number, a.round) for a in judge.against]
     assert stood == [(0, 0, 0, 0), (3, 3, 0, 1), (5, 3, 0, 2)]
-    assert control.incumbents.best == V3
+    assert control.incumbents(V3).best == V3
     await control.rollback(V3, "people complain", actor="ann")
-    assert control.incumbents.best == V3, "what came after it is gone, not it"
+    assert control.incumbents(V3).best == V3, "what came after it is gone, not it"
     await control.rollback(V0, "start over", actor="ann")
-    assert control.incumbents.best == V0, "a release that users were harmed by is the best no more"
+    assert control.incumbents(V3).best == V0, "a release that users were harmed by is the best no more"
 
 
 async def test_the_best_is_kept_in_the_store_and_has_a_slot_only_while_it_is_needed(disk):
@@ -600,7 +600,7 @@ async def test_what_a_person_ships_is_not_proven_better(disk):
     control = await started(disk)
     disk.publish(V3)
     await control.ship(V3, "a hunch", actor="ann")
-    assert (control.incumbents.live, control.incumbents.best) == (V3, V0)
+    assert (control.incumbents(V3).live, control.incumbents(V3).best) == (V3, V0)
 
 
 def test_a_ledger_from_before_there_was_a_best_still_folds():
