@@ -21,8 +21,8 @@ The mean includes the episode itself, so that the expected gradient is (n - 1) /
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -218,18 +218,25 @@ def leave_one_out(
         expected_N: what the baseline expects.
         evidence_N: how many turns that is worth.
     """
-    alike: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for i, context in enumerate(contexts):
-        alike[context.person[0], context.prompt].append(i)
+    keys = [
+        (
+            (context.person[0], context.prompt),
+            (context.person, context.prompt),
+            (context.person, context.prompt, call_of(turn.id)),
+        )
+        for context, turn in zip(contexts, turns, strict=True)
+    ]
+    sums: defaultdict[Hashable, float] = defaultdict(float)
+    for of_turn, value in zip(keys, reached_N.tolist(), strict=True):
+        for key in of_turn:
+            sums[key] += value
+    counts = Counter(key for of_turn in keys for key in of_turn)
     found_N = expected_N.copy()
-    for members in (members for members in alike.values() if len(members) > 1):
-        for i in members:
-            others = [
-                j
-                for j in members
-                if j != i and (contexts[j].person != contexts[i].person or call_of(turns[j].id) == call_of(turns[i].id))
-            ]
-            found_N[i] += (reached_N[others] - expected_N[i]).sum() / (evidence_N[i] + len(others))
+    for i, (prompt, person, call) in enumerate(keys):
+        others = counts[prompt] - counts[person] + counts[call] - 1
+        if others:
+            reached = sums[prompt] - sums[person] + sums[call] - float(reached_N[i])
+            found_N[i] += (reached - others * expected_N[i]) / (evidence_N[i] + others)
     return found_N
 
 

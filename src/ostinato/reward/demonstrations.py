@@ -22,10 +22,8 @@ from ostinato.reward.credit import of_world
 AnswerIds = Callable[[Turn, str], Sequence[int]]
 """The token ids of a text as the answer to a turn's prompt; none if it cannot stand in the answer's place."""
 
-LONGEST, SPARE = (
-    2,
-    64,
-)  # tokens of a correction: so many times the answer's, and so many more; a longer text is no edit of it
+# tokens of a correction: so many times the answer's, and so many more; a longer text is no edit of it
+LONGEST, SPARE = 2, 64
 
 
 async def corrections_of(log: Log, turns: Sequence[Turn], rewards: Sequence[Reward]) -> dict[str, str]:
