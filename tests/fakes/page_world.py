@@ -235,8 +235,10 @@ RUN = RunNow(
         waiting=214,
         rewarded=7126,
         oldest_wait=NOW - 190,
+        used=0.967,
     ),
     batch=144,
+    every=True,
     signals=7203,
     step=48,
     last=an_event(),
@@ -399,6 +401,7 @@ class WrittenFacts:
             refused=((12, "all rewards are equal", NOW - 5000),),
             accounts=self.run.accounts,
             batch=144,
+            every=True,
         )
 
     async def alarms(self, before):

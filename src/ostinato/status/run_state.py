@@ -41,7 +41,8 @@ class RunNow:
     """A run at one moment.
 
     `troubles` are sentences, the worst first. `refs` are the versions that are served or judged, `shares` the shares of users on
-    the arms beside live. `pace` is turns a second over the last minute, `batch` how many turns a step takes, `step` the newest step.
+    the arms beside live. `pace` is turns a second over the last minute, `step` the newest step. `batch` is how many turns a step takes,
+    at least if it takes `every` turn that is ready.
     `last` is the newest release or rollback. `rated_since` is when the oldest turn behind `arms` was served. `releasing` are sentences on
     what waits for approval, and on how many releases the traffic can carry. `warnings` say what the configuration leaves unguarded.
     """
@@ -67,6 +68,7 @@ class RunNow:
     alarms: tuple[AlarmLine, ...]
     releasing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    every: bool = False
 
 
 class RunFolds:
@@ -170,6 +172,7 @@ class RunStateReader:
             pace=self._pace(now, accounts.ingested),
             accounts=accounts,
             batch=config.learn.least_turns,
+            every=config.learn.batch == "auto",
             signals=seen.signals,
             step=seen.step,
             last=marks[0] if marks else None,

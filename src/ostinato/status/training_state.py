@@ -90,7 +90,7 @@ class StepSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningNow:
-    """The state of training: figures per step, refused batches, and why turns were held back."""
+    """The state of training: figures per step, refused batches, and why turns were held back. For `batch` and `every` see `RunNow`."""
 
     series: tuple[StepSeries, ...]
     steps: int
@@ -98,6 +98,7 @@ class LearningNow:
     refused: tuple[tuple[int, str, float], ...]
     accounts: Accounting
     batch: int
+    every: bool = False
 
 
 STEPS = 5_000
@@ -170,6 +171,7 @@ class TrainLines:
             refused=tuple((int(line["step"]), str(line["why"]), float(line["at"])) for line in reversed(self._refused)),
             accounts=run.accounts,
             batch=run.batch,
+            every=run.every,
         )
 
     def published(self) -> tuple[PublishedLine, ...]:

@@ -85,6 +85,14 @@ async def test_what_people_wrote_stays_text_on_every_page(payload):
         inert(missing.text, payload)
 
 
+async def test_learning_says_how_much_of_what_could_teach_is_used_and_how_large_steps_are():
+    async with page_world() as w:
+        reply = await w.get("/learning", ADMIN)
+        assert "96.7% were trained on" in reply.text
+        assert "A step takes at least 144 turns" in reply.text
+        assert "at least 144 turns a step" in (await w.get("/", ADMIN)).text
+
+
 async def test_an_event_holds_no_line_that_somebody_else_wrote():
     body = "a\nevent: beat\ndata: x\n\nid: 9"
     lines = app.message({"part": body}).split("\n")

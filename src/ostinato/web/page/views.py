@@ -236,7 +236,7 @@ def stations_of(run: RunNow) -> list[Station]:
         Station(
             name="Train",
             figure=f"step {count(run.step)}",
-            note=f"{count(run.batch)} turns a step",
+            note=f"{'at least ' * run.every}{count(run.batch)} turns a step",
             state=bad.get("train", "good"),
         ),
         Station(
