@@ -17,7 +17,8 @@ from ostinato.core.records import LineSurvival, ParsedCall, Ranges, Turn
 MOST_LINES = 20_000
 """Lines of one text that can be followed."""
 _RANGES = re.compile(r"[0-9]{1,6}(?:-[0-9]{1,6})?(?:, ?[0-9]{1,6}(?:-[0-9]{1,6})?)*")
-_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]', re.DOTALL)
+# possessive, and a string without an end reaches to the end: so that no text is scanned twice
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[{}\[\]:,]', re.DOTALL)
 _END = re.compile(r"\n|\\(?:u(?P<code>[0-9a-fA-F]{4})|(?P<letter>.))", re.DOTALL)
 _LINE_FEED = 10
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 Ids = NDArray[np.integer]
 _WORD = np.dtype("<u4")
 
-MAX_BYTES = 4 << 20
-"""Longest record of one turn's sets; a turn with more is stored without them, and teaches nothing. 50 ids for each of 20,000 tokens fit."""
+MAX_BYTES = 512 << 10
+"""Longest record of one turn's sets; a turn with more is stored without them, and teaches nothing. 100 ids for each of 1,200 tokens fit."""
 
 
 def encode(ids: Ids) -> bytes:

@@ -369,6 +369,13 @@ class Reward:
         total = sum(last - first + 1 for first, last, _ in runs)
         return (sum((last - first + 1) * value for first, last, value in runs) / total, total) if total else (0.0, 0)
 
+    @property
+    def line_variance(self) -> float:
+        """The variance of these lines' values; 0.0 without such lines."""
+        mean, total = self.line_mean
+        runs = [run for text in self.lines for run in text.runs]
+        return sum((last - first + 1) * (value - mean) ** 2 for first, last, value in runs) / max(1, total)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:

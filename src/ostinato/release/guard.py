@@ -33,10 +33,15 @@ class GuardConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.02,
         gt=0.0,
         lt=0.5,
-        description="Chance per release of rolling back an equally good version, all looks together.",
+        description="Chance per release of rolling back an equally good version, all looks together, shared equally by what is "
+        "compared: acceptance, success and return.",
     )
     tolerance: float = Field(
-        default=0.02, ge=0.0, lt=1.0, description="Tolerated loss in share of accepted turns (or rise in errors)."
+        default=0.02,
+        ge=0.0,
+        lt=1.0,
+        description="Tolerated loss in the share of accepted turns, of answers without an engine error, and of users who come "
+        "again the next day.",
     )
     min_outcomes: int = Field(
         default=60, ge=2, description="Outcomes of the watched version before anything is decided."

@@ -242,7 +242,7 @@ def ship_plan(traffic: Traffic | None, allowed: Mapping[str, float], config: Tri
         return None
     within = 1.0 / variance_of(traffic, config.limit_s / DAY, config.most_turns_a_day)
     alpha = config.ship_alpha
-    planned = {goal: min((_quantiles(alpha) / loss) ** 2, within) for goal, loss in allowed.items()}
+    planned = {goal: min((_quantiles(alpha) / loss) ** 2, within) if loss else within for goal, loss in allowed.items()}
     return ShipPlan(information=planned, alpha=alpha, limit_s=config.limit_s)
 
 

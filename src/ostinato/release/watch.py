@@ -32,6 +32,7 @@ from ostinato.release.trial.contrast import TimeSlot
 
 _SHRINK = 6.0  # average turns that a person's own past is mixed with
 _DAYS = 9  # of users' visits that are kept
+_MOST_PEOPLE = 200_000  # users of a day whose visits are kept, the first ones
 _Met = frozenset[tuple[Arm, str, bool]]  # arms and versions, and whether the user was dealt to them by chance
 _FAILED = Metric.of(MetricConfig(name="failed"), 0.0)
 
@@ -201,7 +202,7 @@ class Outcomes:
     def _visit(self, found: Reacted) -> None:
         people = self._came.setdefault(int(found.ended_at // DAY), {})
         met, side = people.get(found.person, frozenset()), (found.arm, found.policy, found.dealt)
-        if side not in met:
+        if side not in met and (met or len(people) < _MOST_PEOPLE):
             met |= {side}
             people[found.person] = self._met.setdefault(met, met)
         if len(self._came) > _DAYS:

@@ -15,7 +15,8 @@ watched in the same way, since a product may lose one kind and go on with the ot
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -157,7 +158,8 @@ FUNCTION = "reward_function"
 UNUSED = "unused"
 COVERAGE = "coverage:"
 SIGNAL = "signal:"
-MOST_NAMES = 16  # signals of a tenant that are watched, the first ones
+MOST_NAMES = 16  # signals of a tenant that are watched
+GONE = 10_000  # turns without a signal after which it is taken as given up, and not as lost
 FAILURES = ("reward_failed", "reward_hung", "reward_nonsense")
 ALL_CLEAR = 20  # rewards in a row after which a reward function that failed counts as sound
 
@@ -193,13 +195,18 @@ class Alarms:
         """True while the tenant's silence is not believed."""
         return self._stands(COVERAGE + tenant)
 
-    def decided(self, tenant: str, *, heard: bool, names: Collection[str] = ()) -> None:
+    def decided(self, tenant: str, *, heard: bool, names: AbstractSet[str] = frozenset()) -> None:
         """Count a delivered turn whose reward was decided, with feedback (`heard`) or without; `names` are those of its signals."""
         coverage, silenced = self.coverages.setdefault(tenant, Coverage()), self.silenced(tenant)
         coverage.see(heard, standing=silenced, config=self._config)
         signals = self.signals.setdefault(tenant, {})
-        for name in sorted(names)[: MOST_NAMES - len(signals)] if len(signals) < MOST_NAMES else ():
-            signals.setdefault(name, Coverage())
+        for name in sorted(names - signals.keys())[:MOST_NAMES]:
+            if len(signals) == MOST_NAMES:  # one that is hardly ever said makes room
+                rarest = min(signals, key=lambda each: (signals[each].covered + signals[each].recent_heard, each))
+                if signals[rarest].covered >= LEAST_COVERED or self._stands(_signal_alarm(tenant, rarest)):
+                    break
+                del signals[rarest]
+            signals[name] = Coverage()
         for name, each in () if silenced else signals.items():  # one alarm says that all feedback is lost
             each.see(name in names, standing=self._stands(_signal_alarm(tenant, name)), config=self._config)
 
@@ -224,6 +231,8 @@ class Alarms:
                 for name, coverage in signals.items():
                     if _signal_alarm(tenant, name) == row.name:
                         coverage.settle()
+                        if coverage.silent >= GONE:
+                            coverage.weight = coverage.covered = 0.0
         elif row.name != UNUSED:
             self.coverages.setdefault(row.name.removeprefix(COVERAGE), Coverage()).settle()
 
@@ -291,6 +300,8 @@ class Alarms:
             yield self.row(name, AlarmState.CLEARED, "reward.coverage is switched off", at, detail)
         elif standing and coverage.is_back():
             yield self.row(name, AlarmState.CLEARED, f"{signal!r} is back", at, detail)
+        elif standing and coverage.silent >= GONE:
+            yield self.row(name, AlarmState.CLEARED, f"{signal!r} is taken as given up", at, detail)
         elif self._config.enabled and not standing and coverage.fallen_silent(self._config):
             if (
                 self.coverages[tenant].falling > coverage.falling / 2

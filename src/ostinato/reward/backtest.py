@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ostinato.core.errors import BadConfig
+from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import Arm, Delivered, Finish, NoReward, Pending, Quarantine, Reward, Signal, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.reward.baseline import Floats
@@ -29,7 +30,8 @@ CHUNK = 100  # turns asked about at once
 MOST_LOST = (
     5  # processes that a function may cost before nothing more is asked: one that always hangs must not take hours
 )
-WAITING, UNASKED = "waiting", "unasked"
+_MOST_EARLY = 100_000  # signals whose turns have not been read yet
+WAITING, GIVEN_UP = "waiting", "given_up"
 
 # ---------------------------------------------------------------- the turns of a log
 
@@ -90,7 +92,7 @@ async def _read(
     log: Log, config: RewardConfig, start: Cursor, since: float, gold: Gold, arms: Collection[Arm]
 ) -> dict[str, PastTurn]:
     found: dict[str, PastTurn] = {}
-    early: defaultdict[str, list[Signal]] = defaultdict(list)  # received before their turn was written
+    early = PendingSignals[Signal](most=_MOST_EARLY, seconds=3600.0)  # received before their turn was written
     async for seq, row in log.read(start, {Turn, Delivered, Signal, Reward, Quarantine}):
         match row:
             case Turn() if needs_reward(row) and not of_world(row) and row.ended_at >= since:
@@ -105,13 +107,13 @@ async def _read(
                     redacted=row.redacted,
                     delivered_at=row.ended_at if row.finish is Finish.LEFT else None,  # as much as its client took
                 )
-                past.signals += [signal for signal in early.pop(row.id, []) if signal.tenant == row.tenant]
+                past.signals += early.claim(row.tenant, row.id)
             case Delivered():
                 for turn in row.turns:
                     if turn in found and found[turn].delivered_at is None:
                         found[turn].delivered_at = row.at
             case Signal() if row.turn not in found:
-                early[row.turn].append(row)
+                early.add(row.tenant, row.turn, row)
             case Signal() if row.tenant == found[row.turn].tenant:
                 found[row.turn].signals.append(row)
             case Reward() if row.turn in found and found[row.turn].recorded is None:
@@ -137,7 +139,7 @@ async def backtest(
     """What a reward function would have decided about each turn by `now` (Unix seconds). `on_turns` is told how many are done.
 
     Whatever the function does about one turn, the others are asked about, until it has cost `MOST_LOST` processes: the rest is then
-    `unasked`. Raises BadConfig if the function cannot be loaded at the start.
+    `given_up`. Raises BadConfig if the function cannot be loaded at the start.
     """
     await asker.open()
     decided: dict[str, RewardOutcome] = {}
@@ -165,7 +167,7 @@ async def backtest(
                     del due[question.turn.id]
                 else:
                     due[question.turn.id] = found
-        decided |= {id: RewardOutcome(reason=UNASKED) for id in due}
+        decided |= {id: RewardOutcome(reason=GIVEN_UP) for id in due}
         on_turns(len(chunk))
     return decided
 

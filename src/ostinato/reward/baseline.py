@@ -146,12 +146,17 @@ class Baseline:
         self._users.add(context.person, difference - of_prompt, weight)
         self._prompts.add(prompt, difference - of_user, weight)
 
+    def weight_of(self, tokens: int) -> float:
+        """How many turns an answer of that many tokens counts for (h, above); 1 before the first."""
+        if not self._turns:
+            return 1.0
+        return min(LONGEST, max(1, tokens) * self._turns / self._tokens) ** self._config.length_exponent
+
     def _weight(self, tokens: int) -> float:
         """Count an answer's tokens, and give the weight of what is learned from it."""
-        forget, length = self._config.forget, max(1, tokens)
-        self._tokens = forget * self._tokens + length
-        self._turns = forget * self._turns + 1.0
-        return min(LONGEST, length * self._turns / self._tokens) ** self._config.length_exponent
+        self._tokens = self._config.forget * self._tokens + max(1, tokens)
+        self._turns = self._config.forget * self._turns + 1.0
+        return self.weight_of(tokens)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything learned, as JSON's types."""

@@ -175,7 +175,7 @@ def drawn(
     Args:
         parts: the ready parts.
         fair: the first turns' ids of the parts that a fair deal takes (`dealt`). A tenant gets as many tokens as there; one that has all
-            of its parts in it keeps them, and one that has none waits.
+            of its parts in it keeps them, and one that has none waits. The deal itself is taken where parts are too long for a draw.
         noise: a part's share of the gradient's noise, sqrt(sum A^2 tokens) over its turns.
         most: tokens that the batch may have.
         seed: decides the draw.
@@ -183,22 +183,21 @@ def drawn(
     tenants: dict[str, list[LearnablePart]] = defaultdict(list)
     for part in parts:
         tenants[part.tenant].append(part)
-    margin = 1.0 - max(part.tokens for part in parts) / most  # a draw exceeds its expectation by one part at most
-    chances: dict[str, float] = {}
-    factors: dict[str, float] = {}
-    for tenant, theirs in tenants.items():
-        given = [part for part in theirs if _first(part) in fair]
-        if not given:
-            continue
-        if len(given) == len(theirs):
-            found = [1.0] * len(theirs)
-        else:
-            budget = margin * sum(part.tokens for part in given)
-            found = _chances([noise(part) for part in theirs], [part.tokens for part in theirs], budget)
-        chances |= {_first(part): chance for part, chance in zip(theirs, found, strict=True)}
-        expected = sum(chance * len(part.entries) for part, chance in zip(theirs, found, strict=True))
-        factors[tenant] = expected / sum(len(part.entries) for part in theirs)
-    pool = [part for part in parts if _first(part) in chances]
+    given = {
+        tenant: sum(part.tokens for part in theirs if _first(part) in fair)
+        for tenant, theirs in tenants.items()
+        if any(_first(part) in fair for part in theirs)
+    }
+    pool = [part for part in parts if part.tenant in given]
+    chances = _fair_chances(pool, given, fair, {_first(part): noise(part) for part in pool}, most)
+    if not chances:
+        taken = [entry for part in pool if _first(part) in fair for entry in part.entries]
+        return ChosenTurns(entries=sorted(taken, key=lambda entry: entry.facts.seq))
+    factors = {
+        tenant: sum(chances[_first(part)] * len(part.entries) for part in tenants[tenant])
+        / sum(len(part.entries) for part in tenants[tenant])
+        for tenant in given
+    }
     kept = _systematic(sorted(pool, key=lambda part: (part.tokens, part.newest)), chances, Random(seed).random())
     weights = {
         entry.facts.id: factors[part.tenant] / chances[_first(part)]
@@ -216,6 +215,36 @@ def drawn(
 
 def _first(part: LearnablePart) -> str:
     return part.entries[0].facts.id
+
+
+def _fair_chances(
+    pool: Sequence[LearnablePart],
+    given: Mapping[str, int],
+    fair: Container[str],
+    noises: Mapping[str, float],
+    most: int,
+) -> dict[str, float]:
+    """Each part's chance, by its first turn: 1 for a tenant whose parts are all in the `fair` deal, else by noise, for as many tokens as
+    the tenant is `given`. A draw exceeds its expectation by the longest part at most of those that may not be drawn: room is left for that.
+    Empty if it would take half of what is drawn.
+    """
+    tenants: dict[str, list[LearnablePart]] = defaultdict(list)
+    for part in pool:
+        tenants[part.tenant].append(part)
+    cut = {tenant for tenant, theirs in tenants.items() if any(_first(part) not in fair for part in theirs)}
+    whole, spare = max(1, sum(given[tenant] for tenant in cut)), most - sum(given.values())
+    chances, longest = {_first(part): 1.0 for part in pool}, 0
+    while (room := max(0, longest - spare)) < whole / 2:
+        for tenant in cut:
+            theirs = tenants[tenant]
+            budget = given[tenant] * (1.0 - room / whole)
+            found = _chances([noises[_first(part)] for part in theirs], [part.tokens for part in theirs], budget)
+            chances |= {_first(part): chance for part, chance in zip(theirs, found, strict=True)}
+        doubtful = max((part.tokens for part in pool if chances[_first(part)] < 1.0), default=0)
+        if doubtful <= longest:
+            return chances
+        longest = doubtful
+    return {}
 
 
 def _chances(noises: Sequence[float], tokens: Sequence[int], budget: float) -> list[float]:

@@ -21,14 +21,14 @@ The mean includes the episode itself, so that the expected gradient is (n - 1) /
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
 
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import Advantages, Arm, Turn
+from ostinato.core.records import Advantages, Arm, Person, Turn
 from ostinato.core.samples import Episode
 from ostinato.core.seams import Credit
 from ostinato.reward.baseline import Baseline, BaselineInputs, Floats, context_of, counted_as
@@ -112,13 +112,13 @@ class SingleRollout:
     same (`turn_weights`), in the RMS and in the capped shares: a person's mass is the weight of their turns. It is
     not the size of their advantages, which differs between good and bad turns: a cap that cut one kind more would bias what is learned.
     `recent` says how much each person may have, given their share of the last steps. `weights`, by turn id, are those of turns that were
-    drawn with unequal chances (`Batch.weights`); None: all weigh the same.
+    drawn with unequal chances (`Batch.weights`); None: all weigh the same. `masses` are then those of all turns that it was drawn from.
 
     Turns of one prompt in a batch are compared with each other: what the others got, weighted as the baseline weighs evidence, goes into
     the baseline as so many more turns of the prompt (leave one out: Kool et al., 2019). The others are those of other people, whose rewards
-    do not depend on this answer, so that the gradient stays unbiased, and the other choices of one call. Choices that somebody saw side by
-    side take acceptances from each other: there it is the gradient of being preferred. A turn that its person asked for again is not among
-    the others: it exists because of what the first one said.
+    do not depend on this answer, so that the gradient stays unbiased, and the other choices of one call if no turn follows it. Choices that
+    somebody saw side by side take acceptances from each other: there it is the gradient of being preferred. A turn that its person asked
+    for again is not among the others: it exists because of what the first one said.
 
     `baseline` and `recent` are only read here; the fold of the log updates them.
 
@@ -134,11 +134,13 @@ class SingleRollout:
         baseline: Baseline,
         recent: RecentShares | None = None,
         weights: Mapping[str, float] | None = None,
+        *,
+        masses: Mapping[Person, float] | None = None,
         lines: Mapping[str, TurnLines] | None = None,
     ) -> None:
         self._config = config
         self._baseline = baseline
-        self._weights = weights
+        self._weights, self._masses = weights, masses
         self._lines = lines or {}
         self._recent = recent or RecentShares(config.user_steps)
 
@@ -167,7 +169,7 @@ class SingleRollout:
             raise NoSignal(f"the baseline explains every reward: the residuals' RMS is below {LEAST_RMS:g}")
         advantages_N = residuals_N / rms
         people = [(counted_as(turn, self._config.users), turn.episode) for turn in turns]
-        scales = scales_of(masses_of(people, even=True, weights=weights), self._recent, self._config)
+        scales = scales_of(self._masses or masses_of(people, even=True), self._recent, self._config)
         found = {
             turn.id: (float(advantage) * scales.get(counted_as(turn, self._config.users), 1.0),) * len(turn.sampled_ids)
             for turn, advantage in zip(turns, advantages_N, strict=True)
@@ -198,23 +200,32 @@ class SingleRollout:
         ]
         reached_N = np.array([value for value, _ in reached])
         evidence_N = np.array([self._baseline.evidence(context) for context in contexts])
-        expected_N = leave_one_out(turns, contexts, reached_N, expected_N / unit, evidence_N)
+        # a call whose choices other turns follow: these came of one choice, and say nothing of the others
+        last = {call_of(episode.turns[-1].id) for episode in episodes}
+        calls = [call if (call := call_of(turn.id)) in last else turn.id for turn in turns]
+        weights_N = np.array([self._baseline.weight_of(len(turn.sampled_ids)) for turn in turns])
+        if self._weights is not None:
+            drawn_N = np.array([self._weights[turn.id] for turn in turns])
+            weights_N *= drawn_N / drawn_N.mean()
+        expected_N = leave_one_out(contexts, calls, reached_N, weights_N, expected_N / unit, evidence_N)
         return reached_N - expected_N, np.array([part for _, part in reached]), unit
 
 
 def leave_one_out(
-    turns: Sequence[Turn],
     contexts: Sequence[BaselineInputs],
+    calls: Sequence[str],
     reached_N: Floats,
+    weights_N: Floats,
     expected_N: Floats,
     evidence_N: Floats,
 ) -> Floats:
     """Each turn's expected return, with what other turns of its prompt reached as further evidence. See `SingleRollout`.
 
     Args:
-        turns: those of the batch.
-        contexts: theirs.
+        contexts: those of the batch's turns.
+        calls: which choices are compared, as those of one call.
         reached_N: their returns.
+        weights_N: how many turns each counts for.
         expected_N: what the baseline expects.
         evidence_N: how many turns that is worth.
     """
@@ -222,21 +233,20 @@ def leave_one_out(
         (
             (context.person[0], context.prompt),
             (context.person, context.prompt),
-            (context.person, context.prompt, call_of(turn.id)),
+            (context.person, context.prompt, call),
         )
-        for context, turn in zip(contexts, turns, strict=True)
+        for context, call in zip(contexts, calls, strict=True)
     ]
-    sums: defaultdict[Hashable, float] = defaultdict(float)
-    for of_turn, value in zip(keys, reached_N.tolist(), strict=True):
+    sums: defaultdict[Hashable, Floats] = defaultdict(lambda: np.zeros(3))  # of turns, weights and weighted returns
+    own_N3 = np.stack([np.ones_like(reached_N), weights_N, weights_N * reached_N], axis=1)
+    for of_turn, own_3 in zip(keys, own_N3, strict=True):
         for key in of_turn:
-            sums[key] += value
-    counts = Counter(key for of_turn in keys for key in of_turn)
+            sums[key] += own_3
     found_N = expected_N.copy()
     for i, (prompt, person, call) in enumerate(keys):
-        others = counts[prompt] - counts[person] + counts[call] - 1
+        others, weight, reached = sums[prompt] - sums[person] + sums[call] - own_N3[i]
         if others:
-            reached = sums[prompt] - sums[person] + sums[call] - float(reached_N[i])
-            found_N[i] += (reached - others * expected_N[i]) / (evidence_N[i] + others)
+            found_N[i] += (reached - weight * expected_N[i]) / (evidence_N[i] + weight)
     return found_N
 
 
@@ -316,13 +326,22 @@ class ByOrigin:
 
     `worlds_weight`: the RMS of worlds' advantages in a batch that holds both, relative to that of people's, each as it enters the loss and
     without zeros. The gradient's norm grows as the RMS, and by the root of the tokens. Worlds' advantages are multiplied by at most 4 for
-    it, and divided by at most 4: where rollouts hardly differ there is little to learn. None: they stay as they are.
+    it, and divided by at most 4: where rollouts hardly differ there is little to learn. None: they stay as they are. `weights` are those of
+    people's turns in the loss, by id, if they are not all the same.
 
     Example: ``ByOrigin(people=SingleRollout(config, baseline), worlds=GroupRelative(), worlds_weight=0.4)``
     """
 
-    def __init__(self, *, people: Credit, worlds: Credit, worlds_weight: float | None = None) -> None:
-        self._people, self._worlds, self._worlds_weight = people, worlds, worlds_weight
+    def __init__(
+        self,
+        *,
+        people: Credit,
+        worlds: Credit,
+        worlds_weight: float | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        self._people, self._worlds = people, worlds
+        self._worlds_weight, self._weights = worlds_weight, weights
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
         """By turn id, one advantage per sampled token. Raises NoSignal where neither teaches anything, ValueError."""
@@ -343,8 +362,10 @@ class ByOrigin:
         if self._worlds_weight is None:
             return found
         theirs, ours = ([turn.id for episode in some for turn in episode.turns] for some in (simulated, served))
-        share = len(served) / len(ours)  # a person's turn's weight in the loss; a world's tokens weigh 1
-        wanted, present = self._worlds_weight * share * _rms_of(found, ours), _rms_of(found, theirs)
+        # the weights of people's turns in the loss; a world's tokens weigh 1
+        weights = self._weights or dict.fromkeys(ours, len(served) / len(ours))
+        wanted = self._worlds_weight * _rms_of(found, {turn: weights[turn] for turn in ours})
+        present = _rms_of(found, dict.fromkeys(theirs, 1.0))
         if not wanted or not present:  # one side teaches nothing
             return found
         factor = wanted / present
@@ -355,7 +376,7 @@ class ByOrigin:
 _MOST_SCALED = 4.0
 
 
-def _rms_of(credits: Mapping[str, Advantages], turns: Iterable[str]) -> float:
-    """The root mean square of these turns' advantages over their tokens, without those that are 0."""
-    values = np.concatenate([credits[turn] for turn in turns])
+def _rms_of(credits: Mapping[str, Advantages], weights: Mapping[str, float]) -> float:
+    """The root mean square of these turns' advantages, times their weights, over their tokens, without those that are 0."""
+    values = np.concatenate([weight * np.array(credits[turn]) for turn, weight in weights.items()])
     return math.sqrt(float(np.sum(values**2)) / max(1, np.count_nonzero(values)))

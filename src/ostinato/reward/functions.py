@@ -24,6 +24,7 @@ REJECTED = frozenset({"rejected", "undone"})
 KEPT_A_DAY = "lines_kept_24h"
 KEPT = frozenset({"lines_kept_5m", "lines_kept_1h", "lines_kept_commit", KEPT_A_DAY})
 """The share of the lines written by a turn that is still in place, measured at several times."""
+_MOST_RANGES = 4_096  # of lines of a turn, beyond which its share counts alone
 _MOST_ERRORS = 3  # failed calls that count against a turn, at most
 
 Weight = Annotated[float, Field(ge=0, le=1)]
@@ -276,7 +277,8 @@ def _latest_lines(heard: Sequence[Signal]) -> tuple[tuple[LineSurvival, ...], fl
     looks = _latest_looks(heard)
     texts = tuple(text for signal in looks for text in signal.lines)
     places = {(text.call, text.argument) for text in texts}
-    if not all(signal.lines for signal in looks) or len(places) < len(texts):
+    ranges = sum(len(text.followed) + len(text.kept) for text in texts)
+    if not all(signal.lines for signal in looks) or len(places) < len(texts) or ranges > _MOST_RANGES:
         return (), None
     return texts, kept_share(texts)
 

@@ -20,7 +20,20 @@ from typing import Any
 from ostinato.core.errors import Corrupt
 from ostinato.core.notices import Alarm
 from ostinato.core.pending_signals import PendingSignals
-from ostinato.core.records import Arm, Batch, Delivered, Finish, Holdback, Quarantine, Reward, Row, Signal, Source, Turn
+from ostinato.core.records import (
+    Arm,
+    Batch,
+    Delivered,
+    Finish,
+    Holdback,
+    Person,
+    Quarantine,
+    Reward,
+    Row,
+    Signal,
+    Source,
+    Turn,
+)
 from ostinato.core.seams import Cursor
 from ostinato.core.staleness import Lineage
 from ostinato.core.verdicts import CLOSED
@@ -204,6 +217,7 @@ class TurnLedger:
         self.baseline = Baseline(config.baseline)
         self.teaching = Teaching(self.baseline, config.discount, self._undecided)
         self.recent = RecentShares(config.user_steps)
+        self.passed_over: list[tuple[Person, str]] = []  # by the next batch, which was drawn from more turns
         self.lineage = Lineage()
         self.last_step = 0
         self.last_batch: Batch | None = None  # None also after a start from a snapshot, where only its step is known
@@ -374,7 +388,13 @@ class TurnLedger:
         # bounded, whatever `at` says
         since = min(max(row.at, facts.ended_at), facts.ended_at + self.config.longest_wait_s)
         matured = Matured(
-            facts=facts, value=row.value, silent=not heard, signals=row.signals, since=since, lines=row.line_mean
+            facts=facts,
+            value=row.value,
+            silent=not heard,
+            signals=row.signals,
+            since=since,
+            lines=row.line_mean,
+            spread=row.line_variance,
         )
         return self._unbelievable(row), matured
 
@@ -412,6 +432,8 @@ class TurnLedger:
                 self._close_group(matured.facts)
             if row.reason.partition(":")[0] in TEACHING and not matured.facts.world:
                 self.teaching.held(row, matured)
+            if kind_of(row.reason) == PASSED_OVER:
+                self.passed_over.append(matured.facts.source)
 
     def _batch(self, batch: Batch) -> None:
         self.orphans.advance(batch.at)
@@ -419,12 +441,9 @@ class TurnLedger:
         taught = [entry for entry in taken if entry is not None]
         people = [entry for entry in taught if not entry.facts.world]
         self.teaching.batch(people)
-        weights = dict(zip(batch.turns, batch.weights, strict=True)) if batch.weights else {}
-        masses = masses_of(
-            [(entry.facts.context.person, entry.facts.episode) for entry in people],
-            even=batch.even,
-            weights=[weights[entry.facts.id] for entry in people] if weights else (),
-        )
+        drawn_from = [entry.facts.source for entry in people] + self.passed_over
+        self.passed_over = []
+        masses = masses_of(drawn_from, even=batch.even)
         self.recent.observe(masses, scales_of(masses, self.recent, self.config))
         for entry in taught:
             self.counts["trained"] += 1

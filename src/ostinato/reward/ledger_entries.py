@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
-from ostinato.core.records import Arm, Purpose, Turn
+from ostinato.core.records import Arm, Person, Purpose, Turn
 from ostinato.core.seams import Cursor
 from ostinato.reward.baseline import BaselineInputs, context_of
 from ostinato.reward.config import RewardConfig
@@ -142,6 +142,11 @@ class TurnFacts:
         return self.tokens - self.context.length
 
     @property
+    def source(self) -> tuple[Person, str]:
+        """Whom it counts for, and its episode."""
+        return self.context.person, self.episode
+
+    @property
     def unit(self) -> Unit:
         """The unit that goes into a batch with this turn."""
         if self.group is None:
@@ -170,6 +175,7 @@ class Matured:
 
     `silent`: nothing at all had been said about it when the reward was made. `since`: when the reward was due (Unix seconds).
     `lines`: the mean value of the lines of which it is known, a part of `value`, and how many there are (`Reward.line_mean`).
+    `spread`: the variance of the lines' values.
     """
 
     facts: TurnFacts
@@ -178,6 +184,7 @@ class Matured:
     signals: tuple[str, ...]
     since: float
     lines: tuple[float, int] = (0.0, 0)
+    spread: float = 0.0
 
 
 open_turns: TypeAdapter[list[OpenTurn]] = TypeAdapter(list[OpenTurn])

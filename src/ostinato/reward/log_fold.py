@@ -29,6 +29,7 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
         "baseline": ledger.baseline.snapshot(),
         "teaching": ledger.teaching.snapshot(),
         "recent": ledger.recent.snapshot(),
+        "passed_over": [[*person, episode] for person, episode in ledger.passed_over],
         "lineage": asdict(ledger.lineage),
         "last_step": ledger.last_step,
         "time": ledger.orphans.time,
@@ -61,6 +62,7 @@ def restored(
     ledger.baseline.restore(state["baseline"])
     ledger.teaching.restore(state["teaching"])
     ledger.recent.restore(state["recent"])
+    ledger.passed_over = [((str(tenant), str(user)), str(name)) for tenant, user, name in state["passed_over"]]
     ledger.lineage = Lineage(**state["lineage"])
     ledger.last_step = int(state["last_step"])
     for entry in open_turns.validate_python(state["open"]):

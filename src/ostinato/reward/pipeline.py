@@ -20,7 +20,7 @@ from dataclasses import replace
 from ostinato.core.errors import Conflict, Corrupt, NoSignal, StorageFull
 from ostinato.core.held_out import HeldOutPrompts
 from ostinato.core.notices import AlarmState
-from ostinato.core.records import Batch, Holdback, PolicyVersion, Reward, Row, Turn
+from ostinato.core.records import Batch, Holdback, Person, PolicyVersion, Reward, Row, Turn
 from ostinato.core.samples import Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
@@ -368,10 +368,12 @@ class RewardDesk:
 
         def noise(part: LearnablePart) -> float:
             reached = returns_of(part.entries, self._config.discount)
-            missed = (
-                (reached[each.facts.id] - baseline.predict(each.facts.context), each.facts) for each in part.entries
-            )
-            return math.sqrt(sum(residual * residual * facts.sampled for residual, facts in missed))
+            squares = [
+                (reached[each.facts.id] - baseline.predict(each.facts.context)) ** 2 + each.spread
+                for each in part.entries
+            ]
+            sampled = [each.facts.sampled for each in part.entries]
+            return math.sqrt(sum(square * tokens for square, tokens in zip(squares, sampled, strict=True)))
 
         seed = f"{steps} {fair[0].facts.id}"
         return drawn(people, {entry.facts.id for entry in fair}, noise=noise, most=self._config.batch_tokens, seed=seed)
@@ -427,8 +429,14 @@ class RewardDesk:
         values = {turn.id: entry.value for turn, entry in found}
         weights = _weights(turns, chosen.weights, even=True) if chosen.weights else []
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
-        single = SingleRollout(self._config, ledger.baseline, ledger.recent, by_turn, await self._lines(found))
-        credit: Credit = ByOrigin(people=single, worlds=GroupRelative(), worlds_weight=self._taught.worlds_weight)
+        drawn_from = [entry.facts.source for _, entry in found if not entry.facts.world]
+        masses = masses_of(drawn_from + [entry.facts.source for entry in chosen.passed], even=True)
+        single = SingleRollout(
+            self._config, ledger.baseline, ledger.recent, by_turn, masses=masses, lines=await self._lines(found)
+        )
+        credit: Credit = ByOrigin(
+            people=single, worlds=GroupRelative(), worlds_weight=self._taught.worlds_weight, weights=by_turn
+        )
         try:
             credits = credit(by_episode(turns), values)
         except NoSignal as error:
@@ -444,13 +452,13 @@ class RewardDesk:
             base=base,
             even=True,
             weights=tuple(weights),
-            shown=await self._shown(turns, by_turn),
+            shown=await self._shown(turns, masses),
         )
         passed = [
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)
             for entry in chosen.passed
         ]
-        await self._log.append(batch, *passed)  # at once: whoever was passed over is not drawn from again
+        await self._log.append(*passed, batch)  # at once: whoever was passed over is not drawn from again
         await self._reading.catch_up()
         if ledger.last_batch != batch:
             raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
@@ -462,16 +470,13 @@ class RewardDesk:
         rewards = await self._log.find(Reward, [(turn,) for turn in turns]) if turns else []
         return {reward.turn: turn_lines(turns[reward.turn], reward, self._token_bytes) for reward in rewards}
 
-    async def _shown(self, turns: Sequence[Turn], weights: Mapping[str, float] | None) -> tuple[float, ...]:
+    async def _shown(self, turns: Sequence[Turn], masses: Mapping[Person, float]) -> tuple[float, ...]:
         """The weight of each turn's correction. A person's are cut as their turns are."""
         if not self._taught.corrections or self._answer_ids is None:
             return ()
         rewards = await self._log.find(Reward, [(turn.id,) for turn in turns])
         texts = await corrections_of(self._log, turns, rewards)
-        people = [turn for turn in turns if not of_world(turn)]
-        named = [(counted_as(turn, self._config.users), turn.episode) for turn in people]
-        of_people = [] if weights is None else [weights[turn.id] for turn in people]
-        scales = scales_of(masses_of(named, even=True, weights=of_people), self._reading.ledger.recent, self._config)
+        scales = scales_of(masses, self._reading.ledger.recent, self._config)
         cut = [scales.get(counted_as(turn, self._config.users), 1.0) for turn in turns]
         return demonstration_weights(turns, texts, cut, self._answer_ids, self._taught.corrections)
 

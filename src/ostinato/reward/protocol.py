@@ -22,6 +22,7 @@ from ostinato.core.seams import RewardFn
 LONGEST_NAME = 256  # characters of a function's name and version
 LONGEST_REASON = 64
 LONGEST_DETAIL = 200
+LONGEST_RUNS = 16_384  # of lines whose worth a reward names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +155,8 @@ def _line_problem(lines: Any, max_abs: float) -> str | None:
         return "lines that are no LineValues"
     if len({(each.call, each.argument) for each in cast("list[LineValues]", lines)}) < len(cast("list[Any]", lines)):
         return "values of one text's lines twice"
+    if (runs := sum(len(each.runs) for each in cast("list[LineValues]", lines))) > LONGEST_RUNS:
+        return f"{runs} runs of lines; at most {LONGEST_RUNS} are allowed"
     for text in cast("list[LineValues]", lines):
         before = 0
         for first, last, value in text.runs:

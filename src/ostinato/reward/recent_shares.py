@@ -217,14 +217,14 @@ def turn_weights(episodes: Sequence[Hashable], *, even: bool) -> list[float]:
     return [1.0 / sizes[episode] for episode in episodes]
 
 
-def masses_of(turns: Sequence[tuple[Person, str]], *, even: bool, weights: Sequence[float] = ()) -> dict[Person, float]:
-    """By person, the weight of their turns in a batch. Takes each turn's person and episode, and their `weights` if they were drawn with
-    unequal chances; else see `turn_weights`.
+def masses_of(turns: Sequence[tuple[Person, str]], *, even: bool) -> dict[Person, float]:
+    """By person, the weight of their turns in a batch. Takes each turn's person and episode; see `turn_weights`. Where a batch was drawn
+    from more turns, these are all of them: the weights of those drawn depend on their rewards, and a cap by them would cut one kind more.
 
     Example: ``masses_of([(ann, "e1"), (ann, "e1"), (ann, "e2"), (bob, "e3")], even=True) == {ann: 2.25, bob: 0.75}``
     """
     masses: dict[Person, float] = {}
-    weights = weights or turn_weights([(person[0], episode) for person, episode in turns], even=even)
+    weights = turn_weights([(person[0], episode) for person, episode in turns], even=even)
     for (person, _), weight in zip(turns, weights, strict=True):
         masses[person] = masses.get(person, 0.0) + weight
     return masses

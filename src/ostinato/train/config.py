@@ -109,7 +109,8 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         gt=0,
         le=1,
         description="A turn that has an ESS/n of at least this, estimated from its own drift, is weighted as a whole: its gradient is then "
-        "that of the present policy. Other turns have a weight per token, which leaves most of the bias. null: all turns.",
+        "that of the present policy. Other turns have a weight per token, which "
+        "leaves most of the bias. null: all turns have one per token.",
     )
     turn_cap: float = Field(
         default=4.0, ge=1, description="Larger importance weights of whole turns are truncated to this."

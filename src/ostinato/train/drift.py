@@ -66,19 +66,21 @@ class Trust:
         return min(balance, self.ess, math.sqrt(self.ess_turns))
 
 
-def trust(d_M: Tensor, turns_M: Tensor, shares_M: Tensor, *, cap: float, horizon: int) -> Trust:
+def trust(
+    d_M: Tensor, turns_M: Tensor, shares_M: Tensor, *, cap: float, horizon: int, turn_cap: float | None = None
+) -> Trust:
     """Measure a batch from each token's d, its turn and its share.
 
-    A turn's weight is the product of its tokens' w, truncated at `cap`. Over a long turn that product vanishes under any drift at all,
-    e^-5 for 1,000 tokens of 0.005 nats, so a turn longer than `horizon` counts as that many of its tokens would on average: a horizon
-    of 1 would give the geometric mean of GSPO (2507.18071), no horizon the plain product. Thanks to the truncation a single stray turn
-    cannot veto a batch, but a policy that has left its samples, with most weights near 0, can.
+    A turn's weight is the product of its tokens' w, truncated at `turn_cap` (None: at `cap`). Over a long turn that product vanishes
+    under any drift at all, e^-5 for 1,000 tokens of 0.005 nats, so a turn longer than `horizon` counts as that many of its tokens would
+    on average: a horizon of 1 would give the geometric mean of GSPO (2507.18071), no horizon the plain product. Thanks to the
+    truncation a single stray turn cannot veto a batch, but a policy that has left its samples, with most weights near 0, can.
     """
     d, s = d_M.detach().double().clamp(max=_FINITE), shares_M.double()
     w = d.exp()
     _, turns_M = torch.unique(turns_M, return_inverse=True)
     lengths_S = torch.bincount(turns_M)
-    turn_S = (turn_means(d, turns_M) * lengths_S.clamp(max=horizon)).exp().clamp(max=cap)
+    turn_S = (turn_means(d, turns_M) * lengths_S.clamp(max=horizon)).exp().clamp(max=turn_cap or cap)
     return Trust(
         mean_weight=float((s * w).sum() / s.sum()),
         k3=float((s * k3(torch.zeros_like(d), d)).sum() / s.sum()),

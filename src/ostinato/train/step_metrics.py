@@ -89,7 +89,14 @@ def _trusted(work: Sequence[Microbatch], turns_M: Tensor, step: int, config: Tra
     keep_M = torch.cat([item.keep_M for item in work])
     d_M = torch.cat([item.logprobs_M - item.behaviour_M for item in work])
     shares_M = torch.cat([item.shares_M for item in work])
-    found = trust(d_M[keep_M], turns_M[keep_M], shares_M[keep_M], cap=config.importance_cap, horizon=config.ess_horizon)
+    found = trust(
+        d_M[keep_M],
+        turns_M[keep_M],
+        shares_M[keep_M],
+        cap=config.importance_cap,
+        turn_cap=None if config.turn_ess is None else config.turn_cap,
+        horizon=config.ess_horizon,
+    )
     bound = config.mean_weight
     reasons = {
         f"ESS/n of the token weights is {found.ess:.3f}, below {config.min_ess}": found.ess < config.min_ess,

@@ -313,8 +313,11 @@ class PolicyTrainer:
         )
         metrics["signal"] = self._signal.share
         warmup = min(1.0, (self.step_count + 1) / max(1, self.config.warmup_steps))
-        trusted = metrics["trust"] * signal_factor(self._signal.share, self.config)
-        metrics["learning_rate"] = self.config.learning_rate * warmup * trusted * batch_factor(turns, self.config)
+        grown = batch_factor(
+            turns, self.config
+        )  # for which more of the gradient is signal; its rate grows once for that
+        trusted = metrics["trust"] * signal_factor(self._signal.share / grown**2, self.config)
+        metrics["learning_rate"] = self.config.learning_rate * warmup * trusted * grown
         self._masters.update(learning_rate=metrics["learning_rate"], scale=scale)
         self.step_count += 1
         self._held = {self.step_count}

@@ -1,10 +1,13 @@
 """Numbers of lines, as clients send them."""
 
+from dataclasses import replace
+
 import pytest
+from tests.growth import TIMES, grows_with_its_input
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.line_survival import MOST_LINES, count, fates, holds, kept_share, line_spans, parse_ranges
-from ostinato.core.records import LineSurvival
+from ostinato.core.records import LineSurvival, ParsedCall
 from ostinato.testing.records import a_turn
 
 
@@ -58,3 +61,15 @@ def test_lines_of_an_answer_without_a_call():
         with pytest.raises(BadRequest) as caught:
             line_spans(turn, *wrong)
         assert caught.value.field == "lines"
+
+
+def test_a_call_full_of_quotes_is_read_in_time_that_grows_with_it():
+    def call_of(size):
+        text = "<tool_call>" + '\\"' * size + "</tool_call>"
+        return replace(a_turn("t:0"), text=text, calls=(ParsedCall(name="write", start=0, end=len(text)),))
+
+    def read(turn):
+        with pytest.raises(BadRequest):
+            line_spans(turn, 0, "content", 1)
+
+    assert grows_with_its_input(read, call_of(2_000), call_of(2_000 * TIMES))

@@ -126,7 +126,8 @@ async def test_a_copy_is_what_the_writer_writes(tmp_path: Path, rows: list[Row],
         assert contents(copied, f"SELECT seq FROM {kind.table}") == contents(again, f"SELECT seq FROM {kind.table}")
     assert contents(copied, "PRAGMA integrity_check") == [("ok",)]
     assert contents(copied, "PRAGMA journal_mode") == contents(again, "PRAGMA journal_mode") == [("wal",)]
-    assert copied.stat().st_size == pytest.approx(again.stat().st_size, rel=0.03)
+    # how full the trees' pages are depends on the keys that were drawn: sizes differ by steps of 28 kB, up to two
+    assert copied.stat().st_size == pytest.approx(again.stat().st_size, rel=0.05)
     assert copied.stat().st_mode == again.stat().st_mode
 
 

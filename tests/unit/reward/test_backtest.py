@@ -128,7 +128,7 @@ def isolated(tmp_path, monkeypatch):
     (tmp_path / "naughty.py").write_text(NAUGHTY)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def open_(name: str = "naughty:fate", answer_s: float = 1.0) -> Isolated:
+    def open_(name: str = "naughty:fate", answer_s: float = 5.0) -> Isolated:
         return Isolated(name, {}, answer_s=answer_s, load_s=60.0, max_abs=100.0, memory_bytes=4 << 30)
 
     return open_
@@ -160,7 +160,7 @@ async def test_a_function_that_always_hangs_is_given_up(log, isolated, monkeypat
     _, found = await outcomes(log, isolated(answer_s=0.05), ["hang"] * 150)
     reasons = [each.reason.partition(":")[0] for each in found.values()]
     assert reasons.count("reward_hung") == 2
-    assert reasons.count("unasked") == 150 - reasons.count("reward_hung")
+    assert reasons.count("given_up") == 150 - reasons.count("reward_hung")
 
 
 async def test_a_function_that_is_not_there_is_an_error(log, isolated):

@@ -11,7 +11,7 @@ from ostinato.core.errors import NoSignal
 from ostinato.core.records import Turn
 from ostinato.reward.baseline import Baseline, context_of
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import SingleRollout, by_episode, leave_one_out, returns
+from ostinato.reward.credit import SingleRollout, by_episode, call_of, leave_one_out, returns
 from ostinato.reward.recent_shares import turn_weights
 from ostinato.testing.records import a_turn
 
@@ -147,10 +147,10 @@ def asked(*people, calls=None):
     ]
 
 
-def baselines(turns, reached, *, expected=0.0, evidence=2.0):
-    contexts = [context_of(turn) for turn in turns]
-    n = len(turns)
-    found = leave_one_out(turns, contexts, np.array(reached), np.full(n, expected), np.full(n, evidence))
+def baselines(turns, reached, *, weights=None, expected=0.0, evidence=2.0):
+    contexts, calls, n = [context_of(turn) for turn in turns], [call_of(turn.id) for turn in turns], len(turns)
+    weights = np.ones(n) if weights is None else np.array(weights)
+    found = leave_one_out(contexts, calls, np.array(reached), weights, np.full(n, expected), np.full(n, evidence))
     return found.tolist()
 
 
@@ -160,6 +160,22 @@ def test_what_others_got_for_the_same_prompt_counts_as_so_many_more_turns_of_it(
     assert baselines(asked("ann", "ann", calls="cc"), [1.0, 0.5]) == [0.5 / 3, 1.0 / 3]
     other = replace(asked("bob")[0], tenant="acme")
     assert baselines([*asked("ann"), other], [1.0, 0.5]) == [0.0, 0.0], "tenants learn nothing of each other"
+
+
+def test_turns_that_were_drawn_count_for_those_that_were_not():
+    assert baselines(asked("ann", "bob", "eve"), [0.0, 1.0, 0.0], weights=[1.0, 0.5, 3.0])[0] == 0.5 / 5.5
+
+
+def test_choices_that_other_turns_follow_are_not_compared():
+    """What came after the choice that was continued says nothing of the others."""
+    first = [replace(turn, episode="e") for turn in asked("ann", "ann", calls="cc")]
+    later = replace(a_turn("d:0", prompt=(5, 2), sampled=(7,)), user="ann", episode="e")
+    values = {first[0].id: 0.0, first[1].id: 0.0, later.id: 1.0}
+    alone = replace(asked("bob")[0], id="z:0", prompt_ids=(9,), episode="f")
+    config = RewardConfig(user_cap=1.0, tenant_cap=1.0, discount=0.5)
+    found = SingleRollout(config, Expecting())(by_episode([*first, later, alone]), values | {alone.id: -1.0})
+    assert found[first[0].id] == found[first[1].id]
+    assert found[first[0].id][0] == pytest.approx(found[later.id][0] / 2)
 
 
 def test_comparing_people_leaves_the_gradients_mean_and_lowers_its_variance():

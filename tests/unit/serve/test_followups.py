@@ -278,6 +278,21 @@ async def test_what_was_stopped_while_an_agent_worked_is_not_blamed_on_the_call_
         assert [(row.turn, row.name) for row in await told(w, 2)] == [(turn, "interrupted"), (turn, "dissatisfied")]
 
 
+async def test_an_answer_that_was_stopped_is_not_blamed_for_what_came_after_the_next_one():
+    engine = FakeEngine(lambda _: WRITTEN, delay_s=0.002)
+    async with world(engine=engine, next_message=True, default_max_tokens=2_000, real=True) as w:
+        stopped_turn, _ = await stopped(w, [ASKED], tools=TOOLS)
+        w.engine.script, w.engine.delay_s = (lambda _: CALL), 0.0
+        both = [ASKED, {"role": "user", "content": "And the tag."}]
+        _, headers, body = await w.chat(messages=both, tools=TOOLS, user="ann")
+        message = body["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "main"}
+        await w.chat(messages=[*both, message, result, {"role": "user", "content": NO}], tools=TOOLS, user="ann")
+        found = {(row.turn, row.name) for row in await told(w, 2)}
+        assert (headers["x-ostinato-turn"], "dissatisfied") in found
+        assert (stopped_turn, "dissatisfied") not in found
+
+
 # ---------------------------------------------------------------- asked again
 
 

@@ -293,10 +293,10 @@ async def test_lines_are_those_of_the_call_that_is_named_and_nobody_elses():
         assert await told(plain["id"]) == (400, "lines"), "an argument without a call"
         assert await told(plain["id"], lines=[{"of": 2, "kept": ""}]) == (400, "lines")
         assert w.log.signals() == []
-        assert await told(calls[0], theirs) == (202, "early"), "as if there were no such turn"
+        assert await told(calls[0], theirs) == (400, "lines"), "as if there were no such turn"
         assert await told(calls[0]) == (202, "accepted")
         assert await told(plain["id"], id="p", lines=[{"of": 1, "kept": "1"}]) == (202, "accepted")
         w.now += 1.0
         assert await told(calls[0]) == (202, "repeated")
         assert await told(calls[0], lines=[lines[0] | {"kept": "1"}]) == (202, "changed")
-        assert await told("chatcmpl-99:0", id="q") == (202, "early")
+        assert await told("chatcmpl-99:0", id="q") == (400, "lines"), "what cannot be checked is not kept"

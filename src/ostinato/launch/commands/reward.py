@@ -28,8 +28,8 @@ from ostinato.launch.views.screen import plain
 from ostinato.record.config import Encrypt
 from ostinato.release.monitors.proxy_gap import gold_people
 from ostinato.reward.backtest import (
+    GIVEN_UP,
     MOST_LOST,
-    UNASKED,
     ChangeFor,
     MeanOfRewards,
     PastTurn,
@@ -199,8 +199,8 @@ def _print_failures(side: RewardSide, console: Console) -> None:
     for each in side.failed:
         why = f"{side.function} failed on {each.turns}, e.g. {each.example}: {each.reason}"
         console.print(Text(plain(why), "red"), soft_wrap=True)
-    if unasked := side.without.get(UNASKED, 0):
-        why = f"{side.function} was not asked about {unasked} turns any more: it had cost {MOST_LOST} processes"
+    if left_out := side.without.get(GIVEN_UP, 0):
+        why = f"{side.function} was not asked about {left_out} turns any more: it had cost {MOST_LOST} processes, or would not load"
         console.print(Text(plain(why), "red"), soft_wrap=True)
 
 

@@ -20,11 +20,12 @@ from ostinato.core.records import Person
 
 DAY = 86_400.0
 REMEMBERED_DAYS = 7
+MOST_PEOPLE = 500_000
 _PAUSE_S = 1_800.0  # without a turn, after which another session begins
 
 
 class Retention:
-    """Counts each user's turns and sessions by day, in memory that is bounded per user.
+    """Counts the turns and sessions of `MOST_PEOPLE` users by day, the first who came; each takes about 1.3 kB.
 
     Args:
         began: Unix seconds from which days are counted: day 0 begins then, day -1 is the one before.
@@ -52,6 +53,8 @@ class Retention:
 
     def see(self, person: Person, at: float) -> None:
         """Take in a turn that ended at `at`."""
+        if person not in self._people and len(self._people) >= MOST_PEOPLE:
+            return
         days, day = self._people.setdefault(person, {}), self.day(at)
         turns, sessions, last = days.get(day, (0, 0, -math.inf))
         days[day] = turns + 1, sessions + (at - last > _PAUSE_S), max(at, last)

@@ -408,7 +408,11 @@ class OutcomeGapWatch:
         if not self._on or signal.retracts is not None or signal.name not in self._config.outcomes:
             return
         known = self._owned(owner) if owner is not None and owner.person[0] == signal.tenant else None
-        if known is not None:
+        # as many as of rewards: nobody decides for all by sending many
+        if (
+            known is not None
+            and known.sums.get(signal.name, (0.0, 0))[1] < self._config.turns_a_day * self._config.gold_s / DAY
+        ):
             known.add(signal.name, min(max(signal.value, 0.0), 1.0))
 
     def alarm(self, row: Alarm) -> None:

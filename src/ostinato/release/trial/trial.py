@@ -191,7 +191,8 @@ class Trial:
     def look(self, elapsed_s: float) -> Decision:
         """The decision `elapsed_s` after the start. The share that it names is in force from here on."""
         effects = {name: contrast.effect() for name, contrast in self._contrasts.items()}
-        readings = read(effects, self._metrics, self._config, self._tests)
+        # planned looks end when it goes live: whether it stays is told by all that came since
+        readings = read(effects, self._metrics, self._config, {} if self.shipped else self._tests)
         goals = [readings[goal.name] for goal in self._goals]
         decision = (
             self._void(goals[0])

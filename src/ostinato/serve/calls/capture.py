@@ -151,11 +151,18 @@ class Choice:
     finish: Finish | None = None
     seed: int | None = None
     routes: bytes = b""
-    nucleus: bytearray = field(default_factory=bytearray)
+    nucleus: bytearray | None = field(default_factory=bytearray)
     usage: Usage | None = None
     tops: list[Tops] = field(default_factory=list[Tops])  # sent to the client, not stored
     reading: AnswerParser | None = None
     written: bool = False
+
+    def keep_nucleus(self, more: bytes) -> None:
+        """Add the next tokens' sets; beyond what is stored of one turn all are dropped."""
+        if self.nucleus is not None:
+            self.nucleus += more
+            if len(self.nucleus) > nucleus.MAX_BYTES:
+                self.nucleus = None
 
 
 class Capture:
@@ -201,8 +208,7 @@ class Capture:
         choice.ids += chunk.ids
         choice.logprobs += chunk.logprobs
         choice.tops += chunk.tops
-        if len(choice.nucleus) <= nucleus.MAX_BYTES:  # beyond it they are not stored
-            choice.nucleus += chunk.nucleus
+        choice.keep_nucleus(chunk.nucleus)
         choice.text.append(chunk.text)
         if chunk.policy is not None:
             choice.seed = chunk.seed
@@ -304,7 +310,7 @@ class Capture:
             ended_at=self._clock(),
             numerics=call.numerics,
             routes=choice.routes,
-            nucleus=bytes(choice.nucleus) if len(choice.nucleus) <= nucleus.MAX_BYTES else b"",
+            nucleus=bytes(choice.nucleus or b""),
             group=call.group,
             harness=call.harness,
             verified=call.verified,

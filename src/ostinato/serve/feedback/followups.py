@@ -112,7 +112,8 @@ _MOST = 256  # signals in one write
 _RETRY_S = 2.0
 _KEPT = 10_000  # signals kept in memory while the log accepts no writes
 _ANSWERED = 16_384  # delivered answers that are remembered, to notice questions asked again
-_LEFT = 4_096  # answers that clients broke off that are remembered, until their conversation goes on
+_LEFT = 512  # broken-off answers of a tenant that are remembered, for when their conversation goes on
+_LONGEST_LEFT = 20_000  # characters of such an answer and of its question
 _SINCE = 8  # messages after a question that was left, among which its question is looked for
 _READING_S = 2.0  # a question repeated sooner than this comes from a program: nobody can have read the answer
 
@@ -160,7 +161,7 @@ class FollowUps:
         self._intake = intake
         # the turn and its time of delivery
         self._answered: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()
-        self._left: OrderedDict[tuple[bytes, str], _Left] = OrderedDict()
+        self._left: dict[str, OrderedDict[tuple[bytes, str], _Left]] = {}  # by tenant
         self._asked: list[_Asked] = []
         self._noted: list[Signal] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -191,11 +192,15 @@ class FollowUps:
         if not self.on or question.scope.shared or question.conversation.continued:
             return
         last, episode = question.conversation.messages[-1], question.scope.episode or ""
-        self._left[question.chain[-1], episode] = _Left(turn, answer.text)
-        if last.role is Role.USER and last.text:  # agents send it again as one message with the words that come next
-            self._left[question.chain[-2], episode] = _Left(turn, answer.text, last.text)
-        while len(self._left) > _LEFT:
-            self._left.popitem(last=False)
+        left = self._left.setdefault(question.scope.tenant, OrderedDict())
+        if len(answer.text) > _LONGEST_LEFT:
+            return
+        left[question.chain[-1], episode] = _Left(turn, answer.text)
+        # agents send a person's message again, in one with the words that come next
+        if last.role is Role.USER and 0 < len(last.text) <= _LONGEST_LEFT:
+            left[question.chain[-2], episode] = _Left(turn, answer.text, last.text)
+        while len(left) > _LEFT:
+            left.popitem(last=False)
 
     async def close(self) -> None:
         """Write what is noted, without retrying."""
@@ -265,8 +270,10 @@ class FollowUps:
     def _broken_off(self, question: PendingPrompt) -> list[_Said] | None:
         """The signals about the answer that was broken off before this message; None if there was none, or nothing was said since."""
         messages, episode = question.conversation.messages, question.scope.episode or ""
-        for i in range(len(messages) - 1, max(-1, len(messages) - 1 - _SINCE), -1) if self._left else ():
-            left = self._left.get((question.chain[i], episode))
+        left_here = self._left.get(question.scope.tenant)
+        # what an answer was found to has been answered since
+        for i in range(len(messages) - 1, max(question.known, len(messages) - _SINCE) - 1, -1) if left_here else ():
+            left = left_here.get((question.chain[i], episode)) if left_here else None
             if left is None or not messages[i].text.startswith(left.asked):
                 continue
             since = [replace(messages[i], text=messages[i].text[len(left.asked) :]), *messages[i + 1 :]]

@@ -103,7 +103,17 @@ class Intake:
         return statuses
 
     async def _check_lines(self, signals: Sequence[Signal]) -> None:
-        """Raise BadRequest where a signal names lines that its answer does not have. No answer of another tenant is read."""
+        """Raise BadRequest where a signal names lines that its answer does not have, or lines of an answer that is not stored yet.
+
+        No answer of another tenant is read.
+        """
+        for place, signal in enumerate(signals):
+            if signal.lines and self._tenants.get(signal.turn) != signal.tenant:
+                where = f"[{place}].lines" if len(signals) > 1 else "lines"
+                raise BadRequest(
+                    f"{where}: turn {signal.turn!r} is not stored yet, so its lines cannot be checked; send them later, or leave them out",
+                    field=where,
+                )
         about = {signal.turn for signal in signals if signal.lines and self._tenants.get(signal.turn) == signal.tenant}
         if about:
             turns = {turn.id: turn for turn in await self._log.find(Turn, [(turn,) for turn in about])}

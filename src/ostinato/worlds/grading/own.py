@@ -1,6 +1,6 @@
 """Graders of the operator's own, as Python functions: ``grade(task, rollout)`` gives a number from 0 to 1, or a `Grade`.
 
-They run in a process of their own, so that one that hangs, exits, prints or uses up memory disturbs nothing but the grade that it was asked
+They run in a process of their own, so that one that hangs, exits or prints disturbs nothing but the grade that it was asked
 for. The module is imported here, too, for errors at the start and for the hash of the function's source.
 """
 

@@ -114,7 +114,8 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     graders: dict[str, str] = Field(
         default_factory=dict[str, str],
         description="Graders of your own, by the name that tasks and suites use: module:function. The function takes the task and the "
-        "rollout, and gives a number from 0 to 1. It is your code, and runs in the worker, not in a sandbox.",
+        "rollout, and gives a number from 0 to 1. It is your code, and runs in a process of its own "
+        "with the worker's permissions, not in a sandbox.",
     )
     door: DoorConfig = Field(
         default_factory=DoorConfig, description="Where rollout workers on other machines connect, over mutual TLS."
@@ -127,8 +128,8 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     )
     judge: RubricConfig | None = Field(
         default=None,
-        description="A model that judges outcomes besides the verifier, axis by axis: [worlds.judge] with url, model, "
-        "key_env, and [[worlds.judge.axes]]. It is sent the prompt and the answer. None: no judge.",
+        description="A model that judges outcomes besides the verifier, and alone for the grader `rubric`, axis by axis: "
+        "[worlds.judge] with url, model, key_env, and [[worlds.judge.axes]]. It is sent the prompt and the answer. None: no judge.",
     )
     cheat_quiet: int = Field(
         default=500,

@@ -145,6 +145,8 @@ def test_the_plan_is_for_what_is_needed_or_for_what_the_traffic_gives_if_that_is
     assert (plan.alpha, plan.limit_s) == (config.ship_alpha, 96 * HOUR)
     assert ship_plan(few, {"acceptance": 0.02}, config).information["acceptance"] < 0.5 * SINGLE
     assert ship_plan(None, {"acceptance": 0.02}, config) is None
+    # a goal that may lose nothing: as much information as the traffic gives
+    assert ship_plan(few, {"acceptance": 0.0}, config).information["acceptance"] > 0.0
     assert ship_plan(Traffic(people=0, turns=0, good=0.0), {"acceptance": 0.02}, config) is None
 
 

@@ -99,7 +99,7 @@ def test_a_draw_never_holds_more_than_a_step_can_process(sizes, tenants, seed):
     most = 4 * max(each.tokens for each in parts)
     chosen = draw(parts, [noise for _, _, noise in sizes], most, seed)
     by_name = {name(each): each for each in parts}
-    taken = [by_name[turn] for turn in chosen.weights if turn in by_name]
+    taken = [by_name[each.facts.id] for each in chosen.entries if each.facts.id in by_name]
     assert sum(each.tokens for each in taken) <= most
     assert sum(len(each.entries) for each in taken) == len(chosen.entries), "parts are taken whole"
     assert all(weight > 0 for weight in chosen.weights.values())
@@ -151,3 +151,41 @@ async def test_the_desk_draws_once_records_the_weights_and_repeats_the_step(log,
     assert again == made
     assert [batch async for batch in recorded(log, 1, 1)] == [made]
     assert await desk().batch(2, 8, V0) is None, "what was passed over has had its chance"
+
+
+@pytest.mark.parametrize("accepted", [0.1, 0.9])
+async def test_the_caps_cut_good_and_bad_turns_alike(log, now, accepted):
+    """The weights of rare kinds are small and those of common ones large; a cap by them would cut what is common and so bias the step."""
+    config = RewardConfig(batch_tokens=1_200, group_wait_s=0.0)
+    rng, turns = np.random.default_rng(2), []
+    for i in range(900):
+        turn = replace(a_turn(f"t{i}:0", user=f"u{i}", prompt=(i, 1), sampled=range(6)), episode=f"e{i}")
+        turns.append(replace(turn, spans=(Span(policy=V0, tokens=6),)))
+    said = [a_signal(turn, "accepted" if rng.random() < accepted else "rejected") for turn in turns]
+    await log.append(*turns, a_delivery(*turns), *said)
+    now.at = 50.0
+
+    def reward(turn, signals, at):
+        return copilot(turn, signals, at, window=30.0)
+
+    made = await RewardDesk(log, Inline(reward, max_abs=100.0), now, config, taught=Taught(every=True)).batch(1, 8, V0)
+    sums = {True: 0.0, False: 0.0}
+    for sample in made.samples:
+        sums[sample.reward > 0] += sample.weight * sample.advantages[0]
+    rewards = {turn.id: signal.name == "accepted" for turn, signal in zip(turns, said, strict=True)}
+    share = sum(rewards.values()) / len(rewards)
+    assert sums[True] / -sums[False] == pytest.approx(share * 0.75 / ((1 - share) * 0.25), rel=0.35)
+
+
+def test_where_parts_are_too_long_for_a_draw_the_fair_deal_is_taken():
+    parts = [part(0, tokens=600), part(1, tokens=600), part(2, tokens=10)]
+    chosen = draw(parts, [1.0, 1.0, 1.0], 700)
+    assert [each.facts.id for each in chosen.entries] == ["default1.0", "default2.0"]
+    assert not chosen.weights
+    assert not chosen.passed, "what is left waits for the next step"
+
+
+def test_a_long_part_that_is_taken_for_certain_takes_no_room_from_the_others():
+    parts = [part(i, tokens=10) for i in range(400)] + [part(400, tokens=500)]
+    chosen = draw(parts, [1.0] * 400 + [1e6], 2_000)
+    assert 148 <= len(chosen.entries) <= 151
