@@ -87,7 +87,8 @@ def gateway():
         clock=lambda: 1.0,
         model_name="m",
     )
-    loop = asyncio.new_event_loop()
+    loop, life = asyncio.new_event_loop(), app.router.lifespan_context(app)
+    loop.run_until_complete(life.__aenter__())
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://127.0.0.1")
 
     def post(path, data, headers):
@@ -99,6 +100,7 @@ def gateway():
 
     yield post, log
     loop.run_until_complete(http.aclose())
+    loop.run_until_complete(life.__aexit__(None, None, None))  # deliveries may be on their way to the log
     loop.close()
 
 

@@ -186,7 +186,7 @@ AGENT_EVENTS = st.builds(
 def gateways():
     """Makes a gateway, and sends it an export, each time with another clock."""
     loop = asyncio.new_event_loop()
-    clients = []
+    clients, lives = [], []
 
     def make():
         log, clock = MemoryLog(), iter(range(1000, 1_000_000))
@@ -198,6 +198,8 @@ def gateways():
             clock=lambda: float(next(clock)),
             model_name="m",
         )
+        lives.append(app.router.lifespan_context(app))
+        loop.run_until_complete(lives[-1].__aenter__())
         http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://127.0.0.1")
         clients.append(http)
 
@@ -209,6 +211,8 @@ def gateways():
     yield make
     for http in clients:
         loop.run_until_complete(http.aclose())
+    for life in lives:
+        loop.run_until_complete(life.__aexit__(None, None, None))
     loop.close()
 
 

@@ -389,3 +389,9 @@ def test_a_prompt_that_is_too_long_is_told_in_words_that_agents_know():
     error = ERRORS.body(ContextExceeded(prompt=9, answer=2, context=8, field="messages"))["error"]
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith("prompt is too long: 9 tokens > 6 maximum")
+
+
+def test_a_prompt_is_counted_whatever_fields_of_a_message_it_comes_with():
+    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+    asked = {"logit_bias": {}, "logprobs": False, "n": 1, "presence_penalty": 0, "frequency_penalty": 0, "stream": True}
+    assert parse_count(body | asked) == parse_messages(body | asked).conversation

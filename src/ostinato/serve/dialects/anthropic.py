@@ -471,6 +471,12 @@ class CountRequest(_Asked):
     stream: _CountOnly = None
     temperature: _CountOnly = None
     top_p: _CountOnly = None
+    presence_penalty: _CountOnly = None
+    frequency_penalty: _CountOnly = None
+    logit_bias: _CountOnly = None
+    logprobs: _CountOnly = None
+    seed: _CountOnly = None
+    n_: Annotated[_CountOnly, Field(alias="n")] = None
 
 
 class MessagesRequest(_Asked, OneAnswer):
