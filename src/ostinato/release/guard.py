@@ -16,7 +16,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -116,8 +115,3 @@ def _widened(effect: Effect, level: float) -> float:
 
     student = -float(special.stdtrit(max(effect.freedom - 1.0, 1.0), level))
     return effect.variance * (student / NormalDist().inv_cdf(1.0 - level)) ** 2
-
-
-def total(tally: Mapping[Any, tuple[float, int]]) -> int:
-    """Number of outcomes."""
-    return sum(count for _, count in tally.values())

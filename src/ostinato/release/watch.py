@@ -1,8 +1,7 @@
 """Compares people's outcomes after each time slot: live against the control arm, over the same hours.
 
-What users did with each version's turns: turns and signals of the log joined into a window of outcomes. The controller asks it for
-tallies of one arm and one version, per tenant and user; the guard compares them. A tenant's signals about another tenant's turn are
-ignored.
+What users did with each version's turns: turns and signals of the log joined into a window of outcomes, `Outcomes`. `ReleaseWatch` tallies
+them by arm, version and person, slot by slot, and `GuardTest` compares them. A tenant's signals about another tenant's turn are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import Arm, Person, PolicyVersion, Signal, Turn
 from ostinato.core.seams import Cursor, Log
-from ostinato.release.guard import GuardConfig, GuardTest, Harm, total
+from ostinato.release.guard import GuardConfig, GuardTest, Harm
 from ostinato.release.ledger import State
 from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig, OutcomeConfig
 from ostinato.release.metrics.facts import MOST_SIGNALS
@@ -107,17 +106,16 @@ class Outcomes:
         return found[0], found[1]
 
     def acceptance(
-        self, arm: Arm, policy: PolicyVersion, since: float, until: float, *, dealt: bool = False
+        self, arm: Arm, policy: PolicyVersion, since: float, until: float
     ) -> dict[Person, tuple[float, int]]:
         """Per person, from `since` to `until`: the goal's sum, with 1 the best for each turn, and the number of turns that have a value.
 
-        With `dealt`, only people who were dealt to the arm by chance. Turns younger than `maturity_s` at `until` are left out: otherwise
-        quick reactions would count more than slow ones.
+        Turns younger than `maturity_s` at `until` are left out: otherwise quick reactions would count more than slow ones.
         """
         tally: dict[Person, tuple[float, int]] = {}
         until -= self._config.maturity_s
         for (_, person), (value, count) in self._tally(
-            self._goal, arm, policy, since, until, dealt=dealt, slot_s=math.inf
+            self._goal, arm, policy, since, until, dealt=False, slot_s=math.inf
         ).items():
             tally[person] = value, count
         return tally
@@ -329,7 +327,7 @@ class ReleaseWatch:
         for arm, policy in served:
             tally = self._outcomes.acceptance(arm, policy, since, now)
             people |= tally.keys()
-            turns += total(tally)
+            turns += sum(count for _, count in tally.values())
             good += sum(value for value, _ in tally.values())
         a_day = round(turns * DAY / (now - since))
         return Traffic(people=len(people), turns=a_day, good=good / turns if turns else 0.0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +24,7 @@ from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.records import Turn
 from ostinato.core.seams import Log
 from ostinato.launch.commands.log import existing
-from ostinato.launch.views.screen import plain
+from ostinato.launch.views.screen import counting_bar, plain
 from ostinato.record.config import Encrypt
 from ostinato.release.monitors.proxy_gap import gold_people
 from ostinato.reward.backtest import (
@@ -82,7 +82,7 @@ async def try_reward(
         if not past:
             raise NotFound(_nothing(config, since))
         old = {each.id: each.recorded for each in past if each.recorded is not None}
-        with _bar(machine) as bar:
+        with counting_bar(disable=machine) as bar:
             new = await _asked(log, past, tried, now, bar, f"{tried.function}, tried")
             unrecorded = [each for each in past if each.id not in old]
             old |= await _asked(log, unrecorded, config.reward, now, bar, f"{config.reward.function}, in use")
@@ -115,11 +115,6 @@ def _nothing(config: Config, since: float | None) -> str:
     return f"the log of {config.run.directory} has no turn of people{when}" + (
         longer if since is None else "; raise --since"
     )
-
-
-def _bar(machine: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=machine)
 
 
 async def _asked(

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from ostinato.app.evaluation import gate_rules
@@ -32,7 +31,7 @@ from ostinato.core.errors import BadConfig, NotFound
 from ostinato.evaluate.gate import assumed_error, items_in_round, smallest_margin
 from ostinato.evaluate.suites import Item, Suite
 from ostinato.launch.commands.log import existing
-from ostinato.launch.views.screen import plain
+from ostinato.launch.views.screen import counting_bar, plain
 from ostinato.worlds.tasks.task import Task
 from ostinato.worlds.tasks.tasksets import save, taskset_of
 
@@ -134,8 +133,7 @@ def _print_shared(found: Contamination, gram: int, console: Console) -> None:
 @contextmanager
 def _progress(*, disable: bool = False) -> Generator[OnProgress]:
     """A progress bar for each thing that is done, on standard error."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=disable) as bar:
+    with counting_bar(disable=disable) as bar:
         lines = {}
 
         def on_progress(what: str, done: int, total: int) -> None:

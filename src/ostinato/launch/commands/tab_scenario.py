@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
 
 from ostinato.app.evaluation import open_suite
 from ostinato.config import Config
-from ostinato.core.records import Arm
+from ostinato.core.records import Arm, Person
 from ostinato.core.report import ItemScore
 from ostinato.demo.tab import NOTHING, Line, T, is_meant, make_typists, split_lines
 from ostinato.demo.users import UsersConfig, UserStats, run_users
@@ -23,7 +23,6 @@ from ostinato.evaluate.suggestions import ArmChange, Tallies, by_item, by_user, 
 from ostinato.evaluate.suites import Item
 from ostinato.launch.commands.scenario import HeldOutScores, ScenarioFindings, unseen
 from ostinato.launch.views.screen import RECENT_S
-from ostinato.release.guard import total
 from ostinato.status.arms import WINDOWS
 from ostinato.status.observed_run import Observed
 from ostinato.status.report_figures import last_third
@@ -54,7 +53,7 @@ def _point(minutes: float, tally: Tally) -> CurvePoint | None:
     found = ratio(tally)
     if found is None:
         return None
-    return CurvePoint(t=minutes, mean=found.mean, lower=found.lower, upper=found.upper, n=total(tally))
+    return CurvePoint(t=minutes, mean=found.mean, lower=found.lower, upper=found.upper, n=_total(tally))
 
 
 def _curves(points: dict[Arm, list[CurvePoint]]) -> tuple[Curve, ...]:
@@ -80,7 +79,7 @@ def recent_suggestions(seen: Observed, now: float) -> Table:
             arm.value + (" (frozen)" if arm is Arm.CONTROL else ""),
             _percent(ratio(tallies.suggested)),
             _percent(ratio(tallies.accepted)),
-            str(total(tallies.suggested)),
+            str(_total(tallies.suggested)),
             "-" if policy is None else f"v{policy}",
         )
     return table
@@ -91,7 +90,7 @@ def arm_summary(seen: Observed, start: float, end: float) -> list[tuple[str, str
     last = by_user(last_third(seen, start, end))
     found: list[tuple[str, str]] = []
     for arm, tallies in sorted(last.items(), key=lambda pair: pair[0] is Arm.CONTROL):
-        requests, suggestions = total(tallies.suggested), total(tallies.accepted)
+        requests, suggestions = _total(tallies.suggested), _total(tallies.accepted)
         found += [
             (
                 f"suggestions per request, {arm.value} arm, last third",
@@ -175,7 +174,7 @@ def _suggesting(tallies: Tallies) -> Suggesting:
 def _share(tally: Tally) -> OutcomeShare | None:
     found = ratio(tally)
     return (
-        None if found is None else OutcomeShare(mean=found.mean, lower=found.lower, upper=found.upper, n=total(tally))
+        None if found is None else OutcomeShare(mean=found.mean, lower=found.lower, upper=found.upper, n=_total(tally))
     )
 
 
@@ -243,3 +242,8 @@ class Tab:
                 "The held-out lines are never typed by users; both models are measured with fresh seeds and judged without noise.",
             ),
         )
+
+
+def _total(tally: Mapping[Person, tuple[float, int]]) -> int:
+    """Number of outcomes."""
+    return sum(count for _, count in tally.values())

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -127,3 +128,9 @@ def panel(seen: Observed, head: str, arms: RenderableType) -> RenderableType:
 def plain(text: str) -> str:
     """Escapes control characters as Python writes them, so that a terminal does not obey them."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def counting_bar(*, disable: bool) -> Progress:
+    """Progress bars that count what is done, on standard error; they go when they end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=disable)
