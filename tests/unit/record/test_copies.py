@@ -128,7 +128,8 @@ async def test_a_copy_is_what_the_writer_writes(tmp_path: Path, rows: list[Row],
         assert contents(copied, f"SELECT seq FROM {kind.table}") == contents(again, f"SELECT seq FROM {kind.table}")
     assert contents(copied, "PRAGMA integrity_check") == [("ok",)]
     assert contents(copied, "PRAGMA journal_mode") == contents(again, "PRAGMA journal_mode") == [("wal",)]
-    assert packed_size(copied) == pytest.approx(packed_size(again), rel=0.01)
+    # Not of `again`: when a writer's dictionary is ready depends on the machine's load, and the copy has its pattern's.
+    assert packed_size(copied) == pytest.approx(packed_size(LogDirectory(tmp_path / "pattern").segment(1)), rel=0.01)
     assert copied.stat().st_mode == again.stat().st_mode
 
 
