@@ -1,0 +1,96 @@
+"""Logit steering: a person's few named dials, which scale shared directions over some hundred steerable tokens.
+
+Per token, with logits l after the client's own biases and masks: l'[v] = l[v] + s * clip(sum_k z_k u_k[v], -2, 2) for the steerable
+tokens v, where s in [0, 1] is the largest scale at which KL(steered || base) of the token does not exceed the cap. What is sampled,
+recorded and trained on is the steered distribution.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+CLIP = 2.0
+"""The most that dials may add to a logit or take from it, before the scale."""
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The directions of K dials over M steerable tokens, fitted to one version of the weights from the model's own samples.
+
+    `names`: the K dials. `tokens_M`: ascending token ids, int64. `directions_KM`: float32, what one unit of a dial adds to each logit.
+    `weights`: the hash of the weights that it was fitted to.
+
+    Example::
+
+        Basis(names=("brief",), tokens_M=np.array([2, 7]), directions_KM=np.array([[1.0, -0.5]], np.float32), weights="3f")
+    """
+
+    names: tuple[str, ...]
+    tokens_M: NDArray[np.int64]
+    directions_KM: NDArray[np.float32]
+    weights: str
+
+    def __post_init__(self) -> None:
+        tokens, directions = self.tokens_M, self.directions_KM
+        if not self.names or len(set(self.names)) != len(self.names):
+            raise ValueError("a basis needs at least one dial, each with its own name")
+        if (
+            tokens.dtype != np.int64
+            or tokens.ndim != 1
+            or not len(tokens)
+            or tokens[0] < 0
+            or (np.diff(tokens) <= 0).any()
+        ):
+            raise ValueError("tokens_M must be ascending token ids, int64")
+        if directions.dtype != np.float32 or directions.shape != (len(self.names), len(tokens)):
+            raise ValueError(f"directions_KM must be float32 of shape {(len(self.names), len(tokens))}")
+        if not np.isfinite(directions).all():
+            raise ValueError("directions_KM must be finite")
+
+    @cached_property
+    def hash(self) -> str:
+        """Its name: a hash of its content."""
+        told = hashlib.blake2b(json.dumps([self.names, self.weights, len(self.tokens_M)]).encode(), digest_size=16)
+        told.update(self.tokens_M.astype("<i8").tobytes())
+        told.update(self.directions_KM.astype("<f4").tobytes())
+        return told.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steering:
+    """How one answer is to be steered: a dial setting z for each direction of `basis`, as float32 values.
+
+    `cap`: the most KL(steered || base) of one token, in nats. `budget`: of the answer, summed over its tokens; the rest of the answer is
+    the base model's once it is spent.
+
+    Example: ``Steering(basis=basis, dials=(0.5,), cap=0.1, budget=3.0)``
+    """
+
+    basis: Basis
+    dials: tuple[float, ...]
+    cap: float
+    budget: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steered:
+    """How an answer was steered, as recorded with the turn: the basis by its hash, and what came of it.
+
+    `kl`: the sum of KL(steered || base) over its tokens, in nats. `features`: for each dial the sum over the tokens of
+    u[token] - E[u] under the steered distribution: the gradient of the answer's log-probability with respect to the dial.
+
+    Example: ``Steered(basis="9c1f", dials=(0.5,), cap=0.1, budget=3.0, kl=0.4, features=(1.3,))``
+    """
+
+    basis: str
+    dials: tuple[float, ...]
+    cap: float
+    budget: float
+    kl: float
+    features: tuple[float, ...]
