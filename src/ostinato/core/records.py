@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from ostinato.core.notices import Alarm, Stamp
+from ostinato.core.steering import Basis, Steered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -207,6 +210,7 @@ class Turn:
     `purpose`: what the call was for. `branch`: why it does not simply continue the turn before. `harness`: the hash of the calling
     program, as reported by itself; "" if it reported none. `calls`: the first 256 tool calls that the gateway parsed in `text`, in
     its order, malformed ones included; None if that is not known, as for a redacted turn and for one that was stored before calls were.
+    `steered`: how a person's dials steered it; None if they did not, and for a redacted turn.
     """
 
     id: str
@@ -235,6 +239,7 @@ class Turn:
     branch: Branch = Branch.NONE
     harness: str = ""
     calls: tuple[ParsedCall, ...] | None = ()
+    steered: Steered | None = None
     _packed_prompt: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property
@@ -477,7 +482,45 @@ class ReleaseEvent:
     at: float
 
 
-Row = Turn | Delivered | Signal | Reward | Quarantine | Holdback | Batch | ReleaseEvent | Stamp | Alarm
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteeringBasis:
+    """A basis of dials (`core.steering.Basis`), written before the first turn that names it by its hash.
+
+    `tokens`: int64, `directions`: float32, row by row, both little-endian.
+
+    Example: ``SteeringBasis.of(basis, at=9.0).basis() == basis``
+    """
+
+    hash: str
+    names: tuple[str, ...]
+    tokens: bytes
+    directions: bytes
+    weights: str
+    at: float
+
+    @staticmethod
+    def of(basis: Basis, at: float) -> SteeringBasis:
+        """The row of a basis."""
+        return SteeringBasis(
+            hash=basis.hash,
+            names=basis.names,
+            tokens=basis.tokens_M.astype("<i8").tobytes(),
+            directions=basis.directions_KM.astype("<f4").tobytes(),
+            weights=basis.weights,
+            at=at,
+        )
+
+    def basis(self) -> Basis:
+        """The basis. Raises ValueError if the row is not the one that its hash names."""
+        tokens_M = np.frombuffer(self.tokens, "<i8").astype(np.int64)
+        directions_KM = np.frombuffer(self.directions, "<f4").astype(np.float32).reshape(len(self.names), -1)
+        made = Basis(names=self.names, tokens_M=tokens_M, directions_KM=directions_KM, weights=self.weights)
+        if made.hash != self.hash:
+            raise ValueError(f"the basis {self.hash} has the content of {made.hash}")
+        return made
+
+
+Row = Turn | Delivered | Signal | Reward | Quarantine | Holdback | Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis
 
 Identity = tuple[str | int, ...]
 
@@ -496,3 +539,5 @@ def identity(row: Row) -> Identity:
             return (row.step,)
         case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm():
             return (row.id,)
+        case SteeringBasis():
+            return (row.hash,)

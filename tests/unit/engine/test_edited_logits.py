@@ -149,12 +149,17 @@ def test_a_small_bias_on_a_large_bf16_logit_changes_the_probability_by_what_it_s
         """Log-probabilities and the logits' gradient, of the drawn tokens, as the trainer computes them."""
         rows_MM, targets_M = states(), torch.tensor(drawn.tokens)
         found = token_logprobs(
-            lambda each: each @ logits_MV, rows_MM, targets_M, torch.full((6,), 0.8), lambda a, b: edits, kernels=kernels
+            lambda each: each @ logits_MV,
+            rows_MM,
+            targets_M,
+            torch.full((6,), 0.8),
+            lambda a, b: edits,
+            kernels=kernels,
         )
         found.sum().backward()
         return found.tolist(), rows_MM.grad
 
-    found, gradient = learned({i: edit for i in (1, 3, 5)})
+    found, gradient = learned(dict.fromkeys((1, 3, 5), edit))
     assert bits(found) == bits(drawn.logprobs), "the trainer has the engine's bits"
     _, without = learned({})
     assert gradient.dtype == torch.bfloat16
