@@ -32,6 +32,8 @@ from ostinato.core.records import (
     Source,
     Span,
     Turn,
+    Window,
+    WindowMaker,
     identity,
 )
 from ostinato.record import reader as reader_module
@@ -89,6 +91,8 @@ turns = st.builds(
     verified=st.booleans(),
     auto=st.none() | st.builds(Pick, arm=text, odds=st.dictionaries(text, real, max_size=3), cost=st.none() | real),
     calls=st.none() | st.lists(st.builds(ParsedCall, name=text, start=places, end=places), max_size=3).map(tuple),
+    window=st.none()
+    | st.builds(Window, number=places, begins_with=st.none() | text, by=st.sampled_from(WindowMaker), budget=places),
 )
 line_ranges = st.lists(st.tuples(places, places), max_size=3).map(tuple)
 signals = st.builds(

@@ -26,7 +26,15 @@ from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
 from ostinato.serve.calls.caller import Caller, CallRoute, Placement, Senders, purpose_of
 from ostinato.serve.calls.capture import Both, Call, Capture, again, played
-from ostinato.serve.calls.conversations import AUTO, AnswerParser, ConversationScope, Prompt, Sessions, chain_of
+from ostinato.serve.calls.conversations import (
+    AUTO,
+    OWN_EPISODE,
+    AnswerParser,
+    ConversationScope,
+    Prompt,
+    Sessions,
+    chain_of,
+)
 from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest
 from ostinato.serve.config import SamplingRule
 from ostinato.serve.dialects.anthropic import parse_count
@@ -423,7 +431,7 @@ class CallHandlers:
     async def _sample_fitting(self, asked: CallContext, attempt: Try) -> None:
         """Sample an answer. If an outside model fails before any output, another of Auto's arms is drawn; the log has a turn of each."""
         question, failed = await self._ask(asked), dict[str, OutsideFailed]()
-        episode = asked.caller.episode or question.prompt.episode or f"ep-{secrets.token_hex(16)}"
+        episode = asked.caller.episode or question.prompt.episode or f"{OWN_EPISODE}{secrets.token_hex(16)}"
         while True:
             try:
                 call, deal = self._call(asked, attempt.id, episode, question, failed)
@@ -568,6 +576,7 @@ class CallHandlers:
             tops=request.tops,
             purpose=question.purpose,
             branch=prompt.branch,
+            window=prompt.window,
             until=caller.until,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
         )
@@ -594,7 +603,10 @@ def _constrained(sampling: Sampling, question: EnginePrompt) -> Sampling:
     """The sampling with the grammar of the answer, and a bias that keeps a forbidden call from beginning."""
     bias = sampling.logit_bias
     if question.call_token is not None:
-        bias = (*((token, value) for token, value in bias if token != question.call_token), (question.call_token, _NEVER))
+        bias = (
+            *((token, value) for token, value in bias if token != question.call_token),
+            (question.call_token, _NEVER),
+        )
     return replace(sampling, grammar=question.grammar, logit_bias=bias)
 
 

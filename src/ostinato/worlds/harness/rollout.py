@@ -73,7 +73,7 @@ class Model(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One attempt at a task. `effort` counts tokens (of answers with calls, of answers without, of tool outputs; reasoning counts with its
-    answer), calls, errors, turns and seconds.
+    answer), calls, errors, turns, seconds and, of third-party agents, windows (one more than its summaries).
 
     Example: ``Rollout(task="calc-1", harness="tools@3f2a", ended=Ended.SUBMITTED, messages=(...), turns=("chatcmpl-3f:0",))``
     """
