@@ -150,7 +150,7 @@ async def open_answer_grading(
 
 def _open_own(config: Config, leaving: contextlib.AsyncExitStack) -> dict[str, OwnGrader]:
     """The operator's own graders, whose processes end when the stack is left. Raises BadConfig."""
-    own = own_graders(config.worlds.graders, GRADERS)
+    own = own_graders(config.worlds.graders, GRADERS, config.worlds.grader_memory_bytes)
     for grader in own.values():
         leaving.push_async_callback(grader.close)
     return own

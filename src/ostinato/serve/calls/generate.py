@@ -72,8 +72,8 @@ class Draws:
         for field, wanted in (
             ("logprobs", request.wants_logprobs),
             ("continue_final_message", request.continue_final_message),
-            ("tools", _uses_tools(request.conversation)),
-            ("response_format", request.conversation.demand is not None),
+            ("tools", _uses_tools(_for_auto(request.conversation))),
+            ("response_format", _for_auto(request.conversation).demand is not None),
             ("logit_bias", bool(request.logit_bias)),
             ("presence_penalty", bool(request.presence_penalty)),
             ("frequency_penalty", bool(request.frequency_penalty)),
@@ -96,6 +96,14 @@ class Draws:
             self._parts.metrics.passed_on(tenant, [*failed][-1])
         assignment = Assignment(arm=deal.release, propensity=deal.propensity)
         return Placement(slot=deal.release.value, assignment=assignment), deal
+
+
+def _for_auto(conversation: Conversation) -> Conversation:
+    """The conversation as Auto's arms get it: without tools that may not be called, as not every arm can be kept from calling them."""
+    demand = conversation.demand
+    if demand is None or not demand.forbidden:
+        return conversation
+    return replace(conversation, tools=(), demand=None if demand.schema is None else replace(demand, forbidden=False))
 
 
 def _uses_tools(conversation: Conversation) -> bool:
@@ -160,6 +168,7 @@ class EnginePrompt:
     prompt: Prompt
     purpose: Purpose = Purpose.TASK
     grammar: str = ""
+    call_token: int | None = None  # to be kept from being sampled, as calls are forbidden
     conversation: Conversation | None = None
     remember: Callable[[Turn, Message, bool], None] | None = None
     answered: Callable[[Sequence[str], Sequence[Message]], None] | None = None
@@ -170,6 +179,7 @@ class EnginePrompt:
 
 
 _LOG = logging.getLogger(__name__)
+_NEVER = -100.0  # the least bias that all engines take
 _LEAST_SHARE = 16  # agents ask for more tokens than there are; an answer gets at least 1/16 of the context
 MOST_LOGGED = 200_000
 """Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
@@ -234,6 +244,8 @@ class CallHandlers:
         rough = PER_HASHED * conversation.parts
         if not conversation.hashed:
             rough += said // PER_PARSED + PART_CHARS * conversation.parts
+        if asked.placement is None:
+            conversation = _for_auto(conversation)
         sessions = self._sessions[tenant]
         chars, chain = await self._thread.run(tenant, rough, partial(_weighed, asked.scope, conversation))
         self._check_length(chars, asked.route.field)
@@ -241,7 +253,9 @@ class CallHandlers:
         purpose = purpose_of(asked.exchange.headers, conversation)
         cost = chars + PART_CHARS * conversation.parts
         prompt = await self._thread.run(tenant, cost, partial(sessions.render, question))
-        grammar = await self._grammar(tenant, conversation)
+        forbids = _forbids_calls_alone(conversation)
+        call_token = self._parts.renderer.call_token() if forbids else None
+        grammar = "" if call_token is not None else await self._grammar(tenant, conversation)
         self._overheard.note(tenant, question, purpose)
 
         def remember(turn: Turn, answer: Message, seen: bool) -> None:
@@ -252,6 +266,7 @@ class CallHandlers:
             prompt=prompt,
             purpose=purpose,
             grammar=grammar,
+            call_token=call_token,
             conversation=conversation,
             remember=remember,
             answered=partial(self._overheard.answered, question) if self._overheard.on else None,
@@ -263,6 +278,8 @@ class CallHandlers:
         if conversation.demand is None:
             return ""
         if not self._parts.engine.capabilities().follows_grammars:
+            if _forbids_calls_alone(conversation):
+                return ""  # a call is sampled, and told as the text that it is
             raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
         renderer = self._parts.renderer
         grammar = await self._thread.run(tenant, LONG, partial(renderer.grammar, conversation))
@@ -524,7 +541,7 @@ class CallHandlers:
         if placement is None:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
-        asked_for = replace(request.sampling(min(wanted or default, room)), grammar=question.grammar)
+        asked_for = _constrained(request.sampling(min(wanted or default, room)), question)
         sampling, overridden = override_sampling(asked_for, caller, self._parts.config.sampling)
         _check_logged(request, sampling.max_tokens)
         call = Call(
@@ -565,6 +582,20 @@ class CallHandlers:
             observer=self._observer,
             stored=stored,
         )
+
+
+def _forbids_calls_alone(conversation: Conversation) -> bool:
+    """True if calls are forbidden, and nothing else is demanded, which would leave no room for one."""
+    demand = conversation.demand
+    return demand is not None and demand.forbidden and demand.schema is None
+
+
+def _constrained(sampling: Sampling, question: EnginePrompt) -> Sampling:
+    """The sampling with the grammar of the answer, and a bias that keeps a forbidden call from beginning."""
+    bias = sampling.logit_bias
+    if question.call_token is not None:
+        bias = (*((token, value) for token, value in bias if token != question.call_token), (question.call_token, _NEVER))
+    return replace(sampling, grammar=question.grammar, logit_bias=bias)
 
 
 def _check_logged(request: Request, max_tokens: int) -> None:
