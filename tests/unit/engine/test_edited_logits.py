@@ -149,7 +149,12 @@ def test_a_small_bias_on_a_large_bf16_logit_changes_the_probability_by_what_it_s
         """Log-probabilities and the logits' gradient, of the drawn tokens, as the trainer computes them."""
         rows_MM, targets_M = states(), torch.tensor(drawn.tokens)
         found = token_logprobs(
-            lambda each: each @ logits_MV, rows_MM, targets_M, torch.full((6,), 0.8), lambda a, b: edits, kernels=kernels
+            lambda each: each @ logits_MV,
+            rows_MM,
+            targets_M,
+            torch.full((6,), 0.8),
+            lambda a, b: edits,
+            kernels=kernels,
         )
         found.sum().backward()
         return found.tolist(), rows_MM.grad
