@@ -159,7 +159,7 @@ def test_a_small_bias_on_a_large_bf16_logit_changes_the_probability_by_what_it_s
         found.sum().backward()
         return found.tolist(), rows_MM.grad
 
-    found, gradient = learned({i: edit for i in (1, 3, 5)})
+    found, gradient = learned(dict.fromkeys((1, 3, 5), edit))
     assert bits(found) == bits(drawn.logprobs), "the trainer has the engine's bits"
     _, without = learned({})
     assert gradient.dtype == torch.bfloat16
