@@ -62,8 +62,10 @@ class ServerInfo:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         names = [parts.model] + ([] if parts.deals is None else [parts.deals.name])
-        context = min(parts.renderer.context, parts.engine.capabilities().context)
-        self._cards = {name: _card(name, parts.clock(), context) for name in names}
+        engine = parts.engine.capabilities()
+        context = min(parts.renderer.context, engine.context)
+        abilities = _abilities(forms=engine.follows_grammars)
+        self._cards = {name: _card(name, parts.clock(), context) | {"capabilities": abilities} for name in names}
 
     async def models(self, exchange: Exchange) -> None:
         """`GET /v1/models`."""
@@ -121,7 +123,24 @@ def _card(name: str, made: float, context: int) -> dict[str, Any]:
         "display_name": name,
         "created_at": datetime.fromtimestamp(int(made), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "lifecycle": "active",
+        "max_tokens": context,
         **dict.fromkeys(_CONTEXT_NAMES, context),
+    }
+
+
+def _abilities(*, forms: bool) -> dict[str, Any]:
+    """What the model can do, as Anthropic's model list describes it. `forms`: answers can be held to a JSON schema."""
+    no = {"supported": False}
+    edits = dict.fromkeys(("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"), no)
+    return {
+        **dict.fromkeys(("batch", "citations", "code_execution", "image_input", "pdf_input"), no),
+        "compaction": no | {"summarize": no},
+        "context_management": no | edits,
+        "effort": no | dict.fromkeys(("low", "medium", "high", "max"), no),
+        "server_tools": no | {"code_execution": no, "web_search": no},
+        "structured_outputs": {"supported": forms},
+        "thinking": no | {"types": dict.fromkeys(("adaptive", "between_tools", "disabled", "enabled"), no)},
     }
 
 

@@ -222,6 +222,8 @@ def test_harmless_and_inert_fields_are_taken():
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
         ({"output_config": {"format": {"type": "json_object", "schema": {}}}}, "output_config.format.type"),
+        ({"context_management": {"edits": [{"type": "forget_20990101"}]}}, "context_management.edits[0].type"),
+        ({"context_management": {"edits": [{"type": "compact_20260112", "x": 1}]}}, "context_management.edits[0].x"),
         ({"output_config": {"task_budget": {"total": 5}}}, "output_config.task_budget"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool", "name": "Write"}, "tools": [READ]}, "tool_choice"),
