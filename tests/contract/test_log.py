@@ -11,6 +11,7 @@ from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
     Arm,
     Batch,
+    Branch,
     Delivered,
     Finish,
     Holdback,
@@ -26,6 +27,8 @@ from ostinato.core.records import (
     Source,
     Span,
     Turn,
+    Window,
+    WindowMaker,
 )
 from ostinato.core.seams import Log
 from ostinato.record.log import SqlLog
@@ -51,6 +54,8 @@ TURN = Turn(
     ended_at=10.4,
     numerics="0123456789abcdef",
     routes=b"ORT1\x00\xff\n",
+    branch=Branch.COMPACTED,
+    window=Window(number=2, begins_with="q:0", by=WindowMaker.GATEWAY, budget=6144),
 )
 KEPT = LineSurvival(call=0, argument="content", lines=9, followed=((1, 9),), kept=((1, 5), (9, 9)))
 SIGNAL = Signal(

@@ -100,6 +100,34 @@ class Branch(StrEnum):
     PARALLEL = "parallel"  # another turn continues the same turn
     UNSEEN = "unseen"  # the client did not see all tokens of the previous turn, so they cannot be reused
     FRESH = "fresh"  # the episode continues without its earlier messages
+    COMPACTED = "compacted"  # it continues with a summary of its earlier messages
+
+
+class WindowMaker(StrEnum):
+    """Who had the summary made with which a window begins."""
+
+    HARNESS = "harness"  # the program that runs a rollout in a simulated world
+    GATEWAY = "gateway"  # the gateway, as its client asked
+    AGENT = "agent"  # a product's agent, by itself
+    OUTSIDE = "outside"  # an agent, and somebody else's model wrote the summary: it has no tokens of ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A context window of an episode whose earlier messages were replaced by a summary. The episode's first window, number 0, has no such
+    record.
+
+    `begins_with`: the turn that wrote the summary, which was a compaction whatever its `purpose` says; None if that is not known. `budget`:
+    tokens of prompt at which the window is to be summarised, 0 if unknown. A turn with the purpose `compaction` summarises the window
+    that it stands in.
+
+    Example: ``Window(number=1, begins_with="msg-3f:0", by=WindowMaker.AGENT)``
+    """
+
+    number: int
+    begins_with: str | None
+    by: WindowMaker
+    budget: int = 0
 
 
 class Consent(StrEnum):
@@ -222,7 +250,8 @@ class Turn:
     without experts. `nucleus`: the ids that `top_p` left open to each sampled token (`core.nucleus`), b"" if it left all open or they are
     not known. `group` names the rollouts of one task, None for a turn that is compared only with its baseline.
     `verified`: the tenant proved that `user` made the request; otherwise `user` is only the caller's claim.
-    `purpose`: what the call was for. `branch`: why it does not simply continue the turn before. `harness`: the hash of the calling
+    `purpose`: what the call was for. `branch`: why it does not simply continue the turn before. `window`: None in an episode's first
+    window, and where windows are not known. `harness`: the hash of the calling
     program, as reported by itself; "" if it reported none. `calls`: the first 256 tool calls that the gateway parsed in `text`, in
     its order, malformed ones included; None if that is not known, as for a redacted turn and for one that was stored before calls were.
     `consent`: what may be done with it, decided before its first token; turns of earlier versions, which did not ask, have `YES`.
@@ -254,6 +283,7 @@ class Turn:
     branch: Branch = Branch.NONE
     harness: str = ""
     calls: tuple[ParsedCall, ...] | None = ()
+    window: Window | None = None
     consent: Consent = Consent.YES
     _packed_prompt: bytes = field(default=b"", init=False, repr=False, compare=False)
 

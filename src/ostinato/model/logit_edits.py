@@ -110,13 +110,20 @@ class LogitEditor:
         self._values[place] += value
 
 
-def edit_logits(logits_MV: Tensor, edits: Mapping[int, Edit]) -> None:
-    """Edit rows of logits in place, in their own dtype and on their own device. `edits` by row."""
+def edit_logits(logits_MV: Tensor, edits: Mapping[int, Edit]) -> Tensor:
+    """Edit rows of logits on their own device; returns the edited logits. `edits` by row.
+
+    Values are added in fp32: bf16 logits near 25 lie 0.125 apart, and would swallow what is smaller. If there are any, the result is a fp32
+    copy, in which the other rows are the same numbers; else the logits are edited in place.
+    """
     vocab, device = logits_MV.shape[1], logits_MV.device
+    if any(len(edit.ids) for edit in edits.values()):
+        logits_MV = logits_MV.float()
     for row, edit in edits.items():
         logits_V = logits_MV[row]
         if len(edit.ids):
-            logits_V[torch.from_numpy(edit.ids).to(device)] += torch.from_numpy(edit.values).to(logits_V)
+            logits_V[torch.from_numpy(edit.ids).to(device)] += torch.from_numpy(edit.values).to(device)
         if edit.allowed is not None:
             bits_V = np.unpackbits(edit.allowed, count=vocab, bitorder="little")
             logits_V.masked_fill_(torch.from_numpy(bits_V == 0).to(device), -torch.inf)
+    return logits_MV

@@ -66,7 +66,7 @@ def needs_reward(turn: Turn) -> bool:
 def untrainable(
     turn: Turn,
     min_temperature: float,
-    purposes: Collection[Purpose] = (Purpose.TASK, Purpose.SUBAGENT),
+    purposes: Collection[Purpose] = (Purpose.TASK, Purpose.SUBAGENT, Purpose.COMPACTION),
     arms: Collection[Arm] = TEACHING_ARMS,
 ) -> str | None:
     """Why a turn can never be trained on, known from the turn alone; None if it can. The first reason that applies is given.

@@ -195,8 +195,9 @@ def test_results_may_be_empty_or_several_texts():
     assert got.messages == (Message(role=Role.TOOL, answers="a"), Message(role=Role.TOOL, answers="b", text="x\ny"))
 
 
-def test_tools_are_not_offered_if_none_is_chosen():
-    assert said(user(text("hi")), tools=[READ], tool_choice={"type": "none"}).tools == ()
+def test_tools_stay_in_the_prompt_if_none_may_be_called():
+    forbidden = said(user(text("hi")), tools=[READ], tool_choice={"type": "none"})
+    assert (len(forbidden.tools), forbidden.callable_tools) == (1, ())
     auto = {"type": "auto", "disable_parallel_tool_use": True}
     assert len(said(user(text("hi")), tools=[READ], tool_choice=auto).tools) == 1
 

@@ -78,7 +78,7 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch
     """Draw one token per row.
 
     Args:
-        logits_MV: [M, V] in any floating dtype; edited in place.
+        logits_MV: [M, V] in any floating dtype; may be overwritten.
         rows: sampling parameters of the M rows.
         kernels: "own" or "torch"; "torch" takes logits on any device.
 
@@ -86,7 +86,7 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch
         Tokens and their log-probabilities: log_softmax(logits / temperature) of the edited logits, of which those outside of the
         nucleus are -inf, with temperature 1 for greedy rows.
     """
-    edit_logits(logits_MV, {i: row.edit for i, row in enumerate(rows) if row.edit is not None})
+    logits_MV = edit_logits(logits_MV, {i: row.edit for i, row in enumerate(rows) if row.edit is not None})
     # explicit dtypes: another thread that builds a model changes the process's default dtype in the meantime
     temperatures_M = torch.tensor([logit_divisor(row.temperature) for row in rows], dtype=torch.float32)
     nuclei = [_cut(logits_MV[i], row) if row.temperature and row.top_p < 1.0 else b"" for i, row in enumerate(rows)]

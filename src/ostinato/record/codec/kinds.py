@@ -40,6 +40,8 @@ from ostinato.core.records import (
     Signal,
     Source,
     Turn,
+    Window,
+    WindowMaker,
 )
 
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
@@ -176,6 +178,15 @@ def _to_pick(value: Any) -> Pick:
     return Pick(arm=value[0], odds=value[1], cost=value[2])
 
 
+def _window(window: Window) -> list[Any]:
+    begins = None if window.begins_with is None else text(window.begins_with)
+    return [whole(window.number), begins, str(window.by), whole(window.budget)]
+
+
+def _to_window(value: Any) -> Window:
+    return Window(number=value[0], begins_with=value[1], by=WindowMaker(value[2]), budget=value[3])
+
+
 def _or_none(form: Form) -> Form:
     load = form.load
     return Form(
@@ -198,6 +209,7 @@ FORMS: Mapping[str, Form] = {
     "PolicyVersion | None": _or_none(_POLICY),
     "bool": Form(bool),
     "Pick | None": _or_none(Form(_pick, _to_pick)),
+    "Window | None": _or_none(Form(_window, _to_window)),
     "Arm": Form(str, Arm),
     "Purpose": Form(str, Purpose),
     "Branch": Form(str, Branch),
@@ -269,6 +281,7 @@ TURNS = Kind(
         "purpose",
         "branch",
         "harness",
+        "window",
         "consent",
     ),
 )

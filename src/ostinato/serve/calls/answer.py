@@ -330,7 +330,9 @@ class Answer:
         return Counts(prompt=self._capture.prompt_tokens, answer=self._capture.tokens)
 
     def _ostinato(self) -> Json:
-        """Ostinato's own fields: turns, episode, arm, policy spans (choice by choice), Auto's arm, and the turns that a deadline ended."""
+        """Ostinato's own fields: turns, episode, arm, policy spans (choice by choice), Auto's arm, the window after a summary, and the
+        turns that a deadline ended.
+        """
         call = self._capture.call
         spans: list[Any] = [
             [span.policy.number, span.policy.hash, span.tokens]
@@ -340,6 +342,8 @@ class Answer:
         told: Json = {"turns": call.turn_ids(), "episode": call.episode, "arm": call.arm.value, "spans": spans}
         if call.auto is not None:
             told["auto"] = call.auto.arm
+        if call.window is not None:
+            told["window"] = {"number": call.window.number, "begins_with": call.window.begins_with}
         late = [choice.finish is Finish.DEADLINE for choice in self._capture.choices]
         if any(late):  # dialects have no word for it
             told["deadline"] = [turn for turn, is_late in zip(call.turn_ids(), late, strict=True) if is_late]

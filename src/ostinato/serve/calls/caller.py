@@ -70,7 +70,7 @@ def _codex_kind(metadata: bytes) -> str:
 
 
 def _uses_tools(conversation: Conversation) -> bool:
-    return bool(conversation.tools) or any(message.calls for message in conversation.messages)
+    return bool(conversation.callable_tools) or any(message.calls for message in conversation.messages)
 
 
 # ---------------------------------------------------------------- the caller
@@ -260,7 +260,8 @@ class CallRoute:
         """
         if demand is None:
             return ""
-        return " or ".join([self.form] * (demand.schema is not None) + ["tools"] * bool(demand.calls))
+        of_tools = bool(demand.calls) or demand.schema is None
+        return " or ".join([self.form] * (demand.schema is not None) + ["tools"] * of_tools)
 
 
 ROUTES = (

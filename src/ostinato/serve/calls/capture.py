@@ -17,7 +17,19 @@ from typing import Any, Protocol
 from ostinato.core import nucleus
 from ostinato.core.errors import GrammarTooComplex, OstinatoError, Unavailable
 from ostinato.core.generation import Chunk, Generate, Tops, Usage
-from ostinato.core.records import Arm, Branch, Consent, Finish, Pick, PolicyVersion, Purpose, Sampling, Span, Turn
+from ostinato.core.records import (
+    Arm,
+    Branch,
+    Consent,
+    Finish,
+    Pick,
+    PolicyVersion,
+    Purpose,
+    Sampling,
+    Span,
+    Turn,
+    Window,
+)
 from ostinato.core.seams import Clock, Log
 from ostinato.serve.calls.conversations import AnswerParser
 from ostinato.serve.config import AutoArm
@@ -57,6 +69,7 @@ class Call:
     tops: int = 0
     purpose: Purpose = Purpose.TASK
     branch: Branch = Branch.NONE
+    window: Window | None = None
     until: float | None = None  # deadline for the end of sampling, by `time.monotonic`
     consent: Consent = Consent.YES
     form: str = ""  # the fields of the request that hold the answer's demanded form, for errors
@@ -318,6 +331,7 @@ class Capture:
             auto=None if call.auto is None else replace(call.auto, cost=self._cost(choice)),
             purpose=call.purpose,
             branch=call.branch,
+            window=call.window,
             calls=() if choice.reading is None else choice.reading.parsed_calls(),
             consent=call.consent,
         )
@@ -388,6 +402,7 @@ def again(turns: Sequence[Turn]) -> Call:
         auto=first.auto,
         purpose=first.purpose,
         branch=first.branch,
+        window=first.window,
         consent=first.consent,
     )
 

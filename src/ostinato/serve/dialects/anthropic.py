@@ -432,7 +432,7 @@ class _Asked(WithItems):
                 field=f"{where}.content",
             )
         choice = self.tool_choice or ToolChoice(type="auto")
-        tools = () if choice.type == NONE else read_tools(self.tools or [])
+        tools = read_tools(self.tools or [])
         form = (self.output_config.format if self.output_config else None) or self.output_format
         demand = demanded(
             tools,

@@ -21,7 +21,6 @@ from ostinato.serve.dialects.dialect import (
     AUTO,
     MAX_MESSAGES,
     MEDIA_TYPES,
-    NONE,
     REQUIRED,
     Name,
     Omissions,
@@ -383,7 +382,7 @@ class ChatRequest(_Request, WithItems):
         """The conversation, and what is left out of it."""
         omissions = Omissions()
         choice, form = self.tool_choice or AUTO, self.response_format
-        tools = () if choice == NONE else read_tools(self.tools or [])
+        tools = read_tools(self.tools or [])
         demand = demanded(
             tools,
             choice=choice if isinstance(choice, str) else REQUIRED,

@@ -23,7 +23,6 @@ from ostinato.serve.dialects.dialect import (
     ANY_OBJECT,
     AUTO,
     MAX_MESSAGES,
-    NONE,
     REQUIRED,
     ContextExceeded,
     Counts,
@@ -158,7 +157,7 @@ class ResponsesRequest(OneAnswer, WithItems):
         told = [Message(role=Role.SYSTEM, text=self.instructions)] if self.instructions else []
         messages = tuple(joined([*told, *earlier, *self.read.parts], self._items))
         choice, form = self.tool_choice or AUTO, self.text.format if self.text else None
-        tools = () if choice == NONE else tuple(self.read.tools)
+        tools = tuple(self.read.tools)
         demand = demanded(
             tools,
             choice=choice if isinstance(choice, str) else REQUIRED,
