@@ -8,7 +8,7 @@ the temperature, renormalised over what `top_p` leaves open).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -130,6 +130,24 @@ class Window:
     budget: int = 0
 
 
+class Consent(StrEnum):
+    """What may be done with a turn, strictest first.
+
+    `NEVER`: it is answered, and nothing of what was said is stored or counted. `AGGREGATE`: it is stored and counts in metrics.
+    `ADAPT`: the dials of its own user may learn from it, too. `YES`: the weights may.
+    """
+
+    NEVER = "never"
+    AGGREGATE = "aggregate"
+    ADAPT = "adapt"
+    YES = "yes"
+
+    @staticmethod
+    def strictest(*levels: Consent) -> Consent:
+        """The strictest of these levels; `YES` if there are none."""
+        return min(levels, key=[*Consent].index, default=Consent.YES)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """A run of sampled tokens made by one policy version.
@@ -236,6 +254,7 @@ class Turn:
     window, and where windows are not known. `harness`: the hash of the calling
     program, as reported by itself; "" if it reported none. `calls`: the first 256 tool calls that the gateway parsed in `text`, in
     its order, malformed ones included; None if that is not known, as for a redacted turn and for one that was stored before calls were.
+    `consent`: what may be done with it, decided before its first token; turns of earlier versions, which did not ask, have `YES`.
     """
 
     id: str
@@ -265,6 +284,7 @@ class Turn:
     harness: str = ""
     calls: tuple[ParsedCall, ...] | None = ()
     window: Window | None = None
+    consent: Consent = Consent.YES
     _packed_prompt: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property
@@ -280,8 +300,29 @@ class Turn:
 
     @property
     def redacted(self) -> bool:
-        """True if its tokens were erased. The log still records that it happened, for whom and by which policy, but not what was said."""
-        return not self.sampled_ids and any(span.tokens for span in self.spans)
+        """True if its tokens were erased, or never stored. The log records that it happened, for whom and by which policy, but not what
+        was said.
+        """
+        return self.consent is Consent.NEVER or (not self.sampled_ids and any(span.tokens for span in self.spans))
+
+    @property
+    def counts(self) -> bool:
+        """True if it may count in metrics."""
+        return self.consent is not Consent.NEVER
+
+    def without_words(self) -> Turn:
+        """The turn in the form that is left of a forgotten one (`redacted`): nothing of what was said, nor of what its caller wrote."""
+        return replace(
+            self,
+            prompt_ids=(),
+            sampled_ids=(),
+            logprobs=(),
+            text="",
+            routes=b"",
+            nucleus=b"",
+            calls=None,
+            sampling=replace(self.sampling, stop=(), logit_bias=(), grammar=""),
+        )
 
     @property
     def person(self) -> Person:

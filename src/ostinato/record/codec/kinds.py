@@ -22,6 +22,7 @@ from ostinato.core.records import (
     Arm,
     Batch,
     Branch,
+    Consent,
     Delivered,
     Finish,
     Holdback,
@@ -212,6 +213,7 @@ FORMS: Mapping[str, Form] = {
     "Arm": Form(str, Arm),
     "Purpose": Form(str, Purpose),
     "Branch": Form(str, Branch),
+    "Consent": Form(str, Consent),
     "Finish": Form(str, Finish),
     "Sampling": Form(_sampling, _to_sampling),
     "Source": Form(str, Source),
@@ -280,6 +282,7 @@ TURNS = Kind(
         "branch",
         "harness",
         "window",
+        "consent",
     ),
 )
 """A turn's tokens, text, spans, grammar and parsed calls are not part of its JSON: `codec.turns` packs them."""

@@ -17,7 +17,19 @@ from typing import Any, Protocol
 from ostinato.core import nucleus
 from ostinato.core.errors import GrammarTooComplex, OstinatoError, Unavailable
 from ostinato.core.generation import Chunk, Generate, Tops, Usage
-from ostinato.core.records import Arm, Branch, Finish, Pick, PolicyVersion, Purpose, Sampling, Span, Turn, Window
+from ostinato.core.records import (
+    Arm,
+    Branch,
+    Consent,
+    Finish,
+    Pick,
+    PolicyVersion,
+    Purpose,
+    Sampling,
+    Span,
+    Turn,
+    Window,
+)
 from ostinato.core.seams import Clock, Log
 from ostinato.serve.calls.conversations import AnswerParser
 from ostinato.serve.config import AutoArm
@@ -59,6 +71,7 @@ class Call:
     branch: Branch = Branch.NONE
     window: Window | None = None
     until: float | None = None  # deadline for the end of sampling, by `time.monotonic`
+    consent: Consent = Consent.YES
     form: str = ""  # the fields of the request that hold the answer's demanded form, for errors
     packed_prompt: bytes = field(
         default=b"", repr=False
@@ -320,7 +333,10 @@ class Capture:
             branch=call.branch,
             window=call.window,
             calls=() if choice.reading is None else choice.reading.parsed_calls(),
+            consent=call.consent,
         )
+        if not turn.counts:
+            return turn.without_words()
         if call.packed_prompt:
             turn.keep_packed_prompt(call.packed_prompt)
         return turn
@@ -387,6 +403,7 @@ def again(turns: Sequence[Turn]) -> Call:
         purpose=first.purpose,
         branch=first.branch,
         window=first.window,
+        consent=first.consent,
     )
 
 
