@@ -21,6 +21,7 @@ from ostinato.core.records import (
     Quarantine,
     ReleaseEvent,
     Reward,
+    RewardReach,
     Row,
     Sampling,
     Signal,
@@ -62,9 +63,19 @@ SIGNAL = Signal(
     id="s", turn="r:0", name="accepted", value=0.1, source=Source.CODE, occurred_at=1.5, received_at=2.5, lines=(KEPT,)
 )
 WORTH = LineValues(call=None, argument="", lines=9, runs=((1, 5, 0.25), (6, 9, -0.1)))
-REWARD = Reward(turn="r:0", value=0.75, function="copilot@1", signals=("s",), at=42.1, lines=(WORTH,))
+REWARD = Reward(
+    turn="r:0", value=0.75, function="copilot@1", signals=("s",), at=42.1, lines=(WORTH,), reach=RewardReach.EPISODE
+)
 HELD = Holdback(turn="q:0", reason="finish:abort", at=42.0)
-BATCH = Batch(step=1, turns=("r:0",), credits=((0.1 + 0.2, -1.5),), reference=V3, at=50.0, shown=(0.25,))
+BATCH = Batch(
+    step=1,
+    turns=("r:0",),
+    credits=((0.1 + 0.2, -1.5),),
+    reference=V3,
+    at=50.0,
+    shown=(0.25,),
+    after=((0.5, 0.1 + 0.2),),
+)
 EVENT = ReleaseEvent(
     id="r9", action="shipped", policy=V3, previous=None, reason="+4 pp", detail={"n": [1, 2.5, None]}, at=60.0
 )

@@ -344,6 +344,13 @@ class Turn:
         return tuple(span.policy for span in self.spans for _ in range(span.tokens))
 
 
+class RewardReach(StrEnum):
+    """Which turns a reward is about: its own, so that it fades on its way to earlier ones, or all of the episode up to its turn."""
+
+    TURN = "turn"
+    EPISODE = "episode"
+
+
 class Source(StrEnum):
     """Who observed a signal."""
 
@@ -420,7 +427,8 @@ class Reward:
 
     `signals` names the signals that counted; if there are none, the value is the meaning of silence. `upto` is the last row of the log
     that was read before: reading the log again up to there gives the same value. `lines`: what single lines of the answer are worth, if
-    that is known; the mean over these lines is then a part of `value`, and the rest of it is not about lines.
+    that is known; the mean over these lines is then a part of `value`, and the rest of it is not about lines. `reach`: which turns
+    that rest is about.
 
     Example: ``Reward(turn="chatcmpl-3f:0", value=0.75, function="copilot@1", signals=("s1",), at=42.0, upto=817)``
     """
@@ -432,6 +440,7 @@ class Reward:
     at: float
     upto: int = 0
     lines: tuple[LineValues, ...] = ()
+    reach: RewardReach = RewardReach.TURN
 
     @property
     def line_mean(self) -> tuple[float, int]:
@@ -515,7 +524,8 @@ class Batch:
     release because everything newer had been refused; otherwise a step starts from the step before it. `even`: all of people's turns weigh
     the same; in batches of earlier versions the turns of an episode shared the weight of one. `weights`: each turn's weight in the loss, if
     the turns were drawn with unequal chances from more than a step can hold. `shown`: the weight with which each turn's correction is
-    imitated, 0 for a turn without one; empty if there is none.
+    imitated, 0 for a turn without one; empty if there is none. `after`: for each turn that an episode was cut behind, what the credit took
+    to come after it (`core.samples.LaterReturns`), else (); empty if no episode was cut.
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
@@ -529,6 +539,7 @@ class Batch:
     even: bool = False
     weights: tuple[float, ...] = ()
     shown: tuple[float, ...] = ()
+    after: tuple[Advantages, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
-from ostinato.core.records import Arm, Consent, Person, Purpose, Turn
+from ostinato.core.records import Arm, Consent, Person, Purpose, RewardReach, Turn
 from ostinato.core.seams import Cursor
 from ostinato.reward.baseline import BaselineInputs, context_of
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import of_world
+from ostinato.reward.credit import EpisodeKey, of_world
 
 Unit = tuple[str, str, str]
 """Turns that go into one batch together: (kind, tenant, name), with kind "world" (a group of a world's rollouts), "group" or "episode"."""
@@ -177,7 +177,7 @@ class Matured:
 
     `silent`: nothing at all had been said about it when the reward was made. `since`: when the reward was due (Unix seconds).
     `lines`: the mean value of the lines of which it is known, a part of `value`, and how many there are (`Reward.line_mean`).
-    `spread`: the variance of the lines' values.
+    `spread`: the variance of the lines' values. `reach`: which turns the reward is about.
     """
 
     facts: TurnFacts
@@ -187,6 +187,12 @@ class Matured:
     since: float
     lines: tuple[float, int] = (0.0, 0)
     spread: float = 0.0
+    reach: RewardReach = RewardReach.TURN
+
+    @property
+    def episode(self) -> EpisodeKey:
+        """Its tenant and episode."""
+        return self.facts.tenant, self.facts.episode
 
 
 open_turns: TypeAdapter[list[OpenTurn]] = TypeAdapter(list[OpenTurn])

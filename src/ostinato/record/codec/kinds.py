@@ -35,6 +35,7 @@ from ostinato.core.records import (
     Quarantine,
     ReleaseEvent,
     Reward,
+    RewardReach,
     Row,
     Sampling,
     Signal,
@@ -216,6 +217,7 @@ FORMS: Mapping[str, Form] = {
     "Consent": Form(str, Consent),
     "Finish": Form(str, Finish),
     "Sampling": Form(_sampling, _to_sampling),
+    "RewardReach": Form(str, RewardReach),
     "Source": Form(str, Source),
     "AlarmState": Form(str, AlarmState),
     "tuple[Advantages, ...]": Form(_credits, _to_credits),
@@ -297,14 +299,14 @@ SIGNALS = Kind(
 SMALL = (
     SIGNALS,
     Kind("deliveries", Delivered, ("id",), ("id", "turns", "at")),
-    Kind("rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto", "lines")),
+    Kind("rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto", "lines", "reach")),
     Kind("quarantines", Quarantine, ("turn",), ("turn", "reason", "at", "upto")),
     Kind("holdbacks", Holdback, ("turn",), ("turn", "reason", "at")),
     Kind(
         "batches",
         Batch,
         ("step",),
-        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown"),
+        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown", "after"),
         for_ever=True,
     ),
     Kind(
