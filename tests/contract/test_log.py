@@ -12,6 +12,7 @@ from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
     Arm,
     Batch,
+    Branch,
     Delivered,
     Finish,
     Holdback,
@@ -21,6 +22,7 @@ from ostinato.core.records import (
     Quarantine,
     ReleaseEvent,
     Reward,
+    RewardReach,
     Row,
     Sampling,
     Signal,
@@ -28,6 +30,8 @@ from ostinato.core.records import (
     Span,
     SteeringBasis,
     Turn,
+    Window,
+    WindowMaker,
 )
 from ostinato.core.seams import Log
 from ostinato.core.steering import Basis, Steered
@@ -55,15 +59,27 @@ TURN = Turn(
     numerics="0123456789abcdef",
     routes=b"ORT1\x00\xff\n",
     steered=Steered(basis="9c", dials=(0.5, -0.25), cap=0.1, budget=3.0, tokens=2, kl=0.1 / 3, features=(1e-9, -7.1)),
+    branch=Branch.COMPACTED,
+    window=Window(number=2, begins_with="q:0", by=WindowMaker.GATEWAY, budget=6144),
 )
 KEPT = LineSurvival(call=0, argument="content", lines=9, followed=((1, 9),), kept=((1, 5), (9, 9)))
 SIGNAL = Signal(
     id="s", turn="r:0", name="accepted", value=0.1, source=Source.CODE, occurred_at=1.5, received_at=2.5, lines=(KEPT,)
 )
 WORTH = LineValues(call=None, argument="", lines=9, runs=((1, 5, 0.25), (6, 9, -0.1)))
-REWARD = Reward(turn="r:0", value=0.75, function="copilot@1", signals=("s",), at=42.1, lines=(WORTH,))
+REWARD = Reward(
+    turn="r:0", value=0.75, function="copilot@1", signals=("s",), at=42.1, lines=(WORTH,), reach=RewardReach.EPISODE
+)
 HELD = Holdback(turn="q:0", reason="finish:abort", at=42.0)
-BATCH = Batch(step=1, turns=("r:0",), credits=((0.1 + 0.2, -1.5),), reference=V3, at=50.0, shown=(0.25,))
+BATCH = Batch(
+    step=1,
+    turns=("r:0",),
+    credits=((0.1 + 0.2, -1.5),),
+    reference=V3,
+    at=50.0,
+    shown=(0.25,),
+    after=((0.5, 0.1 + 0.2),),
+)
 EVENT = ReleaseEvent(
     id="r9", action="shipped", policy=V3, previous=None, reason="+4 pp", detail={"n": [1, 2.5, None]}, at=60.0
 )

@@ -15,6 +15,7 @@ from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
     Arm,
     Batch,
+    Consent,
     Delivered,
     Finish,
     Holdback,
@@ -32,6 +33,8 @@ from ostinato.core.records import (
     Source,
     Span,
     Turn,
+    Window,
+    WindowMaker,
     identity,
 )
 from ostinato.core.steering import Steered
@@ -100,8 +103,11 @@ turns = st.builds(
         kl=real,
         features=st.lists(real, max_size=3).map(tuple),
     ),
+    consent=st.sampled_from(Consent),
     calls=st.none() | st.lists(st.builds(ParsedCall, name=text, start=places, end=places), max_size=3).map(tuple),
-)
+    window=st.none()
+    | st.builds(Window, number=places, begins_with=st.none() | text, by=st.sampled_from(WindowMaker), budget=places),
+).map(lambda turn: turn if turn.counts else turn.without_words())
 line_ranges = st.lists(st.tuples(places, places), max_size=3).map(tuple)
 signals = st.builds(
     Signal,

@@ -243,6 +243,10 @@ class Renderer(Protocol):
         """The grammar that the answer must follow (`Sampling.grammar`); "" if the conversation demands nothing. Raises BadRequest."""
         ...
 
+    def call_token(self) -> int | None:
+        """The control token without which no call can begin, so that a bias on it forbids calls; None if calls have no such token."""
+        ...
+
     def has_compiled(self, grammar: str) -> bool:
         """True if `compile` would return at once."""
         ...

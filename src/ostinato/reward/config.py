@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, Field, model_validator
 
 from ostinato.core.records import Purpose
+from ostinato.reward.functions import OUTCOMES
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         description="Turns with a lower temperature are not learned from: gradients grow as 1 / temperature.",
     )
     purposes: tuple[Purpose, ...] = Field(
-        default=(Purpose.TASK, Purpose.SUBAGENT),
+        default=(Purpose.TASK, Purpose.SUBAGENT, Purpose.COMPACTION),
         description="Purposes of the calls that are learned from: task, subagent, compaction, side.",
     )
     max_staleness: int = Field(
@@ -160,7 +161,13 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.9,
         ge=0,
         le=1,
-        description="Factor by which a turn's reward counts for the turn before it in its episode.",
+        description="Factor by which a turn's reward counts for the turn before it in its episode, unless it counts "
+        "one of `outcomes`.",
+    )
+    outcomes: tuple[str, ...] = Field(
+        default=OUTCOMES,
+        description="Signals that say how a whole session ended. A reward that counts one reaches all earlier turns of "
+        "its episode at full value, without `discount`; several of an episode are averaged.",
     )
     users: Users = Field(
         default="declared",

@@ -20,8 +20,8 @@ from dataclasses import replace
 from ostinato.core.errors import Conflict, Corrupt, NoSignal, StorageFull
 from ostinato.core.held_out import HeldOutPrompts
 from ostinato.core.notices import AlarmState
-from ostinato.core.records import Batch, Holdback, Person, PolicyVersion, Reward, Row, Turn
-from ostinato.core.samples import Sample, TrainingBatch
+from ostinato.core.records import Advantages, Batch, Holdback, Person, PolicyVersion, Reward, RewardReach, Row, Turn
+from ostinato.core.samples import LaterReturns, Sample, TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.core.staleness import Lineage
 from ostinato.reward.alarms import FUNCTION
@@ -37,7 +37,7 @@ from ostinato.reward.batching import (
     waited_in_vain,
 )
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import ByOrigin, GroupRelative, SingleRollout, by_episode, of_world
+from ostinato.reward.credit import ByOrigin, EpisodeKey, GroupRelative, SingleRollout, by_episode, of_world
 from ostinato.reward.demonstrations import AnswerIds, corrections_of, demonstration_weights, demonstrations
 from ostinato.reward.ledger import FLAT, GONE, HELD_OUT, NO_SIGNAL, PASSED_OVER, TOO_FEW, TOO_LONG, UNTAKEN, returns_of
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
@@ -246,6 +246,26 @@ class RewardDesk:
         async for batch in recorded(self._log, after_step + 1, self.last_step, self._answer_ids):
             yield batch
 
+    async def last_batch(self) -> Batch:
+        """The row of the newest batch. Raises Corrupt if the log has none."""
+        found = await self._log.find(Batch, [(self.last_step,)])
+        if not found:
+            raise Corrupt(f"batch {self.last_step} is not in the log any more: restore the log")
+        return found[0]
+
+    async def restart(self, step: int, base: PolicyVersion, reference: PolicyVersion) -> Batch:
+        """Record a step without turns that starts from the weights of `base`: what was recorded before it is not repeated.
+
+        Raises Conflict if the log has another batch of this step.
+        """
+        row = Batch(step=step, turns=(), credits=(), reference=reference, at=self._clock(), base=base, even=True)
+        async with self._busy:
+            await self._log.append(row)
+            await self._reading.catch_up()
+            if self._reading.ledger.last_batch != row:
+                raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
+        return row
+
     async def save(self) -> None:
         """Save the fold of the log so far, so that the next start reads on from here. Raises StorageFull."""
         async with self._busy:
@@ -365,11 +385,12 @@ class RewardDesk:
     def _draw(self, people: Sequence[LearnablePart], fair: Sequence[Matured], steps: int) -> ChosenTurns:
         """Draw from people's turns, more of which are ready than a step can hold."""
         baseline = self._reading.ledger.baseline
+        after = self._reading.ledger.later_returns([entry for part in people for entry in part.entries])
 
         def noise(part: LearnablePart) -> float:
-            reached = returns_of(part.entries, self._config.discount)
+            reached = returns_of(part.entries, self._config.discount, after)
             squares = [
-                (reached[each.facts.id] - baseline.predict(each.facts.context)) ** 2 + each.spread
+                (reached[each.facts.id].total - baseline.predict(each.facts.context)) ** 2 + each.spread
                 for each in part.entries
             ]
             sampled = [each.facts.sampled for each in part.entries]
@@ -431,14 +452,17 @@ class RewardDesk:
         by_turn = dict(zip(values, weights, strict=True)) if weights else None
         drawn_from = [entry.facts.source for _, entry in found if not entry.facts.world]
         masses = masses_of(drawn_from + [entry.facts.source for entry in chosen.passed], even=True)
+        lines = await self._lines(found)
+        outcomes = {turn.id for turn, entry in found if entry.reach is RewardReach.EPISODE}
+        after = ledger.later_returns([entry for _, entry in found])
         single = SingleRollout(
-            self._config, ledger.baseline, ledger.recent, by_turn, masses=masses, lines=await self._lines(found)
+            self._config, ledger.baseline, ledger.recent, by_turn, masses=masses, lines=lines, outcomes=outcomes
         )
         credit: Credit = ByOrigin(
             people=single, worlds=GroupRelative(), worlds_weight=self._taught.worlds_weight, weights=by_turn
         )
         try:
-            credits = credit(by_episode(turns), values)
+            credits = credit(by_episode(turns, after), values)
         except NoSignal as error:
             now = self._clock()
             await self._write([Holdback(turn=turn.id, reason=f"{NO_SIGNAL}: {error}", at=now) for turn in turns])
@@ -453,6 +477,7 @@ class RewardDesk:
             even=True,
             weights=tuple(weights),
             shown=await self._shown(turns, masses),
+            after=_behind_last([entry for _, entry in found], after),
         )
         passed = [
             Holdback(turn=entry.facts.id, reason=f"{PASSED_OVER}: step {step} drew others", at=batch.at)
@@ -485,6 +510,13 @@ class RewardDesk:
             await self._log.append(*rows[start : start + CHUNK])
         if rows:
             await self._reading.catch_up()
+
+
+def _behind_last(entries: Sequence[Matured], after: Mapping[EpisodeKey, LaterReturns]) -> tuple[Advantages, ...]:
+    """For `Batch.after`: what came after each turn that an episode was cut behind, () for all others; () if none was cut."""
+    last = {entry.episode: entry.facts.id for entry in entries}
+    ends = {turn: tuple(after[key]) for key, turn in last.items() if key in after}
+    return tuple(ends.get(entry.facts.id, ()) for entry in entries) if ends else ()
 
 
 def _useless(part: LearnablePart, config: RewardConfig) -> str | None:

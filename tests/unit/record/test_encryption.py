@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from record_rows import EVERY, collect, signal
 
-from ostinato.core.errors import BadConfig, Corrupt
-from ostinato.core.records import ParsedCall, Row, Signal, Turn
+from ostinato.core.errors import BadConfig, BadRequest, Corrupt
+from ostinato.core.records import Consent, ParsedCall, Row, Signal, Turn
 from ostinato.core.steering import Steered
 from ostinato.record.codec import shrink
 from ostinato.record.codec import turns as codec
@@ -406,3 +406,21 @@ def test_two_processes_make_one_key_for_one_scope(tmp_path: Path):
     assert rings[1].reveal(first[scopes[0]], b"there", sealed) == b"hello"
     for ring in rings:
         ring.close()
+
+
+@pytest.mark.parametrize("encrypt", ["none", "tenant", "user"])
+async def test_a_turn_that_must_not_be_kept_is_stored_without_its_words_or_refused(tmp_path: Path, encrypt: str):
+    said = replace(BOB, parent=ANN.id, consent=Consent.NEVER)
+    unkept, after = said.without_words(), turn(5, "ann", parent=said.id)
+    with opened(tmp_path, encrypt) as log:
+        with pytest.raises(BadRequest, match=r"without_words") as caught:
+            await log.append(ANN, said)
+        assert caught.value.field == "consent"
+        assert log.newest() == 0
+        await log.append(ANN, unkept, after)
+        assert [row for _, row in await collect(log)] == [ANN, unkept, after]
+    with opened(tmp_path, encrypt) as log:
+        assert await log.find(Turn, [(said.id,)]) == [unkept]
+        assert unkept.redacted
+        assert traces(tmp_path, *written(said)) == []
+    assert encrypt != "none" or traces(tmp_path, *written(ANN)), "the search finds what is kept"

@@ -25,6 +25,7 @@ from ostinato.core.records import (
     Turn,
 )
 from ostinato.core.seams import Log
+from ostinato.launch.commands.erasure import CHECKPOINT_WAIT_S, await_checkpoint
 from ostinato.launch.views.audit import audited, login
 from ostinato.launch.views.screen import plain
 from ostinato.reward.functions import parts_of
@@ -131,9 +132,15 @@ async def print_log(config: Config, kind: str, last: int, console: Console) -> N
             console.print(f"{cursor:>8}  {line(row, made)}", highlight=False, markup=False, soft_wrap=True)
 
 
-async def forget(config: Config, tenant: str, user: str | None, console: Console) -> None:
-    """Make unreadable what one user of a tenant wrote, or everybody of the tenant. Raises NotFound, BadConfig."""
+async def forget(
+    config: Config, tenant: str, user: str | None, console: Console, *, wait_s: float = CHECKPOINT_WAIT_S
+) -> None:
+    """Make unreadable what one user of a tenant wrote, or everybody of the tenant. Waits up to `wait_s` seconds for the trainer to write
+    a checkpoint first. Raises NotFound, BadConfig.
+    """
     place = existing(config)
+    if said := await await_checkpoint(config, wait_s):
+        console.print(said, highlight=False, soft_wrap=True)
     with (
         audited(place, "forget", tenant=tenant, whose="everybody's" if user is None else "one user's", actor=login()),
         open_log(config) as log,

@@ -23,6 +23,7 @@ from ostinato.core.records import (
     Arm,
     Batch,
     Branch,
+    Consent,
     Delivered,
     Finish,
     Holdback,
@@ -35,12 +36,15 @@ from ostinato.core.records import (
     Quarantine,
     ReleaseEvent,
     Reward,
+    RewardReach,
     Row,
     Sampling,
     Signal,
     Source,
     SteeringBasis,
     Turn,
+    Window,
+    WindowMaker,
 )
 
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
@@ -181,6 +185,15 @@ def _to_pick(value: Any) -> Pick:
     return Pick(arm=value[0], odds=value[1], cost=value[2])
 
 
+def _window(window: Window) -> list[Any]:
+    begins = None if window.begins_with is None else text(window.begins_with)
+    return [whole(window.number), begins, str(window.by), whole(window.budget)]
+
+
+def _to_window(value: Any) -> Window:
+    return Window(number=value[0], begins_with=value[1], by=WindowMaker(value[2]), budget=value[3])
+
+
 def _or_none(form: Form) -> Form:
     load = form.load
     return Form(
@@ -204,11 +217,14 @@ FORMS: Mapping[str, Form] = {
     "bool": Form(bool),
     "bytes": Form(_base64, base64.b64decode),
     "Pick | None": _or_none(Form(_pick, _to_pick)),
+    "Window | None": _or_none(Form(_window, _to_window)),
     "Arm": Form(str, Arm),
     "Purpose": Form(str, Purpose),
     "Branch": Form(str, Branch),
+    "Consent": Form(str, Consent),
     "Finish": Form(str, Finish),
     "Sampling": Form(_sampling, _to_sampling),
+    "RewardReach": Form(str, RewardReach),
     "Source": Form(str, Source),
     "AlarmState": Form(str, AlarmState),
     "tuple[Advantages, ...]": Form(_credits, _to_credits),
@@ -275,6 +291,8 @@ TURNS = Kind(
         "purpose",
         "branch",
         "harness",
+        "window",
+        "consent",
     ),
 )
 """A turn's tokens, text, spans, grammar, parsed calls and steering are not part of its JSON: `codec.turns` packs them."""
@@ -289,14 +307,14 @@ SIGNALS = Kind(
 SMALL = (
     SIGNALS,
     Kind("deliveries", Delivered, ("id",), ("id", "turns", "at")),
-    Kind("rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto", "lines")),
+    Kind("rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto", "lines", "reach")),
     Kind("quarantines", Quarantine, ("turn",), ("turn", "reason", "at", "upto")),
     Kind("holdbacks", Holdback, ("turn",), ("turn", "reason", "at")),
     Kind(
         "batches",
         Batch,
         ("step",),
-        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown"),
+        ("step", "turns", "credits", "reference", "at", "base", "even", "weights", "shown", "after"),
         for_ever=True,
     ),
     Kind(

@@ -99,6 +99,8 @@ class TurnSegment(Protocol):
 
 def prepare(turn: Turn) -> Prepared:
     """Check and pack a turn. Raises BadRequest, which names the field that cannot be stored."""
+    if not turn.counts and turn != turn.without_words():
+        raise BadRequest("Turn.consent is 'never', and it holds words; store `turn.without_words()`", field="consent")
     head = dump(TURNS, turn, TURNS.body)
     field = "prompt_ids"
     try:

@@ -17,7 +17,19 @@ from typing import Any, Protocol
 from ostinato.core import nucleus
 from ostinato.core.errors import GrammarTooComplex, OstinatoError, Unavailable
 from ostinato.core.generation import Chunk, Generate, Tops, Usage
-from ostinato.core.records import Arm, Branch, Finish, Pick, PolicyVersion, Purpose, Sampling, Span, Turn
+from ostinato.core.records import (
+    Arm,
+    Branch,
+    Consent,
+    Finish,
+    Pick,
+    PolicyVersion,
+    Purpose,
+    Sampling,
+    Span,
+    Turn,
+    Window,
+)
 from ostinato.core.seams import Clock, Log
 from ostinato.core.steering import Steered, Steering
 from ostinato.serve.calls.conversations import AnswerParser
@@ -58,8 +70,10 @@ class Call:
     tops: int = 0
     purpose: Purpose = Purpose.TASK
     branch: Branch = Branch.NONE
+    window: Window | None = None
     until: float | None = None  # deadline for the end of sampling, by `time.monotonic`
     steering: Steering | None = None  # a person's dials
+    consent: Consent = Consent.YES
     form: str = ""  # the fields of the request that hold the answer's demanded form, for errors
     packed_prompt: bytes = field(
         default=b"", repr=False
@@ -322,9 +336,13 @@ class Capture:
             auto=None if call.auto is None else replace(call.auto, cost=self._cost(choice)),
             purpose=call.purpose,
             branch=call.branch,
+            window=call.window,
             calls=() if choice.reading is None else choice.reading.parsed_calls(),
             steered=choice.steered,
+            consent=call.consent,
         )
+        if not turn.counts:
+            return turn.without_words()
         if call.packed_prompt:
             turn.keep_packed_prompt(call.packed_prompt)
         return turn
@@ -390,6 +408,8 @@ def again(turns: Sequence[Turn]) -> Call:
         auto=first.auto,
         purpose=first.purpose,
         branch=first.branch,
+        window=first.window,
+        consent=first.consent,
     )
 
 
