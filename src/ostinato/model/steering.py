@@ -144,18 +144,22 @@ def mean_probabilities(model: PreTrainedModel, answers: Sequence[Answer]) -> NDA
 
 
 def score_features(
-    model: PreTrainedModel, answers: Sequence[Answer], tokens_M: NDArray[np.int64]
+    model: PreTrainedModel,
+    answers: Sequence[Answer],
+    tokens_M: NDArray[np.int64],
+    done: Callable[[int], None] = lambda count: None,
 ) -> NDArray[np.float64]:
     """[N, M]: for each answer the gradient of its log-probability with respect to a constant added to each of these tokens' logits.
 
-    It is the sum over the answer's tokens of 1[token = v] - p(v), at temperature 1.
+    It is the sum over the answer's tokens of 1[token = v] - p(v), at temperature 1. `done` is told how many answers are done.
     """
     found_NM = np.zeros((len(answers), len(tokens_M)))
-    for found_M, answer in zip(found_NM, answers, strict=True):
+    for number, (found_M, answer) in enumerate(zip(found_NM, answers, strict=True), 1):
         logits_TV = _teacher_forced(model, answer)
         at_M = torch.from_numpy(tokens_M).to(logits_TV.device)
         expected_M = logits_TV.softmax(-1).sum(0)[at_M].double().cpu().numpy()
         found_M += np.bincount(answer[1], minlength=logits_TV.shape[1])[tokens_M] - expected_M
+        done(number)
     return found_NM
 
 
