@@ -12,7 +12,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from ostinato.core.notices import Alarm, Stamp
+from ostinato.core.steering import Basis, Steered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -254,6 +257,7 @@ class Turn:
     window, and where windows are not known. `harness`: the hash of the calling
     program, as reported by itself; "" if it reported none. `calls`: the first 256 tool calls that the gateway parsed in `text`, in
     its order, malformed ones included; None if that is not known, as for a redacted turn and for one that was stored before calls were.
+    `steered`: how a person's dials steered it; None if they did not, and for a redacted turn.
     `consent`: what may be done with it, decided before its first token; turns of earlier versions, which did not ask, have `YES`.
     """
 
@@ -283,6 +287,7 @@ class Turn:
     branch: Branch = Branch.NONE
     harness: str = ""
     calls: tuple[ParsedCall, ...] | None = ()
+    steered: Steered | None = None
     window: Window | None = None
     consent: Consent = Consent.YES
     _packed_prompt: bytes = field(default=b"", init=False, repr=False, compare=False)
@@ -321,7 +326,13 @@ class Turn:
             routes=b"",
             nucleus=b"",
             calls=None,
-            sampling=replace(self.sampling, stop=(), logit_bias=(), grammar=""),
+            sampling=Sampling(
+                max_tokens=self.sampling.max_tokens,
+                temperature=self.sampling.temperature,
+                top_p=self.sampling.top_p,
+                seed=self.sampling.seed,
+            ),
+            steered=None,
         )
 
     @property
@@ -559,7 +570,45 @@ class ReleaseEvent:
     at: float
 
 
-Row = Turn | Delivered | Signal | Reward | Quarantine | Holdback | Batch | ReleaseEvent | Stamp | Alarm
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteeringBasis:
+    """A basis of dials (`core.steering.Basis`), written before the first turn that names it by its hash.
+
+    `tokens`: int64, `directions`: float32, row by row, both little-endian.
+
+    Example: ``SteeringBasis.of(basis, at=9.0).basis() == basis``
+    """
+
+    hash: str
+    names: tuple[str, ...]
+    tokens: bytes
+    directions: bytes
+    weights: str
+    at: float
+
+    @staticmethod
+    def of(basis: Basis, at: float) -> SteeringBasis:
+        """The row of a basis."""
+        return SteeringBasis(
+            hash=basis.hash,
+            names=basis.names,
+            tokens=basis.tokens_M.astype("<i8").tobytes(),
+            directions=basis.directions_KM.astype("<f4").tobytes(),
+            weights=basis.weights,
+            at=at,
+        )
+
+    def basis(self) -> Basis:
+        """The basis. Raises ValueError if the row is not the one that its hash names."""
+        tokens_M = np.frombuffer(self.tokens, "<i8").astype(np.int64)
+        directions_KM = np.frombuffer(self.directions, "<f4").astype(np.float32).reshape(len(self.names), -1)
+        made = Basis(names=self.names, tokens_M=tokens_M, directions_KM=directions_KM, weights=self.weights)
+        if made.hash != self.hash:
+            raise ValueError(f"the basis {self.hash} has the content of {made.hash}")
+        return made
+
+
+Row = Turn | Delivered | Signal | Reward | Quarantine | Holdback | Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis
 
 Identity = tuple[str | int, ...]
 
@@ -578,3 +627,5 @@ def identity(row: Row) -> Identity:
             return (row.step,)
         case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm():
             return (row.id,)
+        case SteeringBasis():
+            return (row.hash,)

@@ -84,7 +84,8 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, logits_MV: Tensor, targets_M: Tensor, temperatures_M: Tensor, edits: Mapping[int, Edit]
     ) -> Tensor:
-        ctx.dtype, logits_MV = logits_MV.dtype, edit_logits(logits_MV, edits)
+        ctx.dtype = logits_MV.dtype
+        logits_MV, _ = edit_logits(logits_MV, edits)
         normal = RowSoftmax.of(logits_MV, temperatures_M)
         ctx.save_for_backward(logits_MV, targets_M, temperatures_M, normal.log_totals())
         return normal.logprobs(targets_M.numpy())

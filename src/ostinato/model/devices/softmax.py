@@ -121,7 +121,8 @@ class TensorLogprobs(torch.autograd.Function):
         ctx: Any, logits_MV: Tensor, targets_M: Tensor, temperatures_M: Tensor, edits: Mapping[int, Edit]
     ) -> Tensor:
         """[M], fp32."""
-        ctx.dtype, logits_MV = logits_MV.dtype, edit_logits(logits_MV, edits)
+        ctx.dtype = logits_MV.dtype
+        logits_MV, _ = edit_logits(logits_MV, edits)
         normal = TensorSoftmax.of(logits_MV, temperatures_M)
         ctx.save_for_backward(logits_MV, targets_M, normal.temperatures_M, normal.totals_M)
         return normal.of_tokens(targets_M)

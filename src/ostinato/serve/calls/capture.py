@@ -31,6 +31,7 @@ from ostinato.core.records import (
     Window,
 )
 from ostinato.core.seams import Clock, Log
+from ostinato.core.steering import Steered, Steering
 from ostinato.serve.calls.conversations import AnswerParser
 from ostinato.serve.config import AutoArm
 from ostinato.serve.metrics import Metrics
@@ -71,6 +72,7 @@ class Call:
     branch: Branch = Branch.NONE
     window: Window | None = None
     until: float | None = None  # deadline for the end of sampling, by `time.monotonic`
+    steering: Steering | None = None  # a person's dials
     consent: Consent = Consent.YES
     form: str = ""  # the fields of the request that hold the answer's demanded form, for errors
     packed_prompt: bytes = field(
@@ -93,6 +95,7 @@ class Call:
             tops=self.tops,
             within_s=within_s,
             paired=self.arm is Arm.EVAL,
+            steering=self.steering,
         )
 
     def turn_ids(self) -> list[str]:
@@ -166,6 +169,7 @@ class Choice:
     seed: int | None = None
     routes: bytes = b""
     nucleus: bytearray | None = field(default_factory=bytearray)
+    steered: Steered | None = None
     usage: Usage | None = None
     tops: list[Tops] = field(default_factory=list[Tops])  # sent to the client, not stored
     reading: AnswerParser | None = None
@@ -224,6 +228,7 @@ class Capture:
         choice.tops += chunk.tops
         choice.keep_nucleus(chunk.nucleus)
         choice.text.append(chunk.text)
+        choice.steered = chunk.steered
         if chunk.policy is not None:
             choice.seed = chunk.seed
             _extend(choice.spans, chunk.policy, len(chunk.ids))
@@ -333,6 +338,7 @@ class Capture:
             branch=call.branch,
             window=call.window,
             calls=() if choice.reading is None else choice.reading.parsed_calls(),
+            steered=choice.steered,
             consent=call.consent,
         )
         if not turn.counts:
