@@ -100,3 +100,10 @@ class TrainingBatch:
 
     row: Batch
     samples: tuple[Sample, ...]
+
+    @property
+    def tokens(self) -> int:
+        """An upper bound on the tokens that a trainer computes: those that a turn shares with its parent here are counted once."""
+        lengths = {each.turn.id: len(each.turn.prompt_ids) + len(each.turn.sampled_ids) for each in self.samples}
+        parents = (each.turn.parent for each in self.samples)
+        return sum(lengths.values()) - sum(lengths.get(parent, 0) for parent in parents if parent is not None)

@@ -53,9 +53,9 @@ class LearnablePart:
 
 def longest_part(config: RewardConfig, *, world: bool = False) -> int:
     """The most tokens that a part may have; no batch takes a longer one. A group of a world's rollouts may fill a batch, since it is
-    not one person's word.
+    not one person's word, and be longer than one if it is alone in it.
     """
-    return config.batch_tokens if world else config.batch_tokens // LEAST_PARTS
+    return max(config.batch_tokens, config.group_tokens) if world else config.batch_tokens // LEAST_PARTS
 
 
 def costs(entries: Iterable[Matured]) -> Iterator[int]:

@@ -48,6 +48,7 @@ from ostinato.reward.ledger_entries import (
     Gold,
     Matured,
     OpenTurn,
+    Rollout,
     Said,
     TurnFacts,
     Unit,
@@ -206,7 +207,7 @@ KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch
 NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT = "no_signal", "too_few", "too_long", "untaken", "flat"
 PASSED_OVER = "passed_over"
 WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT, PASSED_OVER})  # holdbacks of whole units
-STALE = "stale"
+STALE, STALE_TURN = "stale", "stale_turn"  # the latter: of a rollout that goes on without it
 TEACHING = frozenset(
     {NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, PASSED_OVER, STALE}
 )  # why turns are held back that teach the baseline
@@ -261,6 +262,7 @@ class TurnLedger:
         self.counts: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
         self.quarantined: Counter[str] = Counter()
+        self.rollout_turns: dict[Unit, Counter[str]] = {}  # so far, by episode, of the groups without an outcome
         self._open_in: dict[Unit, dict[Cursor, str]] = {}  # trainable open turns
 
     def apply(self, seq: Cursor, row: Row) -> None:
@@ -329,6 +331,14 @@ class TurnLedger:
         total, outcome = min(most, max(-most, total)), min(most, max(-most, outcome))
         return LaterReturns(expected=total - outcome, expected_outcome=outcome).unknown
 
+    def rollout_ends(self) -> dict[Rollout, Cursor]:
+        """The place of the last turn of each rollout of a world that has turns without an outcome."""
+        ends: dict[Rollout, Cursor] = {}
+        for facts in [entry.facts for entry in (*self.matured.values(), *self.open.values())]:
+            if facts.unit[0] == "world":
+                ends[facts.unit, facts.episode] = max(facts.seq, ends.get((facts.unit, facts.episode), 0))
+        return ends
+
     @property
     def learnable(self) -> int:
         """The number of people's turns that may yet be trained on."""
@@ -358,6 +368,12 @@ class TurnLedger:
             facts = replace(facts, hold=LATE_GROUP)
         if facts.hold is None and self._gold(turn.tenant, turn.user):
             facts = replace(facts, hold=GOLD)
+        elif facts.hold is None and facts.unit[0] == "world":
+            numbers = self.rollout_turns.setdefault(facts.unit, Counter())
+            numbers[facts.episode] += 1
+            if len(self.rollout_turns) > GROUPS:  # the longest without an outcome
+                del self.rollout_turns[next(iter(self.rollout_turns))]
+            facts = replace(facts, number=numbers[facts.episode])
         if facts.hold is not None:
             self.to_hold[turn.id] = facts.hold
         said = self.orphans.claim(turn.tenant, turn.id)
@@ -497,7 +513,9 @@ class TurnLedger:
             self.alarms.use.see(cause)
         if matured is not None:
             self.settled.put(row.turn, matured.facts.tenant, Fate.HELD)
-            if kind_of(row.reason) in WHOLE or (matured.facts.world and row.reason != GONE):
+            if row.reason.startswith(f"{STALE_TURN}:"):
+                self._count_tokens("stale", matured.facts)
+            elif kind_of(row.reason) in WHOLE or (matured.facts.world and row.reason != GONE):
                 self._close_group(matured.facts)
             if row.reason.partition(":")[0] in TEACHING and not matured.facts.world:
                 self.teaching.held(seq, row, matured)
@@ -518,7 +536,9 @@ class TurnLedger:
         self.recent.observe(masses, scales_of(masses, self.recent, self.config))
         for entry in taught:
             self.counts["trained"] += 1
-            if not entry.facts.world:
+            if entry.facts.world:
+                self._count_tokens("taken", entry.facts)
+            else:
                 self.alarms.use.see("trained")
             self.to_hold.pop(entry.facts.id, None)
             self.settled.put(entry.facts.id, entry.facts.tenant, Fate.TRAINED)
@@ -542,9 +562,17 @@ class TurnLedger:
         """Close the turn's group: members that are still to come are too late."""
         if facts.group is not None:
             self.groups[facts.unit] = None
+            self.rollout_turns.pop(facts.unit, None)
             self.closed.pop(facts.unit, None)
             if len(self.groups) > GROUPS:
                 self.groups.popitem(last=False)
+
+    def _count_tokens(self, what: str, facts: TurnFacts) -> None:
+        """Count the sampled tokens of a rollout's turn by the band of its number: 1 to 4, 5 to 16, 17 to 64, ..."""
+        high = 4
+        while facts.number > high:
+            high *= 4
+        self.counts[f"{what} tokens of turns {high // 4 + 1 if high > 4 else 1}-{high}"] += facts.sampled
 
     def _forget_open(self, facts: TurnFacts) -> None:
         places = self._open_in.get(facts.unit)

@@ -17,6 +17,9 @@ from ostinato.reward.credit import EpisodeKey, of_world
 Unit = tuple[str, str, str]
 """Turns that go into one batch together: (kind, tenant, name), with kind "world" (a group of a world's rollouts), "group" or "episode"."""
 
+Rollout = tuple[Unit, str]
+"""A group of a simulated world and the episode of one of its rollouts."""
+
 Said = tuple[Cursor, str, str | None, str]
 """A signal about a turn: its place in the log, its id, the id of the signal that it retracts, if any, and its name."""
 
@@ -98,8 +101,8 @@ def untrainable(
 class TurnFacts:
     """A turn without its tokens. `hold` is why it will not be trained on, None if nothing speaks against it yet.
 
-    `world`: it belongs to a rollout in a simulated world. `tokens` counts its prompt and the sampled tokens; its prompt begins with all
-    tokens of the turn `parent`.
+    `world`: it belongs to a rollout in a simulated world, as its turn `number`, from 1. `tokens` counts its prompt and the sampled tokens;
+    its prompt begins with all tokens of the turn `parent`.
 
     Example: ``TurnFacts(seq=12, id="a:0", tenant="default", episode="e1", parent=None, group=None, tokens=128, oldest=7, numerics="",
     ended_at=10.0, hold=None, context=BaselineInputs(...))``
@@ -118,6 +121,7 @@ class TurnFacts:
     hold: str | None
     context: BaselineInputs
     world: bool = False
+    number: int = 0
 
     @classmethod
     def of(cls, seq: Cursor, turn: Turn, config: RewardConfig, arms: Collection[Arm] = TEACHING_ARMS) -> Self:
@@ -193,6 +197,11 @@ class Matured:
     def episode(self) -> EpisodeKey:
         """Its tenant and episode."""
         return self.facts.tenant, self.facts.episode
+
+    @property
+    def rollout(self) -> Rollout:
+        """The group and the episode that it is a turn of."""
+        return self.facts.unit, self.facts.episode
 
 
 open_turns: TypeAdapter[list[OpenTurn]] = TypeAdapter(list[OpenTurn])

@@ -39,7 +39,19 @@ from ostinato.reward.batching import (
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import ByOrigin, EpisodeKey, GroupRelative, SingleRollout, by_episode, of_world
 from ostinato.reward.demonstrations import AnswerIds, corrections_of, demonstration_weights, demonstrations
-from ostinato.reward.ledger import FLAT, GONE, HELD_OUT, NO_SIGNAL, PASSED_OVER, TOO_FEW, TOO_LONG, UNTAKEN, returns_of
+from ostinato.reward.ledger import (
+    FLAT,
+    GONE,
+    HELD_OUT,
+    NO_SIGNAL,
+    PASSED_OVER,
+    STALE,
+    STALE_TURN,
+    TOO_FEW,
+    TOO_LONG,
+    UNTAKEN,
+    returns_of,
+)
 from ostinato.reward.ledger_entries import Gold, Matured, Taught, TurnFacts, Unit, nobody
 from ostinato.reward.line_credit import TokenBytes, TurnLines, turn_lines
 from ostinato.reward.log_fold import LedgerFollower
@@ -333,13 +345,8 @@ class RewardDesk:
         now, ledger = self._clock(), self._reading.ledger
         lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
         unfit = {turn: why for turn, entry in ledger.matured.items() if (why := self._unfit(entry, lineage, steps))}
-        groups = {entry.facts.unit: unfit[turn] for turn, entry in ledger.matured.items() if turn in unfit}
-        unfit |= {  # a group of rollouts is never split
-            turn: groups[entry.facts.unit]
-            for turn, entry in ledger.matured.items()
-            if entry.facts.unit[0] == "world" and entry.facts.unit in groups
-        }
-        await self._write([Holdback(turn=turn, reason=reason, at=now) for turn, reason in unfit.items()])
+        held = self._with_groups(unfit)
+        await self._write([Holdback(turn=turn, reason=reason, at=now) for turn, reason in held.items()])
         parts = ready_parts(
             ledger.matured.values(), ledger.first_open, now=now, config=self._config, closed=ledger.closed
         )
@@ -359,12 +366,35 @@ class RewardDesk:
             await self._give_up(TOO_FEW, f"no batch of {size}")
         return chosen
 
+    def _with_groups(self, unfit: Mapping[str, str]) -> dict[str, str]:
+        """Why turns are held back, with the groups of rollouts that fall with them. A turn that is too stale falls alone if its rollout
+        goes on behind it and it has no reward: then the returns that the group's rollouts are compared by stay as they are.
+        """
+        ledger = self._reading.ledger
+        ends = ledger.rollout_ends() if any(kind.startswith(STALE) for kind in unfit.values()) else {}
+        alone: dict[str, str] = {}
+        groups: dict[Unit, str] = {}
+        for turn, why in unfit.items():
+            entry = ledger.matured[turn]
+            if entry.facts.unit[0] != "world":
+                alone[turn] = why
+            elif why.startswith(f"{STALE}:") and not entry.value and entry.facts.seq < ends[entry.rollout]:
+                alone[turn] = why.replace(STALE, STALE_TURN, 1)
+            else:
+                groups[entry.facts.unit] = why
+        whole = {turn: groups[each.facts.unit] for turn, each in ledger.matured.items() if each.facts.unit in groups}
+        return alone | whole
+
     def _deal(self, parts: Sequence[LearnablePart], size: int, lineage: Lineage, steps: int) -> ChosenTurns | None:
         """People's turns, if there are enough of them, and groups of rollouts: as many as a step takes, or fewer if people's turns
-        are taken too. None if a step should wait for others.
+        are taken too. A group that is longer than a batch is a step of its own, every other one if people's turns are ready. None if a step
+        should wait for others.
         """
         people = [part for part in parts if not part.world]
         served: Sequence[Matured] = dealt(people, size=size, config=self._config, every=self._taught.every)
+        oldest = min((part for part in parts if part.world), key=lambda part: part.entries[0].facts.seq, default=None)
+        if oldest and oldest.tokens > self._config.batch_tokens and (not served or steps % 2):
+            return ChosenTurns(entries=oldest.entries)
         draw = None
         if self._taught.every and served:
             if len(served) == sum(len(part.entries) for part in people):
@@ -526,7 +556,7 @@ def _useless(part: LearnablePart, config: RewardConfig) -> str | None:
     most = longest_part(config, world=part.world)
     if part.tokens <= most:
         return None
-    size = "reward.batch_tokens" if part.world else "a quarter of reward.batch_tokens"
+    size = "reward.group_tokens" if part.world else "a quarter of reward.batch_tokens"
     return f"{TOO_LONG}: {part.tokens} tokens to be learned from together, and the most is {most}, {size}"
 
 

@@ -514,7 +514,19 @@ def _event(turn: str, name: str, value: float) -> dict[str, Any]:
 # ---------------------------------------------------------------- what became of the groups that were told
 
 
-_OF_ONE_TURN = ("finish:", "arm:", "empty", "greedy", "top_p", "cold", "purpose:", "late_group", "gold", "gone")
+_OF_ONE_TURN = (
+    "finish:",
+    "arm:",
+    "empty",
+    "greedy",
+    "top_p",
+    "cold",
+    "purpose:",
+    "late_group",
+    "gold",
+    "gone",
+    "stale_turn:",
+)
 """Reasons that hold back a turn and not its group."""
 
 
