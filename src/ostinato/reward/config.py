@@ -121,7 +121,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         description="Turns with a lower temperature are not learned from: gradients grow as 1 / temperature.",
     )
     purposes: tuple[Purpose, ...] = Field(
-        default=(Purpose.TASK, Purpose.SUBAGENT),
+        default=(Purpose.TASK, Purpose.SUBAGENT, Purpose.COMPACTION),
         description="Purposes of the calls that are learned from: task, subagent, compaction, side.",
     )
     max_staleness: int = Field(

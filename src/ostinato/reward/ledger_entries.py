@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
-from ostinato.core.records import Arm, Person, Purpose, RewardReach, Turn
+from ostinato.core.records import Arm, Consent, Person, Purpose, RewardReach, Turn
 from ostinato.core.seams import Cursor
 from ostinato.reward.baseline import BaselineInputs, context_of
 from ostinato.reward.config import RewardConfig
@@ -62,24 +62,26 @@ class Taught:
 
 
 def needs_reward(turn: Turn) -> bool:
-    """True if a person or a world was served this turn and the policy itself ended it."""
-    return turn.finish.trainable and turn.arm is not Arm.EVAL
+    """True if a person or a world was served this turn, the policy itself ended it, and it may count in metrics."""
+    return turn.finish.trainable and turn.arm is not Arm.EVAL and turn.counts
 
 
 def untrainable(
     turn: Turn,
     min_temperature: float,
-    purposes: Collection[Purpose] = (Purpose.TASK, Purpose.SUBAGENT),
+    purposes: Collection[Purpose] = (Purpose.TASK, Purpose.SUBAGENT, Purpose.COMPACTION),
     arms: Collection[Arm] = TEACHING_ARMS,
 ) -> str | None:
     """Why a turn can never be trained on, known from the turn alone; None if it can. The first reason that applies is given.
 
-    ``finish:<x>``: cut by something other than the policy. ``arm:<x>``: control, evaluation and any other arm that is not in `arms`
-    teach nothing. ``empty``: nothing was sampled. ``greedy``: temperature 0 explores nothing, and the log-probabilities are not those
-    of the choice made. ``top_p``: the tokens were drawn from the head of the distribution, and it is not known which tokens that was, so
-    that even praise for everything would move the policy. ``cold``: sampled below the lowest temperature that is learned from.
-    ``purpose:<x>``: not one of `purposes`.
+    ``consent:<x>``: sampled under a level that keeps it from the weights. ``finish:<x>``: cut by something other than the policy.
+    ``arm:<x>``: control, evaluation and any other arm that is not in `arms` teach nothing. ``empty``: nothing was sampled. ``greedy``:
+    temperature 0 explores nothing, and the log-probabilities are not those of the choice made. ``top_p``: the tokens were drawn from the
+    head of the distribution, and it is not known which tokens that was, so that even praise for everything would move the policy.
+    ``cold``: sampled below the lowest temperature that is learned from. ``purpose:<x>``: not one of `purposes`.
     """
+    if turn.consent is not Consent.YES:
+        return f"consent:{turn.consent}"
     if not turn.finish.trainable:
         return f"finish:{turn.finish}"
     if turn.arm not in arms:

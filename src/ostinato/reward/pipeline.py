@@ -258,6 +258,26 @@ class RewardDesk:
         async for batch in recorded(self._log, after_step + 1, self.last_step, self._answer_ids):
             yield batch
 
+    async def last_batch(self) -> Batch:
+        """The row of the newest batch. Raises Corrupt if the log has none."""
+        found = await self._log.find(Batch, [(self.last_step,)])
+        if not found:
+            raise Corrupt(f"batch {self.last_step} is not in the log any more: restore the log")
+        return found[0]
+
+    async def restart(self, step: int, base: PolicyVersion, reference: PolicyVersion) -> Batch:
+        """Record a step without turns that starts from the weights of `base`: what was recorded before it is not repeated.
+
+        Raises Conflict if the log has another batch of this step.
+        """
+        row = Batch(step=step, turns=(), credits=(), reference=reference, at=self._clock(), base=base, even=True)
+        async with self._busy:
+            await self._log.append(row)
+            await self._reading.catch_up()
+            if self._reading.ledger.last_batch != row:
+                raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
+        return row
+
     async def save(self) -> None:
         """Save the fold of the log so far, so that the next start reads on from here. Raises StorageFull."""
         async with self._busy:

@@ -6,7 +6,18 @@ import pytest
 from tests.oracles.turn_accounting import recount
 
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantine, Reward, Signal, Source, Span
+from ostinato.core.records import (
+    Arm,
+    Batch,
+    Holdback,
+    PolicyVersion,
+    Purpose,
+    Quarantine,
+    Reward,
+    Signal,
+    Source,
+    Span,
+)
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
 from ostinato.launch.commands.status import accounts
 from ostinato.record.folds import FileFolds
@@ -89,6 +100,45 @@ async def test_a_group_goes_into_a_batch_only_when_it_was_closed_and_then_whole(
     assert [sample.turn.id for sample in batch.samples] == ["one-0:0", "one-1:0", "two-0:0"]
     assert [sample.advantages[0] for sample in batch.samples] == [0.5, 0.5, -0.5]
     assert [(sample.weight, sample.summed) for sample in batch.samples] == [(0.5, True), (0.5, True), (1.0, True)]
+
+
+def chain(episode: str, purposes: str):
+    """A rollout with memory: `t` is a turn of the task, `c` a summary or a refused try at one."""
+    named = {"t": Purpose.TASK, "c": Purpose.COMPACTION}
+    return [
+        replace(turn, purpose=named[purpose])
+        for turn, purpose in zip(rollout(episode, len(purposes)), purposes, strict=True)
+    ]
+
+
+async def test_summaries_and_refused_tries_get_their_chains_return_and_a_chain_counts_once(log, desk):
+    made = desk(purposes=tuple(Purpose))
+    long, short, other = chain("long", "tcctct"), chain("short", "t"), chain("other", "ct")
+    await log.append(*long, *short, *other)
+    await log.append(*graded(*long, grade=1.0), *graded(*short, grade=0.0), *graded(*other, grade=0.0))
+    await log.append(said(other[-1], CLOSED, 3.0))
+    batch = await made.batch(1, 1, V0)
+    assert batch is not None
+    advantages = {sample.turn.id: sample.advantages for sample in batch.samples}
+    # the mean is that of three chains, not of nine turns
+    assert {round(advantages[turn.id][0], 12) for turn in long} == {round(2 / 3, 12)}
+    assert {round(advantages[turn.id][0], 12) for turn in (*short, *other)} == {round(-1 / 3, 12)}
+    weights = {sample.turn.id: sample.weight for sample in batch.samples}
+    assert [sum(weights[turn.id] for turn in each) for each in (long, short, other)] == [pytest.approx(1.0)] * 3
+    assert log.reasons(Holdback) == {}
+    assert (await recount(log)).balanced
+
+
+async def test_summaries_that_are_not_learned_from_leave_their_chain_what_it_is_worth(log, desk):
+    made = desk(purposes=(Purpose.TASK,))
+    long, short = chain("long", "tcctct"), chain("short", "t")
+    await log.append(*long, *short, *graded(*long, grade=1.0), *graded(*short, grade=0.0), said(short[0], CLOSED, 2.0))
+    batch = await made.batch(1, 1, V0)
+    assert [(sample.turn.id, sample.advantages[0]) for sample in batch.samples] == [
+        *[(f"long-{n}:0", 0.5) for n in (0, 3, 5)],
+        ("short-0:0", -0.5),
+    ]
+    assert log.reasons(Holdback) == {f"long-{n}:0": "purpose:compaction" for n in (1, 2, 4)}
 
 
 async def test_what_nobody_knows_of_when_the_group_ends_is_torn_and_what_comes_after_is_late(log, desk):
