@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -29,9 +30,10 @@ from ostinato.serve.arms import Arms
 from ostinato.serve.auth import KeyAudit, KeyFile, Keyring, check_tenants
 from ostinato.serve.auto_deals import Deals
 from ostinato.serve.calls.caller import ROUTES
+from ostinato.serve.calls.compaction import BlockSigner
 from ostinato.serve.calls.generate import CallHandlers
 from ostinato.serve.config import ServeConfig
-from ostinato.serve.dialects import anthropic, openai_reply
+from ostinato.serve.dialects import anthropic_reply, openai_reply
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.feedback.followups import FollowUps
@@ -131,11 +133,11 @@ def _card(name: str, made: float, context: int) -> dict[str, Any]:
 
 def _abilities(*, forms: bool) -> dict[str, Any]:
     """What the model can do, as Anthropic's model list describes it. `forms`: answers can be held to a JSON schema."""
-    no = {"supported": False}
+    no, yes = {"supported": False}, {"supported": True}
     edits = dict.fromkeys(("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"), no)
     return {
         **dict.fromkeys(("batch", "citations", "code_execution", "image_input", "pdf_input"), no),
-        "compaction": no | {"summarize": no},
+        "compaction": yes | {"summarize": yes},
         "context_management": no | edits,
         "effort": no | dict.fromkeys(("low", "medium", "high", "max"), no),
         "server_tools": no | {"code_execution": no, "web_search": no},
@@ -196,7 +198,8 @@ def create_app(
             missing key or dealer for Auto's arms, or Auto under the model's own name.
     """
     metrics = metrics or Metrics(engine)
-    keys, visits, watched = _authentication(config, admin_keys, clock)
+    admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
+    keys, visits, watched = _authentication(config, admins, clock)
     _LOG.info("Limits of each tenant: %s.", in_force(config, keys.tenants))
     parts = Parts(
         engine=engine,
@@ -212,6 +215,7 @@ def create_app(
         people=PeopleFirst(config.first_token_s, config.tokens_per_s, config.give_way_s, metrics.giving_way),
         arms=Arms(control=config.control_share, salt=config.arm_salt),
         thread=FairThread(),
+        blocks=BlockSigner([key.get_secret_value() for key in admins] or [secrets.token_hex(32)], model_name),
         room=room,
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
@@ -220,10 +224,9 @@ def create_app(
 
 
 def _authentication(
-    config: ServeConfig, admin_keys: Sequence[SecretStr], clock: Clock
+    config: ServeConfig, admins: Sequence[SecretStr], clock: Clock
 ) -> tuple[Keyring, SessionCookies, Watched | None]:
     """The keys, the page's visitors, and what keeps both as the file of keys says, if there is one."""
-    admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
     file = KeyFile(config)
     keys = Keyring(file.keys, admins, len(config.api_keys), config.metrics_key)
     check_tenants(config, keys.tenants)
@@ -308,7 +311,9 @@ class GatewayApp(Starlette):
             ("GET", "/health"): about.health,
             ("GET", "/metrics"): about.numbers,
         }
-        errors = {("POST", route.path): route.errors for route in ROUTES} | {("POST", COUNT_PATH): anthropic.ERRORS}
+        errors = {("POST", route.path): route.errors for route in ROUTES} | {
+            ("POST", COUNT_PATH): anthropic_reply.ERRORS
+        }
         handlers |= {("POST", route.path): partial(self._calls.serve, route) for route in ROUTES}
         handlers |= {
             ("OPTIONS", path): partial(preflight, (method,), self._origins) for method, path in tuple(handlers)
