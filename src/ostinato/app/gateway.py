@@ -103,6 +103,7 @@ async def open_serving(
         page=None if page is None else page(renderer),
         room=None if config.record.url else lambda: shutil.disk_usage(run.home.root).free,
         audit=audit,
+        privacy=config.privacy,
     )
     lending = _lending(config, engine, gateway, lent)
     follower = Follower(open_cached_store(config), config.follow, journal_of(config))

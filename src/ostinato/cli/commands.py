@@ -371,8 +371,10 @@ def show_auto(*, share: tuple[str, ...] = (), common: Common | None = None) -> N
 
 
 @app.command
-def forget(tenant: str, *, user: str | None = None, common: Common | None = None) -> None:
+def forget(tenant: str, *, user: str | None = None, wait: float = 120.0, common: Common | None = None) -> None:
     """Make what people wrote unreadable forever, by destroying the keys that encrypt it (`record.encrypt`).
+
+    A running trainer is asked for a checkpoint first, so that a crash repeats no step without the turns that became unreadable.
 
     Parameters
     ----------
@@ -380,10 +382,12 @@ def forget(tenant: str, *, user: str | None = None, common: Common | None = None
         The tenant whose users are forgotten; `default` if there is only one tenant.
     user
         Only this user. Default: every user of the tenant.
+    wait
+        Seconds to wait for the trainer's checkpoint, which it writes between two steps.
     """
     from ostinato.launch.commands.log import forget as run
 
-    asyncio.run(run((common or Common()).of_run(), tenant, user, Console()))
+    asyncio.run(run((common or Common()).of_run(), tenant, user, Console(), wait_s=wait))
 
 
 @app.command

@@ -277,6 +277,10 @@ class Renderer(Protocol):
         """The bytes of a token's text, possibly only part of a character; b"" for a control token that shows nothing."""
         ...
 
+    def opens_call(self, text: str) -> bool:
+        """True if a tool call begins in a part of an answer."""
+        ...
+
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end an assistant's turn."""
         ...

@@ -44,6 +44,11 @@ class Format:
     marks: tuple[str, ...] = ()
     opener: str = ""
 
+    def opens_call(self, text: str) -> bool:
+        """True if a tool call, or a malformed attempt at one, begins in the text."""
+        opens = (field.open_re for field in self.calls)
+        return any(mark in text for mark in self.marks) or any(found and found.search(text) for found in opens)
+
 
 def format_for(
     chat_template: str,

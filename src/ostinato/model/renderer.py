@@ -229,6 +229,9 @@ class HFRenderer:
     def token_bytes(self, token: int) -> bytes:
         return b"" if token in self._control_ids and token not in self._markers else self._bytes.of(token)
 
+    def opens_call(self, text: str) -> bool:
+        return self._format.opens_call(text)
+
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids
 

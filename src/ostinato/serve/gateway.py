@@ -32,7 +32,7 @@ from ostinato.serve.auto_deals import Deals
 from ostinato.serve.calls.caller import ROUTES
 from ostinato.serve.calls.compaction import BlockSigner
 from ostinato.serve.calls.generate import CallHandlers
-from ostinato.serve.config import ServeConfig
+from ostinato.serve.config import PrivacyConfig, ServeConfig
 from ostinato.serve.dialects import anthropic_reply, openai_reply
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import FairThread
@@ -175,9 +175,9 @@ def create_app(
     page: Page | None = None,
     room: Callable[[], int] | None = None,
     audit: Audit = unaudited,
+    privacy: PrivacyConfig | None = None,
 ) -> GatewayApp:
-    """The gateway as an ASGI app. Swaps are reported to `app.state.metrics` (`metrics.swapped`); `app.state.waits` measures how long
-    people wait.
+    """The gateway as an ASGI app. Swaps are reported to `app.state.metrics.swapped`; `app.state.waits` measures how long people wait.
 
     Args:
         engine: makes tokens; started and stopped by the caller.
@@ -192,15 +192,14 @@ def create_app(
         page: makes the routes of the page, behind the same keys and origin checks; None if there is no page.
         room: the free bytes on the log's disk; None if that is not known.
         audit: records wrong keys, and weights that an operator's key chose.
+        privacy: what may be done with people's turns; None: everything that a request does not refuse.
 
     Raises:
         BadConfig: weak or repeated keys, an unusable key file, settings of a tenant without a key, a control share outside [0, 1], a
             missing key or dealer for Auto's arms, or Auto under the model's own name.
     """
-    metrics = metrics or Metrics(engine)
-    admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
-    keys, visits, watched = _authentication(config, admins, clock)
-    _LOG.info("Limits of each tenant: %s.", in_force(config, keys.tenants))
+    metrics, privacy = metrics or Metrics(engine), privacy or PrivacyConfig()
+    keys, visits, watched = _authentication(config, privacy, admin_keys, clock)
     parts = Parts(
         engine=engine,
         renderer=renderer,
@@ -215,7 +214,8 @@ def create_app(
         people=PeopleFirst(config.first_token_s, config.tokens_per_s, config.give_way_s, metrics.giving_way),
         arms=Arms(control=config.control_share, salt=config.arm_salt),
         thread=FairThread(),
-        blocks=BlockSigner([key.get_secret_value() for key in admins] or [secrets.token_hex(32)], model_name),
+        blocks=_signer(config, admin_keys, model_name),
+        privacy=privacy,
         room=room,
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
@@ -224,12 +224,14 @@ def create_app(
 
 
 def _authentication(
-    config: ServeConfig, admins: Sequence[SecretStr], clock: Clock
+    config: ServeConfig, privacy: PrivacyConfig, admin_keys: Sequence[SecretStr], clock: Clock
 ) -> tuple[Keyring, SessionCookies, Watched | None]:
     """The keys, the page's visitors, and what keeps both as the file of keys says, if there is one."""
+    admins = _admins(config, admin_keys)
     file = KeyFile(config)
     keys = Keyring(file.keys, admins, len(config.api_keys), config.metrics_key)
-    check_tenants(config, keys.tenants)
+    check_tenants(config, privacy, keys.tenants)
+    _LOG.info("Limits of each tenant: %s.", in_force(config, keys.tenants))
     visits = SessionCookies(keys, file.keys, admins, clock, secure=config.secure_cookie)
 
     def renew(clients: Sequence[SecretStr]) -> frozenset[str]:
@@ -238,6 +240,16 @@ def _authentication(
         return strange
 
     return keys, visits, None if config.api_keys_file is None else partial(file.watch, renew)
+
+
+def _admins(config: ServeConfig, admin_keys: Sequence[SecretStr]) -> list[SecretStr]:
+    return [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
+
+
+def _signer(config: ServeConfig, admin_keys: Sequence[SecretStr], model: str) -> BlockSigner:
+    """Signs with the operator's keys, so that blocks outlive the process; without any, with a key that does not."""
+    keys = [key.get_secret_value() for key in _admins(config, admin_keys)]
+    return BlockSigner(keys or [secrets.token_hex(32)], model)
 
 
 def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals | None:
@@ -267,7 +279,9 @@ class GatewayApp(Starlette):
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
         overheard = FollowUps(parts, self._intake, self._judge)
-        self._calls = CallHandlers(parts, stored=self._intake.turn, overheard=overheard)
+        self._calls = CallHandlers(
+            parts, stored=self._intake.turn, unkept=self._intake.keep_no_words, overheard=overheard
+        )
         self._endpoints = self._all_endpoints(
             ServerInfo(parts), Feedback(parts, self._intake), Telemetry(parts, self._intake)
         )

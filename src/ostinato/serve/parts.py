@@ -10,7 +10,7 @@ from ostinato.serve.arms import Arms
 from ostinato.serve.auth import Keyring
 from ostinato.serve.auto_deals import Deals
 from ostinato.serve.calls.compaction import BlockSigner
-from ostinato.serve.config import ServeConfig
+from ostinato.serve.config import PrivacyConfig, ServeConfig
 from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.priority import PeopleFirst
@@ -44,6 +44,7 @@ class Parts:
     people: PeopleFirst
     thread: FairThread
     blocks: BlockSigner
+    privacy: PrivacyConfig
     room: Callable[[], int] | None = None
     deals: Deals | None = None
     tracing: Tracing | None = None

@@ -68,6 +68,9 @@ class ByteRenderer:
             return _PAIR
         return bytes([token]) if token < STOP_ID and token not in _ROLES.values() else b""
 
+    def opens_call(self, text: str) -> bool:
+        return HERMES.opens_call(text)
+
     def stop_ids(self) -> frozenset[int]:
         return frozenset({STOP_ID})
 

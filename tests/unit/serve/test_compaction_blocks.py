@@ -259,6 +259,19 @@ async def test_a_repeat_after_a_failure_in_the_middle_goes_on_with_what_is_there
         assert [turn.finish for turn in log.turns()] == [Finish.STOP, Finish.ERROR, Finish.STOP]
 
 
+async def test_of_a_summary_that_may_not_be_stored_no_word_is_kept_and_its_block_works():
+    async with world(engine=said_in_turn(SAID, "Going on.")) as w:
+        talk = [{"role": "user", "content": "Mend it."}, {"type": "compaction_trigger"}]
+        _, _, body = await w.post("/v1/responses", RESPONSES | {"input": talk}, headers={"x-ostinato-train": "never"})
+        go_on = {"role": "user", "content": "Go on."}
+        status, _, _ = await w.post("/v1/responses", RESPONSES | {"input": [go_on], "previous_response_id": body["id"]})
+        assert status == 400, "it is not kept"
+        status, _, _ = await w.post("/v1/responses", RESPONSES | {"input": [*body["output"], go_on]})
+        summary, after = w.log.turns()
+        assert (status, summary.text, summary.prompt_ids) == (200, "", ())
+        assert after.window == Window(number=1, begins_with=summary.id, by=WindowMaker.GATEWAY)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_conversation_too_long_to_be_summarised_is_told_as_any_other(stream):
     talk = [{"role": "user", "content": "x" * 500}, {"type": "compaction_trigger"}]

@@ -16,7 +16,7 @@ from typing import Any
 from ostinato.core.conversation import Message, Piece
 from ostinato.core.errors import BadRequest, GrammarTooComplex, OstinatoError, Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Delivered, Finish, PolicyVersion, Purpose, Turn
+from ostinato.core.records import Consent, Delivered, Finish, PolicyVersion, Purpose, Turn
 from ostinato.core.seams import Clock, Log
 from ostinato.serve.calls.capture import Capture, Choice, EngineFailed, StoreSlow, stop_string
 from ostinato.serve.calls.conversations import AnswerParser
@@ -392,6 +392,8 @@ class Answer:
         ]
         if call.purpose is not Purpose.TASK:
             headers.append((b"x-ostinato-purpose", call.purpose.value.encode()))
+        if call.consent is not Consent.YES:
+            headers.append((b"x-ostinato-train", call.consent.value.encode()))
         if call.overridden:
             headers.append((b"x-ostinato-sampling", call.overridden.encode()))
         if call.auto is not None:

@@ -358,7 +358,7 @@ class Sessions:
 
     def restore(self, turn: Turn) -> None:
         """Index a turn that was read from the log."""
-        if not turn.finish.complete:
+        if not turn.finish.complete or turn.redacted:
             return
         arm = turn.arm if turn.auto is None else AUTO
         cold = self._cold[_place(turn.tenant, turn.user, arm)]

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from ostinato.core.conversation import PART_CHARS, Conversation, Message
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Arm, Branch, Finish, Purpose, Sampling, Turn, WindowMaker
+from ostinato.core.records import Arm, Branch, Consent, Finish, Purpose, Sampling, Turn, WindowMaker
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
 from ostinato.serve.calls.caller import Caller, CallRoute, Draws, Placement, Senders, for_auto, purpose_of
@@ -131,16 +131,26 @@ _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
 class CallHandlers:
-    """Answers calls. `stored` is called with each turn in the log; `overheard` is given people's next messages."""
+    """Answers calls. `stored` is called with each turn in the log, `unkept` with the ids of turns whose words will not be stored, before
+    they are sampled; `overheard` is given people's next messages.
+    """
 
-    def __init__(self, parts: Parts, *, stored: Callable[[Turn], None], overheard: FollowUps) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        stored: Callable[[Turn], None],
+        unkept: Callable[[Sequence[str]], None],
+        overheard: FollowUps,
+    ) -> None:
         config, tenants = parts.config, parts.keys.tenants
         self._parts = parts
         self._observer = Both(parts.metrics, stored)
         self._context = min(parts.renderer.context, parts.engine.capabilities().context)
         self._numerics = parts.engine.numerics()
         self._draws = Draws(parts)
-        self._senders = Senders(parts.engine, config, parts.clock, parts.arms)
+        self._senders = Senders(parts.engine, config, parts.privacy, parts.clock, parts.arms)
+        self._unkept = unkept
         budget = config.session_tokens // len(tenants)
         self._items = {tenant: ReadItems(config.history_bytes // len(tenants)) for tenant in tenants}
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
@@ -200,6 +210,10 @@ class CallHandlers:
         forbids = _forbids_calls_alone(conversation)
         call_token = self._parts.renderer.call_token() if forbids else None
         grammar = "" if call_token is not None else await self._grammar(tenant, conversation)
+        if asked.caller.consent is Consent.NEVER:  # its answer is not named later, and no next message is about it
+            return EnginePrompt(
+                prompt=prompt, purpose=purpose, grammar=grammar, conversation=conversation, call_token=call_token
+            )
         self._overheard.note(tenant, question, purpose)
 
         def remember(turn: Turn, answer: Message, seen: bool) -> None:
@@ -259,7 +273,7 @@ class CallHandlers:
         quotas.count_call(who.tenant)  # before the body is read
         data = await exchange.body(partial(quotas.count_bytes, who.tenant))
         request = await self._parsed(who.tenant, exchange, data, route.parse)
-        caller = self._senders.caller(exchange, who, request.asker)
+        caller = self._senders.caller(exchange, who, request.asker, store=request.store)
         if caller.slot is None:
             with self._parts.people.person() as person:
                 await self._placed(route, exchange, data, request, caller, person)
@@ -403,6 +417,8 @@ class CallHandlers:
         call = capture.call
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
         self._parts.quotas.hold_tokens(call.tenant, held)
+        if call.consent is Consent.NEVER:
+            self._unkept(call.turn_ids())
         try:
             yield
         finally:
@@ -494,7 +510,8 @@ class CallHandlers:
         block = self._parts.blocks.sign(
             scope.tenant, route.kind, scope.place, summary, text, inside=route.kind == "resp"
         )
-        self._previous[call.tenant].keep_block(asked.request, call.id, block)
+        if call.consent is not Consent.NEVER:
+            self._previous[call.tenant].keep_block(asked.request, call.id, block)
         heading = self._heading(call.id, call.started_at, asked.request, prompt_tokens=len(call.prompt_ids))
         data = route.compacted(asked.request, heading, block, answer.counts(), answer.ostinato())
         await answer.deliver(data, stream=bool(asked.request.stream))
@@ -617,6 +634,7 @@ class CallHandlers:
             branch=prompt.branch,
             window=prompt.window,
             until=caller.until,
+            consent=caller.consent,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
         )
         return call, deal

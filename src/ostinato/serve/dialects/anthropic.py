@@ -586,6 +586,11 @@ class MessagesRequest(_Asked, OneAnswer):
         return self.stop_sequences or ()
 
     @property
+    def store(self) -> None:
+        """None: this dialect has no such field."""
+        return None
+
+    @property
     def _user_id(self) -> str | None:
         return None if self.metadata is None else self.metadata.user_id
 

@@ -112,6 +112,11 @@ class Request(Protocol):
         ...
 
     @property
+    def store(self) -> bool | None:
+        """False if the client wants nothing of the call to be kept (`privacy.store_false`)."""
+        ...
+
+    @property
     def wants_usage(self) -> bool:
         """True if a stream ends with the token counts."""
         ...
