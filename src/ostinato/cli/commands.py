@@ -269,7 +269,17 @@ app.command(log)
 def show_log(
     *,
     kind: Literal[
-        "all", "turns", "signals", "rewards", "quarantines", "holdbacks", "batches", "releases", "contracts", "alarms"
+        "all",
+        "turns",
+        "signals",
+        "rewards",
+        "quarantines",
+        "holdbacks",
+        "batches",
+        "releases",
+        "contracts",
+        "alarms",
+        "bases",
     ] = "all",
     last: Annotated[int, Parameter(name=["--last", "-n"])] = 20,
     common: Common | None = None,
