@@ -21,7 +21,7 @@ import numpy as np
 from ostinato.adapt.learner import Floats, PersonState, Prior, Regression, names_hash
 from ostinato.core.errors import Corrupt, OstinatoError
 from ostinato.core.pending_signals import PendingSignals
-from ostinato.core.records import Consent, Identity, Person, Row, Signal, Turn, identity
+from ostinato.core.records import Consent, Identity, Person, Row, Signal, SteeringBasis, Turn, identity
 from ostinato.core.seams import Cursor, Log, PersonCache, PersonValue
 
 _LOG = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _CHOICES = 1 << 12  # choices of one call that are told apart
 
 _UNSAVED = 5_000  # states in memory that are not in the cache
 
-KINDS: Collection[type] = frozenset({Turn, Signal})
+KINDS: Collection[type] = frozenset({SteeringBasis, Turn, Signal})
 
 
 class PlacedLog(Log, Protocol):
@@ -136,7 +136,8 @@ class FeatureMoments:
 class StateFold:
     """Follows the log and keeps people's states.
 
-    A state begins with a person's first rating. Ratings of answers under other dials' names are not taken in.
+    A state begins with a person's first rating. Dials are known by their names: an answer under another basis tells of
+    those that both have.
 
     Example::
 
@@ -157,6 +158,7 @@ class StateFold:
         self._gone = set[Person]()  # their values are to be dropped from the cache
         self._last: list[Any] = []  # kind and identity of the row at the cursor
         self._answers = OrderedDict[str, _Answer | None]()  # None: of a turn that was not steered
+        self._bases: dict[str, tuple[str, ...]] = {}  # the dials' names by the hash of the basis
         self._early = self._none_early()
         self.moments = FeatureMoments(len(rules.names))
         self._reading, self._saving = asyncio.Lock(), asyncio.Lock()
@@ -174,6 +176,7 @@ class StateFold:
             self._last = state["last"]
             self._early.restore(state, state["time"], tuple)
             self.moments.restore(state["moments"])
+            self._bases = {basis: tuple(names) for basis, names in state["bases"].items()}
 
     async def _continues(self, last: list[Any]) -> bool:
         """True if the log goes on where the cache ended."""
@@ -188,7 +191,9 @@ class StateFold:
             async for seq, row in self._log.read(self.cursor, set(KINDS)):
                 if len(self._dirty) >= _UNSAVED:
                     await self.save()
-                if isinstance(row, Turn):
+                if isinstance(row, SteeringBasis):
+                    self._bases[row.hash] = row.names
+                elif isinstance(row, Turn):
                     self._take_turn(seq, row)
                 elif isinstance(row, Signal):
                     await self._take_signal(seq, row)
@@ -207,7 +212,7 @@ class StateFold:
             cursor, batch, gone = self.cursor, self._dirty, self._gone
             self._dirty, self._gone, self._writing = {}, set(), batch
             early = {**self._early.snapshot(), "time": self._early.time}
-            note = json.dumps({**early, "last": self._last, "moments": self.moments.state()})
+            note = json.dumps({**early, "last": self._last, "moments": self.moments.state(), "bases": self._bases})
             told: dict[Person, PersonValue | None] = dict.fromkeys(gone)
             for person, entry in batch.items():
                 told[person] = (entry.state.cursor, entry.key, entry.state.pack())
@@ -244,7 +249,7 @@ class StateFold:
         early = self._early.claim(turn.tenant, turn.id)
         if answer is None or turn.steered is None:
             return
-        self.moments.add(turn.steered.features, turn.steered.tokens)
+        self.moments.add(answer.features, turn.steered.tokens)
         state = self.state(answer.person)
         if state is not None:
             self._put(answer, state.spend(turn.steered.kl))
@@ -285,13 +290,12 @@ class StateFold:
     def _note(self, turn: Turn) -> _Answer | None:
         """What is remembered of a turn in the log."""
         steered, answer = turn.steered, None
-        if (
-            steered is not None
-            and turn.consent in (Consent.ADAPT, Consent.YES)
-            and len(steered.features) == len(self._rules.names)
-            and turn.tenant not in self._rules.without
-        ):
-            answer = _Answer(turn.person, self._cache.key(turn.person), _place_of(turn), steered.features)
+        names = () if steered is None else self._bases.get(steered.basis, ())
+        allowed = turn.consent in (Consent.ADAPT, Consent.YES) and turn.tenant not in self._rules.without
+        if steered is not None and allowed and not set(self._rules.names).isdisjoint(names):
+            told = dict(zip(names, steered.features, strict=False))
+            features = tuple(told.get(name, 0.0) for name in self._rules.names)
+            answer = _Answer(turn.person, self._cache.key(turn.person), _place_of(turn), features)
         self._answers[turn.id] = answer
         self._answers.move_to_end(turn.id)
         if len(self._answers) > _ANSWERS:

@@ -8,8 +8,8 @@ import numpy as np
 from ostinato.adapt.learner import Regression
 from ostinato.adapt.prior import flat_prior
 from ostinato.adapt.state_fold import PlacedLog, StateFold, StateRules
-from ostinato.core.records import Person, Row, Signal, Turn
-from ostinato.core.steering import Steered
+from ostinato.core.records import Person, Row, Signal, SteeringBasis, Turn
+from ostinato.core.steering import Basis, Steered
 from ostinato.record.config import Encrypt
 from ostinato.record.keys import KeyRing
 from ostinato.record.person_cache import SqlPersonCache
@@ -26,10 +26,14 @@ RULES = StateRules(
 )
 
 
-def steered_turn(id: str, person: Person, at: float, seed: int = 0, *, dials: int = DIALS) -> Turn:
+BASIS = Basis(names=RULES.names, tokens_M=np.arange(4), directions_KM=np.ones((DIALS, 4), np.float32), weights="0" * 64)
+
+
+def steered_turn(id: str, person: Person, at: float, seed: int = 0, *, basis: Basis = BASIS) -> Turn:
     rng = np.random.default_rng([seed, *id.encode()])
+    dials = len(basis.names)
     features = tuple(float(value) for value in rng.normal(size=dials).astype(np.float32))
-    steered = Steered(basis="9c", dials=(0.0,) * dials, cap=0.1, budget=3.0, kl=0.25, tokens=9, features=features)
+    steered = Steered(basis=basis.hash, dials=(0.0,) * dials, cap=0.1, budget=3.0, kl=0.25, tokens=9, features=features)
     return replace(a_turn(id, user=person[1], ended_at=at), tenant=person[0], steered=steered)
 
 
@@ -40,7 +44,7 @@ def about(turn: Turn, id: str, name: str = "accepted", value: float = 1.0, *, re
 
 def traffic(people: int, turns: int, seed: int = 0) -> list[Row]:
     """Turns of so many people of two tenants with equal user names; ratings come late, early, twice and are retracted at times."""
-    rng, rows, waiting = np.random.default_rng(seed), list[Row](), list[Row]()
+    rng, rows, waiting = np.random.default_rng(seed), list[Row]([SteeringBasis.of(BASIS, at=1.0)]), list[Row]()
     for number in range(turns):
         person = ("acme" if number % 2 else "bolt", f"user {rng.integers(people)}")
         turn = steered_turn(f"t{number}:0", person, 100.0 + number, seed)
@@ -61,6 +65,7 @@ def traffic(people: int, turns: int, seed: int = 0) -> list[Row]:
 
 async def log_of(rows: list[Row]) -> MemoryLog:
     log = MemoryLog()
+    await log.append(SteeringBasis.of(BASIS, at=1.0))
     for row in rows:
         await log.append(row)
     return log

@@ -4,11 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.adapt.people import RULES, about, cache_at, folded, log_of, packed, steered_turn, traffic
+from tests.unit.adapt.people import BASIS, RULES, about, cache_at, folded, log_of, packed, steered_turn, traffic
 
 from ostinato.adapt.state_fold import StateFold, StateRules
 from ostinato.core.errors import StorageFull
-from ostinato.core.records import Consent, Row
+from ostinato.core.records import Consent, Row, SteeringBasis
+from ostinato.core.steering import Basis
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.keys import KeyRing, Scope
 from ostinato.record.log import SqlLog
@@ -32,7 +33,7 @@ async def test_a_rating_changes_its_persons_state_alone(tmp_path: Path) -> None:
 
 async def test_only_what_the_rules_name_of_the_own_tenant_counts(tmp_path: Path) -> None:
     turn, plain = steered_turn("t:0", ANN, 10.0), replace(steered_turn("p:0", ANN, 11.0), steered=None)
-    odd = steered_turn("odd:0", ANN, 12.0, dials=2)
+    odd = steered_turn("odd:0", ANN, 12.0, basis=replace(BASIS, weights="of no row"))
     counted = replace(steered_turn("c:0", ANN, 13.0), consent=Consent.AGGREGATE)
     told = [
         about(turn, "1", "opened"),
@@ -50,6 +51,21 @@ async def test_only_what_the_rules_name_of_the_own_tenant_counts(tmp_path: Path)
     assert [rated.reward for rated in state.recent] == [0.0]
     without = replace(RULES, without=frozenset({"acme"}))
     assert packed(await folded(await log_of(rows), cache_at(tmp_path / "c"), without), rows) == {}
+
+
+async def test_an_answer_under_another_basis_tells_of_the_dials_that_both_have(tmp_path: Path) -> None:
+    names = ("you", "commas", "brief")  # as many, of which two are the same, in another order
+    other = Basis(names=names, tokens_M=BASIS.tokens_M, directions_KM=BASIS.directions_KM, weights="1" * 64)
+    alien = Basis(names=("a", "b", "c"), tokens_M=BASIS.tokens_M, directions_KM=BASIS.directions_KM, weights="2" * 64)
+    turns = [steered_turn("o:0", ANN, 10.0, basis=other), steered_turn("a:0", ANN, 11.0, basis=alien)]
+    bases = [SteeringBasis.of(basis, at=2.0) for basis in (other, alien)]
+    log, cache = await log_of([*bases, *turns]), cache_at(tmp_path)
+    await (await folded(log, cache)).save()
+    await log.append(*(about(turn, turn.id) for turn in turns))
+    state = (await folded(log, cache)).state(ANN)  # goes on from what was saved, the bases' names included
+    assert state is not None
+    you, _, brief = turns[0].steered.features
+    assert [rated.features_K.tolist() for rated in state.recent] == [pytest.approx([brief, 0.0, you], abs=1e-2)]
 
 
 async def test_early_late_and_retracted_signals_leave_what_their_set_says(tmp_path: Path) -> None:
