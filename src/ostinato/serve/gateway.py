@@ -31,6 +31,7 @@ from ostinato.serve.auto_deals import Deals
 from ostinato.serve.calls.caller import ROUTES
 from ostinato.serve.calls.generate import CallHandlers
 from ostinato.serve.config import PrivacyConfig, ServeConfig
+from ostinato.serve.consent import ConsentChoices, ConsentHandlers
 from ostinato.serve.dialects import anthropic, openai_reply
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import FairThread
@@ -214,6 +215,7 @@ def create_app(
         arms=Arms(control=config.control_share, salt=config.arm_salt),
         thread=FairThread(),
         privacy=privacy,
+        choices=ConsentChoices(log),
         room=room,
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
@@ -303,11 +305,14 @@ class GatewayApp(Starlette):
     def _all_endpoints(
         self, about: ServerInfo, feedback: Feedback, telemetry: Telemetry
     ) -> Mapping[tuple[str, str], Endpoint]:
+        consent = ConsentHandlers(self._parts)
         handlers: dict[tuple[str, str], Handler] = {
             ("POST", COUNT_PATH): self._calls.count,
             ("POST", "/v1/feedback"): feedback.take,
             ("POST", "/v1/logs"): telemetry.logs,
             ("POST", "/v1/traces"): telemetry.traces,
+            ("GET", "/v1/consent"): consent.tell,
+            ("PUT", "/v1/consent"): consent.record,
             ("GET", "/v1/models"): about.models,
             ("GET", "/v1/models/{model:path}"): about.model,
             ("GET", "/health"): about.health,
@@ -315,9 +320,10 @@ class GatewayApp(Starlette):
         }
         errors = {("POST", route.path): route.errors for route in ROUTES} | {("POST", COUNT_PATH): anthropic.ERRORS}
         handlers |= {("POST", route.path): partial(self._calls.serve, route) for route in ROUTES}
-        handlers |= {
-            ("OPTIONS", path): partial(preflight, (method,), self._origins) for method, path in tuple(handlers)
-        }
+        methods: dict[str, list[str]] = {}
+        for method, path in handlers:
+            methods.setdefault(path, []).append(method)
+        handlers |= {("OPTIONS", path): partial(preflight, taken, self._origins) for path, taken in methods.items()}
         return {
             where: Endpoint(
                 where[1],
@@ -349,10 +355,12 @@ class GatewayApp(Starlette):
             await deals.start()
         if self._judge is not None:
             await self._judge.start()
-        watching = None if self._watched is None else asyncio.create_task(self._watched())
+        watching = [asyncio.create_task(self._parts.choices.follow())]
+        if self._watched is not None:
+            watching.append(asyncio.create_task(self._watched()))
         yield
-        if watching is not None:
-            watching.cancel()
+        for task in watching:
+            task.cancel()
         if self._judge is not None:
             await self._judge.close()
         await self._calls.close()
@@ -364,6 +372,7 @@ class GatewayApp(Starlette):
 
     async def _restore(self) -> None:
         log = self._parts.log
+        await self._parts.choices.refresh()
         after = max(0, await log.append() - self._parts.config.session_rebuild_rows)
         async for _, row in log.read(after, {Turn}):
             if isinstance(row, Turn):

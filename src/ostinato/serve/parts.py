@@ -10,6 +10,7 @@ from ostinato.serve.arms import Arms
 from ostinato.serve.auth import Keyring
 from ostinato.serve.auto_deals import Deals
 from ostinato.serve.config import PrivacyConfig, ServeConfig
+from ostinato.serve.consent import ConsentChoices
 from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.priority import PeopleFirst
@@ -22,9 +23,9 @@ from ostinato.serve.writes import Writes
 class Parts:
     """The gateway's shared parts.
 
-    `model` is the name that clients send; `clock` gives Unix seconds; `thread` runs what grows with a request; `room` tells the free
-    bytes on the log's disk, if that is known; `deals` is Auto, or None without arms; `tracing` makes spans, or is None without a
-    collector.
+    `model` is the name that clients send; `clock` gives Unix seconds; `thread` runs what grows with a request; `privacy` and `choices` say
+    what may be done with people's turns; `room` tells the free bytes on the log's disk, if that is known; `deals` is Auto, or None without
+    arms; `tracing` makes spans, or is None without a collector.
 
     Example: ``Calls(parts, stored=intake.turn)``
     """
@@ -43,6 +44,7 @@ class Parts:
     people: PeopleFirst
     thread: FairThread
     privacy: PrivacyConfig
+    choices: ConsentChoices
     room: Callable[[], int] | None = None
     deals: Deals | None = None
     tracing: Tracing | None = None

@@ -215,7 +215,7 @@ class CallHandlers:
         self._context = min(parts.renderer.context, parts.engine.capabilities().context)
         self._numerics = parts.engine.numerics()
         self._draws = Draws(parts)
-        self._senders = Senders(parts.engine, config, parts.privacy, parts.clock, parts.arms)
+        self._senders = Senders(parts)
         self._unkept = unkept
         budget = config.session_tokens // len(tenants)
         self._items = {tenant: ReadItems(config.history_bytes // len(tenants)) for tenant in tenants}
