@@ -176,8 +176,7 @@ def create_app(
     audit: Audit = unaudited,
     privacy: PrivacyConfig | None = None,
 ) -> GatewayApp:
-    """The gateway as an ASGI app. Swaps are reported to `app.state.metrics` (`metrics.swapped`); `app.state.waits` measures how long
-    people wait.
+    """The gateway as an ASGI app. Swaps are reported to `app.state.metrics` (`metrics.swapped`); `app.state.waits` measures people's waits.
 
     Args:
         engine: makes tokens; started and stopped by the caller.
