@@ -98,8 +98,8 @@ class ConsentHandlers:
     user's signature (`serve.user_keys`) or an operator's key.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, choices: ConsentChoices) -> None:
+        self._parts, self._choices = parts, choices
         self._users = UserKeys(parts.config.user_keys)
 
     async def tell(self, exchange: Exchange) -> None:
@@ -108,7 +108,7 @@ class ConsentHandlers:
         self._parts.quotas.count_call(who.tenant)
         person = (who.tenant, _named(exchange.text("X-Ostinato-User"), "X-Ostinato-User"))
         async with self._in_time():
-            await self._parts.choices.refresh()
+            await self._choices.refresh()
         await self._reply(exchange, person)
 
     async def record(self, exchange: Exchange) -> None:
@@ -119,14 +119,14 @@ class ConsentHandlers:
         parts.quotas.count_events(who.tenant, 1)
         person, level = (who.tenant, _named(wish.user, "user")), read_level(wish.train, "train")
         async with self._in_time():
-            await parts.choices.refresh()
-            if (known := parts.choices.of(person)) is not level:
+            await self._choices.refresh()
+            if (known := self._choices.of(person)) is not level:
                 if Consent.strictest(known, level) is known:
                     self._check(exchange, who, wish.user)
                 id = f"consent-{secrets.token_hex(16)}"
                 row = ConsentGiven(id=id, tenant=who.tenant, user=wish.user, level=level, at=parts.clock())
                 await asyncio.shield(parts.writes.begin(parts.log.append(row)))
-                await parts.choices.refresh()
+                await self._choices.refresh()
         await self._reply(exchange, person)
 
     @asynccontextmanager
@@ -153,7 +153,7 @@ class ConsentHandlers:
         self._users.check(who.tenant, user, signature, self._parts.clock())
 
     async def _reply(self, exchange: Exchange, person: Person) -> None:
-        chosen = self._parts.choices.of(person)
+        chosen = self._choices.of(person)
         applied = Consent.strictest(chosen, self._parts.privacy.at_most(person[0]))
         await exchange.reply(200, json_bytes({"user": person[1], "train": chosen, "applied": applied}))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -29,10 +30,11 @@ from ostinato.serve.arms import Arms
 from ostinato.serve.auth import KeyAudit, KeyFile, Keyring, check_tenants
 from ostinato.serve.auto_deals import Deals
 from ostinato.serve.calls.caller import ROUTES
+from ostinato.serve.calls.compaction import BlockSigner
 from ostinato.serve.calls.generate import CallHandlers
 from ostinato.serve.config import PrivacyConfig, ServeConfig
 from ostinato.serve.consent import ConsentChoices, ConsentHandlers
-from ostinato.serve.dialects import anthropic, openai_reply
+from ostinato.serve.dialects import anthropic_reply, openai_reply
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.fair_thread import FairThread
 from ostinato.serve.feedback.followups import FollowUps
@@ -132,11 +134,11 @@ def _card(name: str, made: float, context: int) -> dict[str, Any]:
 
 def _abilities(*, forms: bool) -> dict[str, Any]:
     """What the model can do, as Anthropic's model list describes it. `forms`: answers can be held to a JSON schema."""
-    no = {"supported": False}
+    no, yes = {"supported": False}, {"supported": True}
     edits = dict.fromkeys(("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112"), no)
     return {
         **dict.fromkeys(("batch", "citations", "code_execution", "image_input", "pdf_input"), no),
-        "compaction": no | {"summarize": no},
+        "compaction": yes | {"summarize": yes},
         "context_management": no | edits,
         "effort": no | dict.fromkeys(("low", "medium", "high", "max"), no),
         "server_tools": no | {"code_execution": no, "web_search": no},
@@ -176,7 +178,7 @@ def create_app(
     audit: Audit = unaudited,
     privacy: PrivacyConfig | None = None,
 ) -> GatewayApp:
-    """The gateway as an ASGI app. Swaps are reported to `app.state.metrics` (`metrics.swapped`); `app.state.waits` measures people's waits.
+    """The gateway as an ASGI app. Swaps are reported to `app.state.metrics.swapped`; `app.state.waits` measures how long people wait.
 
     Args:
         engine: makes tokens; started and stopped by the caller.
@@ -213,8 +215,8 @@ def create_app(
         people=PeopleFirst(config.first_token_s, config.tokens_per_s, config.give_way_s, metrics.giving_way),
         arms=Arms(control=config.control_share, salt=config.arm_salt),
         thread=FairThread(),
+        blocks=_signer(config, admin_keys, model_name),
         privacy=privacy,
-        choices=ConsentChoices(log),
         room=room,
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
@@ -226,7 +228,7 @@ def _authentication(
     config: ServeConfig, privacy: PrivacyConfig, admin_keys: Sequence[SecretStr], clock: Clock
 ) -> tuple[Keyring, SessionCookies, Watched | None]:
     """The keys, the page's visitors, and what keeps both as the file of keys says, if there is one."""
-    admins = [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
+    admins = _admins(config, admin_keys)
     file = KeyFile(config)
     keys = Keyring(file.keys, admins, len(config.api_keys), config.metrics_key)
     check_tenants(config, privacy, keys.tenants)
@@ -239,6 +241,16 @@ def _authentication(
         return strange
 
     return keys, visits, None if config.api_keys_file is None else partial(file.watch, renew)
+
+
+def _admins(config: ServeConfig, admin_keys: Sequence[SecretStr]) -> list[SecretStr]:
+    return [*([] if config.admin_key is None else [config.admin_key]), *admin_keys]
+
+
+def _signer(config: ServeConfig, admin_keys: Sequence[SecretStr], model: str) -> BlockSigner:
+    """Signs with the operator's keys, so that blocks outlive the process; without any, with a key that does not."""
+    keys = [key.get_secret_value() for key in _admins(config, admin_keys)]
+    return BlockSigner(keys or [secrets.token_hex(32)], model)
 
 
 def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals | None:
@@ -267,9 +279,14 @@ class GatewayApp(Starlette):
         self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
+        self._choices = ConsentChoices(parts.log)
         overheard = FollowUps(parts, self._intake, self._judge)
         self._calls = CallHandlers(
-            parts, stored=self._intake.turn, unkept=self._intake.keep_no_words, overheard=overheard
+            parts,
+            stored=self._intake.turn,
+            unkept=self._intake.keep_no_words,
+            overheard=overheard,
+            choices=self._choices,
         )
         self._endpoints = self._all_endpoints(
             ServerInfo(parts), Feedback(parts, self._intake), Telemetry(parts, self._intake)
@@ -304,7 +321,7 @@ class GatewayApp(Starlette):
     def _all_endpoints(
         self, about: ServerInfo, feedback: Feedback, telemetry: Telemetry
     ) -> Mapping[tuple[str, str], Endpoint]:
-        consent = ConsentHandlers(self._parts)
+        consent = ConsentHandlers(self._parts, self._choices)
         handlers: dict[tuple[str, str], Handler] = {
             ("POST", COUNT_PATH): self._calls.count,
             ("POST", "/v1/feedback"): feedback.take,
@@ -317,7 +334,9 @@ class GatewayApp(Starlette):
             ("GET", "/health"): about.health,
             ("GET", "/metrics"): about.numbers,
         }
-        errors = {("POST", route.path): route.errors for route in ROUTES} | {("POST", COUNT_PATH): anthropic.ERRORS}
+        errors = {("POST", route.path): route.errors for route in ROUTES} | {
+            ("POST", COUNT_PATH): anthropic_reply.ERRORS
+        }
         handlers |= {("POST", route.path): partial(self._calls.serve, route) for route in ROUTES}
         methods: dict[str, list[str]] = {}
         for method, path in handlers:
@@ -354,7 +373,7 @@ class GatewayApp(Starlette):
             await deals.start()
         if self._judge is not None:
             await self._judge.start()
-        watching = [asyncio.create_task(self._parts.choices.follow())]
+        watching = [asyncio.create_task(self._choices.follow())]
         if self._watched is not None:
             watching.append(asyncio.create_task(self._watched()))
         yield
@@ -371,7 +390,7 @@ class GatewayApp(Starlette):
 
     async def _restore(self) -> None:
         log = self._parts.log
-        await self._parts.choices.refresh()
+        await self._choices.refresh()
         after = max(0, await log.append() - self._parts.config.session_rebuild_rows)
         async for _, row in log.read(after, {Turn}):
             if isinstance(row, Turn):

@@ -295,7 +295,7 @@ async def test_what_another_gateway_records_is_heard():
     log = MemoryLog()
     async with world(log=log) as one, world(log=log) as other:
         await choose(one, "ann", "never", key=None)
-        await other.app._parts.choices.refresh()  # as it does each second
+        await other.app._choices.refresh()  # as it does each second
         await other.chat(user="ann")
     assert [turn.consent for turn in log.turns()] == [NEVER]
 
@@ -318,7 +318,7 @@ async def test_nobody_is_taken_to_agree_while_the_log_cannot_tell():
     async with world(log=log) as w:
         assert (await w.chat(user="ann"))[0] == 503
         log.broken = False
-        await w.app._parts.choices.refresh()
+        await w.app._choices.refresh()
         assert (await w.chat(user="ann"))[0] == 200
     assert [turn.consent for turn in log.turns()] == [NEVER]
 
