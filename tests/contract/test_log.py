@@ -13,6 +13,8 @@ from ostinato.core.records import (
     Arm,
     Batch,
     Branch,
+    Consent,
+    ConsentGiven,
     Delivered,
     Finish,
     Holdback,
@@ -89,7 +91,8 @@ LOST = Quarantine(turn="p:0", reason="reward_failed: no", at=42.0, upto=7)
 ALARM = Alarm(id="a1", name="coverage:t", state=AlarmState.RAISED, reason="silent", at=80.0, detail={"n": 3})
 DIALS = Basis(("brief", "lists"), np.array([2, 7]), np.array([[1.0, -0.5], [0.25, 3.0]], np.float32), "9f")
 BASIS = SteeringBasis.of(DIALS, at=90.0)
-ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM, BASIS]
+CHOICE = ConsentGiven(id="c1", tenant="acme", user="ann", level=Consent.AGGREGATE, at=91.0)
+ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM, BASIS, CHOICE]
 KINDS: set[type] = {type(row) for row in ROWS}
 
 

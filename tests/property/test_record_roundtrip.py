@@ -16,6 +16,7 @@ from ostinato.core.records import (
     Arm,
     Batch,
     Consent,
+    ConsentGiven,
     Delivered,
     Finish,
     Holdback,
@@ -178,7 +179,10 @@ alarms = st.builds(
     at=real,
     detail=st.dictionaries(text, json_values, max_size=3),
 )
-rows = st.one_of(turns, deliveries, signals, rewards, quarantines, holdbacks, batches, releases, stamps, alarms)
+choices = st.builds(ConsentGiven, id=name, tenant=text, user=text, level=st.sampled_from(Consent), at=real)
+rows = st.one_of(
+    turns, deliveries, signals, rewards, quarantines, holdbacks, batches, releases, stamps, alarms, choices
+)
 KINDS: set[type] = {kind.record for kind in ALL_KINDS}
 
 

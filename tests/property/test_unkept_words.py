@@ -23,10 +23,11 @@ from ostinato.serve.config import PrivacyConfig
 from ostinato.status.log_index import Feed, PageIndex
 from ostinato.status.summary import keep, summarise
 from ostinato.testing.engine import FakeEngine, decode
+from ostinato_client import sign_user
 
 TENANTS = {"acme": "sk-acme-0123456789", "bank": "sk-bank-0123456789"}
 V0 = PolicyVersion(number=0, hash="00")
-LEVELS = [None, *Consent]
+LEVELS, USERS = [None, *Consent], ["ann", "bob"]
 PATHS = {
     "/v1/chat/completions": lambda words, tool: {
         "messages": [{"role": "user", "content": words("prompt")}],
@@ -72,10 +73,23 @@ class Traffic:
 
     def __init__(self, w, rng, privacy):
         self.w, self.rng, self.privacy = w, rng, privacy
-        self.kept, self.unkept, self.levels = [], [], {}
+        self.kept, self.unkept, self.levels, self.chosen = [], [], {}, {}
 
-    def expected(self, tenant, asked, store):
-        named = {self.privacy.train, self.privacy.tenants.get(tenant, Consent.YES)}
+    async def choose(self):
+        """One of the people makes another choice."""
+        tenant, user, level = self.rng.choice([*TENANTS]), self.rng.choice(USERS), self.rng.choice([*Consent])
+        headers = {"x-api-key": TENANTS[tenant]}
+        headers["x-ostinato-user-signature"] = sign_user(TENANTS[tenant], user, now=self.w.now)
+        reply = await self.w.http.put("/v1/consent", json={"user": user, "train": level}, headers=headers)
+        assert reply.status_code == 200, reply.text
+        self.chosen[tenant, user] = level
+
+    def expected(self, tenant, user, asked, store):
+        named = {
+            self.chosen.get((tenant, user), Consent.YES),
+            self.privacy.train,
+            self.privacy.tenants.get(tenant, Consent.YES),
+        }
         named |= {Consent(asked)} if asked else set()
         named |= {self.privacy.store_false} if store is False else set()
         return next(level for level in Consent if level in named)
@@ -94,6 +108,10 @@ class Traffic:
         body = {"model": "m", **PATHS[path](words, tool)} | ({} if store is None else {"store": store})
         headers = {"x-api-key": TENANTS[tenant]} | ({} if asked is None else {"x-ostinato-train": asked})
         headers |= {"idempotency-key": f"k{number}"} if rng.random() < 0.3 else {}
+        if rng.random() < 0.2:
+            await self.choose()
+        user = rng.choice(USERS)
+        headers |= {"x-ostinato-user": user}
         status, told, reply = await self.w.post(path, body, headers=headers)
         assert status == 200, reply
         (turn,) = told["x-ostinato-turn"].split(",")
@@ -101,7 +119,7 @@ class Traffic:
             said = {name: words(f"{name} {event}") for name in ("comment", "correction")}
             name = rng.choice(["accepted", "rejected"])
             await self.w.feedback(turn, TENANTS[tenant], id=f"{number} {event}", name=name, **said)
-        self.levels[turn] = self.expected(tenant, asked, store)
+        self.levels[turn] = self.expected(tenant, user, asked, store)
         told_markers = {answer_marker(number), marker(number, "prompt")}
         told_markers |= {each for each in planted if each in (marker(number, f"comment {i}") for i in range(3))}
         if self.levels[turn] is Consent.NEVER:
@@ -120,7 +138,9 @@ async def test_words_that_must_not_be_kept_are_nowhere_and_every_turn_is_account
     folds, index = FileFolds(tmp_path / "folds"), PageIndex(tmp_path / "folds" / "page.sqlite", words=True)
     config = RewardConfig(user_cap=1.0, fold_rows=7)
     with log:
-        async with world(engine=FakeEngine(answer), log=log, privacy=privacy, api_keys=keys, next_message=True) as w:
+        async with world(
+            engine=FakeEngine(answer), log=log, privacy=privacy, api_keys=keys, user_keys=keys, next_message=True
+        ) as w:
             desk = RewardDesk(log, Inline(copilot, max_abs=100.0), lambda: w.now, config, folds=folds)
             traffic, feed, step = Traffic(w, rng, privacy), Feed(log, index, lambda: True), 0
             for number in range(40):

@@ -58,6 +58,11 @@ class AsyncOstinato:
         event = Event(target, name, value, source, correction, comment, occurred_at, retracts, **given)
         return (await self.feedback_many([event]))[0]
 
+    async def consent(self, user: str, train: str | None = None, *, signature: str | None = None) -> str:
+        """Record what a user allows, or ask for it; see `Ostinato.consent`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._sender.choose, user, train, signature, self._deadline_s)
+
     async def feedback_many(self, events: Iterable[Event]) -> list[Receipt]:
         """Report many events; see `Ostinato.feedback_many`."""
         loop = asyncio.get_running_loop()

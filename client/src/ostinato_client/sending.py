@@ -1,4 +1,4 @@
-"""Sends a list of events to the server, with retries until a deadline."""
+"""Sends events and people's choices to the server, with retries until a deadline."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Sender:
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ValueError(f"base_url is {base_url!r}; give something like 'http://127.0.0.1:8321'.")
         base = base_url.rstrip("/")
-        self.url = (base[: -len("/v1")] if base.endswith("/v1") else base) + "/v1/feedback"
+        self._base = (base[: -len("/v1")] if base.endswith("/v1") else base) + "/v1"
+        self.url = f"{self._base}/feedback"
         self._opener = build_opener(_NoRedirects)
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
@@ -56,30 +57,43 @@ class Sender:
     def _send(self, events: Sequence[Event], deadline_s: float, ends: float) -> list[Receipt]:
         one = len(events) == 1
         body = events[0].to_json() if one else [event.to_json() for event in events]
-        data = json.dumps(body).encode()
+        lost = f"{len(events)} event(s) within {deadline_s:g} s", "send them again with the same ids"
+        found = self._call("POST", "/feedback", body, {}, ends, lost)
+        return [receipt(found)] if one else [receipt(each) for each in found]
+
+    def choose(self, user: str, train: str | None, signature: str | None, deadline_s: float) -> str:
+        """Record what a user allows, or with `train` None ask for it; returns what is recorded. Raises Refused, NotAllowed, NotTaken."""
+        headers = {} if signature is None else {"x-ostinato-user-signature": signature}
+        ends, lost = time.monotonic() + deadline_s, (f"{user!r}'s choice within {deadline_s:g} s", "send it again")
+        if train is None:
+            return self._call("GET", "/consent", None, {**headers, "x-ostinato-user": user}, ends, lost)["train"]
+        return self._call("PUT", "/consent", {"user": user, "train": train}, headers, ends, lost)["train"]
+
+    def _call(
+        self, method: str, path: str, body: Any, headers: dict[str, str], ends: float, lost: tuple[str, str]
+    ) -> Any:
+        """The JSON answer to a request that may be repeated. `lost`: what was not taken in time, and what to do then."""
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self._base + path, data=data, headers={**self._headers, **headers}, method=method)
         last = "no attempt was made"
         for pause_s in _pauses():
             left_s = ends - time.monotonic()
             if left_s <= 0:
                 break
             try:
-                status, wait_s, answer = self._attempt(data, left_s)
+                status, wait_s, answer = self._attempt(request, left_s)
             except (OSError, http.client.HTTPException) as error:  # URLError and TimeoutError are OSErrors
                 last, wait_s = str(error) or type(error).__name__, 0.0
             else:
                 if status < 300:
-                    found = json.loads(answer)
-                    return [receipt(found)] if one else [receipt(each) for each in found]
+                    return json.loads(answer)
                 last = f"HTTP {status}: {_refused(status, answer)}"
             time.sleep(max(0.0, min(max(pause_s, wait_s), ends - time.monotonic())))
-        raise NotTaken(
-            f"{self.url} did not take {len(events)} event(s) within {deadline_s:g} s ({last}); send them again with the same ids."
-        )
+        raise NotTaken(f"{self._base}{path} did not take {lost[0]} ({last}); {lost[1]}.")
 
-    def _attempt(self, data: bytes, left_s: float) -> tuple[int, float, bytes]:
+    def _attempt(self, request: Request, left_s: float) -> tuple[int, float, bytes]:
         """Status, seconds to wait before another attempt, and body."""
         ends = time.monotonic() + left_s
-        request = Request(self.url, data=data, headers=self._headers, method="POST")
         try:
             response: Any = self._opener.open(request, timeout=left_s)
         except HTTPError as error:

@@ -64,6 +64,18 @@ class Ostinato:
         event = Event(target, name, value, source, correction, comment, occurred_at, retracts, **_given(id))
         return self._sender.send([event], self._deadline_s)[0]
 
+    def consent(self, user: str, train: str | None = None, *, signature: str | None = None) -> str:
+        """Record what a user allows to be done with their turns, or ask for it; returns what is recorded.
+
+        Args:
+            user: the user's name, as in the calls.
+            train: "never", "aggregate", "adapt" or "yes"; None: only ask.
+            signature: the user's (`sign_user`); a looser choice than the recorded one needs it.
+
+        Raises as `feedback` does.
+        """
+        return self._sender.choose(user, train, signature, self._deadline_s)
+
     def feedback_many(self, events: Iterable[Event]) -> list[Receipt]:
         """Report many events, a thousand per request; returns a receipt for each, in order. Raises as `feedback` does."""
         return self._sender.send(list(events), self._deadline_s)

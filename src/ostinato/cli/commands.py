@@ -282,6 +282,7 @@ def show_log(
         "contracts",
         "alarms",
         "bases",
+        "consents",
     ] = "all",
     last: Annotated[int, Parameter(name=["--last", "-n"])] = 20,
     common: Common | None = None,
@@ -400,6 +401,32 @@ def forget(tenant: str, *, user: str | None = None, wait: float = 120.0, common:
     from ostinato.launch.commands.log import forget as run
 
     asyncio.run(run((common or Common()).of_run(), tenant, user, Console(), wait_s=wait))
+
+
+@app.command
+def consent(
+    tenant: str,
+    user: str,
+    level: Literal["never", "aggregate", "adapt", "yes"] | None = None,
+    *,
+    common: Common | None = None,
+) -> None:
+    """Show what a person allows to be done with their turns, or record it. It counts from the next turn on.
+
+    Parameters
+    ----------
+    tenant
+        The person's tenant; `default` if there is only one.
+    user
+        The person's name with that tenant.
+    level
+        What they allow. Below `yes`, what waits to be learned from is held back, too.
+    """
+    from ostinato.core.records import Consent
+    from ostinato.launch.commands.log import consent as run
+
+    wanted = None if level is None else Consent(level)
+    asyncio.run(run((common or Common()).of_run(), tenant, user, wanted, Console()))
 
 
 @app.command

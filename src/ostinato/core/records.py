@@ -608,7 +608,39 @@ class SteeringBasis:
         return made
 
 
-Row = Turn | Delivered | Signal | Reward | Quarantine | Holdback | Batch | ReleaseEvent | Stamp | Alarm | SteeringBasis
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsentGiven:
+    """What a person allows from now on (`Consent`). The newest row about a person counts; `Consent.YES` takes a refusal back.
+
+    Example: ``ConsentGiven(id="c1", tenant="acme", user="ann", level=Consent.NEVER, at=12.0)``
+    """
+
+    id: str
+    tenant: str
+    user: str
+    level: Consent
+    at: float
+
+    @property
+    def person(self) -> Person:
+        """Whose choice it is."""
+        return (self.tenant, self.user)
+
+
+Row = (
+    Turn
+    | Delivered
+    | Signal
+    | Reward
+    | Quarantine
+    | Holdback
+    | Batch
+    | ReleaseEvent
+    | Stamp
+    | Alarm
+    | SteeringBasis
+    | ConsentGiven
+)
 
 Identity = tuple[str | int, ...]
 
@@ -625,7 +657,7 @@ def identity(row: Row) -> Identity:
             return (row.turn,)
         case Batch():
             return (row.step,)
-        case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm():
+        case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm() | ConsentGiven():
             return (row.id,)
         case SteeringBasis():
             return (row.hash,)

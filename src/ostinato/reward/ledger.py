@@ -23,6 +23,8 @@ from ostinato.core.pending_signals import PendingSignals
 from ostinato.core.records import (
     Arm,
     Batch,
+    Consent,
+    ConsentGiven,
     Delivered,
     Finish,
     Holdback,
@@ -203,7 +205,7 @@ class Settled:
 # ---------------------------------------------------------------- the ledger
 
 
-KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm}
+KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm, ConsentGiven}
 NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT = "no_signal", "too_few", "too_long", "untaken", "flat"
 PASSED_OVER = "passed_over"
 WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT, PASSED_OVER})  # holdbacks of whole units
@@ -216,6 +218,7 @@ GROUPS = 10_000  # groups with an outcome that are remembered, so that none is s
 LATE_GROUP = "late_group"
 GOLD = "gold"
 HELD_OUT = "held_out"
+WITHDRAWN = "consent:withdrawn"
 
 
 def kind_of(reason: str) -> str:
@@ -254,6 +257,7 @@ class TurnLedger:
         self.to_hold: dict[str, str] = {}  # turn -> reason: outcome due, not yet in the log
         self.groups: OrderedDict[Unit, None] = OrderedDict()
         self.closed: dict[Unit, None] = {}  # groups whose rollouts have all ended, and which have no outcome yet
+        self.refusing: dict[Person, None] = {}  # people who do not want their turns to be learned from any more
         self.settled = Settled(config.remember)
         self.orphans = PendingSignals[Said](
             most=config.max_orphans, seconds=config.orphan_s, most_bytes=config.orphan_bytes, size=_size
@@ -282,6 +286,8 @@ class TurnLedger:
                 self._batch(row)
             case Alarm():
                 self.alarms.apply(row)
+            case ConsentGiven():
+                self._chosen(row)
             case _:
                 pass
 
@@ -366,6 +372,8 @@ class TurnLedger:
         facts = TurnFacts.of(seq, turn, self.config, self._arms)
         if facts.hold is None and (facts.unit in self.groups or facts.unit in self.closed):
             facts = replace(facts, hold=LATE_GROUP)
+        if facts.hold is None and not facts.world and facts.person in self.refusing:
+            facts = replace(facts, hold=WITHDRAWN)
         if facts.hold is None and self._gold(turn.tenant, turn.user):
             facts = replace(facts, hold=GOLD)
         elif facts.hold is None and facts.unit[0] == "world":
@@ -387,6 +395,16 @@ class TurnLedger:
         else:
             self.counts["moot"] += len(said)
             self.settled.put(turn.id, turn.tenant, Fate.MOOT)
+
+    def _chosen(self, row: ConsentGiven) -> None:
+        """Hold back all that was not learned from yet of a person who takes the consent back."""
+        if row.level is Consent.YES:
+            self.refusing.pop(row.person, None)
+            return
+        self.refusing[row.person] = None
+        for facts in [each.facts for each in (*self.open.values(), *self.matured.values())]:
+            if facts.hold is None and not facts.world and facts.person == row.person:
+                self.to_hold[facts.id] = WITHDRAWN
 
     def _delivered(self, row: Delivered) -> None:
         self.orphans.advance(row.at)

@@ -104,13 +104,14 @@ class TurnFacts:
     `world`: it belongs to a rollout in a simulated world, as its turn `number`, from 1. `tokens` counts its prompt and the sampled tokens;
     its prompt begins with all tokens of the turn `parent`.
 
-    Example: ``TurnFacts(seq=12, id="a:0", tenant="default", episode="e1", parent=None, group=None, tokens=128, oldest=7, numerics="",
+    Example: ``TurnFacts(seq=12, id="a:0", tenant="default", user="ann", episode="e1", parent=None, group=None, tokens=128, oldest=7,
     ended_at=10.0, hold=None, context=BaselineInputs(...))``
     """
 
     seq: Cursor
     id: str
     tenant: str
+    user: str
     episode: str
     parent: str | None
     group: str | None
@@ -130,6 +131,7 @@ class TurnFacts:
             seq=seq,
             id=turn.id,
             tenant=turn.tenant,
+            user=turn.user,
             episode=turn.episode,
             parent=turn.parent,
             group=turn.group,
@@ -141,6 +143,11 @@ class TurnFacts:
             context=context_of(turn, config.users),
             world=of_world(turn),
         )
+
+    @property
+    def person(self) -> Person:
+        """Who was served."""
+        return (self.tenant, self.user)
 
     @property
     def sampled(self) -> int:

@@ -38,6 +38,7 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
         "touched": list(ledger.touched),
         "to_hold": ledger.to_hold,
         "groups": [list(unit) for unit in ledger.groups],
+        "refusing": [list(person) for person in ledger.refusing],
         "closed": [list(unit) for unit in ledger.closed],
         "rollout_turns": [[*unit, numbers] for unit, numbers in ledger.rollout_turns.items()],
         "settled": ledger.settled.snapshot(),
@@ -73,6 +74,7 @@ def restored(
     ledger.matured = {entry.facts.id: entry for entry in matured_turns.validate_python(state["matured"])}
     ledger.to_hold = dict(state["to_hold"])
     ledger.groups = OrderedDict(((kind, tenant, group), None) for kind, tenant, group in state["groups"])
+    ledger.refusing = dict.fromkeys((str(tenant), str(user)) for tenant, user in state["refusing"])
     ledger.closed = dict.fromkeys(state["closed"])
     ledger.rollout_turns = {
         (kind, tenant, group): Counter(numbers) for kind, tenant, group, numbers in state["rollout_turns"]

@@ -26,13 +26,13 @@ from ostinato.core.errors import BadConfig, NotFound, OstinatoError
 from ostinato.core.records import Arm, Turn
 from ostinato.core.seams import Adaptation, Clock, Dealer, Engine, Log, Renderer
 from ostinato.core.visitors import Visitors
-from ostinato.serve.arms import Arms
 from ostinato.serve.auth import KeyAudit, KeyFile, Keyring, check_tenants
 from ostinato.serve.auto_deals import Deals
 from ostinato.serve.calls.caller import ROUTES
 from ostinato.serve.calls.compaction import BlockSigner
 from ostinato.serve.calls.generate import CallHandlers
 from ostinato.serve.config import PrivacyConfig, ServeConfig
+from ostinato.serve.consent import ConsentChoices, ConsentHandlers
 from ostinato.serve.dialects import anthropic_reply, openai_reply
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.feedback.followups import FollowUps
@@ -41,13 +41,10 @@ from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.message_judge import Judge
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
-from ostinato.serve.priority import PeopleFirst
-from ostinato.serve.quotas import Quotas, in_force
+from ostinato.serve.quotas import in_force
 from ostinato.serve.session_cookies import OwnNameOnly, SessionCookies
-from ostinato.serve.tracing import Tracing
 from ostinato.serve.wire.exchange import Endpoint, Exchange, Handler, in_session, on_http_exception, preflight, tidied
 from ostinato.serve.wire.origins import Origins
-from ostinato.serve.writes import Writes
 
 # ---------------------------------------------------------------- health, models, metrics
 
@@ -208,16 +205,11 @@ def create_app(
         clock=clock,
         model=model_name,
         keys=keys,
-        quotas=Quotas(config, keys.tenants, clock, metrics.refused),
         metrics=metrics,
-        writes=Writes(clock, slow_s=config.store_timeout_s),
-        people=PeopleFirst(config.first_token_s, config.tokens_per_s, config.give_way_s, metrics.giving_way),
-        arms=Arms(control=config.control_share, salt=config.arm_salt),
         blocks=_signer(config, admin_keys, model_name),
         privacy=privacy,
         room=room,
         deals=_deals(config, model_name, dealer),
-        tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
         adaptation=adaptation,
     )
     return GatewayApp(parts, () if page is None else page(visits), watched, audit)
@@ -278,9 +270,14 @@ class GatewayApp(Starlette):
         self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
         self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
+        self._choices = ConsentChoices(parts.log)
         overheard = FollowUps(parts, self._intake, self._judge)
         self._calls = CallHandlers(
-            parts, stored=self._intake.turn, unkept=self._intake.keep_no_words, overheard=overheard
+            parts,
+            stored=self._intake.turn,
+            unkept=self._intake.keep_no_words,
+            overheard=overheard,
+            choices=self._choices,
         )
         self._endpoints = self._all_endpoints(
             ServerInfo(parts), Feedback(parts, self._intake), Telemetry(parts, self._intake)
@@ -315,11 +312,14 @@ class GatewayApp(Starlette):
     def _all_endpoints(
         self, about: ServerInfo, feedback: Feedback, telemetry: Telemetry
     ) -> Mapping[tuple[str, str], Endpoint]:
+        consent = ConsentHandlers(self._parts, self._choices)
         handlers: dict[tuple[str, str], Handler] = {
             ("POST", COUNT_PATH): self._calls.count,
             ("POST", "/v1/feedback"): feedback.take,
             ("POST", "/v1/logs"): telemetry.logs,
             ("POST", "/v1/traces"): telemetry.traces,
+            ("GET", "/v1/consent"): consent.tell,
+            ("PUT", "/v1/consent"): consent.record,
             ("GET", "/v1/models"): about.models,
             ("GET", "/v1/models/{model:path}"): about.model,
             ("GET", "/health"): about.health,
@@ -329,9 +329,10 @@ class GatewayApp(Starlette):
             ("POST", COUNT_PATH): anthropic_reply.ERRORS
         }
         handlers |= {("POST", route.path): partial(self._calls.serve, route) for route in ROUTES}
-        handlers |= {
-            ("OPTIONS", path): partial(preflight, (method,), self._origins) for method, path in tuple(handlers)
-        }
+        methods: dict[str, list[str]] = {}
+        for method, path in handlers:
+            methods.setdefault(path, []).append(method)
+        handlers |= {("OPTIONS", path): partial(preflight, taken, self._origins) for path, taken in methods.items()}
         return {
             where: Endpoint(
                 where[1],
@@ -358,14 +359,15 @@ class GatewayApp(Starlette):
             )
         except OstinatoError as error:
             _LOG.error("The log's last turns cannot be read: %s; some conversations begin anew.", error)
-        deals = self._parts.deals
-        beside = [each for each in (self._judge, deals, self._parts.adaptation) if each is not None]
+        beside = [each for each in (self._judge, self._parts.deals, self._parts.adaptation) if each is not None]
         for each in beside:
             await each.start()
-        watching = None if self._watched is None else asyncio.create_task(self._watched())
+        watching = [asyncio.create_task(self._choices.follow())]
+        if self._watched is not None:
+            watching.append(asyncio.create_task(self._watched()))
         yield
-        if watching is not None:
-            watching.cancel()
+        for task in watching:
+            task.cancel()
         if self._judge is not None:
             await self._judge.close()
         await self._calls.close()
@@ -378,6 +380,7 @@ class GatewayApp(Starlette):
 
     async def _restore(self) -> None:
         log = self._parts.log
+        await self._choices.refresh()
         after = max(0, await log.append() - self._parts.config.session_rebuild_rows)
         async for _, row in log.read(after, {Turn}):
             if isinstance(row, Turn):

@@ -37,15 +37,27 @@ class Parts:
     clock: Clock
     model: str
     keys: Keyring
-    quotas: Quotas
     metrics: Metrics
-    writes: Writes
-    arms: Arms
-    people: PeopleFirst
     blocks: BlockSigner
     privacy: PrivacyConfig
-    thread: FairThread = field(default_factory=FairThread)
     room: Callable[[], int] | None = None
     deals: Deals | None = None
-    tracing: Tracing | None = None
     adaptation: Adaptation | None = None
+    thread: FairThread = field(init=False, default_factory=FairThread)
+    quotas: Quotas = field(init=False)
+    writes: Writes = field(init=False)
+    arms: Arms = field(init=False)
+    people: PeopleFirst = field(init=False)
+    tracing: Tracing | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        config, clock, metrics = self.config, self.clock, self.metrics
+        made = {
+            "quotas": Quotas(config, self.keys.tenants, clock, metrics.refused),
+            "writes": Writes(clock, slow_s=config.store_timeout_s),
+            "arms": Arms(control=config.control_share, salt=config.arm_salt),
+            "people": PeopleFirst(config.first_token_s, config.tokens_per_s, config.give_way_s, metrics.giving_way),
+            "tracing": Tracing(config.otlp, clock) if config.otlp.endpoint else None,
+        }
+        for name, part in made.items():
+            object.__setattr__(self, name, part)

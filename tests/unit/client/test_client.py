@@ -239,3 +239,21 @@ def test_it_is_standard_library_and_python_3_9():
         [sys.executable, "-S", "-c", code], check=True, env={"PYTHONPATH": str(PACKAGE)}, capture_output=True, text=True
     )
     assert found.stdout.strip() == ""
+
+
+async def test_a_users_choice_is_recorded_and_told():
+    log, secret = MemoryLog(), "the secret of acme"
+    async with serving(app(log, f"acme:{KEY}", user_keys=(f"acme:{secret}",))) as url:
+        async with AsyncOstinato(url, KEY) as client:
+            assert await client.consent("ann") == "yes"
+            assert await client.consent("ann", "never") == "never"
+            assert await client.consent("ann") == "never"
+            with pytest.raises(NotAllowed, match="signature"):
+                await client.consent("ann", "yes")
+            with pytest.raises(Refused, match="never, aggregate, adapt, yes") as caught:
+                await client.consent("ann", "no")
+            assert caught.value.field == "train"
+        signature = sign_user(secret, "ann", now=1000.0)
+        with Ostinato(url, KEY) as client:
+            assert await asyncio.to_thread(client.consent, "ann", "yes", signature=signature) == "yes"
+    assert [(row.tenant, row.user, row.level) for row in log.rows] == [("acme", "ann", "never"), ("acme", "ann", "yes")]

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from ostinato.app.storage import open_log
 from ostinato.config import load
-from ostinato.core.records import Quarantine, Reward
-from ostinato.launch.commands.log import line, print_log
+from ostinato.core.records import Consent, ConsentGiven, Quarantine, Reward
+from ostinato.launch.commands.log import consent, line, print_log
 from ostinato.testing.records import a_signal, a_turn
 
 FORGED = "ann\nsignal     chatcmpl-9:0  rejected=1\r\x1b[2J\x9b1A\u2028\u202e"
@@ -22,6 +22,7 @@ FORGED = "ann\nsignal     chatcmpl-9:0  rejected=1\r\x1b[2J\x9b1A\u2028\u202e"
         a_turn(FORGED),
         replace(a_turn(), text=FORGED),
         a_signal(a_turn(), id=FORGED),
+        ConsentGiven(id="c", tenant="acme", user=FORGED, level=Consent.NEVER, at=1.0),
         Quarantine(turn="t:0", reason=f"reward_failed: ValueError: {FORGED}", at=1.0),
     ],
 )
@@ -51,3 +52,21 @@ async def test_an_agents_reward_is_shown_with_its_parts(tmp_path):
     assert first.endswith("chatcmpl-3f:0  +1.000  agent@2  from 2 signals: kept lines +0.25, tests +0.75")
     assert second.endswith("chatcmpl-40:0  +0.750  copilot@1  from 0 signals")
     assert line(replace(reward, signals=(kept.id,))).endswith("from 1 signal")
+
+
+async def test_what_a_person_allows_is_shown_and_recorded(tmp_path):
+    config = load(None, [f"run.directory={tmp_path / 'run'}", "privacy.train=adapt"])
+    with open_log(config):
+        pass
+    seen = io.StringIO()
+    for user, level in (("ann", None), ("ann", Consent.NEVER), ("bob", None), (FORGED, None), ("ann", Consent.YES)):
+        await consent(config, "acme", user, level, Console(file=seen, width=140))
+    first, second, third, forged, last = seen.getvalue().splitlines()
+    assert first == "ann of acme: yes; what counts with the operator's settings: adapt"
+    assert second == "ann of acme: never; what counts with the operator's settings: never"
+    assert (third.split(";")[0], last.split(";")[0]) == ("bob of acme: yes", "ann of acme: yes")
+    assert forged.isprintable()
+    with open_log(config) as log:
+        rows = [row async for _, row in log.read(0, {ConsentGiven})]
+    assert [(row.user, row.level) for row in rows] == [("ann", Consent.NEVER), ("ann", Consent.YES)]
+    assert (tmp_path / "run" / "audit.jsonl").read_text().count('"consent"') == 2

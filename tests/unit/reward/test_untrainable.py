@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from ostinato.core.nucleus import decode, encode
-from ostinato.core.records import Arm, Batch, Consent, Finish, Holdback, PolicyVersion, Reward, Sampling
+from ostinato.core.records import Arm, Batch, Consent, ConsentGiven, Finish, Holdback, PolicyVersion, Reward, Sampling
 from ostinato.reward.accounting import account
 from ostinato.reward.config import RewardConfig
+from ostinato.testing.log import MemoryFolds
 from ostinato.testing.records import a_signal
 
 LOGITS_V = np.linspace(1.0, -1.0, 8)
@@ -129,3 +130,37 @@ async def test_what_others_refuse_changes_no_credit(log, now, open_desk, turn):
     assert [(row.turns, row.credits, row.weights) for row in log.of(Batch)] == [
         (row.turns, row.credits, row.weights) for row in other.of(Batch)
     ]
+
+
+def chosen(number: int, user: str, level: Consent) -> ConsentGiven:
+    return ConsentGiven(id=f"c{number}", tenant="default", user=user, level=level, at=1.0)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_who_takes_the_consent_back_is_not_learned_from_any_more(log, now, open_desk, turn, restarted: bool):
+    folds = MemoryFolds()
+    desk = open_desk(log, folds=folds)
+    turns = {
+        name: turn(i, user=name.split()[0], ended_at=0.0) for i, name in enumerate(["ann old", "bob old", "ann new"])
+    }
+    await log.append(
+        turns["ann old"], turns["bob old"], a_signal(turns["ann old"]), a_signal(turns["bob old"], "rejected")
+    )
+    now.at = 99.0
+    await desk.poll()
+    assert {row.turn for row in log.of(Reward)} == {"t0:0", "t1:0"}, "they wait for a batch"
+    open_ = turn(7, user="ann", ended_at=98.0)
+    await log.append(open_, chosen(1, "ann", Consent.ADAPT), turns["ann new"])
+    await desk.poll()
+    if restarted:
+        await desk.close()
+        desk = open_desk(log, folds=folds)
+    held = {"t0:0", "t2:0", "t7:0"}
+    assert log.reasons(Holdback) == dict.fromkeys(held, "consent:withdrawn")
+    later = turn(8, user="ann", ended_at=98.0)
+    await log.append(chosen(2, "ann", Consent.YES), later, a_signal(later), chosen(3, "bob", Consent.YES))
+    now.at = 999.0
+    made = await desk.batch(1, 2, V0)
+    assert made is not None
+    assert set(made.row.turns) == {"t1:0", "t8:0"}
+    assert set(log.reasons(Holdback)) == held

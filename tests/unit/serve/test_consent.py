@@ -7,11 +7,12 @@ from dataclasses import fields
 import pytest
 from gateway_world import ADMIN, V0, V1, eventually, world
 
-from ostinato.core.errors import BadConfig
-from ostinato.core.records import Consent, Finish, Signal, Turn
+from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.records import Consent, ConsentGiven, Finish, Signal, Turn
 from ostinato.serve.config import PrivacyConfig
 from ostinato.testing.engine import FakeEngine, decode
 from ostinato.testing.log import MemoryLog
+from ostinato_client import sign_user
 
 NEVER, AGGREGATE, ADAPT, YES = Consent
 ACME, BOLT = "sk-acme-0123456789", "sk-bolt-0123456789"
@@ -106,7 +107,7 @@ def test_every_field_of_a_turn_is_either_erased_or_no_words():
     """A new field must be decided on: erased by `without_words`, or named here."""
     stays = "id episode parent user tenant arm propensity spans sampling finish started_at ended_at numerics group verified auto purpose"
     stays += " branch harness window consent"
-    erased = "prompt_ids sampled_ids logprobs text routes nucleus calls _packed_prompt"
+    erased = "prompt_ids sampled_ids logprobs text routes nucleus calls steered _packed_prompt"
     assert {field.name for field in fields(Turn)} == {*stays.split(), *erased.split()}
 
 
@@ -218,3 +219,112 @@ async def test_levels_are_counted():
             ("aggregate", "1.0"),
             ("yes", "1.0"),
         }
+
+
+# ---------------------------------------------------------------- a person's recorded choice
+
+
+SECRET_OF_ACME = "the secret of acme"
+
+
+async def choose(w, user, level, key=ACME, **headers):
+    reply = await w.http.put("/v1/consent", json={"user": user, "train": level}, headers=w.key(key, **headers))
+    return reply.status_code, reply.json()
+
+
+async def chosen(w, user, key=ACME):
+    reply = await w.http.get("/v1/consent", headers=w.key(key, **{"x-ostinato-user": user}))
+    assert reply.status_code == 200
+    return reply.json()
+
+
+async def test_a_persons_choice_counts_from_the_next_turn_on_for_that_person_alone():
+    log = MemoryLog()
+    async with world(**KEYS, log=log) as w:
+        await w.chat(headers=w.key(ACME), user="ann")
+        assert await choose(w, "ann", "aggregate") == (
+            200,
+            {"user": "ann", "train": "aggregate", "applied": "aggregate"},
+        )
+        for key, user in ((ACME, "ann"), (ACME, "bob"), (BOLT, "ann")):
+            await w.chat(headers=w.key(key), user=user)
+        await w.chat(headers=w.key(ACME, **train("never")), user="ann")
+        assert [turn.consent for turn in log.turns()] == [YES, AGGREGATE, YES, YES, NEVER]
+        assert (await chosen(w, "ann", BOLT))["train"] == "yes"
+        assert await choose(w, "ann", "aggregate") == await choose(w, "ann", "aggregate")
+    assert len([row for row in log.rows if isinstance(row, ConsentGiven)]) == 1, "a repeat makes no row"
+    async with world(**KEYS, log=log, privacy=PrivacyConfig(tenants={"acme": NEVER})) as w:  # after a restart
+        assert await chosen(w, "ann") == {"user": "ann", "train": "aggregate", "applied": "never"}
+
+
+async def test_only_the_user_or_an_operator_takes_a_refusal_back():
+    keys = {**KEYS, "user_keys": (f"acme:{SECRET_OF_ACME}",)}
+    async with world(**keys, admin_keys=(ADMIN,)) as w:
+        assert (await choose(w, "ann", "aggregate"))[0] == 200
+        assert (await choose(w, "ann", "never"))[0] == 200  # stricter
+        signed = {"x-ostinato-user-signature": sign_user(SECRET_OF_ACME, "ann", now=w.now)}
+        for wrong in ({}, {"x-ostinato-user-signature": sign_user(SECRET_OF_ACME, "bob", now=w.now)}):
+            status, body = await choose(w, "ann", "yes", **wrong)
+            assert (status, body["error"]["code"]) == (401, "unauthorized")
+            assert "X-Ostinato-User-Signature" in body["error"]["message"]
+        assert (await chosen(w, "ann"))["train"] == "never"
+        assert (await choose(w, "ann", "adapt", **signed))[1]["train"] == "adapt"
+        status, body = await choose(w, "ann", "yes", **{"x-ostinato-key": ADMIN})
+        assert (status, body["train"]) == (200, "yes")
+        await w.chat(headers=w.key(ACME), user="ann")
+        assert w.log.turns()[-1].consent is YES
+
+
+async def test_a_choice_that_cannot_be_recorded_is_refused_by_name():
+    async with world(**KEYS) as w:
+        for body, field in (
+            ({"user": "ann", "train": "no"}, "train"),
+            ({"user": "", "train": "never"}, "user"),
+            ({"user": "anonymous", "train": "never"}, "user"),
+            ({"user": "ann"}, "train"),
+            ({"user": "ann", "train": "never", "level": 1}, "level"),
+        ):
+            reply = await w.http.put("/v1/consent", json=body, headers=w.key(ACME))
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)
+        assert (await w.http.get("/v1/consent", headers=w.key(ACME))).status_code == 400
+        assert (await choose(w, "ann", "never", key="sk-nobody-0123456789"))[0] == 401
+        assert not w.log.rows
+
+
+async def test_what_another_gateway_records_is_heard():
+    log = MemoryLog()
+    async with world(log=log) as one, world(log=log) as other:
+        await choose(one, "ann", "never", key=None)
+        await other.app._choices.refresh()  # as it does each second
+        await other.chat(user="ann")
+    assert [turn.consent for turn in log.turns()] == [NEVER]
+
+
+class Unreadable(MemoryLog):
+    """A log whose rows about consent cannot be read."""
+
+    broken = True
+
+    async def read(self, after, kinds):
+        if self.broken and ConsentGiven in kinds:
+            raise Unavailable("away")
+        async for item in super().read(after, kinds):
+            yield item
+
+
+async def test_nobody_is_taken_to_agree_while_the_log_cannot_tell():
+    log = Unreadable()
+    await log.append(ConsentGiven(id="c", tenant="default", user="ann", level=NEVER, at=1.0))
+    async with world(log=log) as w:
+        assert (await w.chat(user="ann"))[0] == 503
+        log.broken = False
+        await w.app._choices.refresh()
+        assert (await w.chat(user="ann"))[0] == 200
+    assert [turn.consent for turn in log.turns()] == [NEVER]
+
+
+async def test_a_page_may_ask_for_both_methods():
+    async with world(allowed_hosts=("shop.example.org",)) as w:
+        asked = {"origin": "https://shop.example.org", "access-control-request-method": "PUT"}
+        reply = await w.http.request("OPTIONS", "/v1/consent", headers=asked)
+        assert set(reply.headers["access-control-allow-methods"].replace(" ", "").split(",")) >= {"GET", "PUT"}

@@ -1,7 +1,10 @@
-"""`ostinato log` prints the newest rows of the append-only log, a line each. `ostinato forget` makes somebody's words unreadable."""
+"""`ostinato log` prints the newest rows of the append-only log, a line each. `ostinato forget` makes somebody's words unreadable, and
+`ostinato consent` shows or records what a person allows.
+"""
 
 from __future__ import annotations
 
+import secrets
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,10 +13,13 @@ from rich.console import Console
 
 from ostinato.app.storage import Home, open_log
 from ostinato.config import Config, RunConfig
+from ostinato.core.clock import wall_clock
 from ostinato.core.errors import NotFound
 from ostinato.core.notices import Alarm, Stamp
 from ostinato.core.records import (
     Batch,
+    Consent,
+    ConsentGiven,
     Delivered,
     Holdback,
     Quarantine,
@@ -31,7 +37,20 @@ from ostinato.launch.views.screen import plain
 from ostinato.reward.functions import parts_of
 
 KINDS: dict[str, set[type]] = {
-    "all": {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm, SteeringBasis},
+    "all": {
+        Turn,
+        Delivered,
+        Signal,
+        Reward,
+        Quarantine,
+        Holdback,
+        Batch,
+        ReleaseEvent,
+        Stamp,
+        Alarm,
+        SteeringBasis,
+        ConsentGiven,
+    },
     "turns": {Turn},
     "signals": {Signal},
     "rewards": {Reward},
@@ -42,6 +61,7 @@ KINDS: dict[str, set[type]] = {
     "contracts": {Stamp},
     "alarms": {Alarm},
     "bases": {SteeringBasis},
+    "consents": {ConsentGiven},
 }
 SHOWN = 60
 
@@ -99,6 +119,8 @@ def _described(row: Row) -> tuple[str, str]:
             return "reward", f"{row.turn}  {row.value:+.3f}  {row.function}  from {count}"
         case Quarantine() | Holdback():
             return type(row).__name__.lower(), f"{row.turn}  {row.reason}"
+        case ConsentGiven():
+            return "consent", f"{row.tenant}  {row.user}  {row.level}"
         case Batch() | ReleaseEvent() | Stamp() | Alarm() | SteeringBasis():
             return _decided(row)
 
@@ -156,3 +178,20 @@ async def forget(
         highlight=False,
         soft_wrap=True,
     )
+
+
+async def consent(config: Config, tenant: str, user: str, level: Consent | None, console: Console) -> None:
+    """Show what a person allows, or record it. Raises NotFound."""
+    place = existing(config)
+    with open_log(config) as log:
+        if level is not None:
+            with audited(place, "consent", tenant=tenant, level=level.value, actor=login()):
+                id = f"consent-{secrets.token_hex(16)}"
+                await log.append(ConsentGiven(id=id, tenant=tenant, user=user, level=level, at=wall_clock()))
+        chosen = Consent.YES
+        async for _, row in log.read(0, {ConsentGiven}):
+            if isinstance(row, ConsentGiven) and row.person == (tenant, user):
+                chosen = row.level
+    most = Consent.strictest(chosen, config.privacy.at_most(tenant))
+    said = plain(f"{user} of {tenant}: {chosen}; what counts with the operator's settings: {most}")
+    console.print(said, highlight=False, markup=False, soft_wrap=True)

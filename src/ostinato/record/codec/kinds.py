@@ -24,6 +24,7 @@ from ostinato.core.records import (
     Batch,
     Branch,
     Consent,
+    ConsentGiven,
     Delivered,
     Finish,
     Holdback,
@@ -334,12 +335,15 @@ SMALL = (
         for_ever=True,
         since=4,
     ),
+    Kind("consents", ConsentGiven, ("id",), ("id", "tenant", "user", "level", "at"), for_ever=True, since=4),
 )
 """The kinds stored as JSON only, apart from what people wrote."""
 
 KINDS = (TURNS, *SMALL)
 FOR_EVER = frozenset(kind for kind in SMALL if kind.for_ever)
-"""Steps, releases, contracts and alarms, which a fold needs if it starts where retention has cut the log, and bases, which turns name."""
+"""Steps, releases, contracts and alarms, which a fold needs if it starts where retention has cut the log, bases, which turns
+name, and people's consents.
+"""
 
 _BY_RECORD: Mapping[type, Kind] = {kind.record: kind for kind in KINDS}
 _CHECKED = [kind.forms for kind in KINDS]  # a field without a form fails at import, not at the first row

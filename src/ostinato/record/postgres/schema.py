@@ -19,7 +19,8 @@ from ostinato.record.postgres.server import Connection, LogServer, ask_at_once, 
 
 LAYOUT = 4
 """The version of these tables. From 3 on, a segment names the layout that its rows were written in, and a turn has the tool calls that were
-parsed in it. From 4 on, it has its steering, its penalties lie under its key, and there are bases.
+parsed in it. From 4 on, it has its steering, its penalties lie under its key, there are bases and people's consents,
+and a turn has its own.
 """
 
 _LEASES = (
@@ -48,6 +49,7 @@ NUMBERS = {
     "stamps": 9,
     "alarms": 10,
     "bases": 11,
+    "consents": 12,
 }
 """The number of each kind in a row; never changed."""
 

@@ -33,7 +33,8 @@ FORMAT = 4
 """The format version of new segments. Each file carries its own version (`PRAGMA user_version`).
 
 From 2 on, what a caller wrote of a turn's sampling lies under the turn's key, and so does its text even if its tokens spell it. From 3
-on, a turn has the tool calls that were parsed in it. From 4 on, it has its steering, its penalties lie under its key, and there are bases.
+on, a turn has the tool calls that were parsed in it. From 4 on, it has its steering, its penalties lie under its key, there are bases
+and people's consents, and a turn has its own.
 """
 
 READABLE = frozenset({1, 2, 3, 4})

@@ -18,13 +18,13 @@ from typing import Any
 
 from ostinato.core.conversation import CompactionBlock, Conversation, Demand, Role
 from ostinato.core.errors import BadRequest, NotFound, Unauthorized, Unavailable
-from ostinato.core.records import Arm, Consent, PolicyVersion, Purpose
-from ostinato.core.seams import Clock, Engine, Renderer
-from ostinato.serve.arms import ANONYMOUS, Arms, Assignment
+from ostinato.core.records import Arm, Consent, Person, PolicyVersion, Purpose
+from ostinato.core.seams import Renderer
+from ostinato.serve.arms import ANONYMOUS, Assignment
 from ostinato.serve.auth import Principal, UserKeys
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.conversations import ConversationScope
-from ostinato.serve.config import PrivacyConfig, ServeConfig
+from ostinato.serve.consent import ConsentChoices, read_level
 from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply, responses
 from ostinato.serve.dialects.dialect import ContextExceeded, Counts, ErrorShape, Heading, Json, Request, Writer
 from ostinato.serve.dialects.items import ReadItems
@@ -126,13 +126,13 @@ class Placement:
 class Senders:
     """Reads callers from headers and bodies, and finds their weights."""
 
-    def __init__(self, engine: Engine, config: ServeConfig, privacy: PrivacyConfig, clock: Clock, arms: Arms) -> None:
-        self._engine = engine
-        self._config = config
-        self._privacy = privacy
-        self._clock = clock
-        self._users = UserKeys(config.user_keys)
-        self._arms = arms
+    def __init__(self, parts: Parts, choices: ConsentChoices) -> None:
+        self._engine = parts.engine
+        self._config = parts.config
+        self._privacy, self._choices = parts.privacy, choices
+        self._clock = parts.clock
+        self._users = UserKeys(parts.config.user_keys)
+        self._arms = parts.arms
 
     def caller(self, exchange: Exchange, who: Principal, user: str | None, *, store: bool | None) -> Caller:
         """The caller of a request; `user` and `store` are the body's. Raises BadRequest, Unauthorized."""
@@ -154,23 +154,20 @@ class Senders:
             slot=slot,
             harness=exchange.text("X-Ostinato-Harness") or "",
             until=_until(exchange, slot),
-            consent=self._consent(exchange, who.tenant, slot, store),
+            consent=self._consent(exchange, (who.tenant, user), slot, store),
         )
 
-    def _consent(self, exchange: Exchange, tenant: str, slot: str | None, store: bool | None) -> Consent:
-        """The strictest of what the operator allows and the request asks for. Raises BadRequest.
+    def _consent(self, exchange: Exchange, person: Person, slot: str | None, store: bool | None) -> Consent:
+        """The strictest of what the operator and the person allow and the request asks for. Raises BadRequest, Unavailable.
 
         A call that names a slot is an evaluation or a rollout, of which no person is part: only the header counts.
         """
         said = exchange.text("X-Ostinato-Train")
-        try:
-            asked = Consent.YES if said is None else Consent(said)
-        except ValueError:
-            raise BadRequest(f"X-Ostinato-Train takes {', '.join(Consent)}.", field="X-Ostinato-Train") from None
+        asked = Consent.YES if said is None else read_level(said, "X-Ostinato-Train")
         if slot is not None:
             return asked
         by_field = self._privacy.store_false if store is False else Consent.YES
-        return Consent.strictest(asked, by_field, self._privacy.at_most(tenant))
+        return Consent.strictest(asked, by_field, self._privacy.at_most(person[0]), self._choices.of(person))
 
     def known(self, caller: Caller) -> str:
         """The user's name if the operator trusts it (`serve.arm_users`); all other users are `ANONYMOUS`."""

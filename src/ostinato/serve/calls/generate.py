@@ -39,6 +39,7 @@ from ostinato.serve.calls.conversations import (
 )
 from ostinato.serve.calls.response_store import IdempotencyKeys, ResponseStore, Try, body_digest
 from ostinato.serve.config import SamplingRule
+from ostinato.serve.consent import ConsentChoices
 from ostinato.serve.dialects.anthropic import MessagesRequest, parse_count
 from ostinato.serve.dialects.compaction_blocks import CompactionUnavailable
 from ostinato.serve.dialects.dialect import ContextExceeded, ConversationRequest, Heading, Request
@@ -135,7 +136,7 @@ _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 class CallHandlers:
     """Answers calls. `stored` is called with each turn in the log, `unkept` with the ids of turns whose words will not be stored, before
-    they are sampled; `overheard` is given people's next messages.
+    they are sampled; `overheard` is given people's next messages; `choices` are what people allow.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class CallHandlers:
         stored: Callable[[Turn], None],
         unkept: Callable[[Sequence[str]], None],
         overheard: FollowUps,
+        choices: ConsentChoices,
     ) -> None:
         config, tenants = parts.config, parts.keys.tenants
         self._parts = parts
@@ -152,7 +154,7 @@ class CallHandlers:
         self._context = min(parts.renderer.context, parts.engine.capabilities().context)
         self._numerics = parts.engine.numerics()
         self._draws = Draws(parts)
-        self._senders = Senders(parts.engine, config, parts.privacy, parts.clock, parts.arms)
+        self._senders = Senders(parts, choices)
         self._unkept = unkept
         budget = config.session_tokens // len(tenants)
         self._items = {tenant: ReadItems(config.history_bytes // len(tenants)) for tenant in tenants}

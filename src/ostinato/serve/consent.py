@@ -1,0 +1,164 @@
+"""Consent: what may be done with a turn. The strictest of the operator's settings, the person's recorded choice and the request counts.
+
+A person's choice is a row of the log. `GET /v1/consent` tells it, `PUT /v1/consent` records it, and it counts until another is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+from ostinato.core.errors import BadRequest, OstinatoError, Unauthorized, Unavailable
+from ostinato.core.records import Consent, ConsentGiven, Person
+from ostinato.core.seams import Cursor, Log
+from ostinato.serve.arms import ANONYMOUS
+from ostinato.serve.auth import Principal, UserKeys
+from ostinato.serve.dialects.dialect import User, validate
+from ostinato.serve.dialects.openai_reply import json_bytes
+from ostinato.serve.wire.exchange import Exchange
+
+if TYPE_CHECKING:
+    from ostinato.serve.parts import Parts
+
+_LOG = logging.getLogger(__name__)
+EVERY_S = 1.0
+"""Seconds between two looks at the log: so much later another gateway, or a command, is heard."""
+
+
+def read_level(said: str, field: str) -> Consent:
+    """A level by its name. Raises BadRequest naming the field and the levels."""
+    try:
+        return Consent(said)
+    except ValueError:
+        raise BadRequest(f"{field} takes {', '.join(Consent)}.", field=field) from None
+
+
+class ConsentChoices:
+    """People's recorded choices: a fold of the log, which holds only those that are stricter than `Consent.YES`.
+
+    Example: ``choices.of(("acme", "ann")) is Consent.NEVER``
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._levels: dict[Person, Consent] = {}
+        self._cursor: Cursor | None = None
+        self._turn = asyncio.Lock()
+
+    def of(self, person: Person) -> Consent:
+        """What a person allows. Raises Unavailable until the log was read: nobody is taken to agree."""
+        if self._cursor is None:
+            raise Unavailable("The log has not told people's choices yet (consent); try again in a moment.")
+        return self._levels.get(person, Consent.YES)
+
+    async def refresh(self) -> None:
+        """Take in the log's new rows. Raises StorageFull, Unavailable."""
+        async with self._turn:
+            newest = await self._log.append()
+            async for _, row in self._log.read(self._cursor or 0, {ConsentGiven}):
+                if isinstance(row, ConsentGiven):
+                    self._take(row)
+            self._cursor = newest
+
+    async def follow(self) -> None:
+        """Look at the log for ever."""
+        told = ""
+        while True:
+            try:
+                await self.refresh()
+                told = ""
+            except OstinatoError as error:
+                if told != str(error):
+                    _LOG.warning("What people allow cannot be read anew: %s", error)
+                told = str(error)
+            await asyncio.sleep(EVERY_S)
+
+    def _take(self, row: ConsentGiven) -> None:
+        if row.level is Consent.YES:
+            self._levels.pop(row.person, None)
+        else:
+            self._levels[row.person] = row.level
+
+
+class _Wish(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    user: User
+    train: str
+
+
+class ConsentHandlers:
+    """The handlers of `/v1/consent`. Within a tenant anybody with its key may record a stricter choice of a user; a looser one needs the
+    user's signature (`serve.user_keys`) or an operator's key.
+    """
+
+    def __init__(self, parts: Parts, choices: ConsentChoices) -> None:
+        self._parts, self._choices = parts, choices
+        self._users = UserKeys(parts.config.user_keys)
+
+    async def tell(self, exchange: Exchange) -> None:
+        """`GET /v1/consent`: the choice of the user that X-Ostinato-User names."""
+        who = self._parts.keys.identify(exchange.headers)
+        self._parts.quotas.count_call(who.tenant)
+        person = (who.tenant, _named(exchange.text("X-Ostinato-User"), "X-Ostinato-User"))
+        async with self._in_time():
+            await self._choices.refresh()
+        await self._reply(exchange, person)
+
+    async def record(self, exchange: Exchange) -> None:
+        """`PUT /v1/consent`: record a user's choice; it is durable when this is answered. Raises BadRequest, Unauthorized, Unavailable."""
+        parts, who = self._parts, self._parts.keys.identify(exchange.headers)
+        parts.quotas.expect_events(who.tenant)  # before the body is read
+        wish = validate(_Wish, await exchange.json(partial(parts.quotas.count_bytes, who.tenant)))
+        parts.quotas.count_events(who.tenant, 1)
+        person, level = (who.tenant, _named(wish.user, "user")), read_level(wish.train, "train")
+        async with self._in_time():
+            await self._choices.refresh()
+            if (known := self._choices.of(person)) is not level:
+                if Consent.strictest(known, level) is known:
+                    self._check(exchange, who, wish.user)
+                id = f"consent-{secrets.token_hex(16)}"
+                row = ConsentGiven(id=id, tenant=who.tenant, user=wish.user, level=level, at=parts.clock())
+                await asyncio.shield(parts.writes.begin(parts.log.append(row)))
+                await self._choices.refresh()
+        await self._reply(exchange, person)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncGenerator[None]:
+        """Wait for the log no longer than a turn would. Raises Unavailable."""
+        try:
+            async with asyncio.timeout(self._parts.config.store_timeout_s):
+                yield
+        except TimeoutError:
+            raise Unavailable(
+                "The log did not answer in time; a choice that was sent may be recorded or not: send it again."
+            ) from None
+
+    def _check(self, exchange: Exchange, who: Principal, user: str) -> None:
+        """Raise Unauthorized unless the user or an operator takes a refusal back."""
+        if who.admin:
+            return
+        signature = exchange.text("X-Ostinato-User-Signature")
+        if signature is None:
+            raise Unauthorized(
+                "A looser choice than the recorded one needs the user's signature; send X-Ostinato-User-Signature (serve.user_keys), or "
+                "have the operator record it with `ostinato consent`."
+            )
+        self._users.check(who.tenant, user, signature, self._parts.clock())
+
+    async def _reply(self, exchange: Exchange, person: Person) -> None:
+        chosen = self._choices.of(person)
+        applied = Consent.strictest(chosen, self._parts.privacy.at_most(person[0]))
+        await exchange.reply(200, json_bytes({"user": person[1], "train": chosen, "applied": applied}))
+
+
+def _named(user: str | None, field: str) -> str:
+    if not user or user == ANONYMOUS:
+        raise BadRequest(f"{field} must name the user whose choice it is.", field=field)
+    return user
