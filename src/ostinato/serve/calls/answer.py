@@ -396,6 +396,8 @@ class Answer:
             headers.append((b"x-ostinato-train", call.consent.value.encode()))
         if call.overridden:
             headers.append((b"x-ostinato-sampling", call.overridden.encode()))
+        if call.steering is not None:
+            headers.append((b"x-ostinato-adapted", self._adapted(call.steering.basis.hash)))
         if call.auto is not None:
             headers.append((b"x-ostinato-auto", call.auto.arm.encode()))
         if self._policy is not None:
@@ -404,6 +406,12 @@ class Answer:
         if call.numerics:
             headers.append((b"x-ostinato-numerics", call.numerics.encode()))
         return headers
+
+    def _adapted(self, basis: str) -> bytes:
+        """The basis, and, once the answer is complete, the KL divergence of each choice in nats."""
+        told = [choice.steered for choice in self._capture.choices]
+        spent = ",".join(f"{0.0 if each is None else each.kl:.3g}" for each in told)
+        return (f"{basis}; kl={spent}" if self._capture.complete else basis).encode()
 
 
 # ---------------------------------------------------------------- delivered answers
