@@ -157,8 +157,8 @@ async def test_a_basis_outlives_the_turns_that_name_it(in_postgres):
     now = [0.0]
     with PostgresLog.open(in_postgres(segment_rows=4, retain_days=1), lambda: now[0]) as log:
         await log.append(BASIS, TURN, SIGNAL, EVENT)
+        end = await log.append(replace(TURN, id="later:0"))  # which closes the first segment
         now[0] = 3 * DAY
-        end = await log.append(replace(TURN, id="later:0"))
         assert await log.drop_old(now[0], keep_after=9) == 1
         assert await log.find(SteeringBasis, [(BASIS.hash,)]) == [BASIS]
         assert BASIS.basis() == DIALS
