@@ -336,7 +336,9 @@ class StateFold:
 
 
 def _place_of(turn: Turn) -> int:
-    """An answer's place among its person's: when it began, in microseconds, and the number of the choice."""
+    """An answer's place among its person's: when it began, in microseconds, and the number of the choice. Answers that share both count
+    as one.
+    """
     _, _, choice = turn.id.rpartition(":")
     return int(turn.started_at * 1e6) * _CHOICES + (int(choice) % _CHOICES if choice.isdecimal() else 0)
 

@@ -20,6 +20,7 @@ from ostinato.core.conversation import CompactionBlock, Conversation, Demand, Ro
 from ostinato.core.errors import BadRequest, NotFound, Unauthorized, Unavailable
 from ostinato.core.records import Arm, Consent, Person, PolicyVersion, Purpose
 from ostinato.core.seams import Renderer
+from ostinato.core.steering import Steering
 from ostinato.serve.arms import ANONYMOUS, Assignment
 from ostinato.serve.auth import Principal, UserKeys
 from ostinato.serve.auto_deals import Deal
@@ -221,6 +222,31 @@ def _until(exchange: Exchange, slot: str | None) -> float | None:
 def _agents_session(exchange: Exchange) -> str | None:
     """The session named in the headers that coding agents send anyway. Raises BadRequest."""
     return next((session for name in SESSION_HEADERS if (session := exchange.text(name)) is not None), None)
+
+
+# ---------------------------------------------------------------- what an answer leans to
+
+
+_LEANING = (Purpose.TASK, Purpose.SUBAGENT)  # the purposes of calls whose answers lean to the person
+
+
+def steering_of(
+    parts: Parts, caller: Caller, placement: Placement, exchange: Exchange, purpose: Purpose, grammar: str
+) -> Steering | None:
+    """How an answer leans to its person; None for a named slot, the control arm, outside models, a demanded form, auxiliary calls, a caller
+    without a name or without the consent, or if the caller wants none. Raises BadRequest for a header that says neither.
+    """
+    wanted = exchange.text("X-Ostinato-Adapt")
+    if wanted not in (None, "on", "off"):
+        raise BadRequest("X-Ostinato-Adapt takes on or off.", field="X-Ostinato-Adapt")
+    adaptation, policy = parts.adaptation, parts.engine.slots().get(placement.slot)
+    if adaptation is None or policy is None or wanted == "off" or caller.slot is not None or caller.user == ANONYMOUS:
+        return None
+    if grammar or purpose not in _LEANING or placement.assignment.arm in (Arm.CONTROL, Arm.OUTSIDE):
+        return None
+    if caller.consent not in (Consent.ADAPT, Consent.YES):
+        return None
+    return adaptation.steering((caller.tenant, caller.user), weights=policy.hash, verified=caller.verified)
 
 
 # ---------------------------------------------------------------- auto's draws

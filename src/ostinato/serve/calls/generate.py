@@ -21,11 +21,9 @@ from ostinato.core.conversation import PART_CHARS, Conversation, Message
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Arm, Branch, Consent, Finish, Purpose, Sampling, Turn, WindowMaker
-from ostinato.core.steering import Steering
-from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.auto_deals import Deal
 from ostinato.serve.calls.answer import STREAM, Answer, Deliveries
-from ostinato.serve.calls.caller import Caller, CallRoute, Draws, Placement, Senders, for_auto, purpose_of
+from ostinato.serve.calls.caller import Caller, CallRoute, Draws, Placement, Senders, for_auto, purpose_of, steering_of
 from ostinato.serve.calls.capture import Both, Call, Capture, EngineFailed, again, played
 from ostinato.serve.calls.compaction import SummaryTurn
 from ostinato.serve.calls.conversations import (
@@ -129,7 +127,6 @@ _LEAST_SHARE = 16  # agents ask for more tokens than there are; an answer gets a
 MOST_LOGGED = 200_000
 """Log-probabilities in one body: more would take hundreds of megabytes of memory while it is written."""
 _T = TypeVar("_T")
-_LEANING = (Purpose.TASK, Purpose.SUBAGENT)  # the purposes of calls whose answers lean to the person
 _ITEMS = ("messages", "input")  # the fields whose items agents repeat with every call; each item is read once
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
@@ -613,7 +610,6 @@ class CallHandlers:
         asked_for = _constrained(request.sampling(min(wanted or default, room)), question)
         sampling, overridden = override_sampling(asked_for, caller, self._parts.config.sampling)
         _check_logged(request, sampling.max_tokens)
-        free = not sampling.grammar and question.purpose in _LEANING and caller.consent in (Consent.ADAPT, Consent.YES)
         call = Call(
             id=id,
             episode=episode,
@@ -640,25 +636,11 @@ class CallHandlers:
             branch=prompt.branch,
             window=prompt.window,
             until=caller.until,
-            steering=self._steering(asked, placement) if free else None,
+            steering=steering_of(self._parts, caller, placement, asked.exchange, question.purpose, sampling.grammar),
             consent=caller.consent,
             form=asked.route.form_fields(None if question.conversation is None else question.conversation.demand),
         )
         return call, deal
-
-    def _steering(self, asked: CallContext, placement: Placement) -> Steering | None:
-        """How the answer leans to its person; None for a named slot, the control arm, outside models and a caller without a name, or if the
-        caller wants none. Raises BadRequest for a header that says neither.
-        """
-        caller, wanted = asked.caller, asked.exchange.text("X-Ostinato-Adapt")
-        if wanted not in (None, "on", "off"):
-            raise BadRequest("X-Ostinato-Adapt takes on or off.", field="X-Ostinato-Adapt")
-        adaptation, policy = self._parts.adaptation, self._parts.engine.slots().get(placement.slot)
-        if adaptation is None or policy is None or wanted == "off" or caller.slot is not None:
-            return None
-        if caller.user == ANONYMOUS or placement.assignment.arm in (Arm.CONTROL, Arm.OUTSIDE):
-            return None
-        return adaptation.steering((caller.tenant, caller.user), weights=policy.hash, verified=caller.verified)
 
     def _capture(self, call: Call, *, stored: bool) -> Capture:
         return Capture(
