@@ -44,6 +44,11 @@ class Format:
     marks: tuple[str, ...] = ()
     opener: str = ""
 
+    @property
+    def openings(self) -> frozenset[str]:
+        """The fixed texts that tool calls begin with."""
+        return frozenset(self.marks).union(*(field.open_literals or () for field in self.calls))
+
     def opens_call(self, text: str) -> bool:
         """True if a tool call, or a malformed attempt at one, begins in the text."""
         opens = (field.open_re for field in self.calls)

@@ -232,6 +232,10 @@ class HFRenderer:
     def opens_call(self, text: str) -> bool:
         return self._format.opens_call(text)
 
+    def reserved_ids(self) -> frozenset[int]:
+        """Tokens that no dial may make likelier or unlikelier: control tokens, and those that the opening of a tool call is made of."""
+        return self._control_ids.union(*(self.encode(text) for text in self._format.openings))
+
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids
 

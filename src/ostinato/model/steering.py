@@ -13,11 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ostinato.core.records import logit_divisor
 from ostinato.core.steering import CLIP, Basis, Steered, Steering
+from ostinato.model.attention import CausalAttend, hidden, logits
+from ostinato.model.devices.backend import backend_of
 from ostinato.model.kernels.steering import steer
-from ostinato.model.paged import array
+from ostinato.model.paged import WholeAttend, array
 
 _WINDOW = 64  # bytes of the answer's end in which a tool call is looked for
 
@@ -122,3 +125,51 @@ class AnswerSteering:
             kl=self._kl,
             features=tuple(self._features_K.tolist()),
         )
+
+
+# ---------------------------------------------------------------- what a basis is fitted to
+
+
+Answer = tuple[Sequence[int], Sequence[int]]
+"""The ids of a prompt, and of the answer to it."""
+
+
+def mean_probabilities(model: PreTrainedModel, answers: Sequence[Answer]) -> NDArray[np.float64]:
+    """[V]: the mean over the answers' tokens of the distribution that each was drawn from at temperature 1."""
+    total_V, count = torch.zeros(()).double(), 0
+    for answer in answers:
+        logits_TV = _teacher_forced(model, answer)
+        total_V, count = total_V + logits_TV.softmax(-1).sum(0).double(), count + len(logits_TV)
+    return (total_V / max(1, count)).cpu().numpy()
+
+
+def score_features(
+    model: PreTrainedModel,
+    answers: Sequence[Answer],
+    tokens_M: NDArray[np.int64],
+    done: Callable[[int], None] = lambda count: None,
+) -> NDArray[np.float64]:
+    """[N, M]: for each answer the gradient of its log-probability with respect to a constant added to each of these tokens' logits.
+
+    It is the sum over the answer's tokens of 1[token = v] - p(v), at temperature 1. `done` is told how many answers are done.
+    """
+    found_NM = np.zeros((len(answers), len(tokens_M)))
+    for number, (found_M, answer) in enumerate(zip(found_NM, answers, strict=True), 1):
+        logits_TV = _teacher_forced(model, answer)
+        at_M = torch.from_numpy(tokens_M).to(logits_TV.device)
+        expected_M = logits_TV.softmax(-1).sum(0)[at_M].double().cpu().numpy()
+        found_M += np.bincount(answer[1], minlength=logits_TV.shape[1])[tokens_M] - expected_M
+        done(number)
+    return found_NM
+
+
+@torch.inference_mode()
+def _teacher_forced(model: PreTrainedModel, answer: Answer) -> Tensor:
+    """[T, V]: the fp32 logits that each of an answer's tokens was drawn from."""
+    prompt, sampled = answer
+    ids = [*prompt, *sampled][:-1]
+    ids_N = torch.tensor(ids).to(model.device)
+    own = backend_of(model).kernels == "own"
+    attend = WholeAttend([len(ids)]) if own else CausalAttend([len(ids)])
+    states_ND = hidden(model, ids_N, torch.arange(len(ids), device=model.device), attend)
+    return logits(model, states_ND[len(prompt) - 1 :]).float()

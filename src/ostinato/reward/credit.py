@@ -150,6 +150,8 @@ def _mean_returns(
     turns: Sequence[str], values: Sequence[tuple[float, int]], discount: float, after: _MeanReturn
 ) -> tuple[list[float], _MeanReturn]:
     """Each turn's mean over its own and later values, given as (mean, count), and the same before the first call. See `episode_returns`."""
+    if not any(after) and not any(count for _, count in values):
+        return [0.0] * len(values), after
     total, weight, part = after
     parts: list[float] = []
     for _, choices in groupby(zip(reversed(turns), reversed(values), strict=True), key=lambda pair: call_of(pair[0])):
