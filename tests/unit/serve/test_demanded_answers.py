@@ -206,7 +206,8 @@ async def test_forbidden_calls_leave_the_prompt_and_its_parent_as_they_are(tmp_p
 
 
 async def test_no_call_is_sampled_where_calls_are_forbidden_however_much_it_is_wanted(tmp_path):
-    wanted = {"tools": BOTH, "max_tokens": 20, "logit_bias": {"259": 100}, "n": 4, "seed": 1}
+    others = {str(token): -60 for token in range(259)}  # as if the policy were sure of a call
+    wanted = {"tools": BOTH, "max_tokens": 20, "logit_bias": {**others, "259": 100}, "n": 4, "seed": 1}
     async with (
         tiny_engine(tmp_path, context=2048, write=write_tiny_with_calls) as tiny,
         world(engine=tiny.engine, renderer=tiny.renderer) as w,
