@@ -219,7 +219,7 @@ class Reader:
             ]
             answers = self.said(asked, SUMMARY)
             summaries = [old or "" if new is None else new for old, new in zip(summaries, answers, strict=True)]
-            length += sum(len(each) + 1 for each in answers if each is not None)
+            length += sum(len(each) // 2 + 1 for each in answers if each is not None)
             count += sum(each is not None for each in answers)
         wrong = [0] * GOALS
         for goal in range(GOALS):
