@@ -1,0 +1,103 @@
+"""Chains of windows through the real gateway, engine and trainer: summaries are turns behind their windows, and no bit differs."""
+
+import asyncio
+import random
+import re
+
+import numpy as np
+import torch
+from benchmarks.worlds.summaries import streams
+from benchmarks.worlds.summaries_world import CONTEXT, Prompts, StreamReader, teach, tokenizer
+from pydantic import SecretStr
+
+from ostinato.core.conversation import Conversation, Message, Role
+from ostinato.core.records import PolicyVersion, Purpose
+from ostinato.core.weights import Snapshot
+from ostinato.model.numerics import contract
+from ostinato.model.renderer import HFRenderer
+from ostinato.model.tensors import weights_of
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.gateway import create_app
+from ostinato.testing.log import MemoryLog
+from ostinato.testing.serving import serving
+from ostinato.testing.tiny_engine import tiny_engine
+from ostinato.train.config import TrainConfig
+from ostinato.train.trainer import PolicyTrainer
+from ostinato.worlds.rollout.gateway import WorldGateway
+
+KEY = "admin-0123456789abcdef"
+FRAME = re.compile(r"=== memory: summary ===\n((?:[A-L][0-7])+)\n=== end of summary ===")
+
+
+def taught(path, seed, context):
+    """A model that has seen a few lessons: some of its summaries have an end, some are refused."""
+    assert context == CONTEXT
+    teach(path, 1.0, most_steps=24, batch=32, seed=seed)
+    return path
+
+
+async def test_a_chain_of_windows_is_one_episode_that_engine_and_trainer_see_alike_to_the_bit(tmp_path):
+    exact = contract(torch.float32, "exact", 1, block=16)
+    log, reader = MemoryLog(), StreamReader()
+    tasks = streams(3, 6, (2, 4)).tasks
+    async with tiny_engine(tmp_path, context=CONTEXT, contract=exact, write=taught) as tiny:
+        v0 = PolicyVersion(number=0, hash="0" * 64)
+        await tiny.engine.load("world", Snapshot(policy=v0, weights=weights_of(tiny.model)))
+        app = create_app(
+            engine=tiny.engine,
+            renderer=tiny.renderer,
+            log=log,
+            config=ServeConfig(),
+            clock=lambda: 1.0,
+            model_name="m",
+            admin_keys=[SecretStr(KEY)],
+        )
+        async with serving(app) as url, WorldGateway(url, KEY) as gateway:
+            models = [gateway.model(f"e{n}", group="g", harness=reader.hash, seed=100 * n) for n in range(len(tasks))]
+            done = await asyncio.gather(
+                *(reader.run(task, model, None) for task, model in zip(tasks, models, strict=True))
+            )
+        turns = log.turns()
+        trainer = PolicyTrainer(tiny.path, TrainConfig(compute="fp32", publish="fp32"), exact)
+    scored = trainer.score(turns)
+    trainer.close()
+    for turn, own in zip(turns, scored, strict=True):
+        assert np.array_equal(np.float32(own).view(np.int32), np.float32(turn.logprobs).view(np.int32))
+    assert all(turn.numerics == exact.id for turn in turns)
+
+    by_id = {turn.id: turn for turn in turns}
+    assert sum(rollout.effort["refused"] for rollout in done) > 0
+    assert sum(rollout.effort["summaries"] for rollout in done) == sum(
+        len(task.about["segments"].split()) for task in tasks
+    )
+    linked = 0
+    for number, rollout in enumerate(done):
+        chain = [by_id[turn] for turn in rollout.turns]
+        assert {(turn.episode, turn.group, turn.harness) for turn in chain} == {(f"e{number}", "g", reader.hash)}
+        assert [turn.purpose for turn in chain] == [Purpose.COMPACTION] * (len(chain) - 1) + [Purpose.TASK]
+        assert {turn.id for turn in turns if turn.episode == f"e{number}"} == set(rollout.turns), (
+            "nothing else was asked"
+        )
+        shown = [FRAME.fullmatch(message.text) for message in rollout.messages]
+        bodies = [found[1] for found in shown if found]
+        assert set(bodies) <= {turn.text for turn in chain[:-1]}
+        linked += len(bodies)
+    assert linked > 0, "some windows began with a summary"
+
+
+def test_the_prompts_of_the_imitation_are_those_of_the_renderer(tmp_path):
+    teach(tmp_path, 1.0, most_steps=0)
+    renderer, prompts = HFRenderer(tmp_path), Prompts(tokenizer())
+    dice = random.Random(0)
+    (task,) = streams(dice.randrange(99), 1).tasks
+    goals, segments = task.messages[0].text, task.about["segments"].split()
+
+    def rendered(*texts):
+        messages = tuple(Message(role=Role.USER, text=text) for text in texts)
+        return renderer.chat(Conversation(messages=messages))
+
+    frame = "=== memory: summary ===\nA1B2\n=== end of summary ==="
+    assert prompts.to_sum(goals, None, segments[0]) == rendered(goals, segments[0], ">")
+    assert prompts.to_sum(goals, "A1B2", segments[1]) == rendered(goals, frame, segments[1], ">")
+    assert prompts.to_sum(goals, "", segments[1]) == rendered(goals, "(nothing was kept)", segments[1], ">")
+    assert prompts.to_ask(goals, "A1B2", "A") == rendered(goals, frame, "|A")
