@@ -283,6 +283,8 @@ async def test_training_never_goes_back_to_what_knew_the_person_and_it_is_delete
         worker._settings = worker._settings.model_copy(update={"max_lead": 1})
         assert not await worker.may_learn(), "the version was refused, and what is live knew the person"
         assert worker.parts.source.base is None
+        assert worker._erasure.knows_erased(before)
+        assert not worker._erasure.knows_erased(await run.follower.resolve("base")), "it never knew them"
         assert {step_of(path) for path in stored(run.home.checkpoints)} >= {4, 6, 8, 9}
         await release(run)
         assert await worker.may_learn()

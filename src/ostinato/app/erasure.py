@@ -163,12 +163,14 @@ class ErasurePlan:
 
 def open_refold(config: Config, log: RowLog, people: Sequence[ErasureRequest], tokens: ModelTokens) -> CreditRefold:
     """The log's batches without these people, and without all whose words are erased."""
-    upto = max((each.upto for each in people), default=0)
+    upto: dict[tuple[str, str | None], int] = {}
+    for each in people:
+        upto[each.tenant, each.user] = max(each.upto, upto.get((each.tenant, each.user), 0))
     return CreditRefold(
         log,
         config.reward,
         taught_by(config),
-        erased_people([(each.tenant, each.user) for each in people], upto),
+        erased_people(upto),
         gold=gold_people(config.release.monitors),
         token_bytes=tokens.token_bytes,
         answer_ids=tokens.answer_ids,
@@ -217,14 +219,21 @@ class ErasureReplay:
     @property
     def pending(self) -> bool:
         """True if a replay was begun and has not ended, or is asked for."""
-        return (self.job is not None and self.job.phase == "replay") or bool(self._files.requests())
+        return (self.job is not None and self.job.phase == "replay") or bool(self._asked())
+
+    def _asked(self) -> list[ErasureRequest]:
+        """The requests that no replay has taken up, even if it was killed just then."""
+        taken = () if self.job is None else self.job.people
+        return [each for each in self._files.requests() if each not in taken]
 
     def knows_erased(self, live: PolicyVersion) -> bool:
-        """True if this version is from before the last erasure: training must not go back to it."""
-        return self.job is not None and self.job.version is not None and live.number < self.job.version[0]
+        """True if this version knew somebody whom the last erasure took out: training must not go back to it."""
+        job = self.job
+        return job is not None and job.version is not None and job.first <= live.number < job.version[0]
 
-    async def replay(self, say: Callable[[str], None], *, fresh: bool) -> bool:
+    async def replay(self, say: Callable[[str, bool], None], *, fresh: bool) -> bool:
         """Do what is pending; True if training goes on from another version now. `fresh`: the trainer has not loaded or learned anything.
+        `say` is told what is done, and whether that takes no longer than a step.
 
         Raises Conflict if the replay has to begin at the start of training, and the trainer is not fresh.
         """
@@ -236,14 +245,11 @@ class ErasureReplay:
         await self._adopt(job)
         return True
 
-    async def _begin(self, say: Callable[[str], None]) -> ErasureJob | None:
+    async def _begin(self, say: Callable[[str, bool], None]) -> ErasureJob | None:
         """Take up the requests; None if no step would differ without the people."""
-        people = self._files.requests()
-        if (
-            self.job is not None and self.job.phase == "release"
-        ):  # what it came to is not live yet: this replay takes its place
-            people = [*self.job.people, *people]
-        say("looking for what was learned from people who are forgotten")
+        # if what the last replay came to is not live yet, this one takes its place
+        people = [*(() if self.job is None else self.job.people), *self._asked()]
+        say("looking for what was learned from people who are forgotten", False)
         plan = await plan_erasure(self._run.config, self._run.log, self._run.home, people, self._tokens)
         if plan.first is None:
             logger.info(
@@ -292,12 +298,13 @@ class ErasureReplay:
                     found.append(json.loads(line))
         return found
 
-    async def _steps(self, job: ErasureJob, say: Callable[[str], None]) -> None:
+    async def _steps(self, job: ErasureJob, say: Callable[[str, bool], None]) -> None:
         trainer, every = self._parts.trainer, self._run.config.learn.checkpoint_every
         own = await OwnVersions.open(self._files.work / "versions", self._run, job)
         rows: list[ReplayedRow] = []
         refold = open_refold(self._run.config, self._run.log, job.people, self._tokens)
         stepper = self._stepper(own)
+        say(f"folding credits anew, up to step {trainer.step_count}", False)
         async for batch in refold.batches():
             step = batch.row.step
             if step > job.last:
@@ -309,7 +316,7 @@ class ErasureReplay:
                 await asyncio.to_thread(trainer.hold_nothing)
             else:
                 await self._check(batch.recorded, trainer.step_count)
-            say(f"step {step} of {job.last} again, without forgotten people")
+            say(f"step {step} of {job.last} again, without forgotten people", True)
             note = await self._step(stepper, own, await refold.samples(batch), batch)
             with self._files.steps(job.id).open("a") as file:
                 file.write(json.dumps(note) + "\n")

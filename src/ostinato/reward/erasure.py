@@ -11,7 +11,7 @@ taken out, the others' weights keep their ratios). A desk that never saw u would
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.core.errors import Corrupt, NoSignal, NotFound
@@ -31,17 +31,16 @@ Erased = Callable[[Cursor, Turn], bool]
 """Whether a turn, at its place in the log, is taken out."""
 
 
-def erased_people(people: Collection[tuple[str, str | None]], upto: Cursor) -> Erased:
-    """Takes out the turns of these people up to a place in the log, and all whose words are erased already. A person is a tenant and a
-    user; None for all of a tenant's.
+def erased_people(people: Mapping[tuple[str, str | None], Cursor]) -> Erased:
+    """Takes out the turns of these people, each up to a place in the log, and all whose words are erased already. A person is a tenant and
+    a user; None for all of a tenant's.
 
-    Example: ``erased_people([("acme", "ann")], log.newest())``
+    Example: ``erased_people({("acme", "ann"): log.newest()})``
     """
-    known = set(people)
 
     def erased(place: Cursor, turn: Turn) -> bool:
-        named = not known.isdisjoint({(turn.tenant, turn.user), (turn.tenant, None)})
-        return turn.redacted or (named and place <= upto)
+        upto = max(people.get((turn.tenant, turn.user), 0), people.get((turn.tenant, None), 0))
+        return turn.redacted or place <= upto
 
     return erased
 
@@ -72,7 +71,7 @@ class CreditRefold:
 
     Example::
 
-        refold = CreditRefold(log, config, taught, erased_people([("acme", "ann")], log.newest()))
+        refold = CreditRefold(log, config, taught, erased_people({("acme", "ann"): log.newest()}))
         async for batch in refold.batches():
             batch.row.turns, batch.row.credits
     """

@@ -63,7 +63,7 @@ def without(rows, gone):
 
 
 async def refolded(log, config, taught, gone):
-    refold = CreditRefold(log, config, taught, erased_people([("default", each) for each in gone], 1 << 40))
+    refold = CreditRefold(log, config, taught, erased_people({("default", each): 1 << 40 for each in gone}))
     return [batch async for batch in refold.batches()]
 
 
@@ -177,3 +177,12 @@ async def test_a_log_without_its_first_rows_is_refused(monkeypatch):
     monkeypatch.setattr(log, "horizon", horizon)
     with pytest.raises(NotFound, match="rows up to 12 were dropped"):
         await refolded(log, RewardConfig(), Taught(), [GONE])
+
+
+def test_somebody_who_comes_back_is_taken_out_only_up_to_their_request():
+    erased = erased_people({("default", "ann"): 10, ("acme", None): 5})
+    ann, redacted = a_turn("a:0", user="ann"), replace(a_turn("b:0", user="bob"), sampled_ids=())
+    assert (erased(10, ann), erased(11, ann)) == (True, False)
+    assert (erased(5, replace(ann, tenant="acme")), erased(6, replace(ann, tenant="acme"))) == (True, False)
+    assert erased(1 << 40, redacted)
+    assert not erased(1, a_turn("c:0", user="bob"))

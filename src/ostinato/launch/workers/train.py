@@ -135,21 +135,24 @@ class TrainWorker:
 
         If it cannot be done, that is the worker's trouble until it starts again, and training goes on as it would have.
         """
-        if self._unerased or not self._erasure.pending:
+        if self._unerased:
             return False
-        say, longest_s = self._pulse.begin, self._longest_s
-        await self._settle()
         try:
-            done = await self._erasure.replay(lambda what: say(what, longest_s), fresh=fresh)
+            if not self._erasure.pending:
+                return False
+            await self._settle()
+            return await self._erasure.replay(self._say, fresh=fresh)
         except (Corrupt, NotFound, Conflict, BadConfig) as error:
             self._unerased = f"the training is not repeated without forgotten people: {error}"
             logger.error("%s", self._unerased)
             if fresh and self.parts.trainer.step_count and not newest_step(self._run.home.checkpoints):
                 raise  # there is no state to go on from but what the replay has changed
-            done = False
-        if not done and not fresh:
+        if not fresh:
             await self.resume()
-        return done
+        return False
+
+    def _say(self, what: str, limited: bool) -> None:
+        self._pulse.begin(what, self._longest_s if limited else None)
 
     async def _present(self) -> PolicyVersion | None:
         """The stored version whose weights the trainer has at present, or None."""
