@@ -60,11 +60,11 @@ async def release(run: Run) -> None:
     await run.store.move_ref("live", before, newest.hash)
 
 
-async def trained_run(directory: Path) -> Config:
-    """Nine steps, with a release after every second, so that batches name versions which knew the person."""
+async def trained_run(directory: Path, steps: int = STEPS) -> Config:
+    """A run of so many steps, with a release after every second, so that batches name versions which knew the person."""
     tiny_model(directory / "model")
     made = config_at(directory / "a")
-    learn = {"checkpoint_every": 2, "keep_checkpoints": 20, "max_lead": 50}
+    learn = {"checkpoint_every": 2, "keep_checkpoints": 90, "max_lead": 50}
     config = made.model_copy(
         update={
             "record": load(None, ["record.encrypt='user'"]).record,
@@ -79,10 +79,10 @@ async def trained_run(directory: Path) -> Config:
         base = await run.follower.resolve("base")
         worker = worker_of(run, base)
         await worker.resume()
-        for step in range(1, STEPS + 1):
+        for step in range(1, steps + 1):
             for number in range(8 * (step - 1), 8 * step):
                 turn, signal = served(number, base)
-                user = GONE if turn.id in GONE_TURNS else f"u{number % 3}"
+                user = GONE if step >= FIRST and number % 4 == 3 else f"u{number % 3}"
                 opposite = {"accepted": "rejected", "rejected": "accepted"}[signal.name]
                 await run.log.append(
                     replace(turn, user=user), replace(signal, name=opposite) if user == GONE else signal
@@ -146,6 +146,8 @@ async def plainly(config: Config, *, credits_anew: bool, own_references: bool) -
                 release=release_, anchor=anchor, fetch=lambda policy, found=weights: found[policy.hash]
             )
             try:
+                if credits_anew and batch.refused:
+                    raise NoSignal(batch.refused)
                 trainer.step(made.samples, references)
             except NoSignal:
                 trainer.skip_step()
@@ -160,9 +162,14 @@ def recorded_without(recorded: Batch, row: Batch) -> Batch:
     return replace(row, credits=tuple(credits[turn] for turn in row.turns))
 
 
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def noted(config: Config) -> dict[int, str]:
+    """What the replay noted: step -> root."""
     (path,) = (config.run.directory / "erasure").glob("*.steps.jsonl")
-    return {line["step"]: line["root"] for line in map(json.loads, path.read_text().splitlines())}
+    return {line["step"]: line["root"] for line in lines_of(path)}
 
 
 async def test_the_replay_has_the_bits_of_a_training_on_the_log_without_the_person_at_every_step(config):
